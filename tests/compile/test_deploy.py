@@ -41,7 +41,11 @@ def given(task: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "where", [{"endpoint": ENDPOINT, "traffic_steps": (10, 50)}, {"display_name": "digits"}]
+    "where",
+    [
+        {"endpoint": ENDPOINT, "traffic_steps": (10, 50)},
+        pytest.param({"display_name": "digits"}, marks=pytest.mark.matrix),
+    ],
 )
 def test_a_model_is_deployed_before_it_is_the_champion(where: dict[str, Any]) -> None:
     deploy = Deploy(machine_type="n1-standard-2", **where)

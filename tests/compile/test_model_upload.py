@@ -21,7 +21,7 @@ def compiled(upload: ModelUpload | None, *, pools_at_run_time: bool = False) -> 
     )
 
 
-@pytest.mark.parametrize("pools_at_run_time", [False, True])
+@pytest.mark.parametrize("pools_at_run_time", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_a_blessed_model_is_the_champion_only_once_it_is_uploaded(pools_at_run_time):
     upload = ModelUpload(display_name="digits", serving_image_uri="s:1", parent_model=PARENT)
     text = compiled(upload, pools_at_run_time=pools_at_run_time)

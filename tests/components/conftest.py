@@ -14,6 +14,7 @@ import pytest
 from shardline.components.validate import golden
 from shardline.components.validate.golden import CleanProcess
 from shardline.trainer import progress
+from tests.helpers import programs
 from tests.helpers.exports import export_small_model
 from tests.helpers.jobs import eventually, marked
 
@@ -33,6 +34,12 @@ def no_orphans(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("TEST_MARK", mark)
     yield mark
     eventually(lambda: not marked(mark), 5)
+
+
+@pytest.fixture(scope="session")
+def forks() -> None:
+    """The process from which programs are forked: not one of a test whose own must end."""
+    programs.run([sys.executable, "-c", ""])
 
 
 @pytest.fixture

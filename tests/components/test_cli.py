@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.pipelines.cli import main as cli
 from tests.helpers.datasets import write_dataset
+from tests.helpers.preprocessing import run
 from tests.helpers.small_disk import small_disk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,8 +141,9 @@ def test_preprocess_passes_its_options_on(tmp_path):
 
 
 def test_preprocess_replaces_a_dataset_only_when_told_to(tmp_path):
-    assert invoke("preprocess", "digits", tmp_path / "out", "--shard-size", 1).exit_code == 0
-    again = ["preprocess", "digits", tmp_path / "out", "--seed", 1]
+    once = ["preprocess", "digits", tmp_path / "out", "--processes", 1]
+    assert invoke(*once, "--shard-size", 1).exit_code == 0
+    again = [*once, "--seed", 1]
 
     assert_refused(invoke(*again), "holds a dataset already")
     assert invoke(*again, "--overwrite").exit_code == 0
@@ -153,19 +156,24 @@ def test_every_setting_of_preprocessing_is_an_option():
     assert {field.name for field in dataclasses.fields(PreprocessSettings)} <= options
 
 
-def test_dataset_commands(tmp_path):
-    assert invoke("preprocess", "digits", tmp_path / "data").exit_code == 0
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    out = tmp_path_factory.mktemp("digits") / "data"
+    run("digits", out)
+    return out
 
-    assert "1,797 of 1,797 in the source" in invoke("dataset", "info", tmp_path / "data").stdout
-    assert "8 x 8 x 1" in invoke("dataset", "stats", tmp_path / "data").stdout
-    sizes = json.loads(invoke("dataset", "stats", tmp_path / "data", "--json").stdout)["image_sizes"]
+
+def test_dataset_commands(digits):
+    assert "1,797 of 1,797 in the source" in invoke("dataset", "info", digits).stdout
+    assert "8 x 8 x 1" in invoke("dataset", "stats", digits).stdout
+    sizes = json.loads(invoke("dataset", "stats", digits, "--json").stdout)["image_sizes"]
     assert sizes == [{"height": 8, "width": 8, "channels": 1, "images": 1797}]
-    sound = invoke("dataset", "verify", tmp_path / "data", "--processes", 1)
+    sound = invoke("dataset", "verify", digits, "--processes", 1)
     assert (sound.exit_code, sound.stdout.splitlines()[-1][:21]) == (0, "sound: 1,797 records ")
 
 
-def test_verify_exits_with_1_and_names_the_damage(tmp_path):
-    assert invoke("preprocess", "digits", tmp_path / "data").exit_code == 0
+def test_verify_exits_with_1_and_names_the_damage(digits, tmp_path):
+    shutil.copytree(digits, tmp_path / "data")
     shard = min((tmp_path / "data").glob("train-*"))
     shard.write_bytes(shard.read_bytes()[:-3])
 
@@ -223,7 +231,14 @@ def test_train_and_validate_are_faces_of_the_same_functions(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "kib"), [("compile", 8), ("train", 60), ("validate", 40), ("validate", 700), ("run", 4)]
+    ("command", "kib"),
+    [
+        pytest.param("compile", 8, marks=pytest.mark.matrix),
+        pytest.param("train", 60, marks=pytest.mark.matrix),
+        pytest.param("validate", 40, marks=pytest.mark.matrix),
+        ("validate", 700),
+        ("run", 4),
+    ],
 )
 def test_a_full_disk_is_one_line_and_may_be_tried_again(trained, tmp_path, command, kib):
     with small_disk(tmp_path / "small", kib) as disk:

@@ -121,9 +121,11 @@ def test_a_worker_that_ends_early_is_no_failure(tmp_path: Path) -> None:
     ("end", "words"),
     [
         ("raise ValueError('a bug')", "ended with exit code 1"),
-        ("sys.exit(3)", "ended with exit code 3"),
+        pytest.param("sys.exit(3)", "ended with exit code 3", marks=pytest.mark.matrix),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV", marks=pytest.mark.matrix
+        ),
     ],
 )
 def test_a_failure_ends_the_job_and_names_the_replica(tmp_path: Path, end: str, words: str) -> None:
@@ -209,10 +211,10 @@ def test_a_command_that_cannot_be_executed_is_not_tried_again(tmp_path: Path, ev
 
 def test_a_flood_of_lines_is_in_the_log_whole_and_on_the_screen_in_part(tmp_path: Path) -> None:
     shown: list[str] = []
-    program = "for number in range(400_000): print('line', number)"
+    program = "for number in range(200_000): print('line', number)"
     run_job(make_job(program, workers=0), tmp_path, show_line=lambda name, line: shown.append(line))
     lines = (tmp_path / "chief-0.log").read_text().splitlines()
-    assert lines == [f"line {number}" for number in range(400_000)]
+    assert lines == [f"line {number}" for number in range(200_000)]
     assert shown[:SHOWN_PER_S] == lines[:SHOWN_PER_S]
     assert len(shown) < len(lines) / 2
     assert f"lines more, which only {tmp_path / 'chief-0.log'} has" in shown[-1]
@@ -229,7 +231,7 @@ def test_a_flood_stalls_nobody_and_stays_out_of_memory(tmp_path: Path) -> None:
         if name == "worker-1":
             while True:
                 os.write(1, b"y" * 100_000)
-        while sum(path.stat().st_size for path in Path({str(tmp_path)!r}).glob("worker-*.log")) < 60_000_000:
+        while sum(path.stat().st_size for path in Path({str(tmp_path)!r}).glob("worker-*.log")) < 30_000_000:
             print("still here", flush=True)
             time.sleep(0.05)
     """
@@ -241,7 +243,7 @@ def test_a_flood_stalls_nobody_and_stays_out_of_memory(tmp_path: Path) -> None:
     )
     assert len(seen) > 3
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 64 * 1024  # KiB
+    assert grown < 24 * 1024  # KiB
 
 
 @pytest.mark.parametrize(("network", "ports"), [("host", 9), ("auto", 3)])

@@ -67,7 +67,12 @@ def _start_runner(tmp_path: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize(
     ("signum", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
+    [
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.matrix),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.matrix),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_no_replica_and_no_temporary_file_outlives_the_runner(
     tmp_path: Path, no_orphans: str, monkeypatch: pytest.MonkeyPatch, signum: int, code: int

@@ -45,7 +45,16 @@ CASES = {
 RECORDS = {"train": 30, "validation": 10, "test": 40}
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        "number",
+        pytest.param("numbers", marks=pytest.mark.matrix),
+        "multilabel",
+        "two",
+        pytest.param("listed", marks=pytest.mark.matrix),
+    ],
+)
 def case(request, tmp_path_factory):
     labels, model = CASES[request.param]
     directory = tmp_path_factory.mktemp("kinds")

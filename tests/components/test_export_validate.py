@@ -3,10 +3,12 @@
 A model here has weights set by hand: it scores how much brighter each band of the image is.
 """
 
+import contextlib
 import dataclasses
 import io
 import json
 import re
+import shutil
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,6 +24,7 @@ from sklearn import metrics
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
+from shardline.components.parameters import GateSettings
 from shardline.components.validate import golden, validation
 from shardline.components.validate.component import export_validate
 from shardline.components.validate.evaluate import MOST_MISTAKES, Examples, measure
@@ -99,7 +102,7 @@ def examples(dataset):
 def exported(manifest, tmp_path_factory):
     """An exported model that makes mistakes, and the model itself."""
     model, out = sometimes_wrong(), tmp_path_factory.mktemp("exported")
-    export_model(model, manifest, out)
+    export(model, manifest, out)
     return model, out
 
 
@@ -110,17 +113,23 @@ def events():
         yield seen
 
 
+#: What is loaded of an export, by its path: no test loads it again.
+LOADED = {}
+
+
+def export(model, manifest, out):
+    _, LOADED[out / model_store.SAVED_MODEL] = export_model(model, manifest, out)
+
+
 def evaluate(saved_model, dataset, **options):
-    return measure(saved_model, Examples(dataset, manifests.load(dataset)), **options).evaluation
+    given = {"loaded": LOADED.get(saved_model), "calls": 3} | options
+    return measure(saved_model, Examples(dataset, manifests.load(dataset)), **given).evaluation
 
 
-def test_the_export_is_asked_in_a_process_of_its_own(dataset, tmp_path, monkeypatch, events):
-    monkeypatch.setattr(golden, "start", golden.CleanProcess)
-    outcome = validation.validate(save(band_model(), tmp_path), dataset, tmp_path / "out", gate=Gate())
-
-    (rule,) = [rule for rule in outcome.blessing.rules if rule.name == "golden"]
-    assert rule.verdict == "passed"
-    assert rule.left <= 1e-6
+@pytest.fixture(scope="module")
+def evaluated(exported, dataset):
+    """The evaluation of the model that makes mistakes."""
+    return evaluate(exported[1] / model_store.SAVED_MODEL, dataset, batch_size=7)  # which does not divide 90
 
 
 def validate(model_file, dataset, out, *, gate):
@@ -139,7 +148,8 @@ def decoded(images, manifest):
 
 def serve(out: Path, images):
     exported = SimpleNamespace(labels=Export.read(out).labels, splits={"test": None})
-    served = ServedModel(out / model_store.SAVED_MODEL, exported).predict(tf.constant(images))
+    path = out / model_store.SAVED_MODEL
+    served = ServedModel(path, exported, LOADED.get(path)).predict(tf.constant(images))
     return SimpleNamespace(probabilities=served.said["label"], labels=served.classes["label"])
 
 
@@ -226,7 +236,7 @@ def test_layers_that_differ_in_training_are_served_as_in_inference(manifest, tmp
     model.get_layer("norm").set_weights([gamma, beta, beta + 0.3, gamma * 0.05])
     _, images, _ = examples
 
-    export_model(model, manifest, tmp_path)
+    export(model, manifest, tmp_path)
 
     expected = model.predict(decoded(images, manifest), verbose=0)
     np.testing.assert_allclose(serve(tmp_path, images).probabilities, expected, rtol=0, atol=1e-6)
@@ -236,7 +246,7 @@ def test_every_weight_is_stored_once_and_the_optimizer_not_at_all(manifest, tmp_
     model = band_model()
     model.optimizer.build(model.trainable_variables)
 
-    export_model(model, manifest, tmp_path)
+    export(model, manifest, tmp_path)
 
     stored = tf.train.list_variables(str(tmp_path / model_store.SAVED_MODEL / "variables" / "variables"))
     assert sum(int(np.prod(shape)) for _, shape in stored if shape) == model.count_params()
@@ -247,7 +257,7 @@ def test_logits_get_a_softmax(manifest, tmp_path, examples):
     model = band_model(activation=None, loss=loss)
     _, images, _ = examples
 
-    export_model(model, manifest, tmp_path)
+    export(model, manifest, tmp_path)
 
     logits = model.predict(decoded(images, manifest), verbose=0)
     np.testing.assert_allclose(serve(tmp_path, images).probabilities, tf.nn.softmax(logits), atol=1e-6)
@@ -283,7 +293,7 @@ def test_a_model_in_half_precision_is_served_in_single(manifest, tmp_path, examp
     half.compile("sgd", "sparse_categorical_crossentropy")
     half.layers[-1].set_weights(model.layers[-1].get_weights())
 
-    export_model(half, manifest, tmp_path)
+    export(half, manifest, tmp_path)
     _, images, labels = examples
     served = serve(tmp_path, images)
 
@@ -296,7 +306,7 @@ def test_a_subclassed_model_is_exported(manifest, tmp_path, examples):
     _, images, _ = examples
     expected = model(decoded(images, manifest), training=False)
 
-    export_model(model, manifest, tmp_path)
+    export(model, manifest, tmp_path)
 
     np.testing.assert_allclose(serve(tmp_path, images).probabilities, expected, atol=1e-6)
 
@@ -336,13 +346,10 @@ def test_a_model_that_does_not_fit_is_refused_and_nothing_written(make, message,
 # Evaluation
 
 
-def test_every_example_is_evaluated_once_and_the_figures_are_right(exported, dataset, manifest, examples):
-    model, out = exported
+def test_every_example_is_evaluated_once_and_the_figures_are_right(exported, evaluated, manifest, examples):
     _, images, labels = examples
-    probabilities = model.predict(decoded(images, manifest), verbose=0)
-    predicted = probabilities.argmax(axis=1)
-
-    found = evaluate(out / model_store.SAVED_MODEL, dataset, batch_size=7)  # 7 does not divide 90
+    probabilities = exported[0].predict(decoded(images, manifest), verbose=0)
+    predicted, found = probabilities.argmax(axis=1), evaluated
 
     right = int((predicted == labels).sum())
     assert 0 < right < TEST_RECORDS
@@ -365,15 +372,14 @@ def test_every_example_is_evaluated_once_and_the_figures_are_right(exported, dat
         assert score.examples == expected["support"]
 
 
-def test_the_worst_mistakes_are_those_the_model_was_surest_of(exported, dataset, manifest, examples):
-    model, out = exported
+def test_the_worst_mistakes_are_those_the_model_was_surest_of(exported, evaluated, manifest, examples):
     keys, images, labels = examples
-    probabilities = model.predict(decoded(images, manifest), verbose=0)
+    probabilities = exported[0].predict(decoded(images, manifest), verbose=0)
     predicted, surest = probabilities.argmax(axis=1), probabilities.max(axis=1)
     wrong = sorted(np.flatnonzero(predicted != labels), key=lambda i: -surest[i])
     assert len(wrong) > MOST_MISTAKES
 
-    found = evaluate(out / model_store.SAVED_MODEL, dataset, batch_size=16).mistakes
+    found = evaluated.mistakes
 
     assert [mistake.key for mistake in found] == [keys[i] for i in wrong[:MOST_MISTAKES]]
     first = found[0]
@@ -382,11 +388,18 @@ def test_the_worst_mistakes_are_those_the_model_was_surest_of(exported, dataset,
     assert first.probability == pytest.approx(surest[wrong[0]], abs=1e-6)
 
 
-@pytest.mark.parametrize(("encoding", "compression"), [("raw", ""), ("png", "gzip"), ("raw", "gzip")])
-def test_every_way_of_storing_is_evaluated_alike(encoding, compression, exported, dataset, tmp_path):
+@pytest.mark.parametrize(
+    ("encoding", "compression"),
+    [
+        pytest.param("raw", "", marks=pytest.mark.matrix),
+        pytest.param("png", "gzip", marks=pytest.mark.matrix),
+        ("raw", "gzip"),
+    ],
+)
+def test_every_way_of_storing_is_evaluated_alike(encoding, compression, exported, evaluated, tmp_path):
     stored = {"encoding": encoding, "compression": compression}
     write_dataset(tmp_path, shape=SHAPE, shards=4, records={"train": 12, "test": TEST_RECORDS}, **stored)
-    ours, plain = (evaluate(exported[1] / model_store.SAVED_MODEL, path) for path in (tmp_path, dataset))
+    ours, plain = evaluate(exported[1] / model_store.SAVED_MODEL, tmp_path), evaluated
 
     assert ours.confusion == plain.confusion
     assert ours.log_loss == pytest.approx(plain.log_loss)
@@ -394,10 +407,8 @@ def test_every_way_of_storing_is_evaluated_alike(encoding, compression, exported
     assert Image.open(io.BytesIO(ours.mistakes[0].image)).size == SHAPE[:2]
 
 
-def test_the_batch_size_changes_nothing(exported, dataset):
-    _, out = exported
-
-    small, large = (evaluate(out / model_store.SAVED_MODEL, dataset, batch_size=size) for size in (1, 64))
+def test_the_batch_size_changes_nothing(exported, evaluated, dataset):
+    small, large = evaluated, evaluate(exported[1] / model_store.SAVED_MODEL, dataset, batch_size=64)
 
     assert (small.accuracy, small.confusion) == (large.accuracy, large.confusion)
     assert small.log_loss == pytest.approx(large.log_loss, abs=1e-6)
@@ -472,7 +483,7 @@ def test_a_damaged_shard_is_refused(damage, message, exported, dataset, tmp_path
 
 def test_a_model_of_another_dataset_is_refused(manifest, dataset, tmp_path):
     wider = dataclasses.replace(manifest, labels=(class_label("abcde"),))
-    export_model(band_model(classes=5), wider, tmp_path)
+    export(band_model(classes=5), wider, tmp_path)
 
     with pytest.raises(ModelError, match="has 5 classes, the dataset has 3"):
         evaluate(tmp_path / model_store.SAVED_MODEL, dataset)
@@ -496,10 +507,43 @@ def test_what_is_no_exported_model_is_refused(dataset, tmp_path):
 # From a model file to a verdict
 
 
-def test_a_good_model_is_blessed(dataset, tmp_path, events):
-    model_file = save(band_model(), tmp_path / "model")
+HISTORY = 'epoch,loss,f1_score,val_loss,examples,seconds\n1,1.5,"[0, 1]",1.25,12,0.1\n2,0.5,,,12,0.1\n'
+SETTINGS = {"model": "mnist_cnn", "settings": {"hparams": {"width": 8}}, "versions": {"keras": "3.15.0"}}
 
-    blessing = validate(model_file, dataset, tmp_path / "out", gate=Gate().with_min_accuracy(0.95))
+
+@pytest.fixture(scope="module")
+def good(dataset, tmp_path_factory):
+    """A good model with its history and settings, validated as a program does: verdict, directory, events."""
+    seen, root = [], tmp_path_factory.mktemp("good")
+    model_file = save(band_model(), root / "model")
+    (root / "model/history.csv").write_text(HISTORY)
+    (root / "model/settings.json").write_text(json.dumps(SETTINGS))
+    with progress.sink(seen.append):
+        blessing = validate(model_file, dataset, root / "out", gate=Gate().with_min_accuracy(0.95))
+    return blessing, root, seen
+
+
+@pytest.fixture(scope="module")
+def weak(dataset, tmp_path_factory, clean_process):
+    """A weak model that the component has validated: what it returned, its artifacts, directory."""
+    root = tmp_path_factory.mktemp("weak")
+    save(sometimes_wrong(), root / "model")
+    given = artifacts(dataset, root / "model", root / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(golden, "start", lambda: contextlib.nullcontext(clean_process))
+        outcome = export_validate(**given, gate={"min_accuracy": 0.95})
+    return outcome, given, root
+
+
+def test_the_export_is_asked_in_a_process_of_its_own(good):
+    (rule,) = [rule for rule in good[0].rules if rule.name == "golden"]
+
+    assert rule.verdict == "passed"
+    assert rule.left <= 1e-6
+
+
+def test_a_good_model_is_blessed(good):
+    blessing, tmp_path, events = good
 
     assert blessing.blessed
     assert blessing.headline == "Compared with no champion, accuracy 1.0000: blessed"
@@ -514,8 +558,10 @@ def test_a_good_model_is_blessed(dataset, tmp_path, events):
         "profile.json",
         "report.html",
         "saved_model",
+        "settings.json",
     ]
     assert json.loads((tmp_path / "out/blessing.json").read_text())["blessed"] is True
+    assert (tmp_path / "out/model.keras").read_bytes() == (tmp_path / "model/model.keras").read_bytes()
     evaluation = json.loads((tmp_path / "out/evaluation.json").read_text())
     assert (evaluation["accuracy"], evaluation["examples"]) == (1.0, TEST_RECORDS)
     facts = {event.topic: (event.value, event.text) for event in events if event.kind == "fact"}
@@ -529,15 +575,14 @@ def test_a_good_model_is_blessed(dataset, tmp_path, events):
     assert [(e.done, e.total) for e in events if e.kind == "progress"][-1] == (TEST_RECORDS, TEST_RECORDS)
 
 
-def test_a_weak_model_is_not_blessed(dataset, tmp_path, events):
-    model_file = save(sometimes_wrong(), tmp_path / "model")
+def test_a_weak_model_is_not_blessed(weak):
+    exported = weak[2] / "out/exported"
+    accuracy = json.loads((exported / model_store.EVALUATION_FILE).read_text())["accuracy"]
+    blessing = json.loads((exported / model_store.BLESSING_FILE).read_text())
 
-    blessing = validate(model_file, dataset, tmp_path / "out", gate=Gate().with_min_accuracy(0.95))
-
-    accuracy = json.loads((tmp_path / "out/evaluation.json").read_text())["accuracy"]
-    assert not blessing.blessed
-    assert f"accuracy {accuracy:.4f} is not >= 0.95" in blessing.reason
-    assert f"✗ {blessing.headline}" in unescape((tmp_path / "out/report.html").read_text())
+    assert blessing["blessed"] is False
+    assert f"accuracy {accuracy:.4f} is not >= 0.95" in blessing["reason"]
+    assert f"✗ {blessing['headline']}" in unescape((exported / model_store.REPORT_FILE).read_text())
 
 
 def test_a_model_that_gives_nan_is_not_blessed(dataset, tmp_path, events):
@@ -551,18 +596,15 @@ def test_a_model_that_gives_nan_is_not_blessed(dataset, tmp_path, events):
     assert (evaluation["non_finite"], evaluation["log_loss"]) == (TEST_RECORDS, None)
     assert evaluation["mistakes"][0]["probability"] is None
     assert "probability not finite" in (tmp_path / "out/report.html").read_text()
+    # It agrees with itself, and its golden set is empty of numbers.
+    content = json.loads((tmp_path / "out" / model_store.EXPORT_FILE).read_text())
+    assert content["max_difference"] == 0.0
+    assert content["golden"]["predictions"][0]["probabilities"] == [None, None, None]
 
 
-def test_training_history_and_settings_reach_the_report(dataset, tmp_path, events):
-    model_file = save(band_model(), tmp_path / "model")
-    history = 'epoch,loss,f1_score,val_loss,examples,seconds\n1,1.5,"[0, 1]",1.25,12,0.1\n2,0.5,,,12,0.1\n'
-    (tmp_path / "model/history.csv").write_text(history)
-    settings = {"model": "mnist_cnn", "settings": {"hparams": {"width": 8}}, "versions": {"keras": "3.15.0"}}
-    (tmp_path / "model/settings.json").write_text(json.dumps(settings))
+def test_training_history_and_settings_reach_the_report(good):
+    page = (good[1] / "out/report.html").read_text()
 
-    validate(model_file, dataset, tmp_path / "out", gate=Gate().with_min_accuracy(0.5))
-
-    page = (tmp_path / "out/report.html").read_text()
     assert "loss per epoch: training from 1.5 to 0.5" in page
     assert "<title>Blessed: mnist_cnn</title>" in page
     assert re.search(r"settings\.hparams\.width</th><td>8<", page)
@@ -645,9 +687,9 @@ def test_an_output_directory_that_is_a_file_is_refused(dataset, tmp_path, events
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_a_verdict_never_outlives_the_model_it_was_reached_on(dataset, tmp_path, events):
-    model_file, out = save(band_model(), tmp_path / "model"), tmp_path / "out"
-    validate(model_file, dataset, out, gate=Gate().with_min_accuracy(0.9))
+def test_a_verdict_never_outlives_the_model_it_was_reached_on(weak, dataset, tmp_path, events):
+    model_file, out = weak[2] / "model/model.keras", tmp_path / "out"
+    shutil.copytree(weak[2] / "out/exported", out)
     broken = with_test_examples(dataset, tmp_path, [make_example("broken", b"no image", 0)])
 
     with pytest.raises(DatasetError):
@@ -657,11 +699,13 @@ def test_a_verdict_never_outlives_the_model_it_was_reached_on(dataset, tmp_path,
     assert not (out / model_store.EVALUATION_FILE).exists()
 
 
-def test_validating_again_gives_the_same_verdict_and_numbers(dataset, tmp_path, events):
-    model_file, out = save(sometimes_wrong(), tmp_path / "model"), tmp_path / "out"
+def test_validating_again_gives_the_same_verdict_and_numbers(weak, dataset, tmp_path, events):
+    first, again = weak[2] / "out/exported", tmp_path / "out"
+    shutil.copytree(first, again)
+    gate = GateSettings(min_accuracy=0.95).gate
+    validate(weak[2] / "model/model.keras", dataset, again, gate=gate)
     runs = []
-    for _ in range(2):
-        validate(model_file, dataset, out, gate=Gate().with_min_accuracy(0.9))
+    for out in (first, again):
         evaluation = json.loads((out / model_store.EVALUATION_FILE).read_text())
         for cost in [
             name for name in evaluation["metrics"] if re.search("latency|throughput|memory|size", name)
@@ -687,11 +731,8 @@ def artifacts(dataset, model_directory, out):
     }
 
 
-def test_the_component_fills_its_artifacts(dataset, tmp_path, events):
-    save(sometimes_wrong(), tmp_path / "model")
-    given = artifacts(dataset, tmp_path / "model", tmp_path / "out")
-
-    blessed, quality = export_validate(**given, gate={"min_accuracy": 0.95})
+def test_the_component_fills_its_artifacts(weak):
+    (blessed, quality), given, tmp_path = weak
 
     assert blessed is False
     accuracy = given["metrics"].metadata["accuracy"]

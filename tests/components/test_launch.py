@@ -10,7 +10,6 @@ import sys
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -28,6 +27,7 @@ from shardline.trainer.errors import (
     RunError,
     SettingsError,
 )
+from tests.helpers import programs
 from tests.helpers.jobs import eventually, marked
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
@@ -239,43 +239,46 @@ def test_nothing_outlives_the_command(here: Path, no_orphans: str, signum: int, 
     eventually(lambda: not marked(no_orphans))
 
 
-def _as_shardlines(body: str, **options: Any) -> None:
-    """Launches a program by what a replica runs before one that imports Shardline."""
-    shardline.launch(_write(body), replicas=1, strategy=True, logs="logs", **options)
+def _as_shardlines(body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program as `launch` has a replica run one that imports Shardline."""
+    command = [sys.executable, "-m", "shardline.trainer.program", _write(body), *arguments]
+    return programs.run(command, capture_output=True, text=True)
 
 
-def test_a_program_of_shardlines_is_run_as_python_runs_it(here: Path) -> None:
+def test_a_program_of_shardlines_is_run_as_python_runs_it(forks: None, here: Path) -> None:
     Path("neighbour.py").write_text("word = 'near'")
     body = """
         import neighbour
         print(json.dumps([sys.argv[1:], __name__, __file__, neighbour.word, sys.path[0]]))
     """
-    _as_shardlines(body, arguments=["-x"])
-    found = json.loads(Path("logs/chief-0.log").read_text())
+    found = json.loads(_as_shardlines(body, "-x").stdout)
     assert found == [["-x"], "__main__", str(here / "program.py"), "near", str(here)]
 
 
-def test_an_error_of_shardlines_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_shardlines_is_one_line(here: Path) -> None:
+    program = _write(
+        "from shardline.trainer.errors import SettingsError\nraise SettingsError('epochs must be 1, ...')"
+    )
     with pytest.raises(ProcessFailedError, match=r"^epochs must be 1, \.\.\.$") as caught:
-        _as_shardlines(
-            "from shardline.trainer.errors import SettingsError\nraise SettingsError('epochs must be 1, ...')"
-        )
+        shardline.launch(program, replicas=1, strategy=True, logs="logs")
     assert caught.value.exit_code == EXIT_BAD_INPUT
     assert Path("logs/chief-0.log").read_text() == "train: error: epochs must be 1, ...\n"
 
 
-def test_any_other_error_has_the_traceback_of_the_program(here: Path) -> None:
-    with pytest.raises(ProcessFailedError, match="chief-0 ended with exit code 1"):
-        _as_shardlines("def fail(): raise LookupError('mine')\nfail()")
-    lines = Path("logs/chief-0.log").read_text().splitlines()
+def test_any_other_error_has_the_traceback_of_the_program(forks: None, here: Path) -> None:
+    done = _as_shardlines("def fail(): raise LookupError('mine')\nfail()")
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
     files = [line.split('"')[1] for line in lines if line.startswith('  File "')]
     assert files == [str(here / "program.py")] * 2
     assert lines[-1] == "LookupError: mine"
 
 
-def test_a_program_of_shardlines_that_is_told_to_stop_asks_to_be_started_again(here: Path) -> None:
-    _as_shardlines("if start_number() == 1: os.kill(os.getpid(), 15); time.sleep(600)")
-    assert Path("marks/chief-0").read_text() == "xx"
+def test_a_program_of_shardlines_that_is_told_to_stop_asks_to_be_started_again(
+    forks: None, here: Path
+) -> None:
+    done = _as_shardlines("os.kill(os.getpid(), 15); time.sleep(600)")
+    assert done.returncode == EXIT_RESTART
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_the_component(tmp_path: Path) -> None:
     assert contents(tmp_path / "dataset") == contents(tmp_path / "command")
 
 
-@pytest.mark.parametrize("tasks", [1, 3, 100])
+@pytest.mark.parametrize("tasks", [1, 3, pytest.param(100, marks=pytest.mark.matrix)])
 def test_many_tasks_write_the_same_bytes(tmp_path: Path, tasks: int) -> None:
     images = write_images(tmp_path / "images", each=60)
     planned = dsl.Dataset(uri=str(tmp_path / "shared"))

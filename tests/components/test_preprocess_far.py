@@ -83,7 +83,13 @@ def test_a_dataset_in_a_bucket_is_the_same_and_each_thing_is_written_once(
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"key": "content"}, {"on_bad_record": "skip"}, {"shards": 0}, {"processes": 2}],
+    [
+        {},
+        pytest.param({"key": "content"}, marks=pytest.mark.matrix),
+        pytest.param({"on_bad_record": "skip"}, marks=pytest.mark.matrix),
+        pytest.param({"shards": 0}, marks=pytest.mark.matrix),
+        {"processes": 2},
+    ],
     ids=repr,
 )
 def test_photos_in_a_bucket_are_read_once(
@@ -139,7 +145,7 @@ def test_a_bucket_that_takes_nothing_is_one_line_of_whichever_process(
         write_shards(out, 0, 1)
 
 
-@pytest.mark.parametrize("machines", [1, 2])
+@pytest.mark.parametrize("machines", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_tasks_on_several_machines_write_a_dataset_together(
     bucket: Mount, photos: Path, near: Path, machines: int
 ) -> None:
@@ -257,6 +263,7 @@ def test_scratch_of_a_run_that_was_killed_is_removed_by_the_next_one(
     assert not list(tmp_path.glob("shardline-*"))
 
 
+@pytest.mark.matrix
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
     photos: Path, near: Path, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ def write(path: Path, visits: int = 7, patients: int = PATIENTS, broken: int = -
 
 def made(tmp_path: Path, name: str, **settings: object) -> Path:
     source = write(tmp_path / f"{name}.csv")
-    preprocess(PreprocessSettings(source=source, **settings), tmp_path / name)  # type: ignore[arg-type]
+    preprocess(PreprocessSettings(source=source, processes=1, **settings), tmp_path / name)  # type: ignore[arg-type]
     return tmp_path / name
 
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_grouped_is_refused(
 ) -> None:
     source = write(tmp_path / "table.csv", **written)
     with pytest.raises(SourceError, match=message):
-        preprocess(PreprocessSettings(source=source, **settings), tmp_path / "out")  # type: ignore[arg-type]
+        preprocess(PreprocessSettings(source=source, processes=1, **settings), tmp_path / "out")  # type: ignore[arg-type]
 
 
 def timed(path: Path, **more: list[str]) -> str:
@@ -122,7 +122,7 @@ def timed(path: Path, **more: list[str]) -> str:
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_training_comes_before_validation_and_test(tmp_path: Path, suffix: str) -> None:
     source = timed(tmp_path / f"table.{suffix}")
-    settings = PreprocessSettings(source=source, split_by_time="day", split_gap="5d")
+    settings = PreprocessSettings(source=source, processes=1, split_by_time="day", split_gap="5d")
     manifest = preprocess(settings, tmp_path / "out")
     assert [feature.name for feature in manifest.columns] == ["x", "split_time_us"]
     assert (manifest.moment, list(manifest.inputs)) == ("split_time_us", ["x"])
@@ -148,7 +148,7 @@ def test_a_split_by_time_of_sorted_classes_is_said_to_judge_nothing(
     sorted_by_class = sorted("abcd"[number % 4] for number in range(1000))
     days = sorted(datetime.date(2026, 1, 1) + datetime.timedelta(number % 200) for number in range(1000))
     source = timed(tmp_path / "table.csv", label=sorted_by_class, day=days)
-    preprocess(PreprocessSettings(source=source, split_by_time="day"), tmp_path / "out")
+    preprocess(PreprocessSettings(source=source, processes=1, split_by_time="day"), tmp_path / "out")
     assert "warning: the test split has no class but 'd' that training has" in capsys.readouterr().out
 
 
@@ -164,7 +164,7 @@ def test_verify_names_what_is_not_before_the_next_split(tmp_path: Path) -> None:
 
     out = tmp_path / "out"
     source = timed(tmp_path / "table.csv", key=[f"row {number}" for number in range(1000)])
-    preprocess(PreprocessSettings(source=source, split_by_time="day", split_gap="2d"), out)
+    preprocess(PreprocessSettings(source=source, processes=1, split_by_time="day", split_gap="2d"), out)
     as_it_is = {name: name for name in ("train", "validation", "test")}
     assert not damages(out, as_it_is)
     (damage,) = damages(out, as_it_is | {"validation": "test", "test": "validation"})
@@ -180,4 +180,4 @@ def test_a_feature_of_the_name_of_the_times_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         SourceError, match="has a feature 'split_time_us', as which the times of 'day' are stored"
     ):
-        preprocess(PreprocessSettings(source=source, split_by_time="day"), tmp_path / "out")
+        preprocess(PreprocessSettings(source=source, processes=1, split_by_time="day"), tmp_path / "out")

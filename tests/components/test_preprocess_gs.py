@@ -61,7 +61,14 @@ def same(out: Path, near: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"key": "content"}, {"on_bad_record": "skip"}, {"shards": 0}], ids=repr
+    "settings",
+    [
+        {},
+        pytest.param({"key": "content"}, marks=pytest.mark.matrix),
+        {"on_bad_record": "skip"},
+        pytest.param({"shards": 0}, marks=pytest.mark.matrix),
+    ],
+    ids=repr,
 )
 def test_a_bucket_that_fails_now_and_then_costs_time_and_nothing_else(
     bucket: Bucket, photos: Path, tmp_path: Path, events: list[progress.Event], settings: dict[str, Any]
@@ -82,7 +89,15 @@ def test_a_bucket_that_fails_now_and_then_costs_time_and_nothing_else(
     assert int(repeated.split()[0]) >= 10
 
 
-@pytest.mark.parametrize("fault", ["429", "503", "reset", "cut"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("429", marks=pytest.mark.matrix),
+        "503",
+        "reset",
+        pytest.param("cut", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_bucket_that_stops_to_answer_is_one_line(bucket: Bucket, tmp_path: Path, fault: str) -> None:
     """No photo is left out for that."""
     bucket.fate = lambda number: fault if number > 10 else ""

@@ -155,8 +155,15 @@ def measure_framed(page, width, directory, *options):
     return json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", content, re.DOTALL)[1]))
 
 
-@pytest.mark.parametrize("width", [390, 1200])
-@pytest.mark.parametrize("options", [(), (DARK,)], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "options"),
+    [
+        pytest.param(390, (), id="light-390"),
+        pytest.param(1200, (), id="light-1200", marks=pytest.mark.matrix),
+        pytest.param(390, (DARK,), id="dark-390", marks=pytest.mark.matrix),
+        pytest.param(1200, (DARK,), id="dark-1200"),
+    ],
+)
 def test_framed_it_fits_a_phone_and_a_desk_in_light_and_dark(width, options, report, tmp_path):
     found = measure_framed(report, width, tmp_path, *options)
 
@@ -166,9 +173,12 @@ def test_framed_it_fits_a_phone_and_a_desk_in_light_and_dark(width, options, rep
     assert (brightness(found["back"]) < brightness(found["ink"])) == bool(options)
 
 
-@pytest.mark.parametrize("options", [(), (DARK,)], ids=["light", "dark"])
 @pytest.mark.parametrize(
-    ("kind", "plots"), [("regression", 4), ("numbers", 6), ("multilabel", 3), ("two", 8)]
+    "options", [pytest.param((), id="light"), pytest.param((DARK,), id="dark", marks=pytest.mark.matrix)]
+)
+@pytest.mark.parametrize(
+    ("kind", "plots"),
+    [pytest.param("regression", 4, marks=pytest.mark.matrix), ("numbers", 6), ("multilabel", 3), ("two", 8)],
 )
 def test_reports_of_every_kind_of_label_are_drawn_in_light_and_dark(kind, plots, options, tmp_path):
     labels = LABELLED[kind]

@@ -105,8 +105,15 @@ def test_columns_and_row_filter_are_pushed_down(fake: FakeBigQuery) -> None:
     assert {details[3] for details in asked} == {"items > 6"}
 
 
-@pytest.mark.parametrize("streams", [1, 4])
-@pytest.mark.parametrize("features", [{"key": "id"}, {}], ids=["key", "no key"])
+@pytest.mark.parametrize(
+    ("streams", "features"),
+    [
+        pytest.param(1, {"key": "id"}, id="key-1"),
+        pytest.param(4, {"key": "id"}, id="key-4", marks=pytest.mark.matrix),
+        pytest.param(1, {}, id="no key-1", marks=pytest.mark.matrix),
+        pytest.param(4, {}, id="no key-4"),
+    ],
+)
 def test_the_same_bytes_from_any_number_of_streams(
     fake: FakeBigQuery, tmp_path: Path, streams: int, features: dict[str, str]
 ) -> None:

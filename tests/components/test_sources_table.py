@@ -112,15 +112,16 @@ def test_only_the_features_that_are_asked_for(tmp_path: Path) -> None:
 def test_a_type_is_found_however_late(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole numbers for many blocks, and then a float."""
     monkeypatch.setattr(columns, "_JSON_ROWS", 100)
-    rows = [{"label": "a", "x": i} for i in range(200_000)] + [{"label": "b", "x": 0.5}]
+    many = 200_000 if suffix == "csv" else 2_000  # Arrow reads a megabyte of CSV at a time
+    rows = [{"label": "a", "x": i} for i in range(many)] + [{"label": "b", "x": 0.5}]
     if suffix == "parquet":
         rows = [row | {"x": float(row["x"])} for row in rows]
     source = opened(write(tmp_path / f"table.{suffix}", rows))
     assert source.features == (Feature("x", "float32"),)  # type: ignore[attr-defined]
     examples = read(source)
-    assert len(examples) == 200_001
+    assert len(examples) == many + 1
     assert {type(example.features["x"]) for example in examples} == {float}
-    assert examples[-1].key == "row 200001"
+    assert examples[-1].key == f"row {many + 1}"
     assert examples[-1].features["x"] == 0.5
 
 

@@ -156,6 +156,7 @@ def test_datasets_that_cannot_be_read(name: str, message: str) -> None:
         opened(name, data_dir=str(real_data() / "tfds"))
 
 
+@pytest.mark.matrix
 def test_the_bytes_of_mnist_are_those_that_tfds_wrote() -> None:
     """The same images, once through TFDS and once as records of its files."""
     directory = real_data() / "tfds"

@@ -7,6 +7,8 @@ trained on they are always right, on the others, which are noise, as often as no
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,10 +81,20 @@ def learn_by_heart(dataset: Path, out: Path) -> Path:
     return out / "model.keras"
 
 
-def make_dataset(out: Path, source: str = "Noise", **settings: Any) -> Examples:
-    """Returns the test examples of a dataset of noise."""
-    given = {"split": {"train": 0.5, "test": 0.5}, "shards": 2} | settings
-    return Examples(out, run(f"{__name__}:{source}", out, **given))
+@pytest.fixture(scope="module")
+def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Examples]:
+    """Returns the test examples of a dataset of noise, which is made once: no test writes into it."""
+    made: dict[str, Examples] = {}
+
+    def make(source: str = "Noise", **settings: Any) -> Examples:
+        given = {"split": {"train": 0.5, "test": 0.5}, "shards": 2} | settings
+        name = json.dumps([source, given], sort_keys=True)
+        if name not in made:
+            out = tmp_path_factory.mktemp("noise") / "data"
+            made[name] = Examples(out, run(f"{__name__}:{source}", out, **given))
+        return made[name]
+
+    return make
 
 
 def publish(examples: Examples, out: Path, **data: Any) -> Path:
@@ -108,8 +120,8 @@ def keys_of(examples: Examples, split: str) -> list[bytes]:
         pytest.param({}, {"source": "Even"}, id="splits of the source's own"),
     ],
 )
-def test_examples_that_another_model_was_trained_on_are_found(first, second, tmp_path):
-    earlier, later = make_dataset(tmp_path / "1", **first), make_dataset(tmp_path / "2", **second)
+def test_examples_that_another_model_was_trained_on_are_found(first, second, make_dataset, tmp_path):
+    earlier, later = make_dataset(**first), make_dataset(**second)
 
     found = find_trained_on(publish(earlier, tmp_path / "champion"), later)
 
@@ -119,8 +131,8 @@ def test_examples_that_another_model_was_trained_on_are_found(first, second, tmp
     assert 50 < found.sum() < len(found) - 50
 
 
-def test_with_the_same_salt_there_are_none_whatever_the_seed(tmp_path):
-    earlier, later = make_dataset(tmp_path / "1"), make_dataset(tmp_path / "2", seed=7, shards=3)
+def test_with_the_same_salt_there_are_none_whatever_the_seed(make_dataset, tmp_path):
+    earlier, later = make_dataset(), make_dataset(seed=7, shards=3)
 
     found = find_trained_on(publish(earlier, tmp_path / "champion"), later)
 
@@ -129,26 +141,22 @@ def test_with_the_same_salt_there_are_none_whatever_the_seed(tmp_path):
     assert not found.any()
 
 
-def test_the_record_says_how_the_training_split_came_about(tmp_path):
-    data = Export.read(
-        publish(make_dataset(tmp_path / "1", split_salt=5, seed=2), tmp_path / "champion")
-    ).training_data
-    again = Export.read(
-        publish(make_dataset(tmp_path / "2", split_salt=5, shards=4), tmp_path / "again")
-    ).training_data
+def test_the_record_says_how_the_training_split_came_about(make_dataset, tmp_path):
+    data = Export.read(publish(make_dataset(split_salt=5, seed=2), tmp_path / "champion")).training_data
+    again = Export.read(publish(make_dataset(split_salt=5, shards=4), tmp_path / "again")).training_data
 
     assert data == again  # neither seed nor shards are in it
     assert data is not None
     assert (data.salt, data.key, data.shares) == (5, "path", {"train": 0.5, "test": 0.5})
 
 
-def test_a_model_that_is_validated_on_another_dataset_than_it_was_trained_on(tmp_path):
-    trained, later = make_dataset(tmp_path / "1"), make_dataset(tmp_path / "2", split_salt=1)
-    model = learn_by_heart(tmp_path / "1", tmp_path / "model")
+def test_a_model_that_is_validated_on_another_dataset_than_it_was_trained_on(make_dataset, tmp_path):
+    trained, later = make_dataset(), make_dataset(split_salt=1)
+    model = learn_by_heart(trained.directory, tmp_path / "model")
     known = {"fingerprint": trained.manifest.fingerprint, "head": "probabilities"}
     (tmp_path / "model" / "settings.json").write_text(json.dumps({"model": "mnist_cnn", **known}))
 
-    done = validation.validate(model, tmp_path / "2", tmp_path / "out", gate=Gate(()))
+    done = validation.validate(model, later.directory, tmp_path / "out", gate=Gate(()))
 
     assert done.blessing.warnings[0] == (
         f"The model was trained on another dataset (fingerprint {trained.manifest.fingerprint}): whether it "
@@ -161,8 +169,8 @@ def test_a_model_that_is_validated_on_another_dataset_than_it_was_trained_on(tmp
     assert describe_overlap(find_trained_on(tmp_path / "out", trained)) == ""
 
 
-def test_too_few_that_the_champion_has_not_seen_are_no_comparison(tmp_path):
-    earlier, later = make_dataset(tmp_path / "1", "Even"), make_dataset(tmp_path / "2", "Odd")
+def test_too_few_that_the_champion_has_not_seen_are_no_comparison(make_dataset, tmp_path):
+    earlier, later = make_dataset("Even"), make_dataset("Odd")
 
     with pytest.raises(
         ModelError, match="was trained on 300 of the 300 test examples, and the other 0 are too"
@@ -170,8 +178,8 @@ def test_too_few_that_the_champion_has_not_seen_are_no_comparison(tmp_path):
         find_trained_on(publish(earlier, tmp_path / "champion"), later)
 
 
-def test_what_was_published_by_an_earlier_release_is_not_known(tmp_path):
-    earlier, later = make_dataset(tmp_path / "1"), make_dataset(tmp_path / "2", split_salt=1)
+def test_what_was_published_by_an_earlier_release_is_not_known(make_dataset, tmp_path):
+    earlier, later = make_dataset(), make_dataset(split_salt=1)
     champion = publish(earlier, tmp_path / "champion")
     Export(fingerprint=earlier.manifest.fingerprint).write(champion)
 
@@ -180,14 +188,14 @@ def test_what_was_published_by_an_earlier_release_is_not_known(tmp_path):
     assert describe_overlap(find_trained_on(champion, earlier)) == ""
 
 
-def test_keys_of_names_and_of_contents_are_not_compared(tmp_path):
-    earlier, later = make_dataset(tmp_path / "1"), make_dataset(tmp_path / "2", key="content")
+def test_keys_of_names_and_of_contents_are_not_compared(make_dataset, tmp_path):
+    earlier, later = make_dataset(), make_dataset(key="content")
 
     assert find_trained_on(publish(earlier, tmp_path / "champion"), later) is None
 
 
-def test_a_dataset_of_an_earlier_release_says_its_salt(tmp_path):
-    examples = make_dataset(tmp_path / "1")
+def test_a_dataset_of_an_earlier_release_says_its_salt(make_dataset, tmp_path):
+    examples = make_dataset()
     settings = {"seed": 4, "key": "path"}
     manifest = replace(examples.manifest, keys=None, settings=settings)
 
@@ -219,20 +227,21 @@ def test_numbers_of_rows_are_no_keys(key, tmp_path):
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-8])])
-def test_damaged_keys_are_refused(damage, tmp_path):
-    examples = make_dataset(tmp_path / "1")
+def test_damaged_keys_are_refused(damage, make_dataset, tmp_path):
+    examples = make_dataset()
     champion = publish(examples, tmp_path / "champion")
     damage(champion / KEYS_FILE)
-    damage(tmp_path / "1" / "examples.keys")
+    damaged = replace(examples, directory=shutil.copytree(examples.directory, tmp_path / "damaged"))
+    damage(damaged.directory / "examples.keys")
 
     with pytest.raises(DatasetError, match=r"examples\.keys"):
-        find_trained_on(champion, examples)
+        find_trained_on(champion, damaged)
     with pytest.raises(ModelError, match=r"training\.keys"):
-        find_trained_on(champion, make_dataset(tmp_path / "2", split_salt=1))
+        find_trained_on(champion, make_dataset(split_salt=1))
 
 
-def test_what_a_training_started_from_counts_as_its_training(tmp_path):
-    first, second = make_dataset(tmp_path / "1"), make_dataset(tmp_path / "2", split_salt=1)
+def test_what_a_training_started_from_counts_as_its_training(make_dataset, tmp_path):
+    first, second = make_dataset(), make_dataset(split_salt=1)
     start = publish(first, tmp_path / "start")
 
     champion = publish(second, tmp_path / "champion", start=str(start / "model.keras"))
@@ -262,11 +271,11 @@ def test_what_a_training_started_from_counts_as_its_training(tmp_path):
         pytest.param("{tmp}/content", id="known by content"),
     ],
 )
-def test_what_an_unknown_start_was_trained_on_is_not_known(start, tmp_path):
-    examples = make_dataset(tmp_path / "1")
+def test_what_an_unknown_start_was_trained_on_is_not_known(start, make_dataset, tmp_path):
+    examples = make_dataset()
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.keras").write_bytes(b"")
-    publish(make_dataset(tmp_path / "2", key="content"), tmp_path / "content")
+    publish(make_dataset(key="content"), tmp_path / "content")
     start = start.format(tmp=tmp_path)
 
     keys = TrainingKeys.of(examples.directory, examples.manifest, start=start)
@@ -286,14 +295,14 @@ def test_what_an_unknown_start_was_trained_on_is_not_known(start, tmp_path):
     )
 
 
-def test_a_champion_that_knows_its_training_by_heart_is_compared_on_the_others(tmp_path):
+def test_a_champion_that_knows_its_training_by_heart_is_compared_on_the_others(make_dataset, tmp_path):
     shelf, warnings = tmp_path / "champions", []
     shelf.mkdir()
     for name, salt in (("first", 0), ("second", 1)):
-        make_dataset(tmp_path / name, split_salt=salt)
-        model = learn_by_heart(tmp_path / name, tmp_path / f"{name}-model")
+        dataset = make_dataset(split_salt=salt).directory
+        model = learn_by_heart(dataset, tmp_path / f"{name}-model")
         out = tmp_path / f"{name}-out"
-        done = validation.validate(model, tmp_path / name, out, gate=Gate(()), champion_uri=str(shelf))
+        done = validation.validate(model, dataset, out, gate=Gate(()), champion_uri=str(shelf))
         publish_model(out, shelf, quality="accuracy 0.5000")
         warnings.append(done.blessing.warnings)
 

@@ -13,9 +13,10 @@ import pytest
 from shardline.components.tune.best_trial import best_of, finish, read_job, table, trials_of
 from shardline.pipelines.local.tuning import Search
 from shardline.trainer.errors import PlatformError, RunError
+from tests.helpers import programs
 from tests.helpers.jobs import PRELUDE
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("no_orphans")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("forks", "no_orphans")]
 
 _TRIAL = (
     PRELUDE
@@ -62,19 +63,8 @@ def payload(
 def launch(text: str, directory: Path) -> tuple[subprocess.CompletedProcess[str], str]:
     resources = directory / "task" / "gcp_resources"
     where = ("--executor_input", "{}", "--gcp_resources", str(resources))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "shardline.pipelines.local.stand_ins",
-            "HyperparameterTuningJob",
-            "--payload",
-            text,
-            *where,
-        ],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "shardline.pipelines.local.stand_ins", "HyperparameterTuningJob"]
+    done = programs.run([*command, "--payload", text, *where], capture_output=True, text=True)
     return done, resources.read_text() if resources.is_file() else ""
 
 
@@ -108,9 +98,9 @@ if task["trial"] == "2":
     assert best.step == 10
     assert [len(item["measurements"]) for item in job["trials"]] == [2, 2, 2]
 
-    again, resources = launch(payload(_TRIAL + program, tmp_path, replicas=2), tmp_path / "again")
+    again, resources = launch(payload(_TRIAL + program, tmp_path, trials=2), tmp_path / "again")
     assert [trial.parameters for trial in trials_of(read_job(resources))] == [
-        trial.parameters for trial in trials
+        trial.parameters for trial in trials[:2]
     ], again.stdout
 
 

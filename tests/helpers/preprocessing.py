@@ -51,6 +51,8 @@ def write_part(out: Path, every: int = 2) -> int:
 
 
 def run(source: str, out: Path, *, overwrite: bool = False, **settings: Any) -> Manifest:
+    """Preprocesses in this process alone, where nothing is said of processes: a second starts for 0.3 s."""
+    settings = {"processes": 1} | settings
     return preprocess(PreprocessSettings(source=source, **settings), out, overwrite=overwrite)
 
 
@@ -61,12 +63,14 @@ def read(out: Path, split: str) -> list[dict[str, Any]]:
         "key": tf.io.FixedLenFeature([], tf.string),
         "label": tf.io.FixedLenFeature([], tf.int64),
     }
-    manifest = manifests.load(out)
-    return [
-        {name: value.numpy() for name, value in tf.io.parse_single_example(record, specification).items()}
-        for shard in manifest.splits[split].shards
-        for record in tf.data.TFRecordDataset(str(out / shard.file), manifest.compression.upper())
-    ]
+    manifest, found = manifests.load(out), []
+    for shard in manifest.splits[split].shards:
+        records = tf.data.TFRecordDataset(str(out / shard.file), manifest.compression.upper())
+        serialized = list(records.as_numpy_iterator())
+        columns = tf.io.parse_example(tf.constant(serialized, tf.string), specification)
+        rows = zip(*(column.numpy().tolist() for column in columns.values()), strict=True)
+        found += [dict(zip(columns, row, strict=True)) for row in rows]
+    return found
 
 
 def read_all(out: Path) -> list[dict[str, Any]]:

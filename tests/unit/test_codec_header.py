@@ -15,6 +15,8 @@ from shardline.components.preprocess.images.header import Header, read_header
 from shardline.trainer.data.decode import read_orientation, turn_upright
 from tests.helpers.images import encoded, opened, scene, turned
 
+#: The operations as a graph, as training and serving have them.
+find_orientation = tf.function(read_orientation, input_signature=[tf.TensorSpec([], tf.string)])
 PHOTOS = Path(os.environ.get("SHARDLINE_TEST_DATA", "")) / "photos"
 
 
@@ -77,7 +79,7 @@ def test_tensorflow_s_own_operations_find_and_apply_it(orientation: int, order: 
     data = encoded(scene(), form, exif=exif, quality=95)
     assert (b"MM\0*" in data) == (order == "big")
     expected = orientation if 1 <= orientation <= 8 else 1
-    assert int(read_orientation(data)) == expected
+    assert int(find_orientation(data)) == expected
     pixels = np.asarray(opened(data))
     upright = turn_upright(tf.constant(pixels), tf.constant(expected)).numpy()
     assert np.array_equal(upright, np.asarray(ImageOps.exif_transpose(opened(data))))
@@ -114,7 +116,7 @@ def test_training_and_serving_find_the_same_orientation_in_odd_places(before: by
     data = plain[:end] + before + plain[end:]
     header = read_header(data)
     assert header is not None
-    assert (header.orientation, int(read_orientation(data))) == (expected, expected)
+    assert (header.orientation, int(find_orientation(data))) == (expected, expected)
 
 
 def test_no_broken_file_is_too_broken() -> None:
@@ -128,9 +130,9 @@ def test_no_broken_file_is_too_broken() -> None:
             damaged[rng.integers(3, 200)] = rng.integers(256)
             header = read_header(bytes(damaged))
             assert header is None or 1 <= header.orientation <= 8
-            assert 1 <= int(read_orientation(bytes(damaged))) <= 8
+            assert 1 <= int(find_orientation(bytes(damaged))) <= 8
     for data in (b"", b"\xff\xd8", b"\xff\xd8\xff\xe1\0\x08Exif\0\0", b"\xff\xd8\xff\xe0\0\0" * 9):
-        assert int(read_orientation(data)) == 1
+        assert int(find_orientation(data)) == int(read_orientation(data)) == 1
 
 
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="SHARDLINE_TEST_DATA has no photos")
@@ -143,4 +145,4 @@ def test_real_photos() -> None:
             assert (header.width, header.height) == image.size
             assert header.orientation == image.getexif().get(0x0112, 1)
             assert header.whole
-            assert int(read_orientation(data)) == header.orientation
+            assert int(find_orientation(data)) == header.orientation

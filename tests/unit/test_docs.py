@@ -192,6 +192,7 @@ def test_settings_that_are_shown_can_be_read(tmp_path: Path) -> None:
         load(path)
 
 
+@pytest.mark.matrix
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("myst_parser")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(tmp_path / "cache")]

@@ -31,6 +31,12 @@ echo "docker says something"
 exit "${DOCKER_STATUS:-0}"
 """
 
+#: Writes an empty wheel at once where pip builds one of Shardline.
+PIP = """
+import pathlib, sys
+pathlib.Path(sys.argv[sys.argv.index("--wheel-dir") + 1], "shardline-0-py3-none-any.whl").touch()
+"""
+
 
 class Clone:
     """A clone with settings, and a PATH on which git and the fake docker are all there is."""
@@ -38,6 +44,7 @@ class Clone:
     def __init__(self, directory: Path) -> None:
         self.root = directory / "clone"
         self.bin = directory / "bin"
+        self.fakes = directory / "fakes"
         self.calls = directory / "calls"
         self.has = directory / "has.json"
         (self.root / "leafnet").mkdir(parents=True)
@@ -47,6 +54,8 @@ class Clone:
             '[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
         )
         self.bin.mkdir()
+        self.fakes.mkdir()
+        (self.fakes / "pip.py").write_text(PIP)
         for tool in ("git", "cat", "cp"):
             found = subprocess.run(["which", tool], capture_output=True, text=True, check=True).stdout.strip()
             (self.bin / tool).symlink_to(found)
@@ -105,7 +114,7 @@ class Clone:
             text=True,
             env={
                 "PATH": str(self.bin),
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": f"{self.fakes}{os.pathsep}{ROOT}",
                 "DOCKER_CALLS": str(self.calls),
                 "DOCKER_HAS": str(self.has),
                 "DOCKER_STATUS": str(status),
@@ -120,6 +129,7 @@ def clone(tmp_path: Path) -> Clone:
 
 def test_an_image_is_built_of_shardline_and_the_users_package(clone: Clone) -> None:
     clone.install()
+    (clone.fakes / "pip.py").unlink()
     done = clone.run("build", "--tag", "1", "--tag", "latest")
 
     assert done.returncode == 0, done.stderr
