@@ -42,6 +42,14 @@ CASES = [
 TOLERANCES = {"half": 1e-3, "uneven_half": 1e-3}
 
 
+def selected(request):
+    """Returns the cases of the tests of the file that are run."""
+    parameters = [
+        getattr(item, "callspec", None) for item in request.session.items if item.path == request.path
+    ]
+    return sorted({one.params["case"] for one in parameters if one and "case" in one.params})
+
+
 def read(path):
     """Returns the results that a process of exchange_cases has written, by case."""
     return json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""`python -m tests.helpers.exchange_cases STRATEGY DIRECTORY`: trains tiny models, one after another.
+"""`python -m tests.helpers.exchange_cases STRATEGY DIRECTORY CASE ...`: trains tiny models, one by one.
 
 STRATEGY is one, mirrored (two logical CPUs), or tcp or ring, the communication of workers (TF_CONFIG). Every
 run sees the same global batches;
@@ -291,7 +291,7 @@ def local_values(replicas_of, variables):
     return [[part.numpy().tolist() for part in replica] for replica in zip(*values, strict=True)]
 
 
-def main(kind, directory):
+def main(kind, directory, *cases):
     cluster = read_cluster(os.environ)
     settings = TrainSettings(
         dataset="-",
@@ -303,8 +303,10 @@ def main(kind, directory):
     collectives = Collectives(replicas_of)
     summation = make_summation(settings, replicas_of, cluster)
     assert isinstance(summation, RingSummation) == (kind == "tcp")
-    results = {case: train(case, replicas_of, summation) for case in MODELS}
-    results["stretch"] = stretch(replicas_of, summation)
+    results = {
+        case: stretch(replicas_of, summation) if case == "stretch" else train(case, replicas_of, summation)
+        for case in cases
+    }
     if replicas_of.num_replicas_in_sync > 1:
         results["merged"] = merged(replicas_of, summation)
         results["total"] = collectives.total([1.0 + (not cluster.is_chief), 0.75])

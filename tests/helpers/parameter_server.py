@@ -108,7 +108,7 @@ def say(kind, **values):
 
 
 def train(chief, out):
-    """Two epochs; then a step that diverges, thawed layers, and a label that the model does not have."""
+    """Two epochs, and an evaluation."""
     loop, model = chief.loop(passes=4), chief.model
     for _ in range(2):
         model.reset_metrics()
@@ -118,6 +118,12 @@ def train(chief, out):
         say("metrics", **loop.read_metrics())
     say("evaluation", **chief.evaluation()())
     model.save(out / "model.keras")
+    return loop
+
+
+def train_on(chief, out):
+    """What `train` does; then a step that diverges, thawed layers, and a label that the model does not have."""
+    loop, model = train(chief, out), chief.model
     say("devices", devices=sorted({v.value.device for v in model.variables}))
 
     model.get_layer("conv").trainable = False

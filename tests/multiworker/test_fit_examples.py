@@ -16,8 +16,6 @@ from tests.helpers.jobs import eventually
 
 pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]
 
-PROGRAMS = ("tensorflow_tutorial", "ray_mnist", "kubeflow_mnist")
-
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,7 +39,14 @@ def weights(path: Path) -> list[np.ndarray[Any, Any]]:
     return keras.saving.load_model(path, compile=False).get_weights()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tensorflow_tutorial",
+        pytest.param("ray_mnist", marks=pytest.mark.matrix),
+        pytest.param("kubeflow_mnist", marks=pytest.mark.matrix),
+    ],
+)
 def test_two_processes_end_as_one(tmp_path: Path, digits: Path, name: str) -> None:
     more = ["--steps", 6, *(["--logs", tmp_path / "logs"] if name == "kubeflow_mnist" else [])]
     for count in (1, 2):
@@ -53,6 +58,7 @@ def test_two_processes_end_as_one(tmp_path: Path, digits: Path, name: str) -> No
         assert np.median(np.abs(two - one)) < 1e-4
 
 
+@pytest.mark.matrix  # as fit does of itself
 def test_a_killed_program_goes_on_to_the_bit(tmp_path: Path, digits: Path) -> None:
     more = ["--steps", 25, "--epochs", 6, "--logs", tmp_path / "logs"]
     replicas.run(command("kubeflow_mnist", digits, tmp_path / "whole.keras", *more), 2)

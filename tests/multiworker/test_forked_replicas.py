@@ -61,7 +61,7 @@ def test_forked_replicas_train_restart_and_leave_nothing(
 
     def train(out: Path, *injections: str) -> None:
         command = [sys.executable, "-m", "shardline.trainer.task", "--dataset", str(tmp_path / "data")]
-        command += ["--model-dir", str(out), "--model", "mine:build_model", "--epochs", "2"]
+        command += ["--model-dir", str(out), "--model", "mine:build_model", "--epochs", "1"]
         job = CustomJob.with_roles(command, 2, restart_job_on_worker_restart=True)
         run_job(job, out / "logs", injections=[parse_injection(text) for text in injections])
 

@@ -15,7 +15,7 @@ from tests.helpers.history import read_history
 
 pytestmark = pytest.mark.multiworker
 
-EPOCHS = 12
+EPOCHS = 6
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,11 @@ def assert_same(out, undisturbed):
         np.testing.assert_array_equal(one, other)
 
 
-def test_killed_replicas_name_the_dead_and_end_with_the_same_bytes(dataset, undisturbed, tmp_path):
-    for victim, step in ((1, 20), (0, 55)):
+@pytest.mark.parametrize(
+    "kills", [[(1, 25)], pytest.param([(1, 9), (0, 25)], marks=pytest.mark.matrix)], ids=len
+)
+def test_killed_replicas_name_the_dead_and_end_with_the_same_bytes(dataset, undisturbed, tmp_path, kills):
+    for victim, step in kills:
         jobs = start(dataset, tmp_path)
         wait_for_step(jobs[0], step)
         jobs[victim].kill()
@@ -94,6 +97,7 @@ def test_killed_replicas_name_the_dead_and_end_with_the_same_bytes(dataset, undi
     assert_same(tmp_path, undisturbed)
 
 
+@pytest.mark.matrix  # of one process and in the trainer's tests of what is adapted: the same state
 @pytest.mark.parametrize(("labels", "model"), [("two", "text"), ("multilabel", "mlp"), ("regression", "mlp")])
 def test_a_killed_run_ends_with_the_same_bytes_for_every_kind_of_label(tmp_path, labels, model):
     """Vocabularies and means of the training split are the same in the run that goes on."""
@@ -102,7 +106,7 @@ def test_a_killed_run_ends_with_the_same_bytes_for_every_kind_of_label(tmp_path,
     codes, outputs = finish(start(dataset, tmp_path / "whole", model, ""))
     assert codes == [0, 0], outputs
     jobs = start(dataset, tmp_path / "parts", model, "")
-    wait_for_step(jobs[0], 20)
+    wait_for_step(jobs[0], 10)
     jobs[0].kill()
     finish(jobs, seconds=30)
     codes, outputs = finish(start(dataset, tmp_path / "parts", model, ""))
@@ -112,16 +116,17 @@ def test_a_killed_run_ends_with_the_same_bytes_for_every_kind_of_label(tmp_path,
     assert_same(tmp_path / "parts", tmp_path / "whole")
 
 
+@pytest.mark.matrix  # test_launch asks for the same of a program that fits, test_rehearsals of a job
 def test_sigterm_of_one_replica_saves_and_ends_all_with_restart_me(dataset, undisturbed, tmp_path):
     jobs = start(dataset, tmp_path)
-    wait_for_step(jobs[0], 31)
+    wait_for_step(jobs[0], 17)
     jobs[1].send_signal(signal.SIGTERM)
     codes, outputs = finish(jobs)
 
     assert codes == [EXIT_RESTART, EXIT_RESTART]
     assert "a checkpoint was saved at step" in outputs[0]
     saved = [int(path.stem.removeprefix("ckpt-")) for path in tmp_path.glob("checkpoints/*.index")]
-    assert max(saved) >= 31
+    assert max(saved) >= 17
     assert finish(start(dataset, tmp_path))[0] == [0, 0]
     # Statistics that each replica keeps are averaged at a checkpoint: their last bit may differ here.
     for one, other in zip(state(tmp_path)[0], state(undisturbed)[0], strict=True):

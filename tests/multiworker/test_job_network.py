@@ -63,11 +63,14 @@ def serving(
     eventually(lambda: not marked(mark), 5)
 
 
-ISOLATED = [("self", "--replicas", "2"), ("user", "--replicas", "2", "--ps", "1")]
+ISOLATED = [
+    pytest.param(("self", "--replicas", "2"), marks=pytest.mark.matrix, id="self --replicas 2"),
+    pytest.param(("user", "--replicas", "2", "--ps", "1"), id="user --replicas 2 --ps 1"),
+]
 
 
 @needs_namespaces
-@pytest.mark.parametrize("serving", ISOLATED, indirect=True, ids=" ".join)
+@pytest.mark.parametrize("serving", ISOLATED, indirect=True)
 def test_no_server_of_a_job_is_reached_from_outside(serving: set[int], output: Path) -> None:
     assert len(serving) >= 2
     assert open_from_outside(serving) == []

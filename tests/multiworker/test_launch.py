@@ -74,7 +74,12 @@ def loss_of_one(tmp_path_factory: pytest.TempPathFactory) -> float:
 @pytest.mark.parametrize(
     ("signum", "restarts", "words"),
     [
-        (9, 1, r"worker-0 was killed by SIGKILL after \d+ s; all replicas start again \(restart 1 of 1\)"),
+        pytest.param(
+            9,
+            1,
+            r"worker-0 was killed by SIGKILL after \d+ s; all replicas start again \(restart 1 of 1\)",
+            marks=pytest.mark.matrix,
+        ),
         (15, 0, r"(?s)for at most 20 s\n.* asks .*; all replicas start again \(preemption 1 of 6\)"),
     ],
 )

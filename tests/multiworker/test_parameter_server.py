@@ -122,7 +122,7 @@ def test_one_worker_trains_what_one_device_trains(job, tmp_path):
 
 
 def test_two_workers_and_two_servers_count_everything_once(job, tmp_path):
-    running = job("train", workers=2, servers=2)
+    running = job("train_on", workers=2, servers=2)
     for epoch in (1, 2):
         expected = {"kind": "epoch", "diverged": None, "iterations": epoch * len(SIZES)}
         assert running.expect("epoch") == expected

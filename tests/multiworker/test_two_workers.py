@@ -35,14 +35,14 @@ def weights(out, model=""):
 @pytest.mark.parametrize(
     ("model", "more", "communication"),
     [
-        ("mnist_cnn", (), "auto"),
-        ("tests.helpers.models:scheduled", (), "ring"),
+        pytest.param("mnist_cnn", (), "auto", marks=pytest.mark.matrix),
+        pytest.param("tests.helpers.models:scheduled", (), "ring", marks=pytest.mark.matrix),
         (
             "tests.helpers.models:several",
             ("--transform", "tests.helpers.models:several_inputs", "--allow-unexportable"),
             "auto",
         ),
-        ("tests.helpers.models:own_step", (), "auto"),
+        pytest.param("tests.helpers.models:own_step", (), "auto", marks=pytest.mark.matrix),
     ],
 )
 def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(
@@ -78,12 +78,17 @@ def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(
 @pytest.mark.parametrize(
     ("labels", "model", "images"),
     [
-        ("regression", "mnist_cnn", True),
-        ("multilabel", "mlp", False),
-        ("numbers", "tests.helpers.label_models:list_of_outputs", False),
         ("two", "mlp", False),
-        ("two", "text", False),
-        ("two", "tests.helpers.label_models:list_of_outputs", False),
+        *(
+            pytest.param(*one, marks=pytest.mark.matrix)
+            for one in (
+                ("regression", "mnist_cnn", True),
+                ("numbers", "tests.helpers.label_models:list_of_outputs", False),
+                ("multilabel", "mlp", False),
+                ("two", "text", False),
+                ("two", "tests.helpers.label_models:list_of_outputs", False),
+            )
+        ),
     ],
 )
 def test_two_workers_equal_one_for_every_kind_of_label(tmp_path, labels, model, images):
@@ -105,8 +110,8 @@ def test_two_workers_equal_one_for_every_kind_of_label(tmp_path, labels, model, 
 @pytest.mark.parametrize(
     ("strategy", "precision"),
     [
-        ("multi_worker_mirrored", "float16"),
-        ("mirrored", "float16"),
+        pytest.param("multi_worker_mirrored", "float16", marks=pytest.mark.matrix),
+        pytest.param("mirrored", "float16", marks=pytest.mark.matrix),
         ("central_storage", "bfloat16"),  # it refuses float16
     ],
 )

@@ -1,6 +1,7 @@
 """Layers that a model function adapts to training examples: what it is given, and what a run keeps of it."""
 
 import dataclasses
+import shutil
 
 import keras
 import numpy as np
@@ -40,6 +41,14 @@ def run(dataset, out, **changes):
     return train(settings, {}, Preemption(settings.grace_period))
 
 
+@pytest.fixture(scope="module")
+def trained(table, tmp_path_factory):
+    """The directory of a run of the model `text`, which is only read."""
+    directory = tmp_path_factory.mktemp("trained")
+    run(table, directory)
+    return directory
+
+
 def vocabulary(model):
     (lookup,) = adapted._lookups(model)
     return lookup.get_vocabulary()
@@ -74,13 +83,12 @@ def test_what_is_not_there_is_refused(table):
         manifests.load(table).info().training_examples()
 
 
-def test_a_vocabulary_is_saved_with_the_model(table, tmp_path):
-    run(table, tmp_path)
-    assert set(vocabulary(load_model(tmp_path / "model.keras"))) == {"", "[UNK]", "ulm", "rom", "bern"}
+def test_a_vocabulary_is_saved_with_the_model(trained):
+    assert set(vocabulary(load_model(trained / "model.keras"))) == {"", "[UNK]", "ulm", "rom", "bern"}
 
 
-def test_a_run_does_not_go_on_with_another_vocabulary(table, other, tmp_path):
-    run(table, tmp_path)
+def test_a_run_does_not_go_on_with_another_vocabulary(trained, other, tmp_path):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     with pytest.raises(SettingsError, match=r"holds checkpoints of another run: adapted layers was 'sha256:"):
         run(other, tmp_path, epochs=2, allow_new_data=True)
 
@@ -97,12 +105,11 @@ def test_means_of_earlier_data_stay_in_a_run_that_goes_on_with_new(table, other,
         np.testing.assert_array_equal(one, two)
 
 
-def test_a_run_that_begins_with_a_model_takes_over_its_vocabulary(table, other, tmp_path):
-    run(table, tmp_path)
+def test_a_run_that_begins_with_a_model_takes_over_its_vocabulary(table, other, trained):
     model = build("text", describe(other), {})
     assert "zell" in vocabulary(model)
-    source = load_model(tmp_path / "model.keras")
-    warm_start(model, str(tmp_path))
+    source = load_model(trained / "model.keras")
+    warm_start(model, str(trained))
 
     assert vocabulary(model) == vocabulary(source)
     x = {name: keras.ops.convert_to_tensor(one) for name, one in describe(table).training_examples().items()}
@@ -111,8 +118,8 @@ def test_a_run_that_begins_with_a_model_takes_over_its_vocabulary(table, other, 
 
 def test_a_column_that_has_got_too_many_values_for_a_vocabulary_does_not_begin_with_one(table, tmp_path):
     """The weights have the same shapes, and would be those of other values."""
-    run(table, tmp_path, model="mlp", hparams={"buckets": 4})
     info = describe(table)
+    build("mlp", info, {"buckets": 4}).save(tmp_path / "model.keras")
     many = dataclasses.replace(
         info,
         reader=lambda names, limit: {**info.reader(names, limit), "city": np.array([b"a", b"b", b"c", b"d"])},

@@ -18,32 +18,19 @@ from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
 from tests.helpers.markdown import ROOT
+from tests.helpers.parameters import with_matrix
 from tests.trainer.compiling import BINARY, CASES, ONE_HOT, page
 
 #: Those that take a path of their own; the others are left to make test-all.
 EVERYDAY = {
     "`sparse_categorical_crossentropy`",
-    "`SparseCategoricalCrossentropy(from_logits=True)`, no softmax",
     "`categorical_crossentropy`",
-    "a function of one's own, of class numbers",
-    "a function of one's own, of one-hot labels",
     "`functools.partial` of a loss, logits",
     "no loss but `add_loss` in a layer",
-    "`BinaryCrossentropy(from_logits=True)`, one output",
     "`BinaryFocalCrossentropy()`, `AUC()`, `F1Score()`, one sigmoid",
-    "`AUC()`, `Precision()`, `Recall()`",
-    "`F1Score()`, a number for each class",
     "`weighted_metrics`, and class weights of the run",
-    "`Adam(use_ema=True)`",
-    "`SGD(gradient_accumulation_steps=3)`",
     "two optimizers of a `train_step` of one's own",
-    "`MultiOptimizer`",
     "policy `mixed_float16`, its loss scaled",
-    "subclassed, registered",
-    "`BatchNormalization`",
-    "a layer of one's own, registered",
-    "a `train_step` of one's own that returns no loss",
-    "`Lambda`, `allow_unexportable`",
     "several inputs and outputs, of a `transform`",
 }
 BATCH, RECORDS = 16, 48
@@ -111,10 +98,8 @@ def fitted(case, settings, data):
 
 def trained():
     """Returns the cases that are trained, as parameters."""
-    names = {name for name, case in CASES.items() if not case.refused}
-    assert names >= EVERYDAY
-    matrix = dict.fromkeys(names - EVERYDAY, pytest.mark.matrix)
-    return [pytest.param(name, marks=matrix.get(name, ())) for name in CASES if name in names]
+    names = {name: name for name, case in CASES.items() if not case.refused}
+    return with_matrix(names, names.keys() - EVERYDAY)
 
 
 @pytest.mark.parametrize("name", trained())

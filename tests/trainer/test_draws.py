@@ -32,11 +32,17 @@ def mirrored(tmp_path_factory):
     return drawn("mirrored", tmp_path_factory.mktemp("mirrored"))
 
 
-@pytest.fixture(scope="module", params=["mirrored", pytest.param("workers", marks=pytest.mark.multiworker)])
-def two(request, tmp_path_factory):
-    if request.param == "mirrored":
-        return request.getfixturevalue("mirrored")
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
     return drawn("tcp", tmp_path_factory.mktemp("workers"), 2)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["mirrored", pytest.param("workers", marks=[pytest.mark.multiworker, pytest.mark.matrix])],
+)
+def two(request):
+    return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize("way", [*KERAS, "tf.random"])
@@ -72,9 +78,7 @@ def test_generators_stay_the_same_on_all_replicas(one, two):
 
 
 @pytest.mark.multiworker
-def test_where_a_replica_runs_does_not_matter(mirrored, tmp_path):
-    workers = drawn("tcp", tmp_path, 2)
-
+def test_where_a_replica_runs_does_not_matter(mirrored, workers):
     for (one, _), (other, _) in zip(mirrored, workers, strict=True):
         assert [{way: step[way] for way in KERAS} for step in one] == [
             {way: step[way] for way in KERAS} for step in other

@@ -123,7 +123,7 @@ def run(dataset, out, model="compiled", callback="recorder", epochs=2, **changes
     return list(SEEN)
 
 
-@pytest.mark.parametrize("model", [compiled, by_two, own_logs])
+@pytest.mark.parametrize("model", [compiled, own_logs, pytest.param(by_two, marks=pytest.mark.matrix)])
 def test_every_hook_is_called_as_fit_calls_it(dataset, tmp_path, model):
     expected = fit(model(None), recorder(), epochs=2)
     assert len(expected) > 20
@@ -133,7 +133,13 @@ def test_every_hook_is_called_as_fit_calls_it(dataset, tmp_path, model):
 
 @pytest.mark.parametrize(
     "at",
-    [("train_batch_end", 2), ("train_batch_begin", 0), ("epoch_end", 0), ("test_end",), ("train_begin",)],
+    [
+        ("train_batch_begin", 0),
+        ("epoch_end", 0),
+        ("train_begin",),
+        pytest.param(("train_batch_end", 2), marks=pytest.mark.matrix),
+        pytest.param(("test_end",), marks=pytest.mark.matrix),
+    ],
     ids=str,
 )
 def test_a_training_that_a_hook_stops_ends_where_fit_ends(dataset, tmp_path, at, capsys):

@@ -20,7 +20,7 @@ def info(tmp_path_factory):
 
 # One of each way of preprocessing: caffe, tf, torch, and inside the application itself.
 FAMILIES = [
-    "ResNet50",
+    pytest.param("ResNet50", marks=pytest.mark.matrix),
     "MobileNetV2",
     pytest.param("DenseNet121", marks=pytest.mark.matrix),
     "MobileNetV3Small",

@@ -36,7 +36,7 @@ def settings_of(out):
     return json.loads((out / "settings.json").read_text())
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", ["float16", pytest.param("float32", marks=pytest.mark.matrix)])
 def test_another_learning_rate_takes_effect_and_is_recorded(dataset, tmp_path, capsys, precision):
     run(dataset, tmp_path, learning_rate=0.01, precision=precision)
     assert settings_of(tmp_path)["changes"] == []

@@ -20,6 +20,7 @@ from tests.helpers.fitting import (
     line,
     numbers,
 )
+from tests.helpers.parameters import with_matrix
 
 WEIGHTS = np.linspace(0.0, 2.0, COUNT, dtype="float32")
 
@@ -86,7 +87,12 @@ EVALUATIONS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
-@pytest.mark.parametrize(("make", "data", "options"), EVALUATIONS.values(), ids=EVALUATIONS)
+@pytest.mark.parametrize(
+    ("make", "data", "options"),
+    with_matrix(
+        EVALUATIONS, ["arrays", "batch_size", "dataset", "dataset_of_unknown_length", "weights_in_a_dataset"]
+    ),
+)
 def test_an_evaluation_is_that_of_keras(make, data, options):
     found = shardline.evaluate(make, data(), verbose=0, **options)
     expected = evaluated_by_keras(make, data(), **options)
@@ -123,7 +129,10 @@ PREDICTIONS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
-@pytest.mark.parametrize(("make", "data", "options"), PREDICTIONS.values(), ids=PREDICTIONS)
+@pytest.mark.parametrize(
+    ("make", "data", "options"),
+    with_matrix(PREDICTIONS, ["array", "batch_size", "dataset", "repeated_dataset", "run_eagerly"]),
+)
 def test_a_prediction_is_that_of_keras(make, data, options):
     found = shardline.predict(make, data(), verbose=0, **options)
     expected = make().predict(data(), verbose=0, **options)

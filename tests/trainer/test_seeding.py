@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from shardline.trainer import progress
 from shardline.trainer.data.given import Given
+from tests.helpers.parameters import with_matrix
 
 COUNT, SIZE, STEPS = 23, 4, 6
 
@@ -101,7 +102,24 @@ DATASETS = {
 }
 
 
-@pytest.mark.parametrize("case", DATASETS)
+#: Those of which others have each part.
+REPEATED = {
+    "plain",
+    "shuffled",
+    "shuffled once",
+    "twice",
+    "cached, shuffled",
+    "shuffled, cached",
+    "interleaved",
+    "flat",
+    "filtered",
+    "random again",
+    "concatenated",
+    "mapped after",
+}
+
+
+@pytest.mark.parametrize("case", with_matrix({name: name for name in DATASETS}, REPEATED))
 def test_what_resumes_goes_on_as_if_nothing_had_happened(case):
     steps = 4 if case == "endless" else None
     whole = numbers(stream(DATASETS[case](), steps=steps))
@@ -121,7 +139,9 @@ SHUFFLED = (
 )
 
 
-@pytest.mark.parametrize("case", SHUFFLED)
+@pytest.mark.parametrize(
+    "case", with_matrix({name: name for name in SHUFFLED}, ["shuffled", "seeded", "cached, shuffled"])
+)
 def test_each_pass_has_all_examples_in_another_order(case):
     found = stream(DATASETS[case]())
     passes = [list(itertools.chain(*numbers(found, first * STEPS, STEPS))) for first in range(3)]

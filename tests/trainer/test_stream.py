@@ -84,6 +84,7 @@ def read(found: Stream, start: int, count: int) -> list[list[int]]:
     return [batch.tolist() for batch in found.batches(start).take(count).as_numpy_iterator()]
 
 
+@pytest.mark.matrix  # test_seeding asks for it of each kind of dataset
 @pytest.mark.parametrize("make", KINDS)
 def test_every_reader_gets_the_same_batches_from_any_place_on(make: Callable[[], tf.data.Dataset]) -> None:
     whole = read(stream(make(), 4), 0, 14)
@@ -91,6 +92,7 @@ def test_every_reader_gets_the_same_batches_from_any_place_on(make: Callable[[],
         assert read(stream(make(), 4), start, 14 - start) == whole[start:]
 
 
+@pytest.mark.matrix  # as does test_seeding
 @pytest.mark.parametrize("make", [shuffled, shuffled_and_cached, shuffled_with_a_seed, generated, looked_up])
 def test_each_pass_has_every_example_once_and_an_order_of_its_own(
     make: Callable[[], tf.data.Dataset],

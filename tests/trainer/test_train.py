@@ -224,13 +224,25 @@ def test_unfreezing_needs_frozen_layers(dataset, tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"precision": "bfloat16"},
-        {"precision": "float16"},
-        {"jit_compile": "on"},
-        {"class_weights": "balanced"},
+        {
+            "precision": "bfloat16",
+            "jit_compile": "on",
+            "class_weights": "balanced",
+            "shard_policy": "off",
+            "augment": "tests.helpers.augmentations:brighten",
+        },
         {"label_smoothing": 0.1},
-        {"shard_policy": "off"},
-        {"augment": "tests.helpers.augmentations:brighten"},
+        *(
+            pytest.param(one, marks=pytest.mark.matrix)
+            for one in (
+                {"precision": "bfloat16"},
+                {"precision": "float16"},
+                {"jit_compile": "on"},
+                {"class_weights": "balanced"},
+                {"shard_policy": "off"},
+                {"augment": "tests.helpers.augmentations:brighten"},
+            )
+        ),
     ],
     ids=lambda changes: "-".join(changes),
 )
