@@ -10,7 +10,6 @@ pytestmark = pytest.mark.multiworker
 
 #: Those that differ most; tests of mirrored devices take others.
 EVERYDAY = {
-    "clipnorm",
     "accumulation",
     "half",
     "two_optimizers",

@@ -28,7 +28,7 @@ def start(
     return replicas.start(["-m", "tests.helpers.fits", case, str(out), *given], count, environ=environ)
 
 
-def finish(processes: Any, seconds: float = 90) -> tuple[list[int], list[str]]:
+def finish(processes: Any, seconds: float = 180) -> tuple[list[int], list[str]]:
     """Returns exit codes and outputs."""
     try:
         outputs = [process.communicate(timeout=seconds)[0] for process in processes]

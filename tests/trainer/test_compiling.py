@@ -24,8 +24,6 @@ from tests.trainer.compiling import BINARY, CASES, ONE_HOT, page
 #: Those that take a path of their own; the others are left to make test-all.
 EVERYDAY = {
     "`sparse_categorical_crossentropy`",
-    "`categorical_crossentropy`",
-    "`functools.partial` of a loss, logits",
     "no loss but `add_loss` in a layer",
     "`BinaryFocalCrossentropy()`, `AUC()`, `F1Score()`, one sigmoid",
     "`weighted_metrics`, and class weights of the run",

@@ -40,7 +40,15 @@ def trained(case, exchange):
     return model
 
 
-@pytest.mark.parametrize("case", ["global_clipnorm", "accumulation", "overflow", "ema_overwrite"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "accumulation",
+        "ema_overwrite",
+        pytest.param("global_clipnorm", marks=pytest.mark.matrix),
+        pytest.param("overflow", marks=pytest.mark.matrix),
+    ],
+)
 def test_one_replica_trains_as_keras_alone(case):
     plain, changed = trained(case, exchange=False), trained(case, exchange=True)
 

@@ -384,6 +384,16 @@ CASES = {
 REPEATED = {
     "arrays",
     "batch_larger_than_data",
+    "several_inputs",
+    "validation_dataset_of_arrays",
+    "validation_split_beside_data",
+    "class_weight_one_hot",
+    "class_weight_smoothed",
+    "steps_per_epoch_finite",
+    "moving_average",
+    "own_train_step",
+    "run_eagerly",
+    "schedule",
     "classes",
     "validation_data",
     "validation_dataset",
@@ -405,7 +415,6 @@ REPEATED = {
     "several_outputs_dataset",
     "list_of_outputs",
     "lists",
-    "several_inputs",
     "normalization_and_dropout",
     "moving_average_written",
     "train_step_around_kerass",
@@ -472,7 +481,9 @@ def again(model: keras.Model) -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize("other", [lambda model: model, again], ids=["as_it_is", "compiled_again"])
+@pytest.mark.parametrize(
+    "other", with_matrix({"as_it_is": lambda model: model, "compiled_again": again}, ["as_it_is"])
+)
 def test_a_model_is_trained_further_by_either(other):
     ours, theirs = normalized(), normalized()
     fitted(ours, numbers(), epochs=2)

@@ -108,11 +108,10 @@ def test_hooks_of_epochs_alone_are_called_so(tmp_path):
     "stop",
     [
         ("train_batch_end", 1),
-        ("epoch_begin", 1),
         ("test_end",),
         *(
             pytest.param(stop, marks=pytest.mark.matrix)
-            for stop in (("train_batch_begin", 1), ("epoch_end", 1), ("train_begin",))
+            for stop in (("train_batch_begin", 1), ("epoch_begin", 1), ("epoch_end", 1), ("train_begin",))
         ),
     ],
     ids=lambda stop: "_".join(map(str, stop)),
@@ -158,7 +157,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "attributes"), with_matrix(PLAIN, ["early_stopping_by_mode"]))
+@pytest.mark.parametrize(("make", "attributes"), with_matrix(PLAIN, ["early_stopping_by_mode", "scheduler"]))
 def test_callbacks_of_keras_keep_their_meaning(make, attributes, tmp_path):
     ours, theirs = both(make, tmp_path, epochs=6)
     for name in attributes:
@@ -189,7 +188,7 @@ CHECKPOINTS = {
 }
 
 
-@pytest.mark.parametrize("make", with_matrix(CHECKPOINTS, ["best", "weights", "threshold"]))
+@pytest.mark.parametrize("make", with_matrix(CHECKPOINTS, ["best", "highest", "weights", "threshold"]))
 def test_model_checkpoint_writes_the_same_files(make, tmp_path):
     both(make, tmp_path)
     files = {name: sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("ours", "theirs")}
@@ -304,7 +303,7 @@ def test_the_model_has_the_history_and_knows_that_it_was_stopped():
     assert not model.stop_training
 
 
-@pytest.mark.parametrize("verbose", [0, 1, 2, "auto"])
+@pytest.mark.parametrize("verbose", [2, "auto", *(pytest.param(n, marks=pytest.mark.matrix) for n in (0, 1))])
 def test_what_is_shown_is_what_keras_shows(verbose, capsys):
     fitted_by_keras(line, numbers(), epochs=2, verbose=verbose, validation_data=VALIDATION)
     theirs = capsys.readouterr()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 import shardline
 from shardline.trainer.errors import DivergedError, ModelError, SettingsError
+from tests.helpers import programs
 from tests.helpers.fitting import (
     COUNT,
     WIDTH,
@@ -257,9 +257,7 @@ def test_a_model_of_another_strategy_is_refused():
         "shardline.strategy(cpu_devices=2)\n"
         "shardline.fit(line(), numbers())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = programs.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert "ModelError: the model was built outside the strategy of this process; build it in" in done.stderr
 
 

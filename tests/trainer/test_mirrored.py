@@ -1,21 +1,18 @@
 """Two replicas in one process (logical CPU devices) train as one with twice the batch."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
-from tests.helpers import comparison, exchange_cases, replicas
+from tests.helpers import comparison, exchange_cases, programs, replicas
 from tests.helpers.comparison import CASES
 from tests.helpers.parameters import with_matrix
 
 #: Those that differ most; tests of workers take others.
 EVERYDAY = {
-    "global_clipnorm",
     "ema_overwrite",
     "overflow_accumulation",
-    "multi_optimizer_scaled",
     "sparse_accumulation",
     "uneven_half",
     "weighted_mean",
@@ -91,7 +88,7 @@ def test_logical_cpu_devices_are_the_replicas(strategy):
         "total = Collectives(made).total([1, 2.5])\n"
         "print(json.dumps([type(made).__name__, made.num_replicas_in_sync, total]))\n"
     )
-    done = subprocess.run(
+    done = programs.run(
         [sys.executable, "-c", program], cwd=replicas.ROOT, capture_output=True, text=True, timeout=120
     )
 

@@ -166,6 +166,7 @@ def test_other_data_is_refused_unless_it_is_allowed(dataset, tmp_path):
     assert [row["epoch"] for row in rows(tmp_path / "out")] == ["1", "2"]
 
 
+@pytest.mark.matrix  # test_fit asks for the same of an option of fit
 def test_accumulated_gradients_are_those_of_one_larger_batch(dataset, tmp_path):
     model = "tests.helpers.models:plain"
     run(dataset, tmp_path / "one", model=model, epochs=1, per_replica_batch_size=32)
@@ -182,6 +183,7 @@ def test_accumulated_gradients_are_those_of_one_larger_batch(dataset, tmp_path):
         np.testing.assert_allclose(one, two, atol=1e-5)
 
 
+@pytest.mark.matrix  # test_end_of_training has averages of several optimizers
 def test_averaged_weights_are_what_is_saved(dataset, tmp_path):
     """With a momentum of 1 the average stays where the first step has brought the weights."""
     run(dataset, tmp_path / "one", model="tests.helpers.models:averaged", epochs=1, max_steps=1)
@@ -231,7 +233,6 @@ def test_unfreezing_needs_frozen_layers(dataset, tmp_path):
             "shard_policy": "off",
             "augment": "tests.helpers.augmentations:brighten",
         },
-        {"label_smoothing": 0.1},
         *(
             pytest.param(one, marks=pytest.mark.matrix)
             for one in (
@@ -239,6 +240,7 @@ def test_unfreezing_needs_frozen_layers(dataset, tmp_path):
                 {"precision": "float16"},
                 {"jit_compile": "on"},
                 {"class_weights": "balanced"},
+                {"label_smoothing": 0.1},
                 {"shard_policy": "off"},
                 {"augment": "tests.helpers.augmentations:brighten"},
             )
@@ -250,6 +252,7 @@ def test_a_model_learns_with_each_option(dataset, tmp_path, changes):
     assert run(dataset, tmp_path, epochs=4, **changes)["val_accuracy"] > 0.9
 
 
+@pytest.mark.matrix  # test_compiling compares it with Keras
 def test_a_model_with_several_inputs_and_outputs_takes_what_a_transformation_makes(dataset, tmp_path):
     changes = {"model": "tests.helpers.models:several", "transform": "tests.helpers.models:several_inputs"}
     logs = run(dataset, tmp_path, epochs=4, **changes)
@@ -267,6 +270,7 @@ def test_tensorboard_gets_histograms_and_a_profile(dataset, tmp_path):
     assert b"kernel" in events
 
 
+@pytest.mark.matrix  # as do those of test_compiling
 def test_a_model_with_its_own_train_step_trains_and_loads_in_safe_mode(dataset, tmp_path):
     logs = run(dataset, tmp_path, model="tests.helpers.models:own_step", epochs=6)
 
@@ -369,6 +373,7 @@ def test_resnet50_refuses_missing_weights(tmp_path):
         )
 
 
+@pytest.mark.matrix  # test_models loads weights from a path into a smaller one
 def test_resnet50_takes_grey_images_and_weights_from_a_path(tmp_path):
     write_dataset(tmp_path / "data", records={"train": 8, "validation": 4, "test": 4}, shape=(32, 32, 1))
     path = tmp_path / "base.weights.h5"
