@@ -162,10 +162,11 @@ def sleeper():
     return Sleeper()
 
 
+@pytest.mark.matrix  # takes seconds; of one process test_watchdog asks for the same
 def test_a_run_that_stands_still_ends_and_says_where_each_replica_waits(dataset, tmp_path):
-    codes, outputs = finish(start(dataset, tmp_path, "sleeper", "--stall-timeout", 3))
+    codes, outputs = finish(start(dataset, tmp_path, "sleeper", "--stall-timeout", 10))
 
     assert codes == [EXIT_FAILED] * 2, outputs
-    assert "chief-0 has made no progress for 3 s (stall_timeout), after step 4, to agree" in outputs[0]
-    assert "worker-0 has made no progress for 3 s (stall_timeout), in on_epoch_end of Sleeper" in outputs[1]
+    assert "chief-0 has made no progress for 10 s (stall_timeout), after step 4, to agree" in outputs[0]
+    assert "worker-0 has made no progress for 10 s (stall_timeout), in on_epoch_end of Sleeper" in outputs[1]
     assert "test_callbacks.py" in outputs[1]  # the stack

@@ -233,6 +233,7 @@ def test_unfreezing_needs_frozen_layers(dataset, tmp_path):
             "shard_policy": "off",
             "augment": "tests.helpers.augmentations:brighten",
         },
+        {"label_smoothing": 0.1},
         *(
             pytest.param(one, marks=pytest.mark.matrix)
             for one in (
@@ -240,7 +241,6 @@ def test_unfreezing_needs_frozen_layers(dataset, tmp_path):
                 {"precision": "float16"},
                 {"jit_compile": "on"},
                 {"class_weights": "balanced"},
-                {"label_smoothing": 0.1},
                 {"shard_policy": "off"},
                 {"augment": "tests.helpers.augmentations:brighten"},
             )
