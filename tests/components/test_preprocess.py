@@ -301,7 +301,7 @@ def test_classes_are_mixed_within_every_shard(tmp_path: Path) -> None:
         assert abs(share - 0.5) < 0.5 * 4 / len(members) ** 0.5  # four standard deviations of a fair draw
 
 
-@pytest.mark.parametrize("source", ["digits", "images:images"])
+@pytest.mark.parametrize("source", [pytest.param("digits", marks=pytest.mark.matrix), "images:images"])
 def test_the_writing_side_loads_no_tensorflow(tmp_path: Path, source: str) -> None:
     write_images(tmp_path / "images")
     program = (

@@ -276,7 +276,7 @@ while left:
 def test_publishers_at_the_same_moment_lose_no_version_and_tear_no_record(
     shelf: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    number = 25 if shelf.startswith("/") else 6
+    number = 12 if shelf.startswith("/") else 4
     publishers = [
         subprocess.Popen(
             [sys.executable, "-c", PUBLISHER, str(tmp_path / f"process-{index}"), shelf, str(number)],

@@ -54,7 +54,9 @@ def test_a_metric_of_a_number_for_each_class_cannot_stop_a_run(tmp_path):
         trained(tmp_path / "data", tmp_path, OWN, early_stopping="val_f1_score")
 
 
-@pytest.mark.parametrize(("from_logits", "head"), [(False, "probability"), (True, "logit")])
+@pytest.mark.parametrize(
+    ("from_logits", "head"), [pytest.param(False, "probability", marks=pytest.mark.matrix), (True, "logit")]
+)
 def test_one_output_for_two_classes_is_served_as_two_probabilities(tmp_path, from_logits, head):
     data = tmp_path / "data"
     write_dataset(data, classes=2)

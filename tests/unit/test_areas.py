@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
@@ -23,6 +23,7 @@ def outcomes(seed: int, examples: int, classes: int, digits: int = 9, noise: flo
     return ClassOutcomes(names, labels, probabilities.argmax(axis=1), probabilities, {})
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 1000),
     examples=st.integers(2, 80),
