@@ -21,7 +21,6 @@ from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
 from shardline.trainer.errors import SettingsError
-from tests.helpers import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -212,8 +211,9 @@ def test_a_pipe_is_written_to(tmp_path):
 
 
 def test_standard_output_holds_the_pipeline_and_nothing_else(tmp_path):
-    command = ["shardline", "compile", "--settings", "settings/local.toml", "--output", "/dev/stdout"]
-    done = programs.run(command, cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-c", "from shardline.pipelines.cli.main import main; main()", "compile"]
+    given = ["--settings", "settings/local.toml", "--output", "/dev/stdout"]
+    done = subprocess.run([*command, *given], cwd=ROOT, capture_output=True, text=True)
 
     assert done.returncode == 0
     assert done.stdout == (ROOT / "compiled" / "retrain.yaml").read_text()
