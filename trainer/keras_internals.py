@@ -273,6 +273,23 @@ def before_apply(
     optimizer.apply = apply
 
 
+def update_after_gradients(optimizer: keras.Optimizer) -> None:
+    """Makes an optimizer update no weight before all gradients are known.
+
+    TensorFlow copies a variable that is updated while an op is still to come that takes its old value
+    (tensorflow/core/kernels/training_op_helpers.h, `PrepareToUpdateVariable`). A layer's weights may be
+    updated before the gradients of the layer below, which take them: Keras' own IdentityN of all gradients
+    is optimized away. A dense layer of 11 MB was copied in every step, for a tenth of its time.
+    """
+
+    def wait(gradients: Gradients, _: Variables | None) -> Gradients:
+        known = [gradient for gradient in gradients if gradient is not None]
+        with tf.control_dependencies(tf.nest.flatten(known, expand_composites=True)):
+            return [None if gradient is None else tf.identity(gradient) for gradient in gradients]
+
+    before_apply(optimizer, wait)
+
+
 def before_gradient(
     optimizer: keras.Optimizer, weigh: Callable[[keras.Optimizer, tf.Tensor], tf.Tensor]
 ) -> None:

@@ -20,13 +20,22 @@ import tensorflow as tf
 
 from shardline.trainer.cluster.collectives import Summation
 from shardline.trainer.cluster.exchange import GradientExchange, average, own_gradients
-from shardline.trainer.keras_internals import flat_logs, random_by_replica, returns_own_logs
+from shardline.trainer.keras_internals import (
+    flat_logs,
+    optimizers,
+    random_by_replica,
+    returns_own_logs,
+    update_after_gradients,
+)
 from shardline.trainer.own_logs import OwnLogs, Shapes
 from shardline.trainer.replica_losses import exact_losses, sharing, undivided_losses
 from shardline.trainer.tensorflow_internals import keep_iterator, seed_by_process
 
 #: Metrics by name as callbacks get them: numbers as floats, of several numbers (F1Score) an array.
 Logs = dict[str, Any]
+
+# Takes steps of as many examples; returns the wait, the first step that is not finite, and the metrics.
+_Steps = Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor, Any]]
 
 
 @dataclass(frozen=True)
@@ -80,19 +89,26 @@ class Loop:
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
         own = own_gradients(strategy.num_replicas_in_sync)
         self._exchange = GradientExchange(model, own if averaging_steps else summation)
+        if strategy.num_replicas_in_sync == 1 and not (jit_compile or model.run_eagerly):
+            for optimizer in optimizers(model):
+                update_after_gradients(optimizer)
         self._own_logs = OwnLogs(model, model.train_step, strategy, self._batches, sized=sized)
-        metrics = Metrics(model, self._own_logs)
-        self.reset_metrics, self.read_metrics = metrics.reset, metrics.read
+        self._metrics = Metrics(model, self._own_logs)
+        self.reset_metrics = self._metrics.reset
         self.retrace()
 
     def retrace(self) -> None:
-        """Traces the step again: the set of trainable weights has changed."""
-        self._steps = self._trace()
+        """Traces the step again, before the next one: the set of trainable weights has changed."""
+        self._steps: _Steps | None = None
 
     @property
     def own_shapes(self) -> Shapes:
         """What the step returns in place of metrics; nothing where it returns those."""
         return self._own_logs.shapes
+
+    def read_metrics(self) -> Logs:
+        """Returns the metrics as they were after the last step."""
+        return flat_logs(self._read)
 
     def train(self, sizes: Sequence[int]) -> Stretch:
         """Trains one step for each of `sizes`, the examples of that step over all replicas.
@@ -102,15 +118,16 @@ class Loop:
         tensorflow/core/common_runtime/collective_param_resolver_local.cc).
         """
         waited, done, first = 0.0, 0, len(sizes)
+        steps = self._steps = self._steps or self._trace()
         for _, equal in itertools.groupby(sizes):
             call = tf.constant(list(equal), tf.float32)
-            seconds, diverged = self._steps(self._batches, call)
+            seconds, diverged, self._read = steps(self._batches, call)
             if (step := int(diverged.numpy())) < len(call):
                 first = min(first, done + step)
             waited, done = waited + float(seconds.numpy()), done + len(call)
         return Stretch(waited, first if first < len(sizes) else None)
 
-    def _trace(self) -> Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    def _trace(self) -> _Steps:
         strategy, model = self._strategy, self._model
         replicas = float(strategy.num_replicas_in_sync)
         train_step = model.train_step
@@ -146,15 +163,20 @@ class Loop:
         # Or the first call, of one step, and the next, of several, would each trace the whole step.
         signature = [tf.type_spec_from_value(self._batches), tf.TensorSpec([None], tf.float32)]
 
-        def steps(batches: Iterator[Any], sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def steps(batches: Iterator[Any], sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Any]:
             count = tf.size(sizes)
             begin = (tf.constant(0), tf.constant(0.0, tf.float64), count)
             _, waited, diverged = tf.while_loop(
                 lambda i, *_: i < count, lambda i, *rest: take(batches, i, sizes[i], *rest), begin
             )
-            return waited, diverged
+            # A call of its own, to read them outside, takes as long as some small steps.
+            return waited, diverged, self._metrics.result()
 
-        return steps if model.run_eagerly else tf.function(steps, signature, autograph=False)
+        if model.run_eagerly:
+            return steps
+        # To look for it among the functions that have been traced takes longer than the call itself.
+        found: _Steps = tf.function(steps, signature, autograph=False).get_concrete_function()
+        return found
 
     def _average(self) -> tf.Tensor:
         variables = self._model.trainable_variables
@@ -267,7 +289,8 @@ class Metrics:
         read = own_logs.read if own_logs.in_place else model.get_metrics_result
         # Metrics of a model that runs eagerly may be Python, which a function would run once.
         eager = model.run_eagerly
-        self._result = read if eager else tf.function(read, autograph=False)
+        #: Returns them as tensors, also within a function.
+        self.result: Callable[[], Any] = read if eager else tf.function(read, autograph=False)
         #: Sets the metrics back to nothing.
         self.reset: Callable[[], None] = (
             model.reset_metrics if eager else tf.function(model.reset_metrics, autograph=False)
@@ -275,7 +298,7 @@ class Metrics:
 
     def read(self) -> Logs:
         """Returns the metrics as they are now."""
-        return flat_logs(self._result())
+        return flat_logs(self.result())
 
 
 def metric_shapes(model: keras.Model) -> Shapes:

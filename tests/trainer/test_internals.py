@@ -184,3 +184,21 @@ def test_tensorflow_leaves_the_patience_with_silent_peers_at_its_default():
     source = inspect.getsource(collective_all_reduce_strategy)
     assert "context.context().coordination_service is None" in source
     assert "heartbeat" not in source.replace("its internal heartbeat to detect", "")
+
+
+def test_updates_wait_for_all_gradients():
+    """Those of Keras do, too, by an IdentityN, which TensorFlow's optimizer of graphs takes away."""
+    optimizer, given = keras.optimizers.SGD(), []
+    optimizer.apply = lambda gradients, _: given.extend(gradients)
+    keras_internals.update_after_gradients(optimizer)
+
+    @tf.function(autograph=False)
+    def step(value):
+        sparse = tf.IndexedSlices(tf.sqrt(value), tf.constant([0]), tf.constant([3]))
+        optimizer.apply([tf.exp(value), None, sparse])
+
+    step.get_concrete_function(tf.TensorSpec([1]))
+    assert given[1] is None
+    assert isinstance(given[2], tf.IndexedSlices)
+    for one in (given[0], given[2].values):
+        assert {"Exp", "Sqrt"} <= {op.type for op in (one.op.inputs[0].op, *one.op.control_inputs)}

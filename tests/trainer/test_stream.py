@@ -146,6 +146,15 @@ def test_epochs_of_so_many_steps_go_on_where_the_last_has_ended() -> None:
     assert read(found, 3, 3)[0][0] == 15
 
 
+@pytest.mark.parametrize(("asked", "buffers"), [(None, [2]), (1, [2]), (7, [7]), (tf.data.AUTOTUNE, [-1])])
+def test_batches_are_read_ahead_once(asked: int | None, buffers: list[int]) -> None:
+    data = shuffled() if asked is None else shuffled().prefetch(asked)
+    found = stream(data).distribute(tf.distribute.get_strategy(), 0, 1)
+    graph = str(tf.compat.v1.GraphDef.FromString(found._as_serialized_graph().numpy()))
+    assert graph.count('op: "PrefetchDataset"') == 1
+    assert found._input_dataset._buffer_size.numpy() == buffers[0]
+
+
 def test_a_validation_begins_anew_each_time() -> None:
     found = stream(numbers().batch(_BATCH), 2, again=True)
     assert read(found, 0, 4) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]] * 2

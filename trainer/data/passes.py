@@ -41,6 +41,8 @@ class Passes(Protocol):
     examples: tuple[int, int] | None
     #: Ops that draw numbers which no seed of ours decides.
     random: list[str]
+    #: Batches that the program reads ahead, which is left to whoever reads the passes; -1 for AUTOTUNE.
+    ahead: int
 
     def dataset(self, number: tf.Tensor) -> tf.data.Dataset:
         """Returns the pass of a number, int64 (); to be called in a function that is traced."""
@@ -58,6 +60,7 @@ class ArrayPasses:
         self.examples = (count, batch_size)
         self.cardinality = -(-count // batch_size)
         self.random: list[str] = []
+        self.ahead = 0
         self.element_spec = tf.nest.map_structure(
             lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), self._arrays
         )
@@ -119,6 +122,11 @@ class DatasetPasses:
                 "that its order here is not the one in which the program reads it: where take and skip split "
                 "it, training has examples of the other part; give shuffle a seed",
             )
+        self.ahead, last = 0, self._nodes[_name(self._output)]
+        if last.op == "PrefetchDataset":
+            # Every batch would be handed from thread to thread twice.
+            self.ahead, self._output = int(self._constants[_name(last.input[1])]), str(last.input[0])
+            self._graph.node.remove(last)
         self.cardinality = self._count(self._output)
         self.examples = self._examples()
 

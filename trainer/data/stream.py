@@ -169,7 +169,8 @@ class Stream:
             else:
                 replicas = range(worker * local, (worker + 1) * local)
                 parts = batches.flat_map(_as_is(lambda *batch: self._parts(_joined(batch), replicas, sized)))
-            return untuned(parts.prefetch(_AHEAD_BATCHES * local))
+            ahead = self._passes.ahead
+            return untuned(parts.prefetch(ahead if ahead < 0 else max(ahead, _AHEAD_BATCHES) * local))
 
         if strategies.has_one_cpu(strategy):
             return of_worker()
