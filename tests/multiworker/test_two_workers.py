@@ -68,7 +68,8 @@ def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(
     assert f"gradients: {words[communication]} between 2 CPUs\n" in outputs[0]
     assert "epoch 4/4" in outputs[0]
     assert "epoch" not in outputs[1]
-    assert list(scratch.iterdir()) == []
+    # TensorFlow leaves the bytecode of what it has generated.
+    assert {path.name for path in scratch.iterdir()} <= {"__pycache__"}
     assert sorted(p.name for p in (tmp_path / "two").iterdir()) == sorted(
         p.name for p in (tmp_path / "one").iterdir()
     )
