@@ -100,7 +100,7 @@ def test_a_bucket_that_fails_now_and_then_costs_time_and_nothing_else(
 )
 def test_a_bucket_that_stops_to_answer_is_one_line(bucket: Bucket, tmp_path: Path, fault: str) -> None:
     """No photo is left out for that."""
-    bucket.fate = lambda number: fault if number > 10 else ""
+    bucket.fate = lambda number: fault if number > 30 else ""  # the listing is over
     with pytest.raises(SourceError, match=r"^cannot read 'gs://bucket/photos/.*', however often it is tried"):
         run(PHOTOS, tmp_path / "out", on_bad_record="skip", max_bad_fraction=1.0)
 

@@ -276,7 +276,7 @@ def smoothed() -> tuple[Any, Any]:
 
 
 def hinged() -> keras.Model:
-    return functional(keras.layers.Dense(1), loss="hinge")
+    return functional(lambda x: dense()(x), loss="hinge")
 
 
 def signs() -> tuple[Any, Any]:
