@@ -143,7 +143,7 @@ def test_a_model_that_has_to_be_tried_before_training_trains_on_two_workers(data
     outputs = train(dataset, tmp_path, 2, 24, model=model, epochs=1)
 
     assert "epoch 1/1" in outputs[0]
-    assert len(weights(tmp_path)) == 6
+    assert len(weights(tmp_path, model)) == 6
 
 
 def _decode(encoded):
