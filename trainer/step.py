@@ -160,9 +160,6 @@ class Loop:
                 tf.cond(due, self._average, lambda: due)
             return i + 1, waited, tf.where(tf.reduce_all(tf.stack(finite)), diverged, tf.minimum(diverged, i))
 
-        # Or the first call, of one step, and the next, of several, would each trace the whole step.
-        signature = [tf.type_spec_from_value(self._batches), tf.TensorSpec([None], tf.float32)]
-
         def steps(batches: Iterator[Any], sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Any]:
             count = tf.size(sizes)
             begin = (tf.constant(0), tf.constant(0.0, tf.float64), count)
@@ -172,8 +169,11 @@ class Loop:
             # A call of its own, to read them outside, takes as long as some small steps.
             return waited, diverged, self._metrics.result()
 
-        if model.run_eagerly:
-            return steps
+        return steps if model.run_eagerly else self._compiled(steps)
+
+    def _compiled(self, steps: _Steps) -> _Steps:
+        # Or the first call, of one step, and the next, of several, would each trace the whole step.
+        signature = [tf.type_spec_from_value(self._batches), tf.TensorSpec([None], tf.float32)]
         # To look for it among the functions that have been traced takes longer than the call itself.
         found: _Steps = tf.function(steps, signature, autograph=False).get_concrete_function()
         return found

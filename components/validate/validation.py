@@ -172,7 +172,7 @@ def export_trained(
 def _measure(
     out: Path, export: Export, loaded: Any, clean: golden.CleanProcess, examples: Examples, min_slice: int
 ) -> Measured:
-    """Measures an export, in this process and in a clean one at a time, and what it was converted into."""
+    """Measures an export, which a clean process is asked meanwhile, and what it was converted into."""
     say("validate", "asking the export in a process with TensorFlow alone")
     agreement = golden.ask(clean, out)
     say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
