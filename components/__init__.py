@@ -1,9 +1,9 @@
 """The components ring: Kubeflow Pipelines components, each a thin body over the module beside it.
 
-Those for pipelines of one's own are here under their names, with flat inputs and defaults. They are made when
-the first is asked for: importing `shardline.components` loads no Kubeflow Pipelines.
+Those of our own pipelines are here under their names for pipelines of yours. They are made when the first is
+asked for: importing `shardline.components` loads no Kubeflow Pipelines.
 
-    from shardline.components import export_validate, preprocess, register, train
+    from shardline.components import configure, export_validate, preprocess, register, train
 
 Some are called as the packages that implement them. In `from shardline.components import train` these names
 win, and the packages are found by their whole names all the same, but for `import ... as`, which Python takes
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardline.components.vertex.job import CustomJobSettings
     from shardline.components.vertex.pools import Cluster, WorkerPool
 
+    configure: Callable[..., Any]
     export_validate: Callable[..., Any]
     preprocess: Callable[..., Any]
     register: Callable[..., Any]
@@ -32,6 +33,7 @@ __all__ = [
     "Cluster",
     "CustomJobSettings",
     "WorkerPool",
+    "configure",
     "export_validate",
     "preprocess",
     "register",

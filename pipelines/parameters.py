@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import difflib
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +16,7 @@ from shardline.pipelines.spec import declared
 from shardline.pipelines.tables import read_toml
 from shardline.trainer import files
 from shardline.trainer.errors import PipelineError, SettingsError
+from shardline.trainer.records import did_you_mean
 
 #: Whole numbers travel as doubles, here as on the platform.
 _LARGEST_INTEGER = 2**53
@@ -98,8 +99,7 @@ def _check(name: str, value: Any, known: Mapping[str, Mapping[str, Any]]) -> Any
 
 def _unknown(name: str, known: Mapping[str, Mapping[str, Any]]) -> str:
     listing = ", ".join(f"{other} ({_type_of(item)})" for other, item in known.items())
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = f"{did_you_mean(name, known)} ".lstrip()
     return f"the pipeline has no parameter {name!r}; {hint}it has {listing or 'none'}"
 
 
@@ -139,18 +139,14 @@ def _string(value: Any) -> str:
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    if isinstance(value, float) and math.isinf(value):
-        raise _ReasonError("it must be finite")
-    number = int(value)
+    number = _double(value)
     if isinstance(value, str) and not re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
         raise ValueError  # int() takes 1_000
-    if not isinstance(value, str) and value != number:
-        raise ValueError
-    if abs(number) > _LARGEST_INTEGER:
+    if abs(number) > _LARGEST_INTEGER or (isinstance(value, str) and abs(int(value)) > _LARGEST_INTEGER):
         raise _ReasonError("whole numbers are exact up to 2**53 only")
-    return number
+    if number != int(number):
+        raise ValueError
+    return int(value)
 
 
 def _double(value: Any) -> float:
@@ -163,31 +159,25 @@ def _double(value: Any) -> float:
 
 
 def _boolean(value: Any) -> bool:
+    words = {"true": True, "false": False}
     if isinstance(value, str):
-        word = value.strip().lower()
-        if word not in ("true", "false"):
+        if value.strip().lower() not in words:
             raise _ReasonError("write true or false")
-        return word == "true"
+        return words[value.strip().lower()]
     if not isinstance(value, bool):
         raise TypeError
     return value
 
 
-def _json(kind: type) -> Callable[[Any], Any]:
-    def convert(value: Any) -> Any:
-        content = _parse(value) if isinstance(value, str) else value
-        if not isinstance(content, kind):
-            raise TypeError
-        return content
-
-    return convert
-
-
-def _parse(text: str) -> Any:
-    try:
-        return files.parse_json(text, "it", PipelineError)
-    except PipelineError as error:
-        raise _ReasonError(error) from None
+def _json(kind: type, value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            value = files.parse_json(value, "it", PipelineError)
+        except PipelineError as error:
+            raise _ReasonError(error) from None
+    if not isinstance(value, kind):
+        raise TypeError
+    return value
 
 
 #: How a value of each type is read, and what the type is called in a message.
@@ -196,8 +186,8 @@ _TYPES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "NUMBER_INTEGER": (_integer, "int"),
     "NUMBER_DOUBLE": (_double, "float"),
     "BOOLEAN": (_boolean, "bool"),
-    "STRUCT": (_json(dict), "a JSON object"),
-    "LIST": (_json(list), "a JSON array"),
+    "STRUCT": (functools.partial(_json, dict), "a JSON object"),
+    "LIST": (functools.partial(_json, list), "a JSON array"),
 }
 
 

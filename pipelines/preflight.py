@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.champions import require_shelf
-from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import KNOWN_FORMS, check_form, open_source
+from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
+from shardline.components.validate.settings import GateSettings
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.registry import Finding
 from shardline.pipelines.check.schedule import Schedule
@@ -23,6 +24,7 @@ from shardline.pipelines.tables import read_toml
 from shardline.trainer import plugins
 from shardline.trainer.errors import PipelineError, SettingsError, SourceError
 from shardline.trainer.models import import_string
+from shardline.trainer.records import own_fields, read
 
 #: Names of the pipelines whose parameters are known here.
 OURS = (RETRAIN, TUNE)

@@ -13,20 +13,21 @@ from shardline.components.register.settings import BatchPrediction, Deploy, Mode
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.components.vertex.machines import TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
-from shardline.pipelines.image.settings import ImageSettings, accelerators_of
+from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.remote.environment import DEFAULT, NAMES, TABLE
-from shardline.pipelines.tables import begun_with, check_tables, keys_of, read_file, read_one, values
+from shardline.pipelines.tables import begun_with, check_tables, read_file, read_one
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.records import field_types, read_fields
 
 #: The tables below [train], beside its own keys: the pools that differ from these, and the job.
 _POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluator")
 _OWN_MACHINE = ("parameter_servers", "reduction_server")
 
-_POOL_KEYS = keys_of(WorkerPool)
-_JOB_KEYS = keys_of(CustomJobSettings, "cluster")
 #: What parameter servers do not take over from [train]: they need no accelerators.
 _MACHINE_KEYS = {
-    name for name in _POOL_KEYS if name.startswith(("machine", "accelerator", "tpu", "reservation"))
+    name
+    for name in field_types(WorkerPool)
+    if name.startswith(("machine", "accelerator", "tpu", "reservation"))
 }
 
 #: Machines of the tasks beside training, where their table leaves them open.
@@ -76,7 +77,28 @@ class Settings:
         if self.register.machine_type:
             raise SettingsError("register.machine_type: these tasks are small; give cpu and memory instead")
         if self.build is not None:
-            self.build.fitted(accelerators_of(self))
+            self.build.fitted(self.accelerators)
+
+    @property
+    def accelerators(self) -> dict[str, str]:
+        """What the machines have that run the image, "1 NVIDIA_TESLA_T4" or "", by their table."""
+        found = {} if self.pools_at_run_time else accelerators_of(self.train.cluster, "train")
+        for name in _MACHINES:
+            machine = getattr(self, name)
+            found[name] = (
+                f"{machine.accelerator_count} {machine.accelerator_type}" if machine.accelerator_type else ""
+            )
+        return found
+
+
+def accelerators_of(cluster: Cluster, name: str) -> dict[str, str]:
+    """Returns what the replicas have that run the image, "1 NVIDIA_TESLA_T4" or "", by NAME.POOL."""
+    # A pool with an image of its own, as the platform's Reduction Server, does not run this one.
+    return {
+        f"{name}.{key}": pool.accelerators
+        for key, pool in vars(cluster).items()
+        if pool and not pool.image_uri and key != "reduction_server"
+    }
 
 
 #: The tables that are one dataclass each.
@@ -89,7 +111,6 @@ _KINDS: dict[str, type[Any]] = {
 _TABLES = ("train", *_MACHINES, *_KINDS)
 #: Tables that are of no concern to the compiler: `read_table`.
 _RUN_TABLES = ("vertex",)
-_OWN_KEYS = keys_of(Settings, *_TABLES, "build")
 
 
 def load(path: Path) -> Settings:
@@ -107,7 +128,7 @@ def load(path: Path) -> Settings:
             content["image"] = _by_digest(content["image"])
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         check_tables(tables)
-        own = values(content, _OWN_KEYS, "", also=_TABLES, whole=True)
+        own = read_fields(Settings, content, leave_out=(*_TABLES, "build"), also=_TABLES)
         read = {name: read_one(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables}
         machines: dict[str, Any] = {name: _read_machine(name, tables.get(name, {})) for name in _MACHINES}
         return Settings(**own, build=build, train=_read_job(tables.get("train", {})), **machines, **read)
@@ -132,7 +153,7 @@ def load_image(path: Path) -> ImageSettings | None:
         read = ImageSettings(name=image) if image and isinstance(image, str) else _read_image(path, image)
     if read is None or isinstance(image, str) or "train" not in content:
         return read
-    return read.fitted(accelerators_of(load(path)))
+    return read.fitted(load(path).accelerators)
 
 
 def _read_image(path: Path, image: Any) -> ImageSettings | None:
@@ -142,7 +163,7 @@ def _read_image(path: Path, image: Any) -> ImageSettings | None:
 
 
 def _read_machine(name: str, table: dict[str, Any]) -> TaskMachine:
-    given = values(table, keys_of(TaskMachine), f"{name}.")
+    given = read_fields(TaskMachine, table, f"{name}.", whole=False)
     with begun_with(f"{name}."):
         return replace(TaskMachine() if "machine_type" in given else _MACHINES[name], **given)
 
@@ -150,7 +171,7 @@ def _read_machine(name: str, table: dict[str, Any]) -> TaskMachine:
 def _read_job(train: dict[str, Any]) -> CustomJobSettings:
     tables = {name: train.pop(name) for name in (*_POOLS, "job") if name in train}
     check_tables(tables, "train.")
-    shared = values(train, _POOL_KEYS, "train.", also=(*_POOLS, "job"))
+    shared = read_fields(WorkerPool, train, "train.", also=(*_POOLS, "job"), whole=False)
     if "replica_count" not in shared:
         raise SettingsError("train.replica_count is missing")
     total = shared.pop("replica_count")
@@ -164,14 +185,14 @@ def _read_job(train: dict[str, Any]) -> CustomJobSettings:
             if name in counts or name in tables
         }
     )
-    job = values(tables.get("job", {}), _JOB_KEYS, "train.job.")
+    job = read_fields(CustomJobSettings, tables.get("job", {}), "train.job.", leave_out=("cluster",))
     with begun_with("train.job."):
         return CustomJobSettings(cluster=cluster, **job)
 
 
 def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: int | None) -> WorkerPool:
     prefix = f"train.{name}."
-    own = values(table, _POOL_KEYS, prefix)
+    own = read_fields(WorkerPool, table, prefix, whole=False)
     if name in ("chief", "workers"):
         if "replica_count" in own:
             raise SettingsError(f"{prefix}replica_count follows from train.replica_count; leave it out")

@@ -3,16 +3,14 @@
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, fields, replace
-from typing import Any, get_origin
+from dataclasses import replace
+from typing import Any
 
 import docstring_parser
 from kfp import dsl
 
 from shardline.components.conclude.component import conclude
-from shardline.components.configure.component import configure
-from shardline.components.parameters import GateSettings, TrainingSettings, field_types
-from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.configure.component import OBJECTS, configure, parameters
 from shardline.components.register.component import register, registry_evaluation, serving_model
 from shardline.components.register.tasks import PROJECT, batch_prediction_task, deploy_task, upload_task
 from shardline.components.rehearse.component import rehearse
@@ -24,8 +22,8 @@ from shardline.components.vertex.machines import TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.settings import Settings
 
-#: Fields of the objects that are no parameters of a pipeline: it knows them, or has another name for them.
-_OWN = ("readers", "processes", "max_pixels")
+#: Fields of a run's objects that a pipeline knows by itself, or by another name.
+_KNOWN = ("readers", "processes")
 
 
 def make_pipeline(
@@ -52,17 +50,16 @@ def make_pipeline(
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in hidden
     ]
-    known = {item.arg_name for item in docstring_parser.parse(function.__doc__ or "").params}
-    shared = {}
-    explained = {}
-    for kind in (PreprocessSettings, TrainingSettings, GateSettings):
-        for item in docstring_parser.parse(kind.__doc__ or "").params:
-            if item.arg_name not in (*_OWN, *known):
-                explained[item.arg_name] = " ".join((item.description or "").split())
-        for field in fields(kind):
-            if field.name not in (*_OWN, *(parameter.name for parameter in own)):
-                shared[field.name] = _parameter(field, field_types(kind)[field.name])
-    names = [*(parameter.name for parameter in own), *shared]
+    explained_here = {item.arg_name for item in docstring_parser.parse(function.__doc__ or "").params}
+    named = {*_KNOWN, *(parameter.name for parameter in own)}
+    shared = [parameter for parameter in parameters() if parameter.name not in named]
+    explained = {
+        item.arg_name: " ".join((item.description or "").split())
+        for kind in OBJECTS
+        for item in docstring_parser.parse(kind.__doc__ or "").params
+        if item.arg_name not in {*_KNOWN, *explained_here}
+    }
+    names = [parameter.name for parameter in [*own, *shared]]
 
     train_and_register = train_and_register_pipeline(settings, name)
 
@@ -73,21 +70,8 @@ def make_pipeline(
     pipeline.__doc__ = "\n".join(
         [inspect.getdoc(function) or "", *(f"    {key}: {text}" for key, text in explained.items())]
     )
-    pipeline.__signature__ = inspect.Signature([*own, *shared.values()])  # type: ignore[attr-defined]
+    pipeline.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     return dsl.pipeline(name=name, description=description)(pipeline)
-
-
-def _parameter(field: Any, kind: Any) -> inspect.Parameter:
-    """Returns a field as a parameter of a pipeline, which KFP wants of a plain type."""
-    default = field.default_factory() if field.default is MISSING else field.default
-    plain = {Mapping: dict, tuple: list}
-    annotation = next((plain[known] for known in plain if issubclass(get_origin(kind) or kind, known)), kind)
-    return inspect.Parameter(
-        field.name,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=annotation(default),
-        annotation=annotation,
-    )
 
 
 def component_factory(settings: Settings) -> Callable[..., Any]:

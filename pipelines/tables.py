@@ -1,41 +1,17 @@
-"""Tables of settings files (TOML): their keys are the fields of a dataclass, and are checked as such."""
+"""Settings files (TOML): their tables, whose keys are the fields of a dataclass, and are checked as such."""
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardline.components.parameters import check_keys
-from shardline.components.vertex.pools import NfsMount
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.records import read_fields
 
 T = TypeVar("T")
-Keys = Mapping[str, Field[Any]]
-
-#: What TOML gives for each type of a key, and what the type is called in a message.
-_TYPES: dict[str, tuple[Any, str]] = {
-    "str": (str, "str"),
-    "int": (int, "int"),
-    "int | None": (int, "int"),
-    "datetime.datetime | None": (datetime.datetime, "a date and time"),
-    "bool": (bool, "bool"),
-    "bool | None": (bool, "bool"),
-    "tuple[str, ...]": (list, "a list of str"),
-    "tuple[int, ...]": (list, "a list of int"),
-    "tuple[NfsMount, ...]": (list, "a list of tables"),
-    "Mapping[str, str]": (dict, "a table of str"),
-    "Mapping[str, Any]": (dict, "a table"),
-}
-
-
-def keys_of(kind: type[Any], *leave_out: str) -> dict[str, Field[Any]]:
-    """Returns the keys of the table that a dataclass describes, without some of its fields."""
-    return {item.name: item for item in fields(kind) if item.name not in leave_out}
 
 
 def read_file(path: Path, kind: str = "settings") -> dict[str, Any]:
@@ -77,7 +53,7 @@ def read_table(path: Path, table: str, kind: type[Any], *, leave_out: tuple[str,
     content = read_file(path).get(table, {})
     with begun_with(f"{path}: "):
         check_tables({table: content})
-        return values(content, keys_of(kind, *leave_out), f"{table}.")
+        return read_fields(kind, content, f"{table}.", leave_out=leave_out, whole=False)
 
 
 def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display_name") -> dict[str, Any]:
@@ -93,13 +69,14 @@ def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display
             raise SettingsError(f"unknown key {next(iter(content))}; write tables [{table}.NAME]")
         if not isinstance(tables, dict) or not all(isinstance(item, dict) for item in tables.values()):
             raise SettingsError(f"{table} must be tables: [{table}.NAME]")
-        known = keys_of(kind, name)
-        return {key: values(item, known, f"{table}.{key}.", whole=True) for key, item in tables.items()}
+        return {
+            key: read_fields(kind, item, f"{table}.{key}.", leave_out=(name,)) for key, item in tables.items()
+        }
 
 
 def read_one(name: str, kind: Callable[..., T], table: dict[str, Any]) -> T:
     """Returns the dataclass that a table is."""
-    found = values(table, keys_of(kind), f"{name}.", whole=True)  # type: ignore[arg-type]  # a dataclass
+    found = read_fields(kind, table, f"{name}.")  # type: ignore[arg-type]  # a dataclass
     with begun_with(f"{name}."):
         return kind(**found)
 
@@ -109,41 +86,3 @@ def check_tables(tables: Mapping[str, Any], prefix: str = "") -> None:
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise SettingsError(f"{prefix}{name} must be a table: [{prefix}{name}]")
-
-
-def values(
-    table: Mapping[str, Any], known: Keys, prefix: str, *, also: tuple[str, ...] = (), whole: bool = False
-) -> dict[str, Any]:
-    """Returns the values of a table, each of its key's type.
-
-    `prefix` is the table's own name and `also` are keys that are read elsewhere, both for messages. Where
-    `whole`, keys without a default must be there. Raises SettingsError when a key is unknown, missing or
-    mistyped.
-    """
-    check_keys(table, [*known, *also], prefix)
-    for key, item in known.items():
-        if whole and key not in table and item.default is MISSING and item.default_factory is MISSING:
-            raise SettingsError(f"{prefix}{key} is missing")
-    return {key: _value(f"{prefix}{key}", value, str(known[key].type)) for key, value in table.items()}
-
-
-def _value(name: str, value: Any, wanted: str) -> Any:
-    kind, words = _TYPES[wanted]
-    inner = {"tuple[str, ...]": str, "Mapping[str, str]": str, "tuple[int, ...]": int}.get(wanted)
-    if kind is int and type(value) is int and not -(2**63) <= value < 2**63:
-        raise SettingsError(f"{name} is beyond the whole numbers of TOML, 64 bits: {value}")
-    if type(value) is not kind or (inner and not _are_all(inner, value)):
-        raise SettingsError(f"{name} must be of type {words}, got {value!r}")
-    if wanted == "tuple[NfsMount, ...]":
-        return tuple(_read_mount(f"{name}[{index}]", item) for index, item in enumerate(value))
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _are_all(kind: type[Any], value: Any) -> bool:
-    return all(type(item) is kind for item in (value.values() if isinstance(value, dict) else value))
-
-
-def _read_mount(name: str, table: Any) -> NfsMount:
-    if not isinstance(table, dict):
-        raise SettingsError(f"{name} must be a table with {', '.join(keys_of(NfsMount))}, got {table!r}")
-    return read_one(name, NfsMount, table)

@@ -1,23 +1,36 @@
-"""Records: dataclasses that were written as JSON, read again with each value of its field's type."""
+"""Records: JSON, TOML or the object of a parameter, read as a dataclass with each value of its field's type.
+
+What a program has written is restored: keys that are not known are those of another version. What a person
+has written is read: a key that is not known is a slip, and the nearest one is named.
+"""
 
 from __future__ import annotations
 
+import datetime
+import difflib
 import functools
 import math
 import reprlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shardline.trainer import files
-from shardline.trainer.errors import ShardlineError, printable
+from shardline.trainer.errors import SettingsError, ShardlineError, printable
 
 _T = TypeVar("_T")
 
-_WORDS = {str: "text", int: "a whole number of 64 bits", float: "a finite number", bool: "true or false"}
+_WORDS: Mapping[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    datetime.datetime: "a date and time",
+}
+_REFUSED = (TypeError, ValueError, OverflowError, ShardlineError)
 
 
 def restore(kind: type[_T], content: Any, what: str, error: type[ShardlineError], remedy: str = "") -> _T:
@@ -28,7 +41,7 @@ def restore(kind: type[_T], content: Any, what: str, error: type[ShardlineError]
     """
     try:
         return typing.cast(_T, _as(kind, content, ""))
-    except (TypeError, ValueError, OverflowError, ShardlineError) as failure:
+    except _REFUSED as failure:
         raise error(f"{what} is damaged: {failure}{f'; {remedy}' if remedy else ''}") from None
 
 
@@ -41,61 +54,189 @@ def load(kind: type[_T], path: Path, error: type[ShardlineError], remedy: str = 
     return restore(kind, content, str(path), error, remedy)
 
 
-def _as(kind: Any, value: Any, name: str) -> Any:
-    """Returns a JSON value as a field of this type has it; TypeError or ValueError where it does not fit."""
+def read(kind: type[_T], values: Any, name: str) -> _T:
+    """Returns a dataclass from an object that a person wrote, with the integers that a STRUCT makes floats.
+
+    `name` is the object's in messages, as in "data"; "" for none. Raises SettingsError when a key is
+    unknown or missing, or a value is of the wrong type or out of range.
+    """
+    if not isinstance(values, Mapping):
+        raise SettingsError(f"{name} must be a mapping with {', '.join(field_types(kind))}, got {values!r}")
+    return kind(**read_fields(kind, restore_integers(values), f"{name}." if name else ""))
+
+
+def read_fields(
+    kind: type[Any],
+    values: Mapping[str, Any],
+    prefix: str = "",
+    *,
+    leave_out: Collection[str] = (),
+    also: Collection[str] = (),
+    whole: bool = True,
+) -> dict[str, Any]:
+    """Returns values for the fields of a dataclass, each of its field's type.
+
+    Args:
+        kind: The dataclass.
+        values: What a person wrote.
+        prefix: What stands in front of a key in messages, as in "train.".
+        leave_out: Fields that cannot be given.
+        also: Keys that are read elsewhere.
+        whole: Whether the fields without a default must be there.
+
+    Raises:
+        SettingsError: When a key is unknown or missing, or a value is of the wrong type.
+    """
+    known = {name: hint for name, hint in field_types(kind).items() if name not in leave_out}
+    check_keys(values, [*known, *also], prefix)
+    if whole and (missing := [name for name in _required(kind) if name in known and name not in values]):
+        raise SettingsError(f"{prefix}{missing[0]} is missing")
+    try:
+        return {
+            key: _as(known[key], value, f"{prefix}{key}", strict=True)
+            for key, value in values.items()
+            if key in known
+        }
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SettingsError(str(error)) from None
+
+
+def check_types(settings: Any) -> None:
+    """Checks that each field of a dataclass holds what its type says; SettingsError when one does not."""
+    for name, kind in field_types(type(settings)).items():
+        try:
+            _as(kind, getattr(settings, name), name, strict=True)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise SettingsError(str(error)) from None
+
+
+def check_keys(found: Iterable[str], known: Collection[str], prefix: str = "") -> None:
+    """Refuses a key that is not known, with the nearest one; raises SettingsError."""
+    for key in found:
+        if key not in known:
+            hint = did_you_mean(key, known, prefix) or f"there are {', '.join(known)}"
+            raise SettingsError(f"unknown key {prefix}{key}; {hint}")
+
+
+def did_you_mean(found: str, known: Iterable[str], prefix: str = "") -> str:
+    """Returns "did you mean X?" for the nearest of what is known, "" where nothing is near."""
+    near = difflib.get_close_matches(found, list(known), n=1)
+    return f"did you mean {prefix}{near[0]}?" if near else ""
+
+
+def field_types(kind: Any) -> Mapping[str, Any]:
+    """Returns the types of a dataclass's fields by name."""
+    return _field_types(kind)
+
+
+@functools.cache
+def _field_types(kind: Any) -> Mapping[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {item.name: hints[item.name] for item in fields(kind)}
+
+
+def own_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the values that are fields of a dataclass."""
+    return {name: values[name] for name in field_types(kind) if name in values}
+
+
+def restore_integers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a JSON object with whole floats as integers, all the way down.
+
+    Parameters travel as protobuf Struct, which knows no integers: 64 arrives as 64.0, and keras.layers.Dense
+    refuses that. A whole number serves as well where a float is wanted.
+    """
+    return {name: _restore_integer(value) for name, value in values.items()}
+
+
+def _restore_integer(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return restore_integers(value)
+    return [_restore_integer(item) for item in value] if isinstance(value, list) else value
+
+
+def _as(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
+    """Returns a value as a field of this type has it; TypeError or ValueError where it does not fit.
+
+    `strict` is for what a person wrote: it refuses keys that a dataclass does not know.
+    """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
     if origin in (types.UnionType, typing.Union):
-        return _as_one_of(inner, value, name)
+        return _as_one_of(inner, value, name, strict)
     if origin is typing.Literal:
         if value not in inner:
             known = f"{', '.join(map(repr, inner[:-1]))} or {inner[-1]!r}"
             raise ValueError(f"{name or 'it'} must be {known}, got {reprlib.repr(value)}")
         return value
     if is_dataclass(kind):
-        return _as_dataclass(kind, _checked(value, Mapping, "a JSON object", name), name)
+        return _as_dataclass(kind, value, name, strict)
     if origin is tuple:
-        items = _checked(value, list, "a JSON array", name)
+        items = _checked(value, list | tuple, f"a list{_of(inner[0])}", name)
         kinds = inner[:1] * len(items) if inner[-1] is Ellipsis else inner
-        return tuple(_as(*pair, name) for pair in zip(kinds, items, strict=True))
+        return tuple(
+            _as(each, item, f"{name}[{index}]", strict=strict)
+            for index, (each, item) in enumerate(zip(kinds, items, strict=True))
+        )
     if origin is not None:
-        found = _checked(value, Mapping, "a JSON object", name)
-        return {key: _as(inner[1], item, f"{name}.{printable(key)}") for key, item in found.items()}
+        found = _checked(value, Mapping, f"a mapping{_of(inner[1])}", name)
+        return {
+            key: _as(inner[1], item, f"{name}.{printable(key)}", strict=strict) for key, item in found.items()
+        }
+    return _as_plain(kind, value, name, strict)
+
+
+def _as_plain(kind: Any, value: Any, name: str, strict: bool) -> Any:
     if kind is float and type(value) is int:
-        value = float(value)
+        return value if strict else float(value)  # as it was written: 1 and not 1.0
     is_wrong = (kind is float and not math.isfinite(value)) if type(value) is kind else True
-    if is_wrong or (kind is int and not -(2**63) <= value < 2**63):
+    if is_wrong:
         raise TypeError(f"{name or 'it'} must be {_WORDS.get(kind, 'null')}, got {reprlib.repr(value)}")
+    if kind is int and not -(2**63) <= value < 2**63:
+        raise TypeError(f"{name or 'it'} must be a whole number of 64 bits, got {reprlib.repr(value)}")
     if kind is str:
         value.encode(errors="surrogateescape")  # bytes of a file's name; half of a character cannot be shown
     return value
 
 
-def _as_one_of(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
+def _of(kind: Any) -> str:
+    plural = {str: "texts", int: "whole numbers", float: "numbers"}
+    return f" of {plural[kind]}" if kind in plural else " of mappings" if is_dataclass(kind) else ""
+
+
+def _as_one_of(kinds: tuple[Any, ...], value: Any, name: str, strict: bool) -> Any:
     failures = []
     for kind in kinds:
         try:
-            return _as(kind, value, name)
+            return _as(kind, value, name, strict=strict)
         except (TypeError, ValueError) as failure:
             failures.append(failure)
     raise failures[0]  # of the first, as None comes last
 
 
-def _as_dataclass(kind: Any, content: Mapping[str, Any], name: str) -> Any:
-    hints = _hints(kind)
-    values = {}
-    for item in fields(kind):
-        if item.name in content:
-            values[item.name] = _as(hints[item.name], content[item.name], f"{name}.{item.name}".lstrip("."))
-        elif item.default is item.default_factory is MISSING:
-            raise TypeError(f"{name or 'it'} has no {item.name}")
-    return kind(**values)
+def _as_dataclass(kind: Any, value: Any, name: str, strict: bool) -> Any:
+    if isinstance(value, kind):
+        return value
+    wanted = f" with {', '.join(field_types(kind))}" if strict else ""
+    content = _checked(value, Mapping, f"a mapping{wanted}", name)
+    if strict:
+        check_keys(content, field_types(kind), f"{name}.")
+    if missing := [each for each in _required(kind) if each not in content]:
+        raise TypeError(f"{name}.{missing[0]} is missing".lstrip("."))
+    return kind(
+        **{
+            each: _as(hint, content[each], f"{name}.{each}".lstrip("."), strict=strict)
+            for each, hint in field_types(kind).items()
+            if each in content
+        }
+    )
 
 
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _required(kind: Any) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(kind) if item.default is item.default_factory is MISSING)
 
 
 def _checked(value: Any, kind: Any, words: str, name: str) -> Any:

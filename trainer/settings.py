@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.files import local_path
 from shardline.trainer.models import KERAS_PREFIX
+from shardline.trainer.records import check_types
 
 STRATEGIES = (
     "auto",
@@ -32,13 +32,6 @@ CHOICES = {
     "cache": ("auto", "memory", "off"),
     "jit_compile": ("auto", "on", "off"),
     "precision": ("float32", "bfloat16", "float16"),
-}
-_KINDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    tuple: "a list of texts",
 }
 # The trainer seeds with one more, and NumPy takes 32 bits.
 _LARGEST_SEED = 2**32 - 2
@@ -159,8 +152,9 @@ class TrainSettings:
     def __post_init__(self) -> None:
         if isinstance(self.jit_compile, bool):  # of settings that are older than auto
             object.__setattr__(self, "jit_compile", "on" if self.jit_compile else "off")
+        check_types(self)
         for field_ in fields(self):
-            self._check_type_and_range(field_.name, field_.default)
+            self._check_range(field_.name, getattr(self, field_.name))
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise SettingsError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(choices)}")
@@ -186,17 +180,12 @@ class TrainSettings:
             )
         _ = self.profiled_steps
 
-    def _check_type_and_range(self, name: str, default: Any) -> None:
-        value, kind = getattr(self, name), type(default)
-        right = (int, float) if kind is float else (kind,)
-        if kind in _KINDS and type(value) not in right:
-            raise SettingsError(f"{name} must be {_KINDS[kind]}, got {value!r}")
+    def _check_range(self, name: str, value: Any) -> None:
         # `fit`, which has no name of a dataset, trains no epoch if asked to, as Keras does.
         least = int(name in _AT_LEAST_ONE and (name != "epochs" or bool(self.dataset)))
-        if kind in (int, float) and not least <= value < math.inf:
-            no_number = isinstance(value, float) and not math.isfinite(value)
+        if type(value) in (int, float) and value < least:
             rule = f"must be at least {least}" if least else "must not be negative"
-            raise SettingsError(f"{name} {'must be finite' if no_number else rule}, got {value}")
+            raise SettingsError(f"{name} {rule}, got {value}")
 
     @property
     def model_arguments(self) -> dict[str, Any]:

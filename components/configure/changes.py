@@ -22,15 +22,17 @@ from shardline.components.configure.fingerprint import (
     initial_model,
 )
 from shardline.components.configure.history import Run, State
-from shardline.components.parameters import GateSettings, TrainingSettings, own_fields, read
 from shardline.components.preprocess import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, many_files
 from shardline.components.preprocess.sources.snapshots import pinned
 from shardline.components.text import quality, short
+from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.formats import check_installed, refuse_table
+from shardline.components.validate.settings import GateSettings
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import fact, say
+from shardline.trainer.records import own_fields, read
 
 _TOPIC = "changes"
 _SCHEMA = "content of schema"

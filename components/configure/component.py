@@ -1,56 +1,58 @@
 """The first and the last step of a run. KFP embeds the text of a function alone, so it imports inside."""
 
-from typing import NamedTuple
+import inspect
+import linecache
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, NamedTuple, get_origin
 
 from kfp import dsl
 
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.train.settings import TrainingSettings
+from shardline.components.validate.settings import GateSettings
+from shardline.trainer.records import field_types
 
-def configure(  # noqa: D417  # the settings are explained where their objects are defined
-    history_uri: str,
-    force: bool,
-    deep: bool,
-    scheduled: str,
-    created: str,
-    job_name: str,
-    source: str,
-    data_dir: str,
-    labels: str,
-    features: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
-    label: str,
-    columns: dict,  # type: ignore[type-arg]
-    image_size: int,
-    resize_mode: str,
-    encoding: str,
-    split: dict,  # type: ignore[type-arg]
-    stratify: bool,
-    key: str,
-    group: str,
-    split_by_time: str,
-    split_gap: str,
-    split_salt: int,
-    seed: int,
-    readers: int,
-    shards: int,
-    shard_size: int,
-    compression: str,
-    on_bad_record: str,
-    max_bad_fraction: float,
-    schema: str,
-    on_anomaly: str,
-    check_images: str,
-    model: str,
-    hparams: dict,  # type: ignore[type-arg]
-    epochs: int,
-    per_replica_batch_size: int,
-    learning_rate: float,
-    train_options: dict,  # type: ignore[type-arg]
-    min_accuracy: float,
-    rules: list,  # type: ignore[type-arg]
-    first_run: str,
-    champion_uri: str,
-    formats: list,  # type: ignore[type-arg]
-    worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006
-) -> NamedTuple(  # type: ignore[valid-type]
+#: The objects of a run, each one dataclass. A pipeline cannot make one of its own parameters: KFP pastes
+#: numbers into a dict as text, and a quote breaks the JSON. A dict that a task puts out keeps both.
+OBJECTS = (PreprocessSettings, TrainingSettings, GateSettings)
+#: Fields that are no settings of a result.
+_NO_SETTINGS = ("processes",)
+
+
+def parameters() -> Iterator[inspect.Parameter]:
+    """Yields the fields of a run's objects, each once, as parameters of the plain types that KFP wants."""
+    seen = set(_NO_SETTINGS)
+    for kind in OBJECTS:
+        for field in fields(kind):
+            if field.name not in seen:
+                seen.add(field.name)
+                yield _parameter(field, field_types(kind)[field.name])
+
+
+def _parameter(field: Any, kind: Any) -> inspect.Parameter:
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    plain = {Mapping: dict, tuple: list}
+    annotation = next((plain[known] for known in plain if issubclass(get_origin(kind) or kind, known)), kind)
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=inspect.Parameter.empty if default is MISSING else annotation(default),
+        annotation=annotation,
+    )
+
+
+_CONFIGURE = '''
+def configure(
+    history_uri: str = "",
+    force: bool = False,
+    deep: bool = False,
+    scheduled: str = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
+    created: str = dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
+    job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
+    {settings},
+    worker_pool_specs: list = [],
+) -> NamedTuple(
     "Outputs",
     [
         ("changed", bool),
@@ -79,14 +81,14 @@ def configure(  # noqa: D417  # the settings are explained where their objects a
 
     Returns:
         changed: Whether there is something to do.
-        source: The source with the date of the run in the place of {date}.
+        source: The source with the date of the run in the place of {{date}}.
         fingerprint: Of data and code: a cached dataset of the same fingerprint is the same dataset.
         reason: Why there is something to do or not, in one line.
         state: What was found, for `record_run`.
         still_blessed: Whether the last run's model was blessed, where there is nothing to do.
         data: Fields of `shardline.components.preprocess.settings.PreprocessSettings`.
-        training: Fields of `shardline.components.parameters.TrainingSettings`.
-        gate: Fields of `shardline.components.parameters.GateSettings`.
+        training: Fields of `shardline.components.train.settings.TrainingSettings`.
+        gate: Fields of `shardline.components.validate.settings.GateSettings`.
     """
     given = dict(locals())
     from shardline.trainer.progress import errors_end_the_process
@@ -95,6 +97,29 @@ def configure(  # noqa: D417  # the settings are explained where their objects a
         from shardline.components.configure.changes import look
 
         return look(**given)
+'''
+
+
+def _make_configure() -> Callable[..., Any]:
+    """Returns the function of the first step, with an argument for each field of a run's objects.
+
+    KFP asks for the text of a function, which `linecache` knows of this one, as of those of `attrs`.
+    """
+    defaults = {"source": "digits", "model": "mnist_cnn"}
+    settings = [
+        f"{each.name}: {each.annotation.__name__} = {defaults.get(each.name, each.default)!r}"
+        for each in parameters()
+    ]
+    text = _CONFIGURE.format(settings=",\n    ".join(settings)).lstrip()
+    name = f"<configure of {__name__}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    namespace: dict[str, Any] = {"dsl": dsl, "NamedTuple": NamedTuple, "__name__": __name__}
+    exec(compile(text, name, "exec"), namespace)  # text of this module alone
+    made: Callable[..., Any] = namespace["configure"]
+    return made
+
+
+configure = _make_configure()
 
 
 def record_run(

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardline.components.parameters import read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer import files, plugins, progress
 from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.records import read
 
 if TYPE_CHECKING:
     from kfp import dsl

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardline.components.parameters import check_types
 from shardline.components.preprocess import labels
 from shardline.components.preprocess.sources.moments import parse_gap
 from shardline.trainer.data.features import COLUMN_TYPES
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.records import check_types
 
 ENCODINGS = ("keep", "jpeg", "png", "raw")
 RESIZE_MODES = ("crop", "pad", "stretch")

@@ -8,20 +8,26 @@ from google_cloud_pipeline_components.types.artifact_types import (
 from kfp import dsl
 
 
-def register(exported: dsl.Input[dsl.Model], quality: str, gate: dict, job_name: str = "") -> None:  # type: ignore[type-arg]  # KFP reads it
+def register(
+    exported: dsl.Input[dsl.Model],
+    quality: str,
+    gate: dict,  # type: ignore[type-arg]  # KFP reads it
+    job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
+) -> None:
     """Publishes a blessed model as the champion, once in a run.
 
     Args:
         exported: SavedModel with its evaluation, report and verdict.
         quality: How good it is on the test split, in words: "accuracy 0.9812".
-        gate: Where it is published: the fields of `shardline.components.parameters.GateSettings`.
+        gate: Where it is published: the fields of `components.validate.settings.GateSettings`.
         job_name: Name of the run.
     """
     from pathlib import Path
 
-    from shardline.components.parameters import GateSettings, read
     from shardline.components.register.publish import register_model
+    from shardline.components.validate.settings import GateSettings
     from shardline.trainer.progress import errors_end_the_process
+    from shardline.trainer.records import read
 
     with errors_end_the_process("register"):
         champion_uri = read(GateSettings, gate, "gate").champion_uri
@@ -45,7 +51,7 @@ def serving_model(
         serving: Base path of the model for TensorFlow Serving, with the container that serves it.
         quality: How good it is on the test split, in words: "accuracy 0.9812".
         image_uri: TensorFlow Serving.
-        gate: Where it will be published: the fields of `shardline.components.parameters.GateSettings`.
+        gate: Where it will be published: the fields of `components.validate.settings.GateSettings`.
         job_name: Name of the run.
 
     Returns:
@@ -54,9 +60,10 @@ def serving_model(
     from pathlib import Path
 
     from shardline.components.champions import check_judged
-    from shardline.components.parameters import GateSettings, read
     from shardline.components.register.registry import container_spec, describe, lay_out
+    from shardline.components.validate.settings import GateSettings
     from shardline.trainer.progress import errors_end_the_process
+    from shardline.trainer.records import read
 
     with errors_end_the_process("register"):
         check_judged(Path(exported.path), read(GateSettings, gate, "gate").champion_uri, job_name)
@@ -89,11 +96,11 @@ def model_upload(
         project: Where the pipeline runs.
         location: Its region.
     """
-    from shardline.components.parameters import read
     from shardline.components.register.registry import upload_model
     from shardline.components.register.settings import ModelUpload
     from shardline.components.vertex.client import Platform
     from shardline.trainer.progress import errors_end_the_process
+    from shardline.trainer.records import read
 
     with errors_end_the_process("register"):
         platform = Platform(project, location)
@@ -152,7 +159,7 @@ def model_deploy(
         endpoint: Where it is deployed.
         deploy: The fields of `shardline.components.register.settings.Deploy`.
         labels: Labels of a new endpoint.
-        gate: Where it will be published: the fields of `shardline.components.parameters.GateSettings`.
+        gate: Where it will be published: the fields of `components.validate.settings.GateSettings`.
         encryption_key: Resource name of the key of a new endpoint; "" for Google's own.
         job_name: Name of the run.
         project: Where the pipeline runs.
@@ -161,11 +168,12 @@ def model_deploy(
     from pathlib import Path
 
     from shardline.components.champions import check_judged
-    from shardline.components.parameters import GateSettings, read
     from shardline.components.register.deployment import deploy_model
     from shardline.components.register.settings import Deploy
+    from shardline.components.validate.settings import GateSettings
     from shardline.components.vertex.client import Platform
     from shardline.trainer.progress import errors_end_the_process
+    from shardline.trainer.records import read
 
     with errors_end_the_process("deploy"):
         platform, champion = Platform(project, location), read(GateSettings, gate, "gate").champion_uri

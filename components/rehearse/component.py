@@ -14,7 +14,7 @@ def rehearse(
     continue_run: str = "",
     history_uri: str = "",
     fingerprint: str = "",
-    job_name: str = "",
+    job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
 ) -> str:
     """Tries on a few examples what a training job and the tasks after it will do, before it is paid for.
 
@@ -22,9 +22,9 @@ def rehearse(
         dataset: Dataset directory.
         job: Nothing is written there; its place is that of this run.
         training: What is trained, and how: the fields of
-            `shardline.components.parameters.TrainingSettings`.
+            `components.train.settings.TrainingSettings`.
         gate: When the model is good enough, and where it is published: the fields of
-            `shardline.components.parameters.GateSettings`.
+            `components.validate.settings.GateSettings`.
         readers: Replicas that will train; 0 where that is not known.
         parameter_servers: Replicas that will hold the variables.
         job_directory: Where the job keeps its checkpoints; "" for a directory beside this run's.

@@ -17,12 +17,14 @@ from typing import Any
 from shardline.components.champions import champion_directory, check_champion
 from shardline.components.configure.history import keep_dataset
 from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
-from shardline.components.parameters import GateSettings, TrainingSettings, read
+from shardline.components.train.settings import TrainingSettings
+from shardline.components.validate.settings import GateSettings
 from shardline.trainer import files, progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.files import local_path
+from shardline.trainer.records import read
 from shardline.trainer.settings import TrainSettings
 
 _TOPIC = "rehearse"

@@ -14,7 +14,7 @@ def train(dataset: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model], trainin
     Args:
         dataset: Dataset directory with its manifest.
         model: Receives model.keras, metrics.json, history.csv and settings.json.
-        training: What is trained, and how: the fields of `shardline.components.parameters.TrainingSettings`.
+        training: What is trained, and how: the fields of `components.train.settings.TrainingSettings`.
     """
     from shardline.components.train.replica import run
 

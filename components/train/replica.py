@@ -16,13 +16,14 @@ from typing import Any
 
 from kfp import dsl
 
-from shardline.components.parameters import TrainingSettings, read
+from shardline.components.train.settings import TrainingSettings
 from shardline.components.vertex.forms import check_text
 from shardline.trainer import files, task
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import errors_end_the_process
+from shardline.trainer.records import read
 from shardline.trainer.settings import TrainSettings
 
 

@@ -11,12 +11,13 @@ from urllib.parse import unquote, urlsplit
 
 from shardline.components import text
 from shardline.components.html import render
-from shardline.components.parameters import TrainingSettings, read
+from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import read_value
 from shardline.components.vertex.client import Platform, ask
 from shardline.trainer import files
 from shardline.trainer.errors import PlatformError, RunError
 from shardline.trainer.progress import fact, say
+from shardline.trainer.records import read
 
 #: In the output directory: the job with its trials, in the JSON form of the API, and a table of them.
 TRIALS_FILE, REPORT_FILE = "trials.json", "trials.html"

@@ -49,7 +49,7 @@ def plan_study(
         job_labels: Labels of the tuning job, to which the seed is added.
         dataset: Dataset directory with its manifest.
         trials: Gets a directory for each trial.
-        training: What is trained, and how: the fields of `shardline.components.parameters.TrainingSettings`.
+        training: What is trained, and how: the fields of `components.train.settings.TrainingSettings`.
 
     Returns:
         The tuning job's fields, whatever is no number as text: JSON that no step on the way can change.

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardline.components.parameters import TRAINER, TUNABLE, check_options, read
+from shardline.components.train.settings import TRAINER, TUNABLE, check_options
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.records import read
 
 #: The trainer's option that has a metric reported; its value is the study's.
 METRIC_OPTION = "tuning_metric"

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 from kfp import dsl
 
-from shardline.components.parameters import TrainingSettings, read
 from shardline.components.train.replica import program, run
+from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study, read_value
 from shardline.components.vertex.pools import read_specs
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import errors_end_the_process, say
+from shardline.trainer.records import read
 
 
 class Plan(NamedTuple):

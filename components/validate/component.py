@@ -14,7 +14,7 @@ def export_validate(
     sliced: dsl.Output[dsl.SlicedClassificationMetrics],
     report: dsl.Output[dsl.HTML],
     gate: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
-    job_name: str = "",
+    job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
 ) -> NamedTuple("Outputs", [("blessed", bool), ("quality", str)]):  # type: ignore[valid-type]
     """Exports a model and judges the export on the test split.
 
@@ -26,7 +26,7 @@ def export_validate(
         confusion: Confusion matrix, and of two classes the ROC curve.
         sliced: ROC curve of each class against the others, up to twelve classes.
         report: HTML page for a person.
-        gate: When the model is good enough: the fields of `shardline.components.parameters.GateSettings`.
+        gate: When the model is good enough: the fields of `components.validate.settings.GateSettings`.
         job_name: Name of the run.
 
     Returns:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from shardline.components.parameters import FIRST_RUN, FIRST_RUNS
 from shardline.components.validate.evaluation import MIN_SLICE
 from shardline.components.validate.formats import check_names
 from shardline.components.validate.metrics import (
@@ -26,6 +25,10 @@ from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import SettingsError
 
 _MOST_NAMES = 20
+
+#: Policies for rules about a champion that cannot be measured, and the default one.
+FIRST_RUNS = ("bless", "block")
+FIRST_RUN = "bless"
 
 #: The rule about the champion: without a place for champions there is nothing that it could compare with.
 CHAMPION = "champion"

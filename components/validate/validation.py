@@ -14,7 +14,6 @@ from typing import Any
 from shardline.components import champions, model_store
 from shardline.components.html import moved, page_path
 from shardline.components.model_store import Export, Verdict
-from shardline.components.parameters import GateSettings, read
 from shardline.components.validate import golden
 from shardline.components.validate.challenge import Challenge, challenge_champion
 from shardline.components.validate.conversions import REPRESENTATIVE, measure_formats
@@ -26,6 +25,7 @@ from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.model_card import ModelCard, make_card, read_training
 from shardline.components.validate.report import Origin, render_report
+from shardline.components.validate.settings import GateSettings
 from shardline.components.validate.signatures import read_quantiles
 from shardline.components.validate.training_keys import TrainingKeys
 from shardline.components.validate.verdict import Blessing, judge
@@ -34,6 +34,7 @@ from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.progress import fact, say
+from shardline.trainer.records import read
 from shardline.trainer.saving import load_model, read_recorded_heads
 
 # A task may write 131,072 bytes of parameters and artifacts; this leaves room for all the others.

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardline.components.parameters import restore_integers
 from shardline.components.run_record import CANCELLED, FAILED, RUNNING, SUCCEEDED, TaskOutputs
 from shardline.components.text import duration, timestamp
 from shardline.components.vertex.client import Platform, ask, ask_all
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.records import restore_integers
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from shardline.components.parameters import FIRST_RUNS
-from shardline.components.validate.gate import Gate, read_gate
+from shardline.components.validate.gate import FIRST_RUNS, Gate, read_gate
 from shardline.pipelines.cli.options import PATH, foreground, parameter_options
 
 

@@ -84,7 +84,6 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def with_image(*, settings: Path, tags: tuple[str, ...], variant: str | None, **values: Any) -> None:
         from shardline.pipelines import settings as environments
-        from shardline.pipelines.image.settings import accelerators_of
 
         read = environments.load(settings)
         content = environments.load_image(settings) or ImageSettings(name=read.image)
@@ -92,7 +91,7 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
             content = dataclasses.replace(content, variant=variant)
         else:
             content = dataclasses.replace(content, variant=variant or content.variant)
-            content = content.fitted(accelerators_of(read))
+            content = content.fitted(read.accelerators)
         command(image=Image.of(content.name, tags=tags, variant=content.variant), content=content, **values)
 
     wrapped: Callable[..., None] = with_image

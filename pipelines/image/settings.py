@@ -6,13 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shardline.trainer.errors import SettingsError
-
-if TYPE_CHECKING:
-    from shardline.components.vertex.pools import Cluster
-    from shardline.pipelines.settings import Settings
 
 #: Sets of packages in the image; pipelines/image/Dockerfile says what each is for.
 VARIANTS = ("cpu", "gpu", "tpu", "control")
@@ -107,24 +102,3 @@ class ImageSettings:
 
 def _needed(accelerators: str) -> str:
     return "" if not accelerators else "tpu" if "TPU" in accelerators else "gpu"
-
-
-def of_cluster(cluster: Cluster, name: str) -> dict[str, str]:
-    """Returns what the replicas have that run the image, "1 NVIDIA_TESLA_T4" or "", by NAME.POOL."""
-    # A pool with an image of its own, as the platform's Reduction Server, does not run this one.
-    return {
-        f"{name}.{key}": pool.accelerators
-        for key, pool in vars(cluster).items()
-        if pool and not pool.image_uri and key != "reduction_server"
-    }
-
-
-def accelerators_of(settings: Settings) -> dict[str, str]:
-    """Returns what the machines have that run the image, "1 NVIDIA_TESLA_T4" or "", by their table."""
-    found = {} if settings.pools_at_run_time else of_cluster(settings.train.cluster, "train")
-    for name in ("preprocess", "validate", "register"):
-        machine = getattr(settings, name)
-        found[name] = (
-            f"{machine.accelerator_count} {machine.accelerator_type}" if machine.accelerator_type else ""
-        )
-    return found

@@ -8,12 +8,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from shardline.components.parameters import read
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
 from shardline.pipelines.check.checks import check, parse
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
+from shardline.trainer.records import read
 from tests.helpers.compiled import JOB, blessed_tasks
 
 ENDPOINT = "projects/acme-vision/locations/europe-west4/endpoints/9"

@@ -1,10 +1,9 @@
-"""The components for pipelines of one's own: flat inputs, given as constants and as parameters."""
+"""The components for pipelines of one's own, whose settings are constants and parameters."""
 
 import dataclasses
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from shardline.components import (
     Cluster,
     CustomJobSettings,
     WorkerPool,
+    configure,
     export_validate,
     library,
     preprocess,
@@ -26,66 +26,30 @@ from shardline.components import (
     train,
     with_image,
 )
-from shardline.components.parameters import GateSettings, TrainingSettings
-from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.configure.component import OBJECTS
+from shardline.components.configure.component import configure as configure_function
 from tests.helpers.markdown import own_pipeline_cells, shown_files
 
-#: What KFP has of a component's function beside the fields.
-ARTIFACTS = ("dataset", "metrics", "card", "job", "exported", "confusion", "sliced", "report")
-OTHERS = ("fingerprint", "job_name", "readers", "parameter_servers", "job_directory")
 IMAGE = "europe-west4-docker.pkg.dev/acme/shardline/leafnet@sha256:" + 64 * "a"
 
 
-def inputs(function: Callable[..., Any], *left_out: str) -> dict[str, Any]:
-    """Returns a component's inputs that are fields of a dataclass, with their defaults."""
-    return {
+def test_every_field_of_a_runs_objects_is_an_input_with_its_default() -> None:
+    found = {
         name: parameter.default
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name not in (*ARTIFACTS, *left_out)
+        for name, parameter in inspect.signature(configure_function).parameters.items()
+        if name not in ("source", "model")
     }
 
-
-def defaults(kind: type[Any]) -> dict[str, Any]:
-    """Returns the fields of a dataclass with their defaults as KFP has them; None for one without."""
-    found = {}
-    for field in dataclasses.fields(kind):
-        value = field.default
-        if value is dataclasses.MISSING:
-            value = None if field.default_factory is dataclasses.MISSING else field.default_factory()
-        found[field.name] = list(value) if isinstance(value, tuple) else value
-    return found
-
-
-def test_every_field_is_an_input_with_its_default() -> None:
-    data = defaults(PreprocessSettings) | {"source": "digits"}
-    training = defaults(TrainingSettings)
-    training = {"model_function": "mnist_cnn"} | {key: training[key] for key in training if key != "model"}
-    gate = defaults(GateSettings)
-
-    assert inputs(library.preprocess, "fingerprint") == data
-    assert inputs(library.train, "model") == training
-    assert inputs(library.export_validate, "model", *OTHERS) == gate
-    assert inputs(library.rehearse, *OTHERS) == training | gate
-
-
-def test_nothing_has_to_be_given_but_what_an_earlier_task_makes(tmp_path: Path) -> None:
-    @dsl.pipeline(name="all-defaults")
-    def pipeline() -> None:
-        dataset = preprocess().outputs["dataset"]
-        tried = rehearse(dataset=dataset)
-        trained = train(dataset=dataset, base_output_directory=tried.outputs["base_output_directory"])
-        judged = export_validate(dataset=dataset, model=trained.outputs["model"])
-        register(exported=judged.outputs["exported"])
-
-    spec = compiled(pipeline, tmp_path)
-
-    assert list(spec["root"]["dag"]["tasks"]) == [
-        "export-validate",
-        "preprocess",
-        "register",
-        "rehearse",
-        "train",
-    ]
+    for kind in OBJECTS:
+        for field in dataclasses.fields(kind):
+            if field.name in (*found, "processes"):
+                value = field.default
+                if field.default_factory is not dataclasses.MISSING:
+                    value = field.default_factory()
+                expected = list(value) if isinstance(value, tuple) else value
+                assert field.name == "processes" or found[field.name] == expected
+            else:
+                assert field.name in ("source", "model")
 
 
 def test_constants_and_parameters_arrive_as_what_they_are(tmp_path: Path) -> None:
@@ -93,22 +57,36 @@ def test_constants_and_parameters_arrive_as_what_they_are(tmp_path: Path) -> Non
 
     @dsl.pipeline(name="mixed")
     def pipeline(epochs: int = 3, hparams: dict = {}, rules: list = [], least: float = 0.5) -> None:  # type: ignore[type-arg]  # noqa: B006
-        dataset = preprocess(split={"train": 0.5, "test": 0.5}).outputs["dataset"]
-        trained = train(dataset=dataset, epochs=epochs, hparams=hparams, train_options={"cache": "none"})
-        export_validate(dataset=dataset, model=trained.outputs["model"], rules=rules, min_accuracy=least)
+        run = configure(
+            split={"train": 0.5, "test": 0.5},
+            epochs=epochs,
+            hparams=hparams,
+            train_options={"cache": "none"},
+            rules=rules,
+            min_accuracy=least,
+        ).outputs
+        dataset = preprocess(data=run["data"]).outputs["dataset"]
+        tried = rehearse(dataset=dataset, training=run["training"], gate=run["gate"])
+        trained = train(
+            dataset=dataset, training=run["training"], base_output_directory=tried.outputs["Output"]
+        )
+        judged = export_validate(dataset=dataset, model=trained.outputs["model"], gate=run["gate"]).outputs
+        register(exported=judged["exported"], quality=judged["quality"], gate=run["gate"])
 
     tasks = compiled(pipeline, tmp_path)["root"]["dag"]["tasks"]
+    given = tasks["configure"]["inputs"]["parameters"]
 
-    def given(task: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = tasks[task]["inputs"]["parameters"]
-        return found
-
-    assert given("train")["epochs"] == {"componentInputParameter": "epochs"}
-    assert given("train")["hparams"] == {"componentInputParameter": "hparams"}
-    assert given("train")["train_options"] == {"runtimeValue": {"constant": {"cache": "none"}}}
-    assert given("preprocess")["split"] == {"runtimeValue": {"constant": {"train": 0.5, "test": 0.5}}}
-    assert given("export-validate")["rules"] == {"componentInputParameter": "rules"}
-    assert given("export-validate")["min_accuracy"] == {"componentInputParameter": "least"}
+    assert given["epochs"] == {"componentInputParameter": "epochs"}
+    assert given["hparams"] == {"componentInputParameter": "hparams"}
+    assert given["train_options"] == {"runtimeValue": {"constant": {"cache": "none"}}}
+    assert given["split"] == {"runtimeValue": {"constant": {"train": 0.5, "test": 0.5}}}
+    assert given["rules"] == {"componentInputParameter": "rules"}
+    assert given["min_accuracy"] == {"componentInputParameter": "least"}
+    for task in ("rehearse", "train"):
+        assert tasks[task]["inputs"]["parameters"]["training"]["taskOutputParameter"] == {
+            "outputParameterKey": "training",
+            "producerTask": "configure",
+        }
 
 
 def test_image_and_machines_are_those_that_were_given(tmp_path: Path) -> None:
@@ -117,7 +95,9 @@ def test_image_and_machines_are_those_that_were_given(tmp_path: Path) -> None:
 
     @dsl.pipeline(name="in-image")
     def pipeline() -> None:
-        ours.train(dataset=ours.preprocess().outputs["dataset"])
+        run = ours.configure().outputs
+        dataset = ours.preprocess(data=run["data"]).outputs["dataset"]
+        ours.train(dataset=dataset, training=run["training"])
 
     spec = compiled(pipeline, tmp_path)
     chief, workers = spec["components"]["comp-train"]["inputDefinitions"]["parameters"]["worker_pool_specs"][
@@ -148,7 +128,7 @@ def test_importing_the_package_loads_no_kfp() -> None:
 
 def test_an_own_mistake_names_the_input() -> None:
     with pytest.raises(TypeError, match="epoch"):
-        train(dataset=None, epoch=3)
+        configure(epoch=3)
 
 
 def compiled(pipeline: Any, tmp_path: Path) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from sklearn import metrics
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
-from shardline.components.parameters import GateSettings
 from shardline.components.validate import golden, validation
 from shardline.components.validate.component import export_validate
 from shardline.components.validate.evaluate import MOST_MISTAKES, Examples, measure
@@ -34,6 +33,7 @@ from shardline.components.validate.gate import Gate
 from shardline.components.validate.model_card import TrainingRecord
 from shardline.components.validate.report import render_report
 from shardline.components.validate.served import ServedModel
+from shardline.components.validate.settings import GateSettings
 from shardline.components.validate.verdict import judge
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests

@@ -8,9 +8,10 @@ import pytest
 from kfp import dsl
 
 from shardline.components.configure import history
-from shardline.components.parameters import GateSettings, TrainingSettings
 from shardline.components.rehearse import rehearsal
 from shardline.components.rehearse.rehearsal import place_of_job, rehearse, rehearse_run
+from shardline.components.train.settings import TrainingSettings
+from shardline.components.validate.settings import GateSettings
 from shardline.trainer import progress
 from shardline.trainer.errors import DatasetError, ModelError, RunError, SettingsError
 from tests.helpers.datasets import write_dataset

@@ -109,7 +109,7 @@ def test_projects_of_every_form(project: str) -> None:
     ("text", "message"),
     [
         ('[vertex]\nprojct = "p"\n', "unknown key vertex.projct; did you mean vertex.project?"),
-        ("[vertex]\nproject = 3\n", "vertex.project must be of type str, got 3"),
+        ("[vertex]\nproject = 3\n", "vertex.project must be text, got 3"),
         ('[vertex]\norigins = { a = "b" }\n', "unknown key vertex.origins"),
         ("vertex = 3\n", "vertex must be a table"),
         ("[vertex\n", "is not TOML"),

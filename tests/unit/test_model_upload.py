@@ -55,7 +55,7 @@ def test_all_keys_are_read(tmp_path):
         ('[model_upload]\ndisplay_name = "a"\n', "model_upload.serving_image_uri is missing"),
         ('[model_upload]\nserving_image_uri = "a"\n', "model_upload.display_name is missing"),
         (TABLE + 'parent = "a"\n', "unknown key model_upload.parent; did you mean model_upload.parent_model"),
-        (TABLE + "labels = 1\n", "model_upload.labels must be of type a table of str, got 1"),
+        (TABLE + "labels = 1\n", "model_upload.labels must be a mapping of texts, got 1"),
         (TABLE + 'parent_model = "7"\n', "model_upload.parent_model must be projects/P/locations/L/models"),
         (TABLE + f'parent_model = "{PARENT}@2"\n', "without a version, got"),
         (TABLE + 'version_aliases = ["v1", "2"]\n', "an alias is .*, got '2'"),

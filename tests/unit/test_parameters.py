@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardline.components.parameters import check_options
+from shardline.components.train.settings import check_options
 from shardline.pipelines.parameters import check_parameters, read_parameters
 from shardline.pipelines.spec import has_exit_tasks, load_pipeline, parse_pipeline
 from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError, SettingsError

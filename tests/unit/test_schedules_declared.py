@@ -70,10 +70,10 @@ def test_the_example_is_right(tmp_path: Path) -> None:
         ('cron = "TZ=UTC 0 6 31 2 *"', "names no day of any year"),
         ("max_concurrent_active_run_count = 0", "max_concurrent_active_run_count is 0"),
         ("max_run_count = 0", "max_run_count is 0; give whole numbers of 1 or more"),
-        ('max_run_count = "3"', "schedules.nightly.max_run_count must be of type int, got '3'"),
+        ('max_run_count = "3"', "schedules.nightly.max_run_count must be a whole number, got '3'"),
         ("allow_queuing = true", "did you mean schedules.nightly.allow_queueing?"),
         ("start_time = 2027-01-01T00:00:00", "start_time 2027-01-01T00:00:00 has no offset"),
-        ("start_time = 2027-01-01", "start_time must be of type a date and time"),
+        ("start_time = 2027-01-01", "start_time must be a date and time"),
         (
             "start_time = 2027-01-02T00:00:00Z\nend_time = 2027-01-01T00:00:00Z",
             "end_time 2027-01-01T00:00:00+00:00 is not after start_time",

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.parameters import restore_integers
 from shardline.pipelines import settings as environments
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.records import restore_integers
 from shardline.trainer.settings import TrainSettings, output_dirs
 from shardline.trainer.task import parse
 
@@ -108,7 +108,7 @@ def test_a_settings_file_is_read(tmp_path):
     ("old", "new", "message"),
     [
         ("replica_count = 3", "replica_count = 0", "replica_count must be at least 1, got 0"),
-        ("replica_count = 3", "replica_count = '3'", "train.replica_count must be of type int, got '3'"),
+        ("replica_count = 3", "replica_count = '3'", "train.replica_count must be a whole number, got '3'"),
         (
             "replica_count",
             "replica_cuont",

@@ -12,7 +12,7 @@ from google.cloud.aiplatform_v1.types import StudySpec
 from google.protobuf import json_format
 from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
 
-from shardline.components.parameters import TrainingSettings, read
+from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import (
     STOPPING,
     Parameter,
@@ -24,6 +24,7 @@ from shardline.components.tune.trial import plan, read_flags
 from shardline.pipelines.preflight import load_study
 from shardline.trainer.errors import SettingsError, ShardlineError
 from shardline.trainer.measurements import Measurements, read_measurements
+from shardline.trainer.records import read
 
 RATE = {"name": "learning_rate", "type": "double", "min": 1e-4, "max": 0.1, "scale": "log"}
 UNITS = {"name": "units", "type": "integer", "min": 0, "max": 4}

@@ -16,9 +16,10 @@ from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.image.build import has_registry
 from shardline.pipelines.image.contents import missing_from_image
-from shardline.pipelines.image.settings import ImageSettings, of_cluster
+from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.parameters import convert
 from shardline.pipelines.remote.environment import placeholder, placeholder_value
+from shardline.pipelines.settings import accelerators_of
 from shardline.trainer.errors import ShardlineError
 from shardline.trainer.models import BUILT_IN, KERAS_PREFIX
 
@@ -51,7 +52,7 @@ def values(pipeline: Pipeline) -> Found:
 
     SL606 error: A parameter of our own pipelines has a value that the pipeline takes.
         Fix: give another value; 'shardline run' would refuse it as well
-        Source: components/parameters.py; the first task of the run refuses it.
+        Source: trainer/records.py; the first task of the run refuses it.
     """
     if pipeline.given is None or pipeline.aim is not Aim.ASKED or pipeline.name not in preflight.OURS:
         return  # before a run they are checked as such
@@ -125,7 +126,7 @@ def _accelerators(image: ImageSettings, specs: Any) -> Found:
     if not specs or image.variant != "cpu":
         return
     try:
-        machines = of_cluster(read_specs(specs), "worker_pool_specs")
+        machines = accelerators_of(read_specs(specs), "worker_pool_specs")
     except ShardlineError:
         return  # a finding of its own
     for name, accelerators in machines.items():
