@@ -11,8 +11,15 @@ from kfp import dsl
 
 from shardline.components.conclude.component import conclude
 from shardline.components.configure.component import OBJECTS, configure, parameters
-from shardline.components.register.component import register, registry_evaluation, serving_model
-from shardline.components.register.tasks import PROJECT, batch_prediction_task, deploy_task, upload_task
+from shardline.components.register.component import (
+    PROJECT,
+    batch_prediction_task,
+    deploy_task,
+    register,
+    registry_evaluation,
+    serving_model,
+    upload_task,
+)
 from shardline.components.rehearse.component import rehearse
 from shardline.components.train.component import train
 from shardline.components.train.custom_job import custom_job, custom_job_at_run_time
@@ -205,14 +212,15 @@ def _training(settings: Settings, name: str) -> Callable[..., Any]:
 
 def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels: Mapping[str, str]) -> None:
     """Adds what becomes of a blessed model: the champion, but only once it is uploaded and deployed."""
-    component = on_machine(settings, settings.register.uncached())
+    machine = settings.register.uncached()
+    component = on_machine(settings, machine)
     exported, quality = validated.outputs["exported"], validated.outputs["quality"]
     of_run = {"gate": gate, "job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
     before = []
     if settings.model_upload:
         image_uri = settings.model_upload.serving_image_uri
         ready = component(serving_model)(exported=exported, quality=quality, image_uri=image_uri, **of_run)
-        uploaded = upload_task(component, settings.model_upload, ready, labels=labels)
+        uploaded = machine.schedule(upload_task(settings.model_upload, ready, labels=labels))
         before.append(component(registry_evaluation)(exported=exported, model=uploaded.outputs["model"]))
         if settings.deploy:
             before.append(deploy_task(component, settings.deploy, exported, uploaded, labels, gate))

@@ -1,11 +1,29 @@
-"""The registration components. KFP embeds the source text of a function alone, so it imports inside."""
+"""The components that register and deploy a model, and the tasks of a pipeline that they make.
+
+Google's own components upload a model and predict a batch. KFP embeds the source text of a function alone, so
+it imports inside.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
 
 from google_cloud_pipeline_components.types.artifact_types import (
     UnmanagedContainerModel,
     VertexEndpoint,
     VertexModel,
 )
+from google_cloud_pipeline_components.v1.batch_predict_job import ModelBatchPredictOp
+from google_cloud_pipeline_components.v1.model import ModelUploadOp
 from kfp import dsl
+
+from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
+from shardline.components.vertex.forms import MODEL
+from shardline.components.vertex.job import ENCRYPTION_KEY
+
+#: Where the pipeline runs. Without it GCPC works in us-central1, wherever the pipeline runs.
+PROJECT = "{{$.pipeline_google_cloud_project_id}}"
+LOCATION = "{{$.pipeline_google_cloud_location}}"
 
 
 def register(
@@ -24,7 +42,7 @@ def register(
     """
     from pathlib import Path
 
-    from shardline.components.register.publish import register_model
+    from shardline.components.register.registry import register_model
     from shardline.components.validate.settings import GateSettings
     from shardline.trainer.progress import errors_end_the_process
     from shardline.trainer.records import read
@@ -70,52 +88,6 @@ def serving_model(
         lay_out(Path(exported.path), Path(serving.path))
         serving.metadata["containerSpec"] = container_spec(image_uri)
         return describe(Path(exported.path), quality)
-
-
-def model_upload(
-    serving: dsl.Input[UnmanagedContainerModel],
-    model: dsl.Output[VertexModel],
-    description: str,
-    upload: dict,  # type: ignore[type-arg]
-    labels: dict,  # type: ignore[type-arg]
-    encryption_key: str,
-    job_name: str,
-    project: str,
-    location: str,
-) -> None:
-    """Uploads a model to the Model Registry, once in a run.
-
-    Args:
-        serving: Base path of the model for TensorFlow Serving, with the container that serves it.
-        model: The uploaded model.
-        description: What the registry shows of the model.
-        upload: The fields of `shardline.components.register.settings.ModelUpload`.
-        labels: Labels beside those of `upload`, which win.
-        encryption_key: Resource name of the key in Cloud KMS; "" for Google's own.
-        job_name: Name of the run.
-        project: Where the pipeline runs.
-        location: Its region.
-    """
-    from shardline.components.register.registry import upload_model
-    from shardline.components.register.settings import ModelUpload
-    from shardline.components.vertex.client import Platform
-    from shardline.trainer.progress import errors_end_the_process
-    from shardline.trainer.records import read
-
-    with errors_end_the_process("register"):
-        platform = Platform(project, location)
-        name = upload_model(
-            platform,
-            read(ModelUpload, upload, "upload"),
-            serving=serving,
-            description=description,
-            labels=labels,
-            encryption_key=encryption_key,
-            run=job_name,
-        )
-        model.uri = f"https://{platform.host}/v1/{name}" if name else "local:not-uploaded"
-        # Without a resourceName later tasks can tell that there is no such model.
-        model.metadata.update({"resourceName": name} if name else {})
 
 
 def registry_evaluation(exported: dsl.Input[dsl.Model], model: dsl.Input[VertexModel]) -> str:
@@ -168,7 +140,7 @@ def model_deploy(
     from pathlib import Path
 
     from shardline.components.champions import check_judged
-    from shardline.components.register.deployment import deploy_model
+    from shardline.components.register.deployment import Deployment
     from shardline.components.register.settings import Deploy
     from shardline.components.validate.settings import GateSettings
     from shardline.components.vertex.client import Platform
@@ -177,15 +149,85 @@ def model_deploy(
 
     with errors_end_the_process("deploy"):
         platform, champion = Platform(project, location), read(GateSettings, gate, "gate").champion_uri
-        name = deploy_model(
-            platform,
-            read(Deploy, deploy, "deploy"),
+        name = Deployment(
+            platform=platform,
+            settings=read(Deploy, deploy, "deploy"),
             model=model.metadata.get("resourceName", ""),
             exported=Path(exported.path),
             labels=labels,
             encryption_key=encryption_key,
             run=job_name,
             check=lambda: check_judged(Path(exported.path), champion, job_name),
-        )
+        ).deploy()
         endpoint.uri = f"https://{platform.host}/v1/{name}" if name else "local:not-deployed"
         endpoint.metadata.update({"resourceName": name} if name else {})
+
+
+def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[str, str]) -> dsl.PipelineTask:
+    """Adds the upload to the pipeline that is being defined, in the pipeline's own project and location.
+
+    `ready` is the task of `serving_model`; `labels` are the model's, beside those of `upload`, which win.
+    """
+    parent = {}
+    if found := MODEL.match(upload.parent_model):
+        parent["parent_model"] = dsl.importer(
+            artifact_uri=f"https://{found[1]}-aiplatform.googleapis.com/v1/{upload.parent_model}",
+            artifact_class=VertexModel,
+            metadata={"resourceName": upload.parent_model},
+        ).output
+    return ModelUploadOp(
+        location=LOCATION,
+        display_name=upload.display_name,
+        description=ready.outputs["Output"],
+        unmanaged_container_model=ready.outputs["serving"],
+        version_aliases=list(upload.version_aliases),
+        labels={**labels, **upload.labels},
+        encryption_spec_key_name=ENCRYPTION_KEY,
+        **parent,
+    )
+
+
+def deploy_task(
+    component: Callable[..., Any],
+    deploy: Deploy,
+    exported: Any,
+    uploaded: dsl.PipelineTask,
+    labels: Mapping[str, str],
+    gate: Any,
+) -> dsl.PipelineTask:
+    """Adds the deployment of an uploaded model to the pipeline that is being defined, and returns its task.
+
+    `component` makes a component of a function; `exported` is the validated model, `labels` are those of a
+    new endpoint, `gate` says where champions are.
+    """
+    return component(model_deploy)(
+        exported=exported,
+        model=uploaded.outputs["model"],
+        deploy={**asdict(deploy), "traffic_steps": list(deploy.traffic_steps)},
+        labels=dict(labels),
+        gate=gate,
+        encryption_key=ENCRYPTION_KEY,
+        job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
+        project=PROJECT,
+        location=LOCATION,
+    )
+
+
+def batch_prediction_task(
+    batch: BatchPrediction, name: str, uploaded: dsl.PipelineTask, labels: Mapping[str, str]
+) -> dsl.PipelineTask:
+    """Adds a batch prediction with an uploaded model to the pipeline that is being defined.
+
+    `name` is the job's display name.
+    """
+    machines = asdict(batch)
+    return ModelBatchPredictOp(
+        location=LOCATION,
+        job_display_name=name,
+        model=uploaded.outputs["model"],
+        labels=dict(labels),
+        encryption_spec_key_name=ENCRYPTION_KEY,
+        starting_replica_count=machines.pop("min_replica_count"),
+        **{**machines, "gcs_source_uris": list(batch.gcs_source_uris)},
+        # Today's files may differ from yesterday's.
+    ).set_caching_options(False)

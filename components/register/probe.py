@@ -1,27 +1,46 @@
-"""Probe: golden examples of an export, sent to a server, whose answers are compared and timed."""
+"""Probe: golden examples of an export, sent to a server, whose answers are compared.
+
+A server is a REST predict endpoint as TensorFlow Serving has it, or an endpoint of the platform.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import math
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.model_store import Export, Measured, read_part
-from shardline.components.register.servers import Answer, Server
+from shardline.components.model_store import Export
 from shardline.components.validate.golden import compare, is_answer
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.components.vertex.client import Platform, ask
+from shardline.trainer.errors import ModelError, PlatformError, RunError, SettingsError
 from shardline.trainer.progress import say
 
 #: Another machine rounds differently, in 16 bits by a percent.
 TOLERANCE = 0.01
-#: Requests of one example each that are timed.
-REQUESTS = 32
+#: Seconds that one answer may take.
+TIMEOUT_S = 30.0
 
 # The platform takes 1.5 MB a request.
-_LARGEST_REQUEST = 1_000_000
+_LARGEST_REQUEST, _LARGEST_ANSWER = 1_000_000, 64 << 20
+_SHOWN = 200
+_ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d+)?/([^\s?#@]*/)?models/[^\s?#@]+")
+#: The chance that a model with its share of the traffic has not been asked although it answers.
+_MISSED = 1e-9
+#: A new split of the traffic may take a while to reach all who direct it; seconds between two attempts.
+_FEWEST_ATTEMPTS, _PAUSE_S = 100, 0.1
+
+
+#: Sends instances, in the form of TensorFlow Serving's REST interface, and returns the answer, a list of
+#: objects if all is well, and the id of the deployed model that gave it; "" where the server does not say.
+Server = Callable[[Sequence[Any]], tuple[Any, str]]
 
 
 @dataclass(frozen=True)
@@ -34,8 +53,6 @@ class Probe:
         examples: Number of golden examples that were sent.
         tolerance: Largest difference with which they agree.
         models: Ids of the deployed models that answered; none where the server does not say.
-        latency_ms: Median ("p50") and 95th percentile ("p95") of requests of one example, in milliseconds.
-        judged_ms: The same as it was when the model was judged, where that is known: without a network.
     """
 
     difference: float
@@ -43,8 +60,6 @@ class Probe:
     examples: int
     tolerance: float
     models: tuple[str, ...] = ()
-    latency_ms: Mapping[str, float] = field(default_factory=dict)
-    judged_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def agrees(self) -> bool:
@@ -61,15 +76,36 @@ class Probe:
         return f"{what} ({limit})" + ("" if self.agrees or not self.words else f": {self.words}")
 
 
-def read_golden(exported: Path) -> Export:
-    """Reads an export whose golden examples a server can be sent; raises ModelError when there are none.
+def probe(server: Server, exported: Path, *, tolerance: float = TOLERANCE) -> Probe:
+    """Sends the golden examples to a server, and compares the answers.
 
-    An example with a number that is not finite is left out: JSON has no such number.
+    Raises:
+        ModelError: When the export has no golden examples.
+        PlatformError: When the server fails or is not reached.
+        SettingsError: When `tolerance` is no number from 0 to 1.
     """
-    export = Export.read(exported)
-    golden = export.golden or {}
+    if not 0 <= tolerance <= 1:
+        raise SettingsError(f"the tolerance must be from 0 to 1, got {tolerance}; 0.01 is a percent")
+    export, instances = _read_golden(exported)
+    say("probe", f"sending {len(instances)} golden examples")
+    # One by one only where they are too long for one request.
+    together = len(json.dumps(instances)) <= _LARGEST_REQUEST
+    answers = [server(some) for some in ([instances] if together else [[one] for one in instances])]
+    agreement = compare(export, [row for rows, _ in answers if isinstance(rows, list) for row in rows])
+    return Probe(
+        difference=agreement.difference,
+        words=agreement.words,
+        examples=len(instances),
+        tolerance=tolerance,
+        models=tuple(sorted({model for _, model in answers} - {""})),
+    )
+
+
+def _read_golden(exported: Path) -> tuple[Export, list[Any]]:
+    """Returns an export and its golden instances, but for those with a number that JSON does not have."""
+    export, named = Export.read(exported), exported / model_store.EXPORT_FILE
+    golden, remedy = export.golden or {}, "validate the model again"
     instances, predictions = golden.get("instances"), golden.get("predictions")
-    named, remedy = exported / model_store.EXPORT_FILE, "validate the model again"
     if not instances or not predictions:
         raise ModelError(f"{named} has no golden examples; {remedy}")
     both = (
@@ -81,80 +117,165 @@ def read_golden(exported: Path) -> Export:
     if not pairs:
         raise ModelError(f"no golden example in {named} has finite numbers only, and JSON has no others")
     sent, expected = zip(*pairs, strict=True)
-    return replace(export, golden={"instances": list(sent), "predictions": list(expected)})
-
-
-def probe(server: Server, exported: Path, *, tolerance: float = TOLERANCE, requests: int = REQUESTS) -> Probe:
-    """Sends the golden examples to a server, together and one by one, and compares the answers.
-
-    Raises:
-        ModelError: When the export has no golden examples.
-        PlatformError: When the server fails or is not reached.
-        SettingsError: When `tolerance` is no number from 0 to 1.
-    """
-    if not 0 <= tolerance <= 1:
-        raise SettingsError(f"the tolerance must be from 0 to 1, got {tolerance}; 0.01 is a percent")
-    export = read_golden(exported)
-    instances = (export.golden or {})["instances"]
-    say("probe", f"sending {len(instances)} golden examples, together and in {requests} single requests")
-    answers = [server(some) for some in _requests(instances)]
-    together = len(answers)
-    agreements = [compare(export, [row for answer in answers for row in _rows(answer)])]
-    for place in range(requests):
-        number = place % len(instances)
-        answers.append(server(instances[number : number + 1]))
-        alone = compare(_only(export, number), answers[-1].predictions)
-        agreements.append(replace(alone, words=alone.words.replace("example 0", f"example {number} alone")))
-    worst = max(agreements, key=lambda agreement: agreement.difference)
-    return Probe(
-        difference=worst.difference,
-        words=worst.words,
-        examples=len(instances),
-        tolerance=tolerance,
-        models=tuple(sorted({answer.model for answer in answers} - {""})),
-        latency_ms=_percentiles([answer.seconds for answer in answers[together:]]),
-        judged_ms=_judged(exported),
-    )
-
-
-def _rows(answer: Answer) -> Sequence[Any]:
-    return answer.predictions if isinstance(answer.predictions, list) else ()
-
-
-def _requests(instances: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yields the instances in as few requests as the platform takes."""
-    some: list[Any] = []
-    size = 0
-    for instance in instances:
-        length = len(json.dumps(instance))
-        if some and size + length > _LARGEST_REQUEST:
-            yield some
-            some, size = [], 0
-        some.append(instance)
-        size += length
-    yield some
-
-
-def _only(export: Export, number: int) -> Export:
-    golden = export.golden or {}
-    return replace(export, golden={"predictions": golden["predictions"][number : number + 1]})
-
-
-def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    return {f"p{p}": round(ordered[(len(ordered) - 1) * p // 100] * 1e3, 3) for p in (50, 95) if ordered}
-
-
-def _judged(exported: Path) -> dict[str, float]:
-    try:
-        metrics = read_part(exported, model_store.EVALUATION_FILE, Measured).metrics
-    except ModelError:  # an export that was never judged can be probed as well
-        return {}
-    named = {name: metrics.get(f"latency_{name}_ms") for name in ("p50", "p95")}
-    return {name: round(value, 3) for name, value in named.items() if value is not None}
+    return replace(export, golden={"predictions": list(expected)}), list(sent)
 
 
 def _has_none(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_has_none, value.values()))
     return value is None or (isinstance(value, list) and any(map(_has_none, value)))
+
+
+def rest_server(url: str, *, timeout_s: float = TIMEOUT_S) -> Server:
+    """Returns the server of a REST predict endpoint, http(s)://HOST/v1/models/NAME[:predict].
+
+    It is sent no credentials, whatever this machine has for its host, and is not followed elsewhere.
+
+    Raises:
+        SettingsError: When the address is no such endpoint.
+    """
+    from urllib3 import PoolManager, Timeout
+    from urllib3.exceptions import HTTPError, LocationParseError, ReadTimeoutError
+
+    if not _ADDRESS.fullmatch(url):
+        raise SettingsError(
+            "URL is no REST predict endpoint; write http://HOST:8501/v1/models/NAME, without a password, "
+            "or the name of an endpoint, projects/P/locations/L/endpoints/ID"
+        )
+    address = url if url.endswith(":predict") else f"{url.rstrip('/')}:predict"
+    pool = PoolManager(timeout=Timeout(timeout_s), retries=False)
+
+    def post(instances: Sequence[Any]) -> tuple[int, bytes]:
+        response = pool.request(
+            "POST", address, json={"instances": list(instances)}, redirect=False, preload_content=False
+        )
+        with response:
+            return response.status, response.read(_LARGEST_ANSWER, decode_content=True)
+
+    def server(instances: Sequence[Any]) -> tuple[Any, str]:
+        try:
+            found = _in_time(lambda: post(instances), timeout_s)
+        except (ReadTimeoutError, queue.Empty):
+            raise PlatformError(
+                f"{address} gave no answer for {timeout_s:g} s; is the model loaded?"
+            ) from None
+        except LocationParseError:
+            raise SettingsError(f"{address!r} names no host; write http://HOST:8501/v1/models/NAME") from None
+        except HTTPError as error:
+            raise PlatformError(
+                f"{address} is not reached ({type(error).__name__}); is the server running?"
+            ) from None
+        return _predictions(address, *found), ""
+
+    return server
+
+
+def _in_time(work: Callable[[], Any], limit_s: float) -> Any:
+    """Returns what a call returns; raises queue.Empty after the limit, whatever the server goes on sending.
+
+    Timeouts of a connection begin anew with each byte, and no deadline holds before the answer's own status.
+    """
+    done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except Exception as error:
+            done.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    found, error = done.get(timeout=limit_s)
+    if error is not None:
+        raise error
+    return found
+
+
+def _predictions(address: str, status: int, content: bytes) -> Any:
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        answer = None
+    if status != 200:
+        said = answer.get("error") if isinstance(answer, dict) else None
+        reason = f": {' '.join(str(said).split())[:_SHOWN]}" if said else ""
+        # A server that cannot take the examples serves another model.
+        kind = RunError if status == 400 else PlatformError
+        raise kind(f"{address} refuses the golden examples (status {status}){reason}")
+    if not isinstance(answer, dict) or "predictions" not in answer:
+        raise PlatformError(f"{address} answers with no predictions: {ascii(content[:40])[1:]}")
+    return answer["predictions"]
+
+
+def endpoint_server(
+    name: str, *, model: str = "", api_endpoint: str = "", timeout_s: float = TIMEOUT_S
+) -> Server:
+    """Returns the server behind an endpoint of the platform.
+
+    Requests go to an endpoint as a whole; its traffic decides which deployed model answers, and no request
+    can ask for another. Where `model`, the id of a deployed model, is given, each request is repeated until
+    that one has answered, which a model without traffic never does; the others may take other inputs.
+
+    Source: googleapis/python-aiplatform#827; PredictRequest has no deployed_model_id, PredictResponse has.
+
+    Raises:
+        PlatformError: When the endpoint is not there.
+        SettingsError: When nothing is deployed to it, or the model there has no traffic.
+    """
+    from google.api_core.exceptions import BadRequest
+
+    platform = Platform.of(name, endpoint=api_endpoint)
+    found = ask(f"read the endpoint {name}", platform.endpoints.get_endpoint, {"name": name})
+    there = {deployed.id for deployed in found.deployed_models}
+    serving = {key: share for key, share in found.traffic_split.items() if share and key in there}
+    if not (serving.get(model) if model else serving):
+        some = ", ".join(f"{key} ({share} %)" for key, share in sorted(serving.items())) or "none"
+        who = (
+            f"the deployed model {model!r} of {name} has no" if model else f"no deployed model of {name} has"
+        )
+        raise SettingsError(f"{who} traffic, by which alone requests go; those with some are {some}")
+    # Source: Endpoint.dedicated_endpoint_dns; the shared host does not serve such an endpoint.
+    if found.dedicated_endpoint_enabled:
+        platform = replace(platform, endpoint=found.dedicated_endpoint_dns)
+    attempts, share = 1, serving.get(model, 100)
+    if model:  # after so many requests a model with its share of the traffic has answered one
+        attempts = math.ceil(math.log(_MISSED) / math.log(1 - share / 100)) if share < 100 else 1
+        attempts = max(_FEWEST_ATTEMPTS, attempts)
+
+    def server(instances: Sequence[Any]) -> tuple[Any, str]:
+        refused = ""
+        for attempt in range(attempts):
+            time.sleep(_PAUSE_S if attempt else 0)
+            try:
+                answer = _predict(platform, name, instances, timeout_s)
+            except PlatformError as error:
+                if not model or not isinstance(error.__cause__, BadRequest):
+                    raise
+                refused = f"; the last that was refused: {error}"
+                continue
+            if model in ("", answer[1]):
+                return answer
+        words = f"the deployed model {model} of {name} answered none of {attempts:,} requests"
+        raise RunError(f"{words}{refused}")
+
+    return server
+
+
+def _predict(platform: Platform, name: str, instances: Sequence[Any], timeout_s: float) -> tuple[Any, str]:
+    from google.cloud.aiplatform_v1.types import PredictRequest
+    from google.protobuf import json_format
+
+    request = PredictRequest(endpoint=name)
+    json_format.ParseDict({"instances": list(instances)}, PredictRequest.pb(request))
+    response = ask(f"ask {name}", platform.predictions.predict, request, attempt_s=timeout_s)
+    content = type(response).pb(response)
+    return [_plain(value) for value in content.predictions], content.deployed_model_id
+
+
+def _plain(value: Any) -> Any:
+    """Returns a protobuf Value as a plain one; its own conversion refuses numbers that are not finite."""
+    kind = value.WhichOneof("kind")
+    if kind == "list_value":
+        return [_plain(item) for item in value.list_value.values]
+    if kind == "struct_value":
+        return {name: _plain(item) for name, item in value.struct_value.fields.items()}
+    return None if kind in (None, "null_value") else getattr(value, kind)

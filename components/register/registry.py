@@ -1,45 +1,63 @@
-"""Model Registry: what TensorFlow Serving gets, the upload of a model, and the import of its evaluation."""
+"""Registration of a blessed model: as the champion, and in the Model Registry with its evaluation."""
 
 from __future__ import annotations
 
-import hashlib
+import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardline.components import model_store
+from shardline.components import champions, model_store
 from shardline.components.model_store import Export, Measured, read_part
-from shardline.components.register.settings import ModelUpload
-from shardline.components.vertex.client import Platform, ask, ask_all, wait
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION
+from shardline.components.vertex.client import Platform, ask, ask_all
+from shardline.trainer.data.features import MULTILABEL, REGRESSION
 from shardline.trainer.errors import ModelError, RunError
-from shardline.trainer.progress import say
-
-#: TensorFlow Serving serves only subdirectories whose name is a number.
-VERSION_DIRECTORY = "1"
-#: Label of an uploaded model: a digest of the run that has uploaded it.
-RUN_LABEL = "shardline_run"
-#: What a run on this machine has in the place of a region.
-LOCAL = "local"
+from shardline.trainer.progress import fact, say
 
 _NAME = "model"
 _A_YEAR_S = 31_536_000
-#: Seconds that the platform may take to make a model of an upload.
-_UPLOAD_S = 1800.0
 _SCHEMA = "gs://google-cloud-aiplatform/schema/modelevaluation/{}_metrics_1.0.0.yaml"
-# Ours by theirs: https://cloud.google.com/vertex-ai/docs/reference/rest/Shared.Types/RegressionEvaluationMetrics
-_OF_NUMBERS = {
-    "rootMeanSquaredError": ("rmse", 1),
-    "meanAbsoluteError": ("mae", 1),
-    "meanAbsolutePercentageError": ("mape", 100),
-    "rSquared": ("r2", 1),
-}
+#: The registry's names of metrics by ours. Areas under curves are left out: the schema means micro-averaged
+#: ones, and ours are means over classes.
+#: Source: https://cloud.google.com/vertex-ai/docs/reference/rest/Shared.Types/RegressionEvaluationMetrics and
+#: ClassificationEvaluationMetrics beside it.
+_OF_NUMBERS = {"rootMeanSquaredError": "rmse", "meanAbsoluteError": "mae", "rSquared": "r2"}
+_OF_SEVERAL = {"f1ScoreMicro": "micro_f1", "f1ScoreMacro": "macro_f1"}
 #: From this probability on, an example is said to have a label.
 THRESHOLD = 0.5
 # The confusion matrix of more classes would be a request of megabytes, and unreadable.
 _MOST_CLASSES = 200
+
+
+def register_model(exported: Path, quality: str, champion_uri: str, run: str = "") -> None:
+    """Makes an exported, blessed model the champion; champion_uri "" publishes nothing.
+
+    Repeated in the same `run`, it publishes once.
+
+    Raises:
+        ModelError: When `exported` is incomplete or not blessed, the present champion is damaged, or is no
+            longer the one that the model was judged against.
+        SettingsError, PlatformError: When the champion's place cannot be reached or written to.
+        RunError: When copying fails.
+    """
+    if not champion_uri:
+        say("register", "champion_uri is empty: the blessed model is not published")
+        return
+    champions.refuse_container("champion_uri", champion_uri)
+    try:
+        published = champions.publish(exported, champion_uri, quality=quality, run=run)
+    except ModelError as error:
+        raise ModelError(f"{error}; an endpoint to which this run has deployed it serves it") from error
+    now = champions.require_current(champion_uri).version
+    if now != published.version:
+        how = f"was the champion, {now} is so since"
+    elif published.commit.replaced:
+        how = f"is the champion, replacing {published.commit.replaced}"
+    else:
+        how = "is the champion"
+    say("register", f"version {published.version} {how}")
+    fact("champion", champions.where(champion_uri, published.version))
 
 
 def lay_out(exported: Path, target: Path) -> None:
@@ -54,10 +72,8 @@ def lay_out(exported: Path, target: Path) -> None:
     if not saved_model.is_dir():
         raise ModelError(f"no {model_store.SAVED_MODEL} in {exported}; validate the model again")
     try:
-        # Contents only: a Cloud Storage mount keeps neither modes nor times.
-        shutil.copytree(
-            saved_model, target / VERSION_DIRECTORY, copy_function=shutil.copyfile, dirs_exist_ok=True
-        )
+        # Contents only: a Cloud Storage mount keeps neither modes nor times. A version's name is a number.
+        shutil.copytree(saved_model, target / "1", copy_function=shutil.copyfile, dirs_exist_ok=True)
     except OSError as error:
         raise RunError(
             f"cannot copy to {target}: {error.strerror or error}; upload the model again"
@@ -88,99 +104,13 @@ def container_spec(image_uri: str) -> dict[str, Any]:
 
 
 def describe(exported: Path, quality: str) -> str:
-    """Returns a line that describes an exported model in the registry."""
-    export = Export.read(exported)
-    return f"{quality}, {export.parameters:,} parameters, dataset {export.fingerprint}"
+    """Returns a line that describes an exported model in the registry.
 
-
-def upload_model(
-    platform: Platform,
-    upload: ModelUpload,
-    *,
-    serving: Any,
-    description: str,
-    labels: Mapping[str, str],
-    encryption_key: str,
-    run: str,
-) -> str:
-    """Uploads a model to the Model Registry, and returns the resource name of its version.
-
-    What an earlier attempt of the same run has uploaded is found by its label, and not uploaded again. A run
-    on this machine uploads nothing and returns "".
-
-    Args:
-        platform: The project and region of the pipeline.
-        upload: Names, aliases and labels; its labels win over `labels`.
-        serving: Artifact of the model's base path for TensorFlow Serving, with its container.
-        description: What the registry shows of the model.
-        labels: Labels of the pipeline.
-        encryption_key: Resource name of the key in Cloud KMS; "" for Google's own.
-        run: Name of the run.
-
-    Raises:
-        PlatformError: When the API refuses or is not reached.
+    It is escaped as in JSON: the launcher's payload pastes it between quotes.
     """
-    what = f"as a new version of {upload.parent_model}" if upload.parent_model else "as a new model"
-    if platform.location == LOCAL:
-        say(
-            "register",
-            f"a local run: {upload.display_name!r} is not uploaded; on Vertex AI it would be, {what}",
-        )
-        return ""
-    mark = run_mark(run)
-    if found := _uploaded(platform, upload.parent_model, mark):
-        say("register", f"{found} was uploaded by an earlier attempt of this run")
-        return found
-    model = {
-        **_described(upload, serving, {**labels, **upload.labels, RUN_LABEL: mark}),
-        "description": description,
-        "encryption_spec": {"kms_key_name": encryption_key} if encryption_key else None,
-    }
-    request = {"parent": platform.parent, "parent_model": upload.parent_model, "model": model}
-    doing = f"upload {upload.display_name!r}"
-    operation = ask(doing, platform.models.upload_model, request, repeatable=False)
-    made = wait(doing, operation, _UPLOAD_S)
-    name = f"{made.model}@{made.model_version_id}"
-    say("register", f"uploaded {name}, {what}")
-    return name
-
-
-def run_mark(run: str) -> str:
-    """Returns what tells a run's own things from others: 32 hexadecimal digits."""
-    return hashlib.sha256(run.encode()).hexdigest()[:32]
-
-
-def labels_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """Returns labels with those that the platform gives to all that a run makes, by which it is billed."""
-    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import gcp_labels_util
-
-    return dict(gcp_labels_util.attach_system_labels(dict(labels)))
-
-
-def _described(upload: ModelUpload, serving: Any, labels: dict[str, str]) -> dict[str, Any]:
-    """Returns the API's Model: its names, its files, the container that serves it, and its labels."""
-    from google.cloud.aiplatform_v1.types import ModelContainerSpec
-    from google.protobuf import json_format
-
-    container = ModelContainerSpec()
-    json_format.ParseDict(serving.metadata["containerSpec"], container._pb)
-    return {
-        "display_name": upload.display_name,
-        "artifact_uri": serving.uri,
-        "container_spec": container,
-        "version_aliases": list(upload.version_aliases),
-        "labels": labels_of(labels),
-    }
-
-
-def _uploaded(platform: Platform, parent: str, mark: str) -> str:
-    """Returns the resource name of the version with a run's mark; "" where there is none."""
-    doing, wanted = "look for the upload of this run", f"labels.{RUN_LABEL}={mark}"
-    if parent:
-        found = ask_all(doing, platform.models.list_model_versions, {"name": parent, "filter": wanted})
-    else:
-        found = ask_all(doing, platform.models.list_models, {"parent": platform.parent, "filter": wanted})
-    return next((f"{model.name.partition('@')[0]}@{model.version_id}" for model in found), "")
+    export = Export.read(exported)
+    text = f"{quality}, {export.parameters:,} parameters, dataset {export.fingerprint}"
+    return json.dumps(text)[1:-1]
 
 
 def import_evaluation(exported: Path, resource_name: str) -> str:
@@ -198,75 +128,58 @@ def import_evaluation(exported: Path, resource_name: str) -> str:
     if not resource_name:
         say("register", "nothing was uploaded: the evaluation is not imported")
         return ""
-    models = Platform.of(resource_name).models
-    doing = f"import the evaluation of {resource_name}"
+    models, doing = Platform.of(resource_name).models, f"import the evaluation of {resource_name}"
     asked = ask_all(doing, models.list_model_evaluations, {"parent": resource_name})
     present = {one.display_name: str(one.name) for one in asked}
     names = []
     for part in evaluation.parts or (evaluation,):
-        content = describe_evaluation(
-            part, f"{evaluation.split} split" + (f", {part.label}" if evaluation.parts else "")
-        )
-        if found := present.get(content["display_name"]):
-            say("register", f"the evaluation of {resource_name} was imported by an earlier attempt")
-            names.append(found)
-            continue
-        request = {"parent": resource_name, "model_evaluation": content}
-        imported = ask(doing, models.import_model_evaluation, request, repeatable=False)
-        say("register", f"the evaluation of {resource_name} is imported")
-        names.append(str(imported.name))
+        name = f"{evaluation.split} split" + (f", {part.label}" if evaluation.parts else "")
+        if name not in present:  # an earlier attempt has not imported it
+            content = describe_evaluation(part, name)
+            request = {"parent": resource_name, "model_evaluation": content}
+            imported = ask(doing, models.import_model_evaluation, request, repeatable=False)
+            present[name] = str(imported.name)
+        say("register", f"the evaluation of {resource_name} on the {name} is imported")
+        names.append(present[name])
     return names[0]
 
 
 def describe_evaluation(evaluation: Measured, name: str) -> dict[str, Any]:
     """Returns the API's ModelEvaluation of one label."""
-    numbers = evaluation.kind == REGRESSION
     measured = {"fingerprint": evaluation.fingerprint, "examples": evaluation.examples}
+    schema = "regression" if evaluation.kind == REGRESSION else "classification"
     return {
         "display_name": name,
-        "metrics_schema_uri": _SCHEMA.format("regression" if numbers else "classification"),
-        "metrics": (_metrics_of_numbers if numbers else registry_metrics)(asdict(evaluation)),
+        "metrics_schema_uri": _SCHEMA.format(schema),
+        "metrics": registry_metrics(evaluation),
         "metadata": {**measured, **evaluation.metrics},
     }
 
 
-def _metrics_of_numbers(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of evaluation.json as RegressionEvaluationMetrics; means over several numbers."""
-    found = evaluation["metrics"]
-    return {
-        theirs: scale * found[ours]
-        for theirs, (ours, scale) in _OF_NUMBERS.items()
-        if found.get(ours) is not None
-    }
+def registry_metrics(evaluation: Measured) -> dict[str, Any]:
+    """Returns an evaluation's metrics in the registry's words.
 
-
-def registry_metrics(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of evaluation.json as ClassificationEvaluationMetrics.
-
-    Areas under curves are left out: the schema means micro-averaged ones, and ours are means over classes.
     With one prediction per example, the most probable class, precision and recall are both the accuracy.
-
-    Source: https://cloud.google.com/vertex-ai/docs/reference/rest/Shared.Types/ClassificationEvaluationMetrics
     """
-    if evaluation.get("kind", CLASS) == MULTILABEL:
-        return _metrics_of_several(evaluation)
-    accuracy, names = evaluation["accuracy"], evaluation["class_names"]
-    at_one = dict.fromkeys(("precisionAt1", "recallAt1", "f1ScoreAt1"), accuracy)
-    metrics: dict[str, Any] = {
-        "confidenceMetrics": [{"confidenceThreshold": 0.0, "maxPredictions": 1, **at_one}]
-    }
-    if len(names) <= _MOST_CLASSES:
-        specs = [{"id": str(label), "displayName": name} for label, name in enumerate(names)]
-        metrics["confusionMatrix"] = {"annotationSpecs": specs, "rows": evaluation["confusion"]}
-    if evaluation["log_loss"] is not None:
-        metrics["logLoss"] = evaluation["log_loss"]
-    return metrics
+    found = evaluation.metrics
+    if evaluation.kind == REGRESSION:
+        numbers = _renamed(found, _OF_NUMBERS)
+        percent = _renamed(found, {"meanAbsolutePercentageError": "mape"})
+        return numbers | {name: 100 * share for name, share in percent.items()}
+    metrics: dict[str, Any] = {}
+    if evaluation.kind == MULTILABEL:
+        metrics["confidenceMetrics"] = [{"confidenceThreshold": THRESHOLD, **_renamed(found, _OF_SEVERAL)}]
+    else:
+        at_one = dict.fromkeys(("precisionAt1", "recallAt1", "f1ScoreAt1"), evaluation.accuracy)
+        metrics["confidenceMetrics"] = [{"confidenceThreshold": 0.0, "maxPredictions": 1, **at_one}]
+        if len(evaluation.class_names) <= _MOST_CLASSES:
+            specs = [
+                {"id": str(label), "displayName": name} for label, name in enumerate(evaluation.class_names)
+            ]
+            rows = [list(row) for row in evaluation.confusion]
+            metrics["confusionMatrix"] = {"annotationSpecs": specs, "rows": rows}
+    return metrics | ({} if evaluation.log_loss is None else {"logLoss": evaluation.log_loss})
 
 
-def _metrics_of_several(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    found = evaluation["metrics"]
-    reading = {"confidenceThreshold": THRESHOLD}
-    for theirs, ours in (("f1ScoreMicro", "micro_f1"), ("f1ScoreMacro", "macro_f1")):
-        reading[theirs] = found[ours]
-    metrics: dict[str, Any] = {"confidenceMetrics": [reading]}
-    return metrics | ({"logLoss": evaluation["log_loss"]} if evaluation["log_loss"] is not None else {})
+def _renamed(metrics: Mapping[str, float | None], names: Mapping[str, str]) -> dict[str, Any]:
+    return {theirs: metrics[ours] for theirs, ours in names.items() if metrics.get(ours) is not None}

@@ -14,10 +14,17 @@ from shardline.components.vertex.forms import (
     ENDPOINT,
     LONGEST_NAME,
     MODEL,
+    check_accelerators,
     check_labels,
     check_pasted_text,
 )
 from shardline.trainer.errors import SettingsError
+
+_ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
+_FORMATS = {
+    "instances_format": ("jsonl", "tf-record", "csv", "file-list"),
+    "predictions_format": ("jsonl", "csv"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +43,7 @@ class ServingMachines:
             check_pasted_text(name, getattr(self, name))
         if not self.machine_type:
             raise SettingsError("machine_type is empty; give one, for example n1-standard-2")
-        if bool(self.accelerator_type) != (self.accelerator_count > 0):
-            raise SettingsError(
-                "accelerator_type and accelerator_count go together, got "
-                f"{self.accelerator_type!r} and {self.accelerator_count}"
-            )
+        check_accelerators(self.accelerator_type, self.accelerator_count)
         if not 1 <= self.min_replica_count <= self.max_replica_count:
             raise SettingsError(
                 "replicas must be 1 <= min_replica_count <= max_replica_count, got "
@@ -71,11 +74,7 @@ class Deploy(ServingMachines):
             )
         if self.endpoint and not ENDPOINT.fits(self.endpoint):
             raise SettingsError(f"endpoint must be {ENDPOINT.words}, got {self.endpoint!r}")
-        check_pasted_text("display_name", self.display_name)
-        if len(self.display_name) > LONGEST_NAME:
-            raise SettingsError(
-                f"display_name must have at most {LONGEST_NAME} characters, got {len(self.display_name)}"
-            )
+        _check_display_name(self.display_name or "of the endpoint")
         if not 0 <= self.traffic_percent <= 100:
             raise SettingsError(f"traffic_percent must be from 0 to 100, got {self.traffic_percent}")
         if self.display_name and (self.traffic_percent != 100 or self.traffic_steps):
@@ -112,21 +111,17 @@ class BatchPrediction(ServingMachines):
         super().__post_init__()
         if not self.gcs_source_uris:
             raise SettingsError("gcs_source_uris is empty; give the files with the instances")
-        for name in ("gcs_source_uris", "gcs_destination_output_uri_prefix"):
-            value = getattr(self, name)
-            for uri in (value,) if isinstance(value, str) else value:
+        for name, uris in (
+            ("gcs_source_uris", self.gcs_source_uris),
+            ("gcs_destination_output_uri_prefix", (self.gcs_destination_output_uri_prefix,)),
+        ):
+            for uri in uris:
                 check_pasted_text(name, uri)
                 if not BUCKET_PATH.fits(uri):
                     raise SettingsError(f"{name} must be {BUCKET_PATH.words}, got {uri!r}")
-        for name, known in (
-            ("instances_format", ("jsonl", "tf-record", "csv", "file-list")),
-            ("predictions_format", ("jsonl", "csv")),
-        ):
+        for name, known in _FORMATS.items():
             if getattr(self, name) not in known:
                 raise SettingsError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-
-
-_ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +139,7 @@ class ModelUpload:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_pasted_text("display_name", self.display_name)
-        if not 1 <= len(self.display_name) <= LONGEST_NAME:
-            raise SettingsError(
-                f"display_name must have 1 to {LONGEST_NAME} characters, got {len(self.display_name)}"
-            )
+        _check_display_name(self.display_name)
         if not self.serving_image_uri:
             raise SettingsError("serving_image_uri is empty; give a TensorFlow Serving image")
         if self.parent_model and not MODEL.fits(self.parent_model):
@@ -160,3 +151,9 @@ class ModelUpload:
                     f"letter and ends with one or a digit, got {alias!r}"
                 )
         check_labels(self.labels)
+
+
+def _check_display_name(text: str) -> None:
+    check_pasted_text("display_name", text)
+    if not 1 <= len(text) <= LONGEST_NAME:
+        raise SettingsError(f"display_name must have 1 to {LONGEST_NAME} characters, got {len(text)}")

@@ -39,9 +39,13 @@ class Form(NamedTuple):
     pattern: str
     words: str
 
+    def match(self, text: str) -> re.Match[str] | None:
+        """Returns the match of a text that has the form."""
+        return re.fullmatch(self.pattern, text)
+
     def fits(self, text: str) -> bool:
         """Whether a text has the form."""
-        return re.fullmatch(self.pattern, text) is not None
+        return self.match(text) is not None
 
 
 PROJECT = Form(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+", "a project id such as my-project")
@@ -119,6 +123,15 @@ def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
 def seconds(duration: str) -> float | None:
     """Returns the seconds of a duration as the API writes it, "3600s"; None for any other text."""
     return float(duration[:-1]) if DURATION.fits(duration) else None
+
+
+def check_accelerators(accelerator_type: str, accelerator_count: int) -> None:
+    """Refuses a type of accelerator without a number, and a number without a type; raises SettingsError."""
+    if accelerator_count < 0 or bool(accelerator_type) != (accelerator_count > 0):
+        raise SettingsError(
+            f"accelerator_type and accelerator_count go together, got {accelerator_type!r} and "
+            f"{accelerator_count}"
+        )
 
 
 def check_text(name: str, text: str) -> None:

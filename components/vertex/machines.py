@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardline.components.vertex import forms
-from shardline.components.vertex.forms import check_text, seconds
+from shardline.components.vertex.forms import check_accelerators, check_text, seconds
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import TIMEOUT_VARIABLE
 
@@ -52,11 +52,7 @@ class TaskMachine:
             raise SettingsError(f"cpu must not be negative, got {self.cpu}")
         if self.memory and not _MEMORY.fullmatch(self.memory):
             raise SettingsError(f"memory must be a number and G or M, as in '32G', got {self.memory!r}")
-        if self.accelerator_count < 0 or bool(self.accelerator_type) != (self.accelerator_count > 0):
-            raise SettingsError(
-                "accelerator_type and accelerator_count go together, got "
-                f"{self.accelerator_type!r} and {self.accelerator_count}"
-            )
+        check_accelerators(self.accelerator_type, self.accelerator_count)
         check_text("accelerator_type", self.accelerator_type)
         if self.machine_type and not forms.MACHINE_TYPE.fits(self.machine_type):
             raise SettingsError(f"machine_type must be {forms.MACHINE_TYPE.words}, got {self.machine_type!r}")

@@ -17,6 +17,7 @@ from shardline.components.vertex.forms import (
     MOST_VARIABLES,
     PLATFORM_VARIABLE,
     VARIABLE,
+    check_accelerators,
     check_text,
 )
 from shardline.components.vertex.payload import at, whole
@@ -69,11 +70,7 @@ class WorkerPool:
             raise SettingsError(f"replica_count must be at least 1, got {self.replica_count}")
         if not MACHINE_TYPE.fits(self.machine_type):
             raise SettingsError(f"machine_type must be {MACHINE_TYPE.words}, got {self.machine_type!r}")
-        if self.accelerator_count < 0 or bool(self.accelerator_type) != (self.accelerator_count > 0):
-            raise SettingsError(
-                "accelerator_type and accelerator_count go together, got "
-                f"{self.accelerator_type!r} and {self.accelerator_count}"
-            )
+        check_accelerators(self.accelerator_type, self.accelerator_count)
         if self.tpu_topology and not re.fullmatch(r"[0-9]+(x[0-9]+){1,2}", self.tpu_topology):
             raise SettingsError(f"tpu_topology is chips by chips, as in '2x4', got {self.tpu_topology!r}")
         if self.boot_disk_type not in ("", *BOOT_DISK_TYPES):

@@ -21,13 +21,6 @@ from shardline.trainer.errors import SettingsError
 )
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds that one answer may take.")
 @click.option(
-    "--requests",
-    type=click.IntRange(0, 10_000),
-    default=32,
-    show_default=True,
-    help="Requests of one example that are timed.",
-)
-@click.option(
     "--deployed-model",
     default="",
     metavar="ID",
@@ -40,21 +33,19 @@ def probe(
     exported: Path,
     tolerance: float,
     timeout: float,
-    requests: int,
     deployed_model: str,
     settings: Path | None,
     as_json: bool,
 ) -> None:
-    """Send the golden examples in EXPORTED_DIR to URL|ENDPOINT, and compare its answers and its latency.
+    """Send the golden examples in EXPORTED_DIR to URL|ENDPOINT, and compare its answers.
 
     URL is a REST predict endpoint as TensorFlow Serving has it, http://HOST:8501/v1/models/NAME; ENDPOINT is
     projects/P/locations/L/endpoints/ID. EXPORTED_DIR is what a validation has written, or a version of the
-    champion. Latency decides nothing: that of the judgement is without a network.
+    champion.
 
     Exits with 0 when the answers agree, with 1 when they do not, with 3 when the server fails.
     """
     from shardline.components.register import probe as probes
-    from shardline.components.register.servers import endpoint_server, rest_server
     from shardline.components.vertex.forms import ENDPOINT
     from shardline.pipelines.remote.environment import load_environment
 
@@ -66,19 +57,16 @@ def probe(
             if not ENDPOINT.fits(server):
                 raise SettingsError(f"ENDPOINT must be {ENDPOINT.words}, got {server!r}")
             host = load_environment(settings, {}, os.environ, needed=()).api_endpoint
-            asked = endpoint_server(server, model=deployed_model, api_endpoint=host, timeout_s=timeout)
+            asked = probes.endpoint_server(server, model=deployed_model, api_endpoint=host, timeout_s=timeout)
         elif deployed_model:
             raise SettingsError("--deployed-model is about an endpoint of the platform, and a URL is given")
         else:
-            asked = rest_server(server, timeout_s=timeout)
-        found = probes.probe(asked, exported, tolerance=tolerance, requests=requests)
-    latency = ", ".join(f"{name} {value:g} ms" for name, value in found.latency_ms.items())
-    judged = ", ".join(f"{name} {value:g} ms" for name, value in found.judged_ms.items())
+            asked = probes.rest_server(server, timeout_s=timeout)
+        found = probes.probe(asked, exported, tolerance=tolerance)
     show(
         as_json,
         {"server": server, **found.to_json()},
         f"agrees    {'yes' if found.agrees else 'no'}: {found}",
-        *([f"latency   {latency}" + (f"; when it was judged {judged}" if judged else "")] if latency else []),
         *([f"answered  deployed model {', '.join(found.models)}"] if found.models else []),
     )
     sys.exit(0 if found.agrees else 1)

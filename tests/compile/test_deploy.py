@@ -1,6 +1,8 @@
-"""Deployment and batch prediction in the compiled retraining pipeline."""
+"""Upload, deployment and batch prediction in the compiled retraining pipeline."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from shardline.pipelines.settings import Settings
 from shardline.trainer.records import read
 from tests.helpers.compiled import JOB, blessed_tasks
 
+LOCATION = "{{$.pipeline_google_cloud_location}}"
+PARENT = "projects/acme-vision/locations/europe-west4/models/7"
 ENDPOINT = "projects/acme-vision/locations/europe-west4/endpoints/9"
 PINNED = f"europe-west4-docker.pkg.dev/acme-vision/shardline/shardline@sha256:{64 * 'a'}"
 SETTINGS = Settings(
@@ -40,25 +44,42 @@ def given(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        {"endpoint": ENDPOINT, "traffic_steps": (10, 50)},
-        pytest.param({"display_name": "digits"}, marks=pytest.mark.matrix),
-    ],
-)
-def test_a_model_is_deployed_before_it_is_the_champion(where: dict[str, Any]) -> None:
-    deploy = Deploy(machine_type="n1-standard-2", **where)
-    text = compiled(deploy=deploy)
+@pytest.mark.parametrize("pools_at_run_time", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_a_blessed_model_is_the_champion_only_once_it_is_uploaded_and_deployed(
+    pools_at_run_time: bool,
+) -> None:
+    upload = ModelUpload(display_name="digits", serving_image_uri="s:1", parent_model=PARENT)
+    deploy = Deploy(machine_type="n1-standard-2", endpoint=ENDPOINT, traffic_steps=(10, 50))
+    text = compiled(model_upload=upload, deploy=deploy, pools_at_run_time=pools_at_run_time)
     tasks = blessed_tasks(text)
 
-    assert tasks["model-deploy"]["dependentTasks"] == ["model-upload"]
-    assert sorted(tasks["register"]["dependentTasks"]) == ["model-deploy", "registry-evaluation"]
-    assert given(tasks["model-deploy"])["location"] == "{{$.pipeline_google_cloud_location}}"
+    assert {name: sorted(task.get("dependentTasks", [])) for name, task in tasks.items()} == {
+        "importer": [],
+        "serving-model": [],
+        "model-upload": ["importer", "serving-model"],
+        "model-deploy": ["model-upload"],
+        "registry-evaluation": ["model-upload"],
+        "register": ["model-deploy", "registry-evaluation"],
+    }
+    assert given(tasks["model-deploy"])["location"] == LOCATION
     assert read(Deploy, given(tasks["model-deploy"])["deploy"], "deploy") == deploy
     # The traffic of yesterday is not that of today.
     assert not tasks["model-deploy"].get("cachingOptions")
     assert check(parse(text, Path("p.yaml"))) == []
+
+
+def test_the_upload_goes_where_the_pipeline_runs_and_is_tried_again() -> None:
+    task = blessed_tasks(compiled())["model-upload"]
+
+    assert given(task) == {
+        "location": LOCATION,
+        "display_name": "digits",
+        "version_aliases": [],
+        "labels": {"pipeline": "retrain"},
+        "encryption_spec_key_name": "{{$.pipeline_encryption_key_name}}",
+    }
+    assert task["retryPolicy"]["maxRetryCount"] == 2
+    assert not task.get("cachingOptions")
 
 
 def test_a_batch_is_predicted_with_the_uploaded_model() -> None:
@@ -70,7 +91,7 @@ def test_a_batch_is_predicted_with_the_uploaded_model() -> None:
         given(task).items()
         >= {
             "job_display_name": "digits",
-            "location": "{{$.pipeline_google_cloud_location}}",
+            "location": LOCATION,
             "gcs_source_uris": ["gs://b/in/*.jsonl"],
             "gcs_destination_output_uri_prefix": "gs://b/out",
             "machine_type": "n1-standard-2",
@@ -81,10 +102,29 @@ def test_a_batch_is_predicted_with_the_uploaded_model() -> None:
 
 
 def test_nothing_of_it_is_there_unless_it_is_asked_for() -> None:
-    text = compiled()
+    text = compiled(model_upload=None)
 
-    for word in ("model-deploy", "traffic", "batch_prediction_job"):
+    assert set(blessed_tasks(text)) == {"register"}
+    for word in ("model-deploy", "traffic", "batch_prediction_job", "serving"):
         assert word not in text
+
+
+def test_compiling_an_upload_loads_neither_tensorflow_nor_the_vertex_client(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(
+        'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
+        '[model_upload]\ndisplay_name = "d"\nserving_image_uri = "s:1"\n'
+    )
+    program = (
+        "import sys; from pathlib import Path; from shardline.pipelines import compile, settings\n"
+        "compile.compile_pipeline(settings.load(Path(sys.argv[1])))\n"
+        "heavy = {'tensorflow', 'keras', 'google.cloud.aiplatform', 'sklearn', 'rich'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "s.toml")], capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from google.rpc import code_pb2
 from kfp import dsl
 
 from shardline.components.champions import check_judged, publish
-from shardline.components.register import deployment, servers
+from shardline.components.register import deployment
+from shardline.components.register import probe as probes
 from shardline.components.register.component import model_deploy
-from shardline.components.register.deployment import deploy_model
+from shardline.components.register.deployment import Deployment
 from shardline.components.register.settings import Deploy
 from shardline.components.vertex.client import Platform
 from shardline.pipelines.cli.main import main
@@ -47,7 +48,7 @@ def wrong(instances: list[Any]) -> list[Any]:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deployment, "_POLL_S", 0.01)
-    monkeypatch.setattr(servers, "_PAUSE_S", 0)
+    monkeypatch.setattr(probes, "_PAUSE_S", 0)
 
 
 @pytest.fixture
@@ -74,12 +75,17 @@ def said() -> Iterator[list[str]]:
         yield lines
 
 
-def deploy(directory: Path, settings: Deploy = STEPS, run: str = "retrain-1", **changes: Any) -> str:
+def deploy(directory: Path, settings: Deploy = STEPS, check: Callable[[], None] = lambda: None) -> str:
     """Does what the task does, as an attempt that knows nothing of the one before."""
-    given: dict[str, Any] = {"model": MODEL, "labels": {"pipeline": "retrain"}, "encryption_key": ""}
-    exported = write_golden(directory / "exported")
-    platform = Platform(PROJECT, LOCATION)
-    return deploy_model(platform, settings, exported=exported, run=run, **{**given, **changes})
+    return Deployment(
+        platform=Platform(PROJECT, LOCATION),
+        settings=settings,
+        model=MODEL,
+        exported=write_golden(directory / "exported"),
+        run="retrain-1",
+        labels={"pipeline": "retrain"},
+        check=check,
+    ).deploy()
 
 
 def ids(services: FakeServices) -> list[str]:
@@ -122,9 +128,7 @@ def test_traffic_moves_in_steps_after_a_probe_that_nobody_else_sees(
 
 def test_a_model_that_answers_otherwise_never_gets_traffic(services: FakeServices, tmp_path: Path) -> None:
     services.serving.serve = lambda endpoint, model, instances: wrong(instances)
-    with pytest.raises(
-        RunError, match=r"does not answer as it did when it was judged: .*'cat' instead of 'dog'|'dog'"
-    ):
+    with pytest.raises(RunError, match=r"does not answer as it did when it was judged: .* instead of"):
         deploy(tmp_path)
 
     assert splits(services, "") == []
@@ -152,7 +156,7 @@ def test_a_model_that_disagrees_on_the_way_is_taken_off(
 
 
 #: Each call of an attempt, and those of them that are refused in every run of the tests.
-CALLS = {"GetEndpoint": 11, "CreateEndpoint": 1, "DeployModel": 2, "Predict": 2, "UpdateEndpoint": 3}
+CALLS = {"GetEndpoint": 13, "CreateEndpoint": 1, "DeployModel": 2, "Predict": 2, "UpdateEndpoint": 3}
 USUAL = (("GetEndpoint", 0), ("CreateEndpoint", 0), ("DeployModel", 1), ("Predict", 1), ("UpdateEndpoint", 1))
 
 
@@ -191,11 +195,11 @@ def test_an_answer_that_is_lost_makes_nothing_twice(
     assert list(services.endpoints) == [ENDPOINT]
 
 
-@pytest.mark.parametrize(("method", "times"), [("UndeployModel", 2), ("DeleteEndpoint", 1)])
+@pytest.mark.parametrize("method", ["UndeployModel", "DeleteEndpoint"])
 def test_machines_that_cannot_be_given_back_are_said(
-    services: FakeServices, tmp_path: Path, said: list[str], method: str, times: int
+    services: FakeServices, tmp_path: Path, said: list[str], method: str
 ) -> None:
-    services.fail(method, code_pb2.PERMISSION_DENIED, times=times)
+    services.fail(method, code_pb2.PERMISSION_DENIED)
     deploy(tmp_path)
 
     assert any(line.startswith("warning: cannot ") and "it costs machines" in line for line in said)
@@ -224,35 +228,35 @@ def test_machines_that_do_not_start_in_time_are_taken_off(
     assert list(services.endpoints) == [ENDPOINT]
 
 
-def test_an_attempt_goes_on_where_the_one_before_was_killed(services: FakeServices, tmp_path: Path) -> None:
-    deploy(tmp_path, Deploy(endpoint=ENDPOINT, machine_type="n1-standard-2", traffic_percent=50))
-    new = ids(services)[-1]
-    services.serving.traffic.clear()
-    services.serving.serve = lambda endpoint, model, instances: (
-        wrong(instances)
-        if services.endpoints[endpoint].traffic_split[model.id] == 100
-        else golden_answers(instances)
-    )
-    with pytest.raises(RunError, match=r"is without it again: 5 60 %, 6 40 %$"):
-        deploy(tmp_path)
-
-    assert splits(services, new)[:2] == [{"new": 100}, BEFORE], "what it has it keeps until it has more"
-    assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
+class Killed(BaseException):
+    """The end of a process, as a task sees it that can do nothing any more."""
 
 
+@pytest.mark.parametrize("share", [10, 50, 100])
 @pytest.mark.parametrize("answer", [golden_answers, wrong])
-def test_an_attempt_that_finds_all_traffic_moved_asks_the_model_and_knows_the_shares_of_before(
-    services: FakeServices, tmp_path: Path, answer: Any
+def test_an_attempt_goes_on_where_the_one_before_was_killed(
+    services: FakeServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: int, answer: Any
 ) -> None:
-    """Nobody asked it when the first attempt ended; 8, the newest of the others, never had any traffic."""
-    deploy(tmp_path, Deploy(endpoint=ENDPOINT, machine_type="n1-standard-2", traffic_percent=0, keep=3))
+    """It asks the model, whose traffic nobody may have asked for, and knows the shares of before."""
+
+    def killed(self: Deployment, name: str, *_: Any) -> None:
+        if name == ENDPOINT and services.endpoints[ENDPOINT].traffic_split.get(self.id) == share:
+            raise Killed
+
+    with monkeypatch.context() as attempt:
+        attempt.setattr(Deployment, "_probe", killed)
+        attempt.setattr(Deployment, "_give_back", killed)
+        with pytest.raises(Killed):
+            deploy(tmp_path)
     new = ids(services)[-1]
-    services.endpoints[ENDPOINT].traffic_split = {new: 100}
     services.serving.traffic.clear()
     services.serving.serve = lambda endpoint, model, instances: answer(instances)
     if answer is golden_answers:
         deploy(tmp_path)
-        assert [split for split in splits(services, new) if split != {"new": 100}] == []
+        assert [split["new"] for split in splits(services, new)][: 2 - (10, 50, 100).index(share)] == [
+            step for step in (50, 100) if step > share
+        ]
+        assert dict(services.endpoints[ENDPOINT].traffic_split) == {new: 100}
         return
     with pytest.raises(RunError, match=r"is without it again: 5 60 %, 6 40 %$"):
         deploy(tmp_path)
@@ -293,7 +297,7 @@ def test_what_somebody_else_sets_meanwhile_stays(services: FakeServices, tmp_pat
 def test_idle_models_that_cannot_be_seen_fail_nothing(
     services: FakeServices, tmp_path: Path, said: list[str]
 ) -> None:
-    services.fail("GetEndpoint", times=11)
+    services.fail("GetEndpoint", times=CALLS["GetEndpoint"])
     services.fail("GetEndpoint", code_pb2.PERMISSION_DENIED)
     assert deploy(tmp_path) == ENDPOINT
 
@@ -324,6 +328,16 @@ def test_the_first_model_of_an_endpoint_gets_all(
 
     assert splits(services, ids(services)[-1])[0] == {"new": 100}
     assert len(ids(services)) == len(models) + 1
+
+
+def test_traffic_of_more_models_than_can_be_noted_is_left(services: FakeServices, tmp_path: Path) -> None:
+    endpoint = services.endpoints[ENDPOINT]
+    endpoint.deployed_models = [DeployedModel(id=f"{number:019d}") for number in range(10)]
+    endpoint.traffic_split = {model.id: 10 for model in endpoint.deployed_models}
+    with pytest.raises(RunError, match="10 models share the traffic"):
+        deploy(tmp_path)
+
+    assert "CreateEndpoint" not in services.calls
 
 
 def test_a_model_without_traffic_stays_without(services: FakeServices, tmp_path: Path) -> None:
@@ -388,15 +402,17 @@ def test_a_model_that_can_become_the_champion_no_more_gets_no_traffic(
             publish(write_export(tmp_path / "other"), champion, quality="accuracy 0.9000")
         check_judged(exported, champion, "retrain-1")
 
-    with pytest.raises(ModelError, match=r"was judged against no champion, .* is without it again"):
+    with pytest.raises(ModelError, match="was judged against no champion, ") as refused:
         deploy(tmp_path, check=check)
+
+    assert ("is without it again" in str(refused.value)) == bool(lost_at)
 
     assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
     assert ids(services) == ["5", "6", "8"]
 
 
 def probe(*arguments: str) -> Any:
-    return CliRunner().invoke(main, ["probe", *arguments, "--json", "--requests", "3"])
+    return CliRunner().invoke(main, ["probe", *arguments, "--json"])
 
 
 def test_the_command_asks_an_endpoint(services: FakeServices, tmp_path: Path) -> None:
@@ -416,6 +432,14 @@ def test_the_command_asks_an_endpoint(services: FakeServices, tmp_path: Path) ->
     assert "'8' of" in without.output
     assert "some are 5 (60 %), 6 (40 %)" in without.output
 
+    missing = probe(f"{PLACE}/endpoints/1", exported)
+    assert missing.exit_code == 3
+    assert "cannot read the endpoint" in missing.output
+    services.endpoints[ENDPOINT].traffic_split = {}
+    idle = probe(ENDPOINT, exported)
+    assert idle.exit_code == 2
+    assert "no deployed model of" in idle.output
+
 
 def test_the_command_asks_a_dedicated_endpoint_at_its_own_host(
     services: FakeServices, tmp_path: Path
@@ -429,17 +453,3 @@ def test_the_command_asks_a_dedicated_endpoint_at_its_own_host(
     refused = probe(ENDPOINT, exported)
     assert refused.exit_code == 2
     assert "'elsewhere.example.com' is no host of Vertex AI" in refused.output
-
-
-def test_an_endpoint_that_is_not_there_or_serves_nobody_is_one_line(
-    services: FakeServices, tmp_path: Path
-) -> None:
-    exported = str(write_golden(tmp_path / "exported"))
-    missing = probe(f"{PLACE}/endpoints/1", exported)
-    assert missing.exit_code == 3
-    assert "cannot read the endpoint" in missing.output
-
-    services.endpoints[ENDPOINT].traffic_split = {}
-    idle = probe(ENDPOINT, exported)
-    assert idle.exit_code == 2
-    assert "no deployed model of" in idle.output

@@ -1,10 +1,9 @@
-"""A blessed model is uploaded: our component, kfp.local, the real launcher, the fake registry, and back."""
+"""A blessed model is uploaded and predicts a batch: kfp.local, the real launchers, the fake, and back."""
 
 import functools
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -12,10 +11,13 @@ from google.cloud.aiplatform_v1.types import Model, ModelEvaluation
 from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel
 from kfp import compiler, dsl
 
-from shardline.components.register.component import registry_evaluation, serving_model
-from shardline.components.register.registry import registry_metrics
-from shardline.components.register.settings import ModelUpload
-from shardline.components.register.tasks import upload_task
+from shardline.components.register.component import (
+    batch_prediction_task,
+    registry_evaluation,
+    serving_model,
+    upload_task,
+)
+from shardline.components.register.settings import BatchPrediction, ModelUpload
 from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
@@ -32,6 +34,15 @@ UPLOAD = ModelUpload(
     parent_model=f"projects/{PROJECT}/locations/{LOCATION}/models/7",
     version_aliases=("candidate", "default"),
     labels={"team": "vision"},
+)
+
+
+BATCH = BatchPrediction(
+    gcs_source_uris=("gs://b/in/*.jsonl",),
+    gcs_destination_output_uri_prefix="gs://b/out",
+    machine_type="n1-standard-2",
+    accelerator_type="NVIDIA_TESLA_T4",
+    accelerator_count=1,
 )
 
 
@@ -71,8 +82,8 @@ def look(model: dsl.Input[dsl.Artifact], serving: dsl.Input[dsl.Artifact], resul
     Path(result).write_text(json.dumps(seen))
 
 
-def compile_upload(path: Path, upload: ModelUpload) -> dict[str, Any]:
-    """Compiles a pipeline that uploads a model, and says where it runs, as the platform does."""
+def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.CompletedProcess[str]:
+    """Runs a pipeline with the launchers where kfp.local will start them."""
     component = functools.partial(dsl.component, base_image="image:1", install_kfp_package=False)
     serving_model_op, evaluation_op = component()(serving_model), component()(registry_evaluation)
 
@@ -80,22 +91,19 @@ def compile_upload(path: Path, upload: ModelUpload) -> dict[str, Any]:
     def pipeline(result: str) -> None:
         exported = export().outputs["exported"]
         ready = serving_model_op(
-            exported=exported, quality="accuracy 0.9712", image_uri=upload.serving_image_uri, gate={}
+            exported=exported, quality='accuracy of "5" 0.9712', image_uri=upload.serving_image_uri, gate={}
         )
         stored = store(here=ready.outputs["serving"], text=ready.outputs["Output"], bucket=BUCKET)
-        uploaded = upload_task(component(), upload, stored, labels={"pipeline": "retrain"})
+        uploaded = upload_task(upload, stored, labels={"pipeline": "retrain"})
         evaluation_op(exported=exported, model=uploaded.outputs["model"])
+        batch_prediction_task(BATCH, "digits", uploaded, {"pipeline": "retrain"})
         look(model=uploaded.outputs["model"], serving=ready.outputs["serving"], result=result)
 
-    compiler.Compiler().compile(pipeline, str(path))
-    text = path.read_text().replace("{{$.pipeline_google_cloud_project_id}}", PROJECT)
-    return yaml.safe_load(text.replace("{{$.pipeline_google_cloud_location}}", LOCATION))
-
-
-def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.CompletedProcess[str]:
+    compiler.Compiler().compile(pipeline, str(directory / "upload.yaml"))
     given = {"result": str(directory / "result.json")}
-    spec = compile_upload(directory / "upload.yaml", upload)
-    return execute(directory, localize(spec, given), given, vertex.environment)
+    text = yaml.safe_dump(localize(yaml.safe_load((directory / "upload.yaml").read_text()), given))
+    text = text.replace("shardline.pipelines.local.stand_ins", "tests.contract.fake.launch")
+    return execute(directory, text, given, vertex.environment)
 
 
 def test_a_new_version_of_a_registered_model(vertex: FakeVertex, tmp_path: Path) -> None:
@@ -106,26 +114,28 @@ def test_a_new_version_of_a_registered_model(vertex: FakeVertex, tmp_path: Path)
     assert list(vertex.services.models) == [OLD]
     _, model = vertex.services.models[OLD]
     assert model.display_name == UPLOAD.display_name
-    assert model.description == "accuracy 0.9712, 0 parameters, dataset sha256:abc"
+    assert model.description == 'accuracy of "5" 0.9712, 0 parameters, dataset sha256:abc'
     assert list(model.version_aliases) == ["candidate", "default"]
     assert {"pipeline": "retrain", "team": "vision"}.items() <= dict(model.labels).items()
     assert model.artifact_uri.startswith(f"gs://{BUCKET}/")
     seen = json.loads((tmp_path / "result.json").read_text())
     assert seen["uri"] == f"https://{LOCATION}-aiplatform.googleapis.com/v1/{OLD}@2"
-    assert seen["metadata"] == {"resourceName": f"{OLD}@2"}
+    assert seen["metadata"]["resourceName"] == f"{OLD}@2"
     ((name, evaluation),) = vertex.services.evaluations.items()
     assert name.startswith(f"{OLD}@2/evaluations/")
     assert evaluation.display_name == "test split"
     content = json.loads(ModelEvaluation.to_json(evaluation))
-    assert content["metrics"] == registry_metrics(EVALUATION)
+    assert content["metrics"]["logLoss"] == EVALUATION["log_loss"]
     assert content["metadata"]["fingerprint"] == "sha256:abc"
 
 
-def test_a_new_model_that_tensorflow_serving_finds(vertex: FakeVertex, tmp_path: Path) -> None:
+def test_a_new_model_that_tensorflow_serving_finds_predicts_a_batch(
+    vertex: FakeVertex, tmp_path: Path
+) -> None:
     done = run(vertex, tmp_path, ModelUpload(display_name="digits", serving_image_uri=IMAGE))
 
     assert done.returncode == 0, done.stdout + done.stderr
-    ((model,),) = vertex.services.models.values()
+    (((name, (model,)),)) = vertex.services.models.items()
     container = model.container_spec
     assert container.image_uri == IMAGE
     assert list(container.command) == ["/usr/bin/tensorflow_model_server"]
@@ -139,11 +149,11 @@ def test_a_new_model_that_tensorflow_serving_finds(vertex: FakeVertex, tmp_path:
     seen = json.loads((tmp_path / "result.json").read_text())
     assert seen["files"] == ["1/saved_model.pb", "1/variables/variables.index"]
 
-
-def test_a_parent_that_is_not_there_fails_the_step(vertex: FakeVertex, tmp_path: Path) -> None:
-    done = run(vertex, tmp_path, UPLOAD)
-
-    assert done.returncode == 1
-    assert "cannot look for the upload of this run: not found" in done.stdout
-    assert not vertex.services.models
-    assert not (tmp_path / "result.json").exists()
+    (job,) = vertex.services.predictions.values()
+    assert (job.display_name, job.model, job.labels["pipeline"]) == ("digits", f"{name}@1", "retrain")
+    assert list(job.input_config.gcs_source.uris) == ["gs://b/in/*.jsonl"]
+    assert job.output_config.gcs_destination.output_uri_prefix == "gs://b/out"
+    assert (job.input_config.instances_format, job.output_config.predictions_format) == ("jsonl", "jsonl")
+    spec = json.loads(type(job.dedicated_resources).to_json(job.dedicated_resources))
+    assert spec["machineSpec"]["acceleratorCount"] == 1
+    assert (spec["startingReplicaCount"], spec["maxReplicaCount"]) == (1, 1)

@@ -1,4 +1,4 @@
-"""A pipeline that deploys and predicts, on this machine: what would be done is said, and nothing is done."""
+"""A pipeline that uploads, deploys and predicts, on this machine: it says what it would do."""
 
 import functools
 import subprocess
@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 import yaml
-from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel
 from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, ModelDeployOp
 from kfp import compiler, dsl
 
+from shardline.components.register.component import (
+    batch_prediction_task,
+    deploy_task,
+    registry_evaluation,
+    serving_model,
+    upload_task,
+)
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
-from shardline.components.register.tasks import batch_prediction_task, deploy_task, upload_task
 from shardline.pipelines.local import stand_ins
 from shardline.pipelines.local.localize import localize
 from tests.helpers.execution import execute
@@ -20,7 +25,7 @@ from tests.helpers.execution import execute
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 ENDPOINT = "projects/my-project/locations/europe-west4/endpoints/9"
-UPLOAD = ModelUpload(display_name="digits", serving_image_uri="s:1")
+PARENT = "projects/my-project/locations/europe-west4/models/7"
 BATCH = BatchPrediction(
     gcs_source_uris=("gs://b/in/*.jsonl",),
     gcs_destination_output_uri_prefix="gs://b/out",
@@ -29,23 +34,29 @@ BATCH = BatchPrediction(
 
 
 @dsl.component(base_image="image:1", install_kfp_package=False)
-def ready(serving: dsl.Output[UnmanagedContainerModel]) -> str:
-    """Stands for the component that makes a model ready for its upload."""
-    serving.metadata["containerSpec"] = {"imageUri": "s:1"}
-    return "a model"
-
-
-@dsl.component(base_image="image:1", install_kfp_package=False)
 def export(exported: dsl.Output[dsl.Model]) -> None:
-    """Stands for the component that exports and validates the model."""
+    """Writes what a validation leaves."""
+    import json
+    from pathlib import Path
+
+    from tests.helpers.evaluations import EVALUATION
+    from tests.helpers.exports import write_export
+
+    write_export(Path(exported.path))
+    Path(exported.path, "evaluation.json").write_text(json.dumps(EVALUATION))
 
 
-def run(directory: Path, deploy: Deploy) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, deploy: Deploy, parent: str) -> subprocess.CompletedProcess[str]:
+    upload = ModelUpload(display_name="digits", serving_image_uri="s:1", parent_model=parent)
+
     @dsl.pipeline(name="deploy")
     def pipeline() -> None:
         component = functools.partial(dsl.component, base_image="image:1", install_kfp_package=False)
-        uploaded = upload_task(component(), UPLOAD, ready(), labels={})
-        deploy_task(component(), deploy, export().output, uploaded, labels={}, gate={"champion_uri": ""})
+        exported = export().outputs["exported"]
+        ready = component()(serving_model)(exported=exported, quality="0.97", image_uri="s:1", gate={})
+        uploaded = upload_task(upload, ready, labels={})
+        component()(registry_evaluation)(exported=exported, model=uploaded.outputs["model"])
+        deploy_task(component(), deploy, exported, uploaded, labels={}, gate={"champion_uri": ""})
         # The launchers of a pipeline that deploys with them.
         endpoint = EndpointCreateOp(display_name="other").outputs["endpoint"]
         ModelDeployOp(
@@ -63,26 +74,28 @@ def run(directory: Path, deploy: Deploy) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("where", "words"),
+    ("where", "parent", "words"),
     [
-        (
-            {"endpoint": ENDPOINT, "traffic_percent": 10},
-            f"it would be, to {ENDPOINT}, on 1 to 1 n1-standard-2",
-        ),
-        ({"display_name": "digits"}, "it would be, to a new endpoint 'digits', on 1 to 1 n1-standard-2"),
+        ({"endpoint": ENDPOINT, "traffic_percent": 10}, PARENT, (ENDPOINT, f"a new version of {PARENT}")),
+        ({"display_name": "digits"}, "", ("a new endpoint 'digits'", "a new model")),
     ],
 )
-def test_what_would_be_done_is_said(tmp_path: Path, where: dict[str, Any], words: str) -> None:
-    done = run(tmp_path, Deploy(machine_type="n1-standard-2", **where))
+def test_what_would_be_done_is_said(
+    tmp_path: Path, where: dict[str, Any], parent: str, words: tuple[str, str]
+) -> None:
+    done = run(tmp_path, Deploy(machine_type="n1-standard-2", **where), parent)
 
     assert done.returncode == 0, done.stdout + done.stderr
     for said in (
-        words,
+        f"it would be, to {words[0]}, on 1 to 1 n1-standard-2",
+        f"'digits' is not uploaded; on Vertex AI it would be, as {words[1]}",
+        "nothing was uploaded: the evaluation is not imported",
         "no endpoint 'other' is made",
         "it would be, to a new endpoint 'other', on 1 to 1 n1-highmem-2",
         "nothing is predicted; on Vertex AI gs://b/in/*.jsonl would be, into gs://b/out",
     ):
         assert said in done.stdout
+    assert [path.parent.name for path in tmp_path.rglob("saved_model.pb")].count("1") == 1
 
 
 def test_a_payload_that_is_no_json_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

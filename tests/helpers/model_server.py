@@ -28,7 +28,6 @@ class ModelServer:
         body: Instead of the answer.
         hangs: "before" the answer, in the "middle" of it, or between "bytes"; "drops" the line, or says
             "continue" for ever.
-        location: Where a redirection leads.
         requests: Headers of what it was asked.
     """
 
@@ -37,7 +36,6 @@ class ModelServer:
     status: int = 200
     body: bytes = b""
     hangs: str = ""
-    location: str = "http://127.0.0.1:9/elsewhere"
     requests: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -58,7 +56,7 @@ def serve_model(exported: Path, process: CleanProcess) -> Iterator[ModelServer]:
                 self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             content = found.body or self._answer(asked)
             self.send_response(found.status)
-            self.send_header("Location", found.location)
+            self.send_header("Location", "http://127.0.0.1:9/elsewhere")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if not found.hangs:

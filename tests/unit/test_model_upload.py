@@ -7,12 +7,10 @@ import pytest
 
 from shardline.components.model_store import Measured
 from shardline.components.register.registry import (
-    container_spec,
     describe,
     describe_evaluation,
     import_evaluation,
     lay_out,
-    registry_metrics,
 )
 from shardline.components.register.settings import ModelUpload
 from shardline.pipelines import settings
@@ -104,70 +102,66 @@ def test_a_place_that_cannot_be_written_to_is_said(tmp_path):
         lay_out(write_export(tmp_path / "exported"), tmp_path / "file" / "serving")
 
 
-def test_the_server_is_asked_where_it_listens():
-    spec = container_spec("image:1")
-
-    name = spec["healthRoute"].removeprefix("/v1/models/")
-    assert spec["predictRoute"] == f"/v1/models/{name}:predict"
-    assert f"--model_name={name}" in spec["args"]
-    # The port to which the platform sends requests unless it is told another one.
-    assert "--rest_api_port=8080" in spec["args"]
-
-
-def test_the_description_says_what_was_measured(tmp_path):
+def test_the_description_says_what_was_measured_and_can_be_pasted_into_json(tmp_path):
     exported = write_export(tmp_path / "exported")
     (exported / "export.json").write_text('{"fingerprint": "sha256:abc", "parameters": 12345}')
 
-    assert describe(exported, "accuracy 0.9700") == "accuracy 0.9700, 12,345 parameters, dataset sha256:abc"
+    description = describe(exported, 'recall of "\\☃" 0.97')
+    assert json.loads(f'"{description}"') == 'recall of "\\☃" 0.97, 12,345 parameters, dataset sha256:abc'
 
 
-def test_the_evaluation_in_the_registrys_words():
-    metrics = registry_metrics(EVALUATION)
-
-    assert metrics["logLoss"] == 0.25
-    assert metrics["confusionMatrix"] == {
-        "annotationSpecs": [{"id": "0", "displayName": "healthy"}, {"id": "1", "displayName": "sick"}],
-        "rows": [[5, 1], [0, 4]],
-    }
-    (at_zero,) = metrics["confidenceMetrics"]
-    assert (at_zero["precisionAt1"], at_zero["recallAt1"]) == (0.9, 0.9)
-
-
-def test_a_loss_that_could_not_be_measured_is_left_out():
-    assert "logLoss" not in registry_metrics({**EVALUATION, "log_loss": None})
-
-
-def test_the_confusion_of_a_thousand_classes_is_left_out():
-    names = [f"class {label}" for label in range(1000)]
-
-    assert "confusionMatrix" not in registry_metrics({**EVALUATION, "class_names": names})
-
-
-def test_numbers_have_the_registrys_schema_of_regression():
-    measured = {**EVALUATION, "kind": "regression", "accuracy": None, "log_loss": None, "confusion": []}
-    measured["metrics"] = {"rmse": 53.2, "mae": 41.0, "mape": 0.25, "r2": 0.48, "examples": 44}
-
-    content = describe_evaluation(restore(Measured, measured, "it", ModelError), "test split")
-
-    assert content["metrics_schema_uri"].endswith("/modelevaluation/regression_metrics_1.0.0.yaml")
-    assert content["metrics"] == {
-        "rootMeanSquaredError": 53.2,
-        "meanAbsoluteError": 41.0,
-        "meanAbsolutePercentageError": 25.0,
-        "rSquared": 0.48,
-    }
-
-
-def test_several_labels_have_that_of_classification():
-    measured = {**EVALUATION, "kind": "multilabel", "accuracy": None, "confusion": []}
-    measured["metrics"] = {"macro_f1": 0.7, "micro_f1": 0.8}
-
-    content = describe_evaluation(restore(Measured, measured, "it", ModelError), "test split")
-
-    assert content["metrics_schema_uri"].endswith("/modelevaluation/classification_metrics_1.0.0.yaml")
-    assert content["metrics"]["confidenceMetrics"] == [
-        {"confidenceThreshold": 0.5, "f1ScoreMicro": 0.8, "f1ScoreMacro": 0.7}
+CONFUSION = {
+    "annotationSpecs": [{"id": "0", "displayName": "healthy"}, {"id": "1", "displayName": "sick"}],
+    "rows": [[5, 1], [0, 4]],
+}
+AT_ONE = {
+    "confidenceMetrics": [
+        {"confidenceThreshold": 0.0, "maxPredictions": 1}
+        | dict.fromkeys(("precisionAt1", "recallAt1", "f1ScoreAt1"), 0.9)
     ]
+}
+SEVERAL = {"kind": "multilabel", "accuracy": None, "confusion": [], "log_loss": None}
+NUMBERS = {"kind": "regression", "accuracy": None, "confusion": [], "log_loss": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "schema", "metrics"),
+    [
+        (
+            {},
+            "classification",
+            {**AT_ONE, "confusionMatrix": CONFUSION, "logLoss": 0.25},
+        ),
+        (
+            {"log_loss": None, "class_names": [f"class {label}" for label in range(1000)]},
+            "classification",
+            AT_ONE,
+        ),
+        (
+            {**SEVERAL, "metrics": {"macro_f1": 0.7, "micro_f1": 0.8}},
+            "classification",
+            {"confidenceMetrics": [{"confidenceThreshold": 0.5, "f1ScoreMicro": 0.8, "f1ScoreMacro": 0.7}]},
+        ),
+        (
+            {**NUMBERS, "metrics": {"rmse": 53.2, "mae": 41.0, "mape": 0.25, "r2": 0.48, "examples": 44}},
+            "regression",
+            {
+                "rootMeanSquaredError": 53.2,
+                "meanAbsoluteError": 41.0,
+                "meanAbsolutePercentageError": 25.0,
+                "rSquared": 0.48,
+            },
+        ),
+    ],
+    ids=["classes", "many classes", "several labels", "numbers"],
+)
+def test_the_evaluation_is_in_the_registrys_words(changes, schema, metrics):
+    measured = restore(Measured, {**EVALUATION, **changes}, "it", ModelError)
+
+    content = describe_evaluation(measured, "test split")
+
+    assert content["metrics_schema_uri"].endswith(f"/modelevaluation/{schema}_metrics_1.0.0.yaml")
+    assert content["metrics"] == metrics
 
 
 def test_where_nothing_was_uploaded_no_evaluation_is_imported(tmp_path):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from google.cloud.aiplatform_v1.types import Model, ModelEvaluation, model_service
 from google.longrunning import operations_pb2
 from google.rpc import code_pb2
 
-from tests.contract.fake.api import ApiError, done, location, numbered, page, refuse
-from tests.contract.fake.filters import matching
+from tests.contract.fake.api import ApiError, done, location, numbered, refuse
 from tests.contract.fake.model_rules import model_faults
 
 _SCHEMA = re.compile(r"gs://google-cloud-aiplatform/schema/modelevaluation/(\w+)_metrics_1\.0\.0\.yaml")
@@ -55,35 +53,6 @@ class Models:
         response = model_service.UploadModelResponse(model=name, model_version_id=str(len(versions)))
         return done(f"{name}/operations/{self._number()}", model_service.UploadModelResponse.pb(response))
 
-    def list_model_versions(
-        self, request: model_service.ListModelVersionsRequest
-    ) -> model_service.ListModelVersionsResponse:
-        name = numbered(request.name)
-        if name not in self.models:
-            raise ApiError(code_pb2.NOT_FOUND, f"The Model does not exist. name: {request.name!r}")
-        numbers = range(1, len(self.models[name]) + 1)
-        found = [self.get_model(model_service.GetModelRequest(name=f"{name}@{number}")) for number in numbers]
-        items, token = page(matching(found, request.filter, _read), request)
-        return model_service.ListModelVersionsResponse(models=items, next_page_token=token)
-
-    def get_model(self, request: model_service.GetModelRequest) -> Model:
-        name, _, version = numbered(request.name).partition("@")
-        versions = self.models.get(name, [])
-        number = int(version) if version.isdecimal() else len(versions)
-        if not 1 <= number <= len(versions):
-            raise ApiError(code_pb2.NOT_FOUND, f"The Model does not exist. name: {request.name!r}")
-        found = Model(versions[number - 1])
-        found.name, found.version_id = name, str(number)
-        return found
-
-    def list_models(self, request: model_service.ListModelsRequest) -> model_service.ListModelsResponse:
-        """Answers with the newest version of each model."""
-        parent = location(request.parent)
-        names = [name for name in self.models if name.startswith(f"{parent}/")]
-        found = [self.get_model(model_service.GetModelRequest(name=name)) for name in names]
-        items, token = page(matching(found, request.filter, _read), request)
-        return model_service.ListModelsResponse(models=items, next_page_token=token)
-
     def list_model_evaluations(
         self, request: model_service.ListModelEvaluationsRequest
     ) -> model_service.ListModelEvaluationsResponse:
@@ -113,9 +82,3 @@ def _metrics_faults(evaluation: ModelEvaluation) -> Iterator[str]:
             yield f"metrics: the schema {schema[1]} has no field {name!r}"
         elif isinstance(value, float) and not math.isfinite(value):
             yield f"metrics: {name} is {value}"
-
-
-def _read(model: Model, name: str) -> Any:
-    """Returns what a filter means by a field of a model."""
-    label = name.removeprefix("labels.")
-    return getattr(model, name) if label == name else model.labels.get(label)
