@@ -1,24 +1,25 @@
-"""Checks of a run before it starts: bad values are refused in a second, and a study file is read."""
+"""What is known before a run starts: bad values, refused in a second, the study, and earlier runs here."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardline.components.champions import require_shelf
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import KNOWN_FORMS, check_form, open_source
+from shardline.components.run_directory import local_runs
+from shardline.components.run_record import SUCCEEDED, RunRecord
+from shardline.components.text import quality, short
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
 from shardline.components.validate.settings import GateSettings
-from shardline.pipelines.check.pipeline import Aim, Pipeline
-from shardline.pipelines.check.registry import Finding
-from shardline.pipelines.check.schedule import Schedule
 from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.settings import load_image
 from shardline.pipelines.spec import RETRAIN, TUNE, defaults
 from shardline.pipelines.tables import read_toml
 from shardline.trainer import plugins
@@ -34,61 +35,20 @@ REHEARSAL = "rehearse"
 _REPLICAS = ("readers", "parameter_servers")
 #: How the sources begin that are none of the user's own.
 _PREFIXES = tuple(form.partition(":")[0] + ":" for form in KNOWN_FORMS[1:-1])
+#: Parameters that pipelines of our names have to have.
 _RETRAINED = ("source", "model", "preprocess_processes")
-_NEEDED = {
+NEEDED = {
     RETRAIN: _RETRAINED,
     TUNE: (*_RETRAINED, "study", "max_trial_count", "trial_epochs", "train_options"),
 }
 
 
-def check_run(
-    spec: Mapping[str, Any],
-    given: Mapping[str, Any],
-    schedule: Schedule | None = None,
-    *,
-    here: bool = False,
-    settings: Path | None = None,
-) -> tuple[dict[str, Any], list[Finding]]:
-    """Checks a pipeline and the parameters of a run of it, before anything is spent.
-
-    Args:
-        spec: The compiled pipeline (IR).
-        given: Values by name: as text, as on a command line, or of the declared type already.
-        schedule: Schedule of the run, if it has one.
-        here: Whether it is to run on this machine, which must then have the data and the model function.
-        settings: Settings file, which may say what the image holds.
-
-    Returns:
-        The given parameters, of their declared types, and the warnings of `shardline check`.
-
-    Raises:
-        PipelineError: When a parameter is unknown, mistyped or missing, `shardline check` finds an error, or
-            a run on the platform is given no place for its champion, not even an empty one.
-        SettingsError: When a value of one of our own pipelines is out of range.
-        SourceError, ModelError: When there is no such source or model.
-    """
-    from shardline.pipelines.check.checks import refuse_errors  # whose rules look at values with this module
-
-    parameters = check_parameters(spec, given)
-    values = defaults(spec) | parameters
-    name = spec["pipelineInfo"]["name"]
-    if missing := [parameter for parameter in _NEEDED.get(name, ()) if parameter not in values]:
-        raise PipelineError(
-            f"the pipeline is called {name} as ours is, and has no parameter {', '.join(missing)}; compile "
-            "it with this release, or give it another name"
-        )
-    if name in OURS:
-        check_values(name, values, here=here)
-    aim = Aim.HERE if here else Aim.SENT
-    image = load_image(settings) if settings else None
-    findings = refuse_errors(Pipeline(spec, parameters, aim=aim, image=image), schedule)
-    if nowhere := next((finding for finding in findings if finding.code == "SL611"), None):
-        raise PipelineError(f"{nowhere.why}; {nowhere.fix}")
-    return parameters, findings
-
-
 def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> None:
-    """Checks the values of all parameters of one of `OURS`; raises as `check_run` does."""
+    """Checks the values of all parameters of one of `OURS`.
+
+    `here`, data and model have to be on this machine. Raises SettingsError when a value is out of range, and
+    SourceError or ModelError when there is no such source or model.
+    """
     check_retrain(parameters, here=here)
     if name == TUNE:
         check_tune(parameters)
@@ -133,7 +93,7 @@ def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
     """Checks every parameter of the retraining pipeline; `here`, data and model have to be on this machine.
 
     The steps check them again where they use them; here they are checked before anything has been spent.
-    Loads neither TensorFlow nor the user's own code. Raises as `check_run`.
+    Loads neither TensorFlow nor the user's own code. Raises as `check_values`.
     """
     values = {**parameters, "processes": parameters["preprocess_processes"]}
     data = read(PreprocessSettings, own_fields(PreprocessSettings, values), "data")
@@ -176,3 +136,60 @@ def load_study(path: Path) -> str:
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
     return json.dumps(content, ensure_ascii=False)
+
+
+#: Runs of a directory that are looked at, the newest first.
+_MOST = 1000
+#: Parameters that a local run has of its own, and those that name a place of this machine.
+_OWN = ("champion_uri",)
+#: Characters of a value that are shown.
+_LONGEST = 40
+
+
+@dataclass(frozen=True)
+class Proofs:
+    """Where runs on this machine are, and whether a pipeline has to have succeeded in one of them.
+
+    `parameters` are the options by which a command was given those of the run, " --params FILE".
+    """
+
+    runs_dir: Path
+    required: bool = False
+    parameters: str = ""
+
+    def of(self, content: bytes, spec: Mapping[str, Any]) -> str:
+        """Returns in one line whether a file of this content has run here, and how that came out.
+
+        The run that is named is the newest that succeeded, and where there is none the newest. Raises
+        PipelineError where a success is required and there is none.
+        """
+        digest = hashlib.sha256(content).hexdigest()
+        same = [record for record in local_runs(self.runs_dir, _MOST) if record.sha256 == digest]
+        # One that found nothing changed has proved least.
+        succeeded = sorted(
+            (record for record in same if record.state == SUCCEEDED),
+            key=lambda record: record.verdict == "unchanged",
+        )
+        if not same:
+            line = f"this file (sha256 {digest[:12]}) has not run here, in {self.runs_dir}"
+        else:
+            times = "once" if len(same) == 1 else f"{len(same)} times"
+            line = f"this file has run here {times}: {_words([*succeeded, *same][0], spec)}"
+        if self.required and not succeeded:
+            raise PipelineError(
+                f"{line}; --proven wants a run that succeeded: 'shardline run{self.parameters}' makes one"
+            )
+        return line
+
+
+def _words(record: RunRecord, spec: Mapping[str, Any]) -> str:
+    usual = defaults(spec)
+    changed = [
+        f"{name}={short(value, _LONGEST)}"
+        for name, value in record.parameters.items()
+        if value != usual.get(name) and name not in _OWN
+    ]
+    given = f"with {', '.join(changed)}" if changed else "with all defaults"
+    figures = f", {figures}" if (figures := quality(record.metrics)) else ""
+    verdict = f" ({record.verdict}{figures})" if record.verdict else ""
+    return f"{record.name} {record.state}{verdict}, {given}"

@@ -54,8 +54,8 @@ def check(
     studies (TOML). Parameters are checked when --params, --param or --cron is given. Exits with 1 when there
     are errors, with 2 when a file is none of these. docs/check.md lists the rules.
     """
-    from shardline.pipelines.check.checks import check_file
-    from shardline.pipelines.check.schedule import Schedule
+    from shardline.pipelines.check.files import check_file
+    from shardline.pipelines.check.rules.schedules import Schedule
 
     if given is None and cron is not None:
         given = {}

@@ -137,7 +137,7 @@ def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @runs_dir_option
     @functools.wraps(command)
     def with_proofs(*args: Any, proven: bool, runs_dir: Path, **values: Any) -> Any:
-        from shardline.pipelines.proof import Proofs
+        from shardline.pipelines.preflight import Proofs
 
         given = _as_given(click.get_current_context().params)
         return command(*args, proofs=Proofs(runs_dir, required=proven, parameters=given), **values)

@@ -97,7 +97,8 @@ def _show_localized(pipeline: Path, given: Mapping[str, Any]) -> None:
 def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:
     """Returns the parameters of a run here, checked, with a directory of champions of its own."""
     from shardline.components.champions import of_source
-    from shardline.pipelines.preflight import OURS, check_run
+    from shardline.pipelines.check.checks import check_run
+    from shardline.pipelines.preflight import OURS
     from shardline.pipelines.spec import defaults, load_pipeline
 
     spec = load_pipeline(pipeline)

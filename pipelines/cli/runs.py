@@ -35,7 +35,7 @@ from shardline.trainer.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, 
 if TYPE_CHECKING:
     from shardline.components.vertex.client import Platform
     from shardline.components.vertex.runs import Run
-    from shardline.pipelines.proof import Proofs
+    from shardline.pipelines.preflight import Proofs
     from shardline.pipelines.remote.environment import Environment
 
 _wait_option = click.option(
@@ -79,7 +79,7 @@ def submit(
     https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG. It is checked as by 'shardline check', and its
     parameters against what it declares, before anything is sent.
     """
-    from shardline.pipelines.preflight import check_run
+    from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.remote import submit as submission
     from shardline.pipelines.remote.summary import summary
 

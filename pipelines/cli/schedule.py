@@ -1,11 +1,11 @@
-"""Commands of `shardline schedule`: plan, apply; list, pause, resume, delete, runs."""
+"""Commands of `shardline schedule`: apply, list, pause, resume, delete, runs."""
 
 from __future__ import annotations
 
 import datetime
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,24 +21,12 @@ from shardline.pipelines.cli.options import (
     show_json,
     show_table,
 )
-from shardline.pipelines.cli.plans import (
-    Wanted,
-    declared_lines,
-    done_line,
-    existing_content,
-    existing_row,
-    name_of,
-    plan_content,
-    plan_lines,
-    summary,
-)
-from shardline.trainer.errors import EXIT_FAILED, PlatformError, SettingsError, ShardlineError
+from shardline.trainer.errors import EXIT_FAILED, SettingsError, ShardlineError
 
 if TYPE_CHECKING:
-    from shardline.pipelines.proof import Proofs
+    from shardline.pipelines.preflight import Proofs
     from shardline.pipelines.remote.environment import Environment
-    from shardline.pipelines.remote.schedules.plan import Plan
-    from shardline.pipelines.remote.schedules.steps import Existing, Step
+    from shardline.pipelines.remote.schedules import Declared, Existing, Plan, Step
 
 
 @click.group()
@@ -46,56 +34,17 @@ def schedule() -> None:
     """Run pipelines on a schedule: as a file declares it, or by hand."""
 
 
-def _declared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    file = path_option("--file", "settings/schedules.toml", "File that declares the schedules.")
-    return click.argument("names", nargs=-1)(file(command))
+def _by_hand(command: Callable[..., None]) -> click.Command:
+    """Makes a command of `shardline schedule` about one schedule, which calls the platform."""
+    options = dry_run_option(json_option(environment_options(command)))
+    return schedule.command()(click.argument("name")(options))
 
 
 @schedule.command()
-@_declared_options
-@click.option("--check", is_flag=True, help="Exit with 1 when there is something to do.")
-@json_option
-@proof_options
-@environment_options
-def plan(
-    names: tuple[str, ...],
-    file: Path,
-    check: bool,
-    as_json: bool,
-    environment: Environment,
-    proofs: Proofs,
-) -> None:
-    """Show what 'apply' would do about the schedules NAMES (default: all of the file).
-
-    Shows how each differs from what is declared, and the next times at which it fires. Where the platform
-    cannot be asked the file is checked all the same, and the exit code is 3.
-    """
-    now = datetime.datetime.now(datetime.UTC)
-    wanted = _wanted(environment, file, names, proofs)
-    try:
-        plans, others = _plans(environment, file, wanted, now)
-    except PlatformError as error:
-        if not as_json:
-            for item in wanted.values():
-                click.echo("\n".join(declared_lines(item, now)))
-        raise PlatformError(f"not compared with the platform: {error}") from None
-    show(
-        as_json,
-        {
-            "schedules": [plan_content(item, wanted[name_of(item)], now) for item in plans],
-            "not_declared": others,
-        },
-        *(line for item in plans for line in (*plan_lines(item, wanted[name_of(item)], now), "")),
-        *([f"not in {file}, and left alone: {', '.join(others)}"] if others else []),
-        summary(plans) or f"{file} declares no schedules",
-    )
-    if check and any(item.steps for item in plans):
-        sys.exit(EXIT_FAILED)
-
-
-@schedule.command()
-@_declared_options
-@dry_run_option
+@click.argument("names", nargs=-1)
+@path_option("--file", "settings/schedules.toml", "File that declares the schedules.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
+@click.option("--check", is_flag=True, help="With --dry-run: exit with 1 when there is something to do.")
 @json_option
 @proof_options
 @environment_options
@@ -103,30 +52,69 @@ def apply(
     names: tuple[str, ...],
     file: Path,
     dry_run: bool,
+    check: bool,
     as_json: bool,
     environment: Environment,
     proofs: Proofs,
 ) -> None:
     """Make the schedules NAMES (default: all of the file) what they are declared to be.
 
-    All are checked before the first one is touched. After an interruption, run it again.
+    All are checked before the first one is touched; one that is as it is declared is left alone, and so is
+    one that the file does not name. After an interruption, run it again.
     """
-    from shardline.pipelines.remote.schedules.apply import apply_plan
+    from shardline.pipelines.remote.schedules import apply_plan, list_schedules, load_schedules, make_plan
 
+    if check and not dry_run:
+        raise click.UsageError("--check needs --dry-run: it says whether there is something to do")
+    declared = load_schedules(file)
+    wanted = _wanted(environment, file, declared, names, proofs)
+    known = list_schedules(environment.platform)
     now = datetime.datetime.now(datetime.UTC)
-    wanted = _wanted(environment, file, names, proofs)
-    plans, _ = _plans(environment, file, wanted, now)
-    if dry_run:
-        _show_requests(step for item in plans for step in item.steps)
-        return
-    for item in plans:
-        apply_plan(environment.platform, item, wanted[name_of(item)].request)
+    done = []
+    for item, request, proof in wanted:
+        named = [other for other in known if other.get("displayName") == item.display_name]
+        done.append((make_plan(item, request, named, now), proof))
+    for plan, proof in done:
+        kept = plan.existing[0] if plan.existing and not plan.steps else None
+        if not dry_run:
+            kept = apply_plan(environment.platform, plan)
         if not as_json:
-            click.echo(done_line(item, now))
-            if item.steps:
-                click.echo(f"  proof: {wanted[name_of(item)].proof}")
-    if as_json:
-        show_json({"schedules": [plan_content(item, wanted[name_of(item)], now) for item in plans]})
+            click.echo("\n".join(_lines(plan, proof, kept, dry_run)))
+    others = sorted({str(item.get("displayName")) for item in known} - {*declared})
+    show(
+        as_json,
+        {"schedules": [_content(plan, proof, dry_run) for plan, proof in done], "not_declared": others},
+        *([f"not in {file}, and left alone: {', '.join(others)}"] if others else []),
+        *([] if declared else [f"{file} declares no schedules"]),
+    )
+    if check and any(plan.steps for plan, _ in done):
+        sys.exit(EXIT_FAILED)
+
+
+def _lines(plan: Plan, proof: str, kept: Existing | None, dry_run: bool) -> Iterator[str]:
+    """Yields what a plan does, or has done, for a person."""
+    following = _next_run(kept) if kept else ""
+    then = "; is paused" if plan.paused else f"; fires next {following}" if following else ""
+    yield f"{plan.name}: {'would be ' if dry_run and plan.steps else ''}{plan.action}{then}"
+    for difference in plan.differences:
+        yield f"  {difference.what}: {difference.before} -> {difference.after}"
+    if deleted := [_id(step.request) for step in plan.steps if step.call == "DeleteSchedule"]:
+        yield f"  {'would delete' if dry_run else 'deleted'} {', '.join(deleted)}"
+    if plan.steps:
+        yield f"  proof: {proof}"
+
+
+def _content(plan: Plan, proof: str, dry_run: bool) -> dict[str, Any]:
+    """Returns a plan for a program."""
+    return {
+        "name": plan.name,
+        "action": plan.action.name.lower(),
+        "differences": [difference._asdict() for difference in plan.differences],
+        "existing": [item["name"] for item in plan.existing],
+        "paused": plan.paused,
+        "proof": proof,
+        "requests" if dry_run else "calls": [step._asdict() if dry_run else step.call for step in plan.steps],
+    }
 
 
 @schedule.command("list")
@@ -134,40 +122,37 @@ def apply(
 @environment_options
 def list_(as_json: bool, environment: Environment) -> None:
     """List the pipeline schedules on the platform."""
-    from shardline.pipelines.remote.schedules.apply import list_schedules
+    from shardline.pipelines.remote.schedules import list_schedules
 
-    found = sorted(list_schedules(environment.platform), key=lambda item: (item.display_name, item.name))
+    found = sorted(
+        list_schedules(environment.platform), key=lambda item: (item.get("displayName", ""), item["name"])
+    )
     if as_json:
-        show_json({"schedules": [existing_content(item) for item in found]})
+        without = [
+            {name: item[name] for name in item if name != "createPipelineJobRequest"} for item in found
+        ]
+        show_json({"schedules": without})
     elif found:
-        show_table([("NAME", "ID", "STATE", "CRON", "NEXT RUN", "RUNS"), *map(existing_row, found)])
+        show_table([("NAME", "ID", "STATE", "CRON", "NEXT RUN", "RUNS"), *map(_row, found)])
     else:
         click.echo(f"no schedules in {environment.platform.parent}")
 
 
-@schedule.command()
-@click.argument("name")
-@dry_run_option
-@json_option
-@environment_options
+@_by_hand
 def pause(name: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
     """Start no more runs of the schedule NAME until it is resumed; runs that have begun go on."""
-    from shardline.pipelines.remote.schedules.steps import ACTIVE, Step
+    from shardline.pipelines.remote.schedules import ACTIVE, change_state
 
     found = _find(environment, name)
-    steps = [Step("PauseSchedule", {"name": item.name}) for item in found if item.state == ACTIVE]
+    steps = [change_state(item, paused=True) for item in found if item["state"] == ACTIVE]
     _do(environment, name, steps, ("paused", _states(found)), dry_run, as_json)
 
 
-@schedule.command()
-@click.argument("name")
+@_by_hand
 @click.option("--catch-up", is_flag=True, help="First start the runs that were missed while it was paused.")
-@dry_run_option
-@json_option
-@environment_options
 def resume(name: str, catch_up: bool, dry_run: bool, as_json: bool, environment: Environment) -> None:
     """Start runs of the paused schedule NAME again."""
-    from shardline.pipelines.remote.schedules.steps import PAUSED, Step
+    from shardline.pipelines.remote.schedules import PAUSED, change_state
 
     found = _find(environment, name)
     if len(found) > 1:
@@ -175,26 +160,17 @@ def resume(name: str, catch_up: bool, dry_run: bool, as_json: bool, environment:
             f"{len(found)} schedules are called {name}, and each would start its runs; "
             "'shardline schedule apply' leaves one"
         )
-    steps = [
-        Step("ResumeSchedule", {"name": item.name, "catchUp": catch_up})
-        for item in found
-        if item.state == PAUSED
-    ]
+    steps = [change_state(item, paused=False, catch_up=catch_up) for item in found if item["state"] == PAUSED]
     done = "resumed, missed runs first" if catch_up else "resumed"
     _do(environment, name, steps, (done, _states(found)), dry_run, as_json)
 
 
-@schedule.command()
-@click.argument("name")
-@dry_run_option
-@json_option
-@environment_options
+@_by_hand
 def delete(name: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
     """Delete the schedule NAME, and every other of that name; runs that have begun go on."""
-    from shardline.pipelines.remote.schedules.steps import delete_steps
+    from shardline.pipelines.remote.schedules import deletions
 
-    found = _find(environment, name, required=False)
-    steps = list(delete_steps(found, datetime.datetime.now(datetime.UTC)))
+    steps = deletions(_find(environment, name, required=False))
     _do(environment, name, steps, ("deleted", "does not exist"), dry_run, as_json)
 
 
@@ -208,20 +184,20 @@ def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None
     from shardline.components.vertex.runs import latest_runs
     from shardline.pipelines.cli.runs import show_runs
 
-    conditions = [f'schedule_name="{item.name}"' for item in _find(environment, name)]
+    conditions = [f'schedule_name="{item["name"]}"' for item in _find(environment, name)]
     started = latest_runs(environment.platform, limit, " OR ".join(conditions))
     show_runs(started, f"{name} has started no run", as_json)
 
 
-def _wanted(environment: Environment, file: Path, names: Sequence[str], proofs: Proofs) -> dict[str, Wanted]:
-    """Returns the chosen schedules of a file by name, each checked with its pipeline and parameters."""
+def _wanted(
+    environment: Environment, file: Path, declared: dict[str, Declared], names: Sequence[str], proofs: Proofs
+) -> list[tuple[Declared, dict[str, Any], str]]:
+    """Returns the chosen schedules of a file, each checked, with the request of its runs and its proof."""
+    from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.cli.runs import read_spec
-    from shardline.pipelines.preflight import check_run
-    from shardline.pipelines.remote.schedules.declared import load_schedules
-    from shardline.pipelines.remote.schedules.plan import run_request
+    from shardline.pipelines.remote.schedules import run_request
 
-    declared, found = load_schedules(file), {}
-    wrong: list[ShardlineError] = []
+    found, wrong = [], []
     for name in names or tuple(declared):
         if name not in declared:
             raise SettingsError(f"{file} declares no schedule {name!r}{_near(name, declared)}")
@@ -236,7 +212,7 @@ def _wanted(environment: Environment, file: Path, names: Sequence[str], proofs: 
         for warning in warnings:
             click.echo(f"warning {warning.code} {name}: {warning.why}; {warning.fix}", err=True)
         request = run_request(environment, wanted, spec, parameters, template_uri=template_uri)
-        found[name] = Wanted(wanted, request, proof)
+        found.append((wanted, request, proof))
     for other in wrong[:-1]:
         click.echo(f"Error: {other.line}", err=True)
     if wrong:
@@ -244,30 +220,14 @@ def _wanted(environment: Environment, file: Path, names: Sequence[str], proofs: 
     return found
 
 
-def _plans(
-    environment: Environment, file: Path, wanted: Mapping[str, Wanted], now: datetime.datetime
-) -> tuple[list[Plan], list[str]]:
-    """Returns the plans of schedules, and those on the platform that are not in the file."""
-    from shardline.pipelines.remote.schedules.apply import list_schedules
-    from shardline.pipelines.remote.schedules.declared import load_schedules
-    from shardline.pipelines.remote.schedules.plan import make_plan
-
-    found = list_schedules(environment.platform)
-    plans = [
-        make_plan(item.declared, item.request, [other for other in found if other.display_name == name], now)
-        for name, item in wanted.items()
-    ]
-    return plans, sorted({item.display_name for item in found} - set(load_schedules(file)))
-
-
 def _find(environment: Environment, name: str, *, required: bool = True) -> list[Existing]:
     """Returns the schedules that are called `name`; refuses where there is none and one is required."""
-    from shardline.pipelines.remote.schedules.apply import list_schedules
+    from shardline.pipelines.remote.schedules import list_schedules
 
     known = list_schedules(environment.platform)
-    found = [item for item in known if item.display_name == name]
+    found = [item for item in known if item.get("displayName") == name]
     if required and not found:
-        others = _near(name, {item.display_name for item in known})
+        others = _near(name, {str(item.get("displayName")) for item in known})
         raise SettingsError(f"there is no schedule {name!r} in {environment.platform.parent}{others}")
     return found
 
@@ -289,22 +249,43 @@ def _do(
     as_json: bool,
 ) -> None:
     """Makes calls about the schedule `name` and says the first of the words; the second if there are none."""
-    from shardline.pipelines.remote.schedules.apply import call
+    from shardline.pipelines.remote.schedules import take
 
     if dry_run:
-        _show_requests(steps)
+        show_json({"requests": [step._asdict() for step in steps]})
         return
     for step in steps:
-        call(environment.platform, name, step)
+        take(environment.platform, name, step)
     done, otherwise = words
     count = f" ({len(steps)} schedules of this name)" if len(steps) > 1 else ""
     text = f"{name} {done}{count}" if steps else f"{name} {otherwise}: nothing to do"
     show(as_json, {"name": name, "changed": [str(step.request["name"]) for step in steps]}, text)
 
 
-def _show_requests(steps: Iterable[Step]) -> None:
-    show_json({"requests": [{"call": step.call, "request": step.request} for step in steps]})
-
-
 def _states(found: Iterable[Existing]) -> str:
-    return f"is {' and '.join(sorted({item.state.lower() for item in found}))}"
+    return f"is {' and '.join(sorted({item['state'].lower() for item in found}))}"
+
+
+def _row(item: Existing) -> tuple[str, ...]:
+    """Returns a schedule of the platform as a row: name, id, state, cron, next run, runs."""
+    most = f" of {item['maxRunCount']}" if "maxRunCount" in item else ""
+    count = f"{item.get('startedRunCount', 0)}{most}"
+    name, cron = item.get("displayName", ""), item.get("cron", "")
+    return name, _id(item), item["state"].lower(), cron, _next_run(item), count
+
+
+def _next_run(item: Existing) -> str:
+    """Returns when a schedule fires next, in its own zone and in UTC; "" where it does not."""
+    from shardline.pipelines.check.rules.schedules import split_zone, zone_of
+    from shardline.pipelines.remote.schedules import ACTIVE, moment_of
+
+    moment = moment_of(item.get("nextRunTime"))
+    if moment is None or item["state"] != ACTIVE:
+        return ""
+    # The platform may know more zones than this machine.
+    there = moment.astimezone(zone_of(split_zone(item["cron"])[0]) or datetime.UTC)
+    return f"{there:%a %Y-%m-%d %H:%M %Z} ({moment:%H:%M} UTC)"
+
+
+def _id(item: Existing) -> str:
+    return str(item["name"]).rpartition("/")[2]

@@ -27,7 +27,7 @@ from shardline.pipelines.image.build import Image
 from shardline.pipelines.image.settings import VARIANTS, ImageSettings
 
 if TYPE_CHECKING:
-    from shardline.pipelines.proof import Proofs
+    from shardline.pipelines.preflight import Proofs
     from shardline.pipelines.remote.environment import Environment
 
 

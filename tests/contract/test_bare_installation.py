@@ -159,6 +159,6 @@ def test_a_project_is_made_compiled_checked_and_planned(
         f"compile --settings leafnet/settings.toml --image {IMAGE} --output retrain.yaml",
         "check retrain.yaml",
         f"submit retrain.yaml --dry-run -p source=digits -p champion_uri=gs://b/champions {place}",
-        f"schedule plan --file schedules.toml {place}",
+        f"schedule apply --dry-run --file schedules.toml {place}",
     ]
     assert commands(bare, lines, tmp_path, {**os.environ, **vertex.environment}) == len(lines)

@@ -1,15 +1,13 @@
-"""Schedules, planned and applied with the real client against the fake."""
+"""Schedules, applied with the real client against the fake."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,13 @@ from google.rpc import code_pb2
 
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.remote.environment import Environment
-from shardline.pipelines.remote.schedules.apply import apply_plan, list_schedules
-from shardline.pipelines.remote.schedules.declared import Declared
-from shardline.pipelines.remote.schedules.plan import make_plan, run_request
+from shardline.pipelines.remote.schedules import (
+    Declared,
+    apply_plan,
+    list_schedules,
+    make_plan,
+    run_request,
+)
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 from tests.helpers.checks import pipeline
@@ -33,7 +35,7 @@ pytestmark = pytest.mark.timeout(120)
 #: No run is near it, so that nothing has to be waited for.
 CALM = "TZ=Europe/Vienna 0 0 29 2 *"
 COMMAND = "from shardline.pipelines.cli.main import main; main()"
-NEXT = "fires next Tue 2028-02-29 00:00 CET (23:00 UTC)\n"
+NEXT = "Tue 2028-02-29 00:00 CET (23:00 UTC)"
 WHERE = {
     "VERTEX_PROJECT": PROJECT,
     "VERTEX_LOCATION": LOCATION,
@@ -65,7 +67,7 @@ def declare(epochs: int = 3, cron: str = CALM, name: str = "nightly", **keys: An
 
 def shardline(verb: str, *arguments: str) -> Result:
     """Runs `shardline schedule VERB` in this process."""
-    file = ["--file", "schedules.toml"] if verb in ("plan", "apply") else []
+    file = ["--file", "schedules.toml"] if verb == "apply" else []
     return CliRunner().invoke(main, ["schedule", verb, *file, *arguments])
 
 
@@ -74,6 +76,13 @@ def done(verb: str, *arguments: str) -> str:
     result = shardline(verb, *arguments)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def is_done() -> bool:
+    """Whether there is nothing left to do."""
+    code = shardline("apply", "--dry-run", "--check").exit_code
+    assert code in (0, 1)
+    return code == 0
 
 
 def only(fake: FakeVertex) -> Schedule:
@@ -100,50 +109,36 @@ def later(**delta: float) -> datetime.datetime:
 
 
 def test_apply_makes_it_so_and_twice_is_once(workplace: FakeVertex) -> None:
-    planned = json.loads(done("plan", "--json"))["schedules"]
-    assert [(item["name"], item["action"]) for item in planned] == [("nightly", "create")]
-    assert len(planned[0]["fires"]) == 5
-    assert shardline("plan", "--check").exit_code == 1
+    (planned,) = json.loads(done("apply", "--dry-run", "--json"))["schedules"]
+    assert (planned["name"], planned["action"]) == ("nightly", "create")
+    assert not is_done()
     assert written(workplace) == []
 
-    assert re.fullmatch(
-        rf"nightly: created; {re.escape(NEXT)}  proof: .* has not run here, .*\n", done("apply")
-    )
+    said = done("apply")
+    assert said.startswith(f"nightly: created; fires next {NEXT}\n")
+    assert "proof: " in said
     assert written(workplace) == ["CreateSchedule"]
     before = Schedule.to_dict(only(workplace))
-    assert shardline("plan", "--check").exit_code == 0
-    assert done("apply") == f"nightly: nothing to do; {NEXT}"
+    request = planned["requests"][0]["request"]["schedule"]
+    labels = request["createPipelineJobRequest"]["pipelineJob"]["labels"]
+    assert labels == dict(only(workplace).create_pipeline_job_request.pipeline_job.labels)
+    assert is_done()
+    assert done("apply") == f"nightly: nothing to do; fires next {NEXT}\n"
     assert written(workplace) == []
     assert Schedule.to_dict(only(workplace)) == before
 
 
-def test_without_credentials_the_file_is_checked_all_the_same(
-    workplace: FakeVertex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
-    planned = shardline("plan")
-
-    assert planned.exit_code == 3
-    assert planned.stdout.startswith("nightly: the file is right\n  proof: this file ")
-    assert planned.stdout.count("Tue 2028-02-29 00:00 CET") == 1
-    assert "not compared with the platform: " in planned.stderr
-    declare(cron="TZ=UTC 0 25 * * *")
-    assert shardline("plan").exit_code == 2
-
-
 def test_every_schedule_that_is_wrong_is_said(workplace: FakeVertex) -> None:
-    declare()
     nightly = Path("schedules.toml").read_text().replace("epochs", "epoch")
     Path("schedules.toml").write_text(
         nightly + "\n" + nightly.replace("schedules.nightly", "schedules.weekly")
     )
-    planned = shardline("plan")
+    refused = shardline("apply")
 
-    assert planned.exit_code == 2
-    assert "schedules.nightly: " in planned.stderr
-    assert "schedules.weekly: " in planned.stderr
+    assert refused.exit_code == 2
+    assert "schedules.nightly: " in refused.stderr
+    assert "schedules.weekly: " in refused.stderr
+    assert workplace.services.calls == []
 
 
 def test_with_proven_a_pipeline_that_has_not_succeeded_here_is_put_on_no_schedule(
@@ -161,7 +156,6 @@ def test_a_run_is_what_was_declared(workplace: FakeVertex) -> None:
     done("apply")
     schedule = only(workplace)
     assert (schedule.cron, schedule.max_concurrent_active_run_count) == (CALM, 1)
-    assert schedule.next_run_time.isoformat() == "2028-02-28T23:00:00+00:00"
 
     job = workplace.services.fire(schedule.name, schedule.next_run_time)
     assert job is not None
@@ -176,30 +170,30 @@ def test_what_can_be_changed_in_place_keeps_its_name(workplace: FakeVertex) -> N
     done("apply")
     name = only(workplace).name
     declare(cron="TZ=America/New_York 0 0 29 2 *", max_run_count=3)
-
-    assert "cron: TZ=Europe/Vienna 0 0 29 2 * -> TZ=America/New_York 0 0 29 2 *" in done("plan")
     written(workplace)
-    assert done("apply").startswith("nightly: changed in place; ")
+
+    said = done("apply")
+    assert "cron: TZ=Europe/Vienna 0 0 29 2 * -> TZ=America/New_York 0 0 29 2 *" in said
     assert written(workplace) == ["UpdateSchedule"]
     assert (only(workplace).name, only(workplace).max_run_count) == (name, 3)
     assert only(workplace).cron == "TZ=America/New_York 0 0 29 2 *"
-    assert shardline("plan", "--check").exit_code == 0
+    assert is_done()
 
 
 def test_other_parameters_are_another_schedule(workplace: FakeVertex) -> None:
     done("apply")
     name = only(workplace).name
     declare(epochs=4)
-
-    plan = done("plan")
-    assert "nightly: replace" in plan
-    assert "parameters.epochs: 3 -> 4" in plan
+    planned = done("apply", "--dry-run")
+    assert planned.startswith("nightly: would be replaced\n")
+    assert "parameters.epochs: 3 -> 4" in planned
     written(workplace)
-    assert done("apply").startswith(f"nightly: replaced; {NEXT}  proof: this file ")
-    assert written(workplace) == ["CreateSchedule", "UpdateSchedule", "DeleteSchedule"]
+
+    done("apply")
+    assert written(workplace) == ["CreateSchedule", "DeleteSchedule"]
     assert only(workplace).name != name
     assert fired(workplace, later(minutes=1)) == [4]
-    assert shardline("plan", "--check").exit_code == 0
+    assert is_done()
 
 
 def test_another_template_is_found_by_its_digest(workplace: FakeVertex) -> None:
@@ -207,95 +201,100 @@ def test_another_template_is_found_by_its_digest(workplace: FakeVertex) -> None:
     text = Path("toy.yaml").read_text()
     Path("toy.yaml").write_text(text.replace("python:3.11", "python:3.12"))
 
-    (planned,) = json.loads(done("plan", "--json"))["schedules"]
+    (planned,) = json.loads(done("apply", "--dry-run", "--json"))["schedules"]
     assert [item["what"] for item in planned["differences"]] == ["pipeline"]
     Path("toy.yaml").write_text(text)
-    assert shardline("plan", "--check").exit_code == 0
+    assert is_done()
 
 
 #: How `apply` ends: the call at which it does, and whether that one is done.
-DEATHS = [
-    ("CreateSchedule", False),
-    ("CreateSchedule", True),
-    ("GetSchedule", False),
-    ("UpdateSchedule", False),
-    ("DeleteSchedule", False),
-]
+DEATHS = [("CreateSchedule", False), ("CreateSchedule", True), ("DeleteSchedule", False)]
 
 
-@pytest.mark.parametrize(("method", "is_done"), DEATHS)
+@pytest.mark.parametrize(("method", "answer_is_lost"), DEATHS)
 @pytest.mark.parametrize(
     "paused", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["active", "paused"]
 )
 def test_apply_that_died_anywhere_is_repaired_by_the_next(
-    workplace: FakeVertex, method: str, is_done: bool, paused: bool
+    workplace: FakeVertex, method: str, answer_is_lost: bool, paused: bool
 ) -> None:
     done("apply")
     if paused:
         done("pause", "nightly")
     declare(epochs=4)
-    if is_done:
+    if answer_is_lost:
         workplace.services.fail(method, drop="answer")
     else:
         workplace.services.fail(method, code_pb2.PERMISSION_DENIED)
     died = shardline("apply")
     assert died.exit_code == 3
     assert "Traceback" not in died.output
-
-    # Meanwhile the old one fires, and it alone; but for the moment before the deletion, when both do.
-    left = [3, 4] if method == "DeleteSchedule" else [3]
-    assert sorted(fired(workplace, later(minutes=1))) == ([] if paused else left)
-    assert shardline("plan", "--check").exit_code == 1
+    assert not is_done()
 
     done("apply")
     expected = Schedule.State.PAUSED if paused else Schedule.State.ACTIVE
     assert only(workplace).state == expected
     assert fired(workplace, later(minutes=2)) == ([] if paused else [4])
-    assert shardline("plan", "--check").exit_code == 0
+    assert is_done()
 
 
 def test_apply_that_was_killed_at_the_worst_moment_is_repaired_by_the_next(workplace: FakeVertex) -> None:
-    """Killed by the system, after the new one has been woken and before the old one is deleted."""
+    """Killed by the system, after the new one has been created and before the old one is deleted."""
     done("apply")
     declare(epochs=4)
     process: subprocess.Popen[bytes]
+    call = workplace.services.call
 
-    def kill(method: str) -> None:
-        if method == "UpdateSchedule":
+    def killing(method: str, *arguments: Any) -> Any:
+        answer = call(method, *arguments)
+        if method == "CreateSchedule":
             process.send_signal(signal.SIGKILL)
             process.wait()
+        return answer
 
-    workplace.services.call = _before(workplace.services.call, kill)  # type: ignore[method-assign]
+    workplace.services.call = killing  # type: ignore[method-assign]
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "schedule", "apply", "--file", "schedules.toml"],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert process.wait() == -signal.SIGKILL
-    workplace.services.call = workplace.services.call.__wrapped__  # type: ignore[attr-defined,method-assign]
+    workplace.services.call = call  # type: ignore[method-assign]
     assert len(workplace.services.schedules) == 2
 
     done("apply")
     assert fired(workplace, later(minutes=1)) == [4]
-    assert shardline("plan", "--check").exit_code == 0
+    assert is_done()
 
 
-def _before(call: Callable[..., Any], hook: Callable[[str], None]) -> Callable[..., Any]:
-    def hooked(method: str, *arguments: Any) -> Any:
-        hook(method)
-        return call(method, *arguments)
-
-    hooked.__wrapped__ = call  # type: ignore[attr-defined]
-    return hooked
-
-
-@pytest.mark.parametrize("method", ["ListSchedules", "GetSchedule", "UpdateSchedule", "DeleteSchedule"])
-def test_an_answer_that_was_lost_is_asked_for_again(workplace: FakeVertex, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [("ListSchedules", "epochs"), ("DeleteSchedule", "epochs"), ("UpdateSchedule", "max_run_count")],
+)
+def test_an_answer_that_was_lost_is_asked_for_again(workplace: FakeVertex, method: str, key: str) -> None:
     done("apply")
-    declare(epochs=4)
+    declare(**{key: 4})
     workplace.services.fail(method, drop="answer")
     done("apply")
 
-    assert fired(workplace, later(minutes=1)) == [4]
+    assert is_done()
+
+
+def test_what_the_platform_makes_of_it_is_looked_at_before_anything_is_deleted(workplace: FakeVertex) -> None:
+    done("apply")
+    declare(epochs=4)
+    call = workplace.services.call
+
+    def forgetful(method: str, request: Any, *rest: Any) -> Any:
+        if method == "CreateSchedule":
+            request.schedule.create_pipeline_job_request.pipeline_job.labels.clear()
+        return call(method, request, *rest)
+
+    workplace.services.call = forgetful  # type: ignore[method-assign]
+    refused = shardline("apply")
+
+    assert refused.exit_code == 3
+    assert "not what was asked for" in refused.stderr
+    assert len(workplace.services.schedules) == 2
 
 
 def test_a_second_schedule_of_the_name_is_seen_and_removed(workplace: FakeVertex) -> None:
@@ -303,13 +302,11 @@ def test_a_second_schedule_of_the_name_is_seen_and_removed(workplace: FakeVertex
     twin = Schedule(only(workplace))
     twin.name = f"{twin.name}7"
     workplace.services.schedules[twin.name] = twin
-    assert fired(workplace, later(minutes=1)) == [3, 3]
 
-    assert "2 schedules have this name" in done("plan")
     refused = shardline("resume", "nightly")
     assert refused.exit_code == 2
     assert "2 schedules are called nightly" in refused.output
-    done("apply")
+    assert "cleaned up" in done("apply")
     assert only(workplace).name != twin.name
 
 
@@ -332,14 +329,13 @@ def test_pause_and_resume(workplace: FakeVertex) -> None:
     assert done("pause", "nightly") == "nightly paused\n"
     assert done("pause", "nightly") == "nightly is paused: nothing to do\n"
     assert fired(workplace, later(minutes=1)) == []
-    assert "is paused; would fire" in done("plan")
     assert done("apply") == "nightly: nothing to do; is paused\n"
 
     request = json.loads(done("resume", "nightly", "--catch-up", "--dry-run"))["requests"]
     name = only(workplace).name
     assert request == [{"call": "ResumeSchedule", "request": {"name": name, "catchUp": True}}]
     assert only(workplace).state == Schedule.State.PAUSED
-    assert done("resume", "nightly", "--catch-up") == "nightly resumed, missed runs first\n"
+    done("resume", "nightly", "--catch-up")
     assert only(workplace).catch_up
     done("pause", "nightly")
     done("resume", "nightly")
@@ -351,7 +347,7 @@ def test_list_and_delete(workplace: FakeVertex) -> None:
     done("apply")
     heading, row = done("list").splitlines()
     assert heading.split() == ["NAME", "ID", "STATE", "CRON", "NEXT", "RUN", "RUNS"]
-    assert "Tue 2028-02-29 00:00 CET (23:00 UTC)" in row
+    assert NEXT in row
     assert json.loads(done("list", "--json"))["schedules"][0]["state"] == "ACTIVE"
     assert done("runs", "nightly") == "nightly has started no run\n"
 
@@ -365,43 +361,27 @@ def test_list_and_delete(workplace: FakeVertex) -> None:
 def test_what_is_not_in_the_file_is_left_alone(workplace: FakeVertex) -> None:
     done("apply")
     declare(name="weekly")
-    assert "not in schedules.toml, and left alone: nightly" in done("plan")
-    done("apply")
+    assert "not in schedules.toml, and left alone: nightly" in done("apply")
 
-    assert sorted(item.display_name for item in workplace.services.schedules.values()) == [
-        "nightly",
-        "weekly",
-    ]
-
-
-def test_a_dry_run_prints_what_would_be_sent_and_sends_nothing(workplace: FakeVertex) -> None:
-    requests = json.loads(done("apply", "--dry-run"))["requests"]
-    assert written(workplace) == []
-    done("apply")
-
-    create = requests[0]["request"]["schedule"]
-    sent = only(workplace)
-    assert requests[0]["call"] == "CreateSchedule"
-    assert create["cron"] == sent.cron
-    labels = create["createPipelineJobRequest"]["pipelineJob"]["labels"]
-    assert labels == dict(sent.create_pipeline_job_request.pipeline_job.labels)
+    names = sorted(item.display_name for item in workplace.services.schedules.values())
+    assert names == ["nightly", "weekly"]
 
 
 @pytest.mark.parametrize(
-    ("keys", "exit_code", "message"),
+    ("keys", "message"),
     [
-        ({"cron": "0 6 * * *"}, 2, "has no time zone"),
-        ({"pipeline": "no.yaml"}, 2, "schedules.nightly: no pipeline no.yaml"),
-        ({"epochs": 2.5}, 2, "schedules.nightly: the parameter epochs is declared as int, got 2.5"),
+        ({"cron": "0 6 * * *"}, "has no time zone"),
+        ({"pipeline": "no.yaml"}, "schedules.nightly: no pipeline no.yaml"),
+        ({"epochs": 2.5}, "schedules.nightly: the parameter epochs"),
     ],
 )
 def test_nothing_is_touched_where_a_declaration_is_wrong(
-    workplace: FakeVertex, keys: Any, exit_code: int, message: str
+    workplace: FakeVertex, keys: Any, message: str
 ) -> None:
     declare(**keys)
     result = shardline("apply")
 
-    assert result.exit_code == exit_code
+    assert result.exit_code == 2
     assert message in result.output
     assert workplace.services.calls == []
 
@@ -410,12 +390,13 @@ def test_a_name_that_is_not_declared(workplace: FakeVertex) -> None:
     result = shardline("apply", "nigthly")
 
     assert result.exit_code == 2
-    assert "declares no schedule 'nigthly'; did you mean 'nightly'?" in result.output
+    assert "did you mean 'nightly'?" in result.output
 
 
 def test_near_a_run_it_waits_until_the_old_one_has_fired(workplace: FakeVertex) -> None:
     done("apply")
-    clock = [later(minutes=2).replace(second=50, microsecond=0)]
+    run = only(workplace).next_run_time
+    clock = [datetime.datetime.fromtimestamp(run.timestamp() - 10, datetime.UTC)]
     waited: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -423,13 +404,10 @@ def test_near_a_run_it_waits_until_the_old_one_has_fired(workplace: FakeVertex) 
         clock[0] += datetime.timedelta(seconds=seconds)
 
     environment = Environment(project=PROJECT, location=LOCATION, pipeline_root=f"gs://{BUCKET}")
-    platform = environment.platform
-    wanted = Declared(display_name="nightly", cron="TZ=UTC * * * * *", pipeline="toy.yaml")
+    wanted = Declared(display_name="nightly", cron="TZ=UTC 0 7 * * *", pipeline="toy.yaml")
     request = run_request(environment, wanted, pipeline(), {})
-    plan = make_plan(wanted, request, list_schedules(platform), clock[0])
-    apply_plan(platform, plan, request, now=lambda: clock[0], sleep=sleep)
+    plan = make_plan(wanted, request, list_schedules(environment.platform), clock[0])
+    apply_plan(environment.platform, plan, now=lambda: clock[0], sleep=sleep)
 
-    assert waited == [20.0]  # ten seconds after the next full minute
+    assert waited == [20.0]  # ten seconds after it has fired
     assert only(workplace).cron == wanted.cron
-    start = clock[0] + datetime.timedelta(seconds=15)
-    assert only(workplace).start_time.timestamp() == start.timestamp()

@@ -200,7 +200,7 @@ def live(week: Week) -> None:
     week.run(f"shardline submit compiled/retrain.yaml --settings settings/vertex.toml {parameters} --wait")
 
     week.day("Tuesday: every night from now on.")
-    week.run("shardline schedule plan --settings settings/vertex.toml")
+    week.run("shardline schedule apply --settings settings/vertex.toml --dry-run")
     week.run("shardline schedule apply --settings settings/vertex.toml")
     week.run("shardline schedule apply --settings settings/vertex.toml")
     run = week.fire("2027-01-13T05:00:00+00:00")
@@ -215,7 +215,7 @@ def live(week: Week) -> None:
 
     week.day("Thursday: other parameters; a pause.")
     week.replace("settings/schedules.toml", "epochs = 2", "epochs = 3")
-    week.run("shardline schedule plan --settings settings/vertex.toml")
+    week.run("shardline schedule apply --settings settings/vertex.toml --dry-run")
     week.run("shardline schedule apply --settings settings/vertex.toml")
     week.run("shardline schedule pause retrain-nightly --settings settings/vertex.toml")
     week.run("shardline schedule list --settings settings/vertex.toml")

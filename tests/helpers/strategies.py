@@ -28,8 +28,8 @@ from shardline.components.validate.gate import read_gate
 from shardline.components.validate.metrics import METRICS
 from shardline.components.validate.rules import CLASS_METRICS, OPERATORS, parse_rule
 from shardline.pipelines import settings
-from shardline.pipelines.check.checks import check, parse
-from shardline.pipelines.preflight import check_run, load_study
+from shardline.pipelines.check.checks import check, check_run, parse
+from shardline.pipelines.preflight import load_study
 from shardline.pipelines.spec import parse_file
 from shardline.trainer.cluster import cluster
 from shardline.trainer.data import manifest as manifests

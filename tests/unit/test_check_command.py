@@ -17,7 +17,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from shardline.pipelines.check.checks import check_pipeline, table
+from shardline.pipelines.check.checks import check_pipeline
+from shardline.pipelines.check.files import table
 from shardline.pipelines.check.registry import RULES
 from shardline.pipelines.cli import main as cli
 from shardline.trainer.errors import PipelineError
@@ -57,7 +58,7 @@ def test_every_rule_says_what_it_demands_and_who_says_so() -> None:
 
 def test_the_page_is_what_the_rules_say() -> None:
     assert (ROOT / "docs" / "check.md").read_text() == table(), (
-        "python -m shardline.pipelines.check.checks > docs/check.md"
+        "python -m shardline.pipelines.check.files > docs/check.md"
     )
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.check.checks import check
+from shardline.pipelines.check.checks import check, check_run
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.image.settings import ImageSettings
-from shardline.pipelines.preflight import check_run
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.errors import ShardlineError
 from tests.helpers.checks import codes, component, job, pipeline, pool

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.check.schedule import Schedule, parse, split_zone
+from shardline.pipelines.check.rules.schedules import Schedule, parse, split_zone
 from tests.helpers.checks import codes, pipeline
 
 

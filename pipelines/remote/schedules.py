@@ -1,0 +1,396 @@
+"""Schedules: declared in a file, compared with those on the platform, and made what is declared.
+
+A schedule has no labels of its own. The API keeps those of the runs that it starts, with its request, and two
+of them tell these runs from any other: a later look needs no copy of what was sent.
+
+No call replaces one schedule by another. So a new one is created, and looked at, and only then the old one is
+deleted, when it is not about to fire. What is to be done depends on what there is alone: applied again after
+it was broken off anywhere, it is what was left to do. Between the two calls both fire.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardline.components.text import short, timestamp
+from shardline.components.vertex.client import Platform, ask, ask_all, wait
+from shardline.components.vertex.payload import at
+from shardline.components.vertex.refusals import Kind, kind_of
+from shardline.pipelines.check.registry import Severity, apply
+from shardline.pipelines.check.rules.schedules import NO_ZONE, Schedule
+from shardline.pipelines.remote.environment import Environment
+from shardline.pipelines.remote.submit import job_request
+from shardline.pipelines.tables import begun_with, read_tables
+from shardline.trainer import progress
+from shardline.trainer.errors import PlatformError, SettingsError
+
+TABLE = "schedules"
+
+#: Labels of the runs that a schedule starts: digests of the pipeline, and of the whole request.
+TEMPLATE_LABEL = "shardline-template"
+REQUEST_LABEL = "shardline-request"
+#: Hexadecimal digits of a digest; a label's value has 63 characters at most.
+_DIGITS = 32
+
+#: What UpdateSchedule changes in place. It cannot unset what is set (schedule_service.proto, comment on
+#: UpdateScheduleRequest.schedule), and nothing says whether it changes the request: that is another schedule.
+IN_PLACE = (
+    "cron",
+    "max_concurrent_run_count",
+    "max_concurrent_active_run_count",
+    "allow_queueing",
+    "max_run_count",
+    "start_time",
+    "end_time",
+)
+
+ACTIVE = "ACTIVE"
+PAUSED = "PAUSED"
+COMPLETED = "COMPLETED"
+#: Stands for the name of the schedule that an earlier call creates.
+NEW = "(the new schedule)"
+
+#: A start that is nearer has passed, as far as clocks agree.
+_SOON = datetime.timedelta(seconds=60)
+#: How near a run is waited for before its schedule is replaced, and how long it may take to start.
+_NEAR, _SETTLED = datetime.timedelta(seconds=30), datetime.timedelta(seconds=10)
+#: Seconds that the platform may take to delete a schedule.
+_DELETION_S = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared(Schedule):
+    """One schedule, [schedules.NAME]; the words are those of the Vertex AI API.
+
+    Its display name is NAME, by which it is found on the platform, and its cron begins with a time zone.
+    settings/schedules.toml.example explains the fields; None leaves it to the pipeline, or to `shardline
+    schedule pause` and `resume`.
+    """
+
+    pipeline: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    enable_caching: bool | None = None
+    max_concurrent_active_run_count: int | None = 1
+    paused: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not self.display_name.strip() or '"' in self.display_name:
+            raise SettingsError(f"the name must be a text without quotes, got {self.display_name!r}")
+        for finding in apply({Schedule: [self]}):
+            if finding.severity is Severity.ERROR or finding.code == NO_ZONE:
+                raise SettingsError(f"{finding.why}; {finding.fix}")
+        for name in ("start_time", "end_time"):
+            moment = getattr(self, name)
+            if moment is not None and moment.tzinfo is None:
+                raise SettingsError(f"{name} {moment.isoformat()} has no offset; write 2027-01-01T00:00:00Z")
+        if self.start_time and self.end_time and self.start_time >= self.end_time:
+            raise SettingsError(f"end_time {self.end_time.isoformat()} is not after start_time")
+        try:
+            json.dumps(dict(self.parameters), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"parameters must be JSON values: {error}") from None
+
+
+def load_schedules(path: Path) -> dict[str, Declared]:
+    """Reads a file of schedules, by name; settings/schedules.toml.example shows all of its keys.
+
+    A pipeline that is a file becomes an absolute path, or relative as `path` is.
+
+    Raises:
+        SettingsError: When the file is missing or no TOML, or a key is unknown, missing, mistyped or wrong.
+    """
+    found = {}
+    for name, table in read_tables(path, TABLE, Declared).items():
+        if not table["pipeline"].startswith("https://"):
+            table["pipeline"] = str(path.parent / table["pipeline"])
+        with begun_with(f"{path}: {TABLE}.{name}: "):
+            found[name] = Declared(display_name=name, **table)
+    return found
+
+
+#: A Schedule of the platform, in the API's JSON form: what is 0, false or "" is left out.
+Existing = Mapping[str, Any]
+
+
+def list_schedules(platform: Platform) -> list[Existing]:
+    """Returns all schedules of pipelines at a location, those of notebooks left out."""
+    request = {"parent": platform.parent, "filter": "create_pipeline_job_request:*"}
+    return [_read(item) for item in ask_all("list the schedules", platform.schedules.list_schedules, request)]
+
+
+def run_request(
+    environment: Environment,
+    declared: Declared,
+    spec: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    *,
+    template_uri: str = "",
+) -> dict[str, Any]:
+    """Returns the CreatePipelineJobRequest of each run, with labels that tell it from any other.
+
+    The arguments are those of `job_request`, which says what it raises.
+    """
+    request = job_request(
+        environment, spec, parameters, enable_caching=declared.enable_caching, template_uri=template_uri
+    )
+    job = request["pipelineJob"]
+    digests = {TEMPLATE_LABEL: _digest(job["pipelineSpec"]), REQUEST_LABEL: _digest(request)}
+    job["labels"] = {**job.get("labels", {}), **digests}
+    return request
+
+
+def schedule_body(declared: Declared, request: Mapping[str, Any], now: datetime.datetime) -> dict[str, Any]:
+    """Returns the Schedule, in the API's JSON form, that is declared.
+
+    A start that has passed is left out: the API may refuse it, and it says nothing any more.
+    """
+    content = {"displayName": declared.display_name, "createPipelineJobRequest": request}
+    for name in IN_PLACE:
+        value = getattr(declared, name)
+        if isinstance(value, datetime.datetime):
+            is_over = name == "start_time" and value <= now
+            value = None if is_over else timestamp(value.replace(microsecond=0))
+        if value:
+            # JSON has 64-bit numbers as text.
+            content[_key(name)] = str(value) if type(value) is int else value
+    return content
+
+
+class Action(StrEnum):
+    """What happens to a schedule, as it is said once it has happened."""
+
+    NOTHING = "nothing to do"
+    CREATE = "created"
+    UPDATE = "changed in place"
+    REPLACE = "replaced"
+    RETIRE = "cleaned up"
+
+
+class Difference(NamedTuple):
+    """One thing that is not as it is declared: its name in the declaration, as it is, and as declared."""
+
+    what: str
+    before: str
+    after: str
+
+
+class Step(NamedTuple):
+    """One call: a method of ScheduleService and its request in the API's JSON form."""
+
+    call: str
+    request: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What has to be done about one declared schedule; no steps where there is nothing to do.
+
+    Attributes:
+        body: The Schedule that is declared, in the API's JSON form.
+        existing: Schedules of its name on the platform; the first is kept, or is the one that is replaced.
+        differences: Where the first is not as it is declared.
+        paused: Whether it is paused then.
+    """
+
+    body: Mapping[str, Any]
+    existing: tuple[Existing, ...] = ()
+    action: Action = Action.NOTHING
+    differences: tuple[Difference, ...] = ()
+    paused: bool = False
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The schedule's display name."""
+        return str(self.body["displayName"])
+
+
+def make_plan(
+    declared: Declared, request: Mapping[str, Any], existing: Iterable[Existing], now: datetime.datetime
+) -> Plan:
+    """Compares a declared schedule, with the `request` of its runs, with all those of its name."""
+    body = schedule_body(declared, request, now)
+    found = tuple(sorted(existing, key=lambda item: _rank(body, item, now)))
+    if declared.end_time and declared.end_time <= now:
+        # What has not ended by itself is deleted.
+        left = [
+            item for item in found if item["state"] != COMPLETED and item.get("endTime") != body["endTime"]
+        ]
+        action = Action.RETIRE if left else Action.NOTHING
+        return Plan(body, found, action, steps=deletions(left))
+    # Of one that was paused by hand and is being replaced, the new one may not be paused yet.
+    paused = any(item["state"] == PAUSED for item in found) if declared.paused is None else declared.paused
+    differences = _differences(body, found[0], now) if found else []
+    steps: list[Step] = []
+    if not found or not _can_be_kept(body, found[0], now):
+        action, rest = (Action.REPLACE if found else Action.CREATE), found
+        steps.append(Step("CreateSchedule", {"parent": request["parent"], "schedule": body}))
+        steps += [Step("PauseSchedule", {"name": NEW})] * paused
+    else:
+        kept, rest = found[0], found[1:]
+        if keys := [_key(difference.what) for difference in differences]:
+            content = {"name": kept["name"], **{key: body[key] for key in keys}}
+            steps.append(Step("UpdateSchedule", {"schedule": content, "updateMask": ",".join(keys)}))
+        if kept["state"] != COMPLETED and paused != (kept["state"] == PAUSED):
+            differences.append(Difference("paused", _text(not paused), _text(paused)))
+            # One that is to be paused must not fire in between, nor one that is resumed at its old times.
+            steps.insert(0 if paused else len(steps), change_state(kept, paused=paused))
+        action = Action.UPDATE if differences else Action.RETIRE if rest else Action.NOTHING
+    return Plan(body, found, action, tuple(differences), paused, (*steps, *deletions(rest)))
+
+
+def change_state(item: Existing, *, paused: bool, catch_up: bool = False) -> Step:
+    """Returns the call that pauses a schedule, or resumes it, the runs first that it has missed."""
+    if paused:
+        return Step("PauseSchedule", {"name": item["name"]})
+    return Step("ResumeSchedule", {"name": item["name"], "catchUp": catch_up})
+
+
+def deletions(items: Iterable[Existing]) -> tuple[Step, ...]:
+    """Returns the calls that delete schedules. Runs that they have started go on."""
+    return tuple(Step("DeleteSchedule", {"name": item["name"]}) for item in items)
+
+
+def _rank(body: Mapping[str, Any], item: Existing, now: datetime.datetime) -> tuple[Any, ...]:
+    """Orders schedules: first what is nearest to the declaration, then the oldest."""
+    is_other, is_over = not _can_be_kept(body, item, now), item["state"] == COMPLETED
+    return is_other, is_over, len(_differences(body, item, now)), item.get("createTime", ""), item["name"]
+
+
+def _can_be_kept(body: Mapping[str, Any], item: Existing, now: datetime.datetime) -> bool:
+    """Whether UpdateSchedule can make a schedule what is declared; it cannot unset what is set."""
+    names = [difference.what for difference in _differences(body, item, now)]
+    if names and item["state"] == COMPLETED:
+        return False
+    return all(name in IN_PLACE and _key(name) in body for name in names)
+
+
+def _differences(body: Mapping[str, Any], item: Existing, now: datetime.datetime) -> list[Difference]:
+    """Returns where a schedule is not what is declared.
+
+    The label says what was sent; the parameters are compared as well, since they can be edited elsewhere.
+    """
+    before, after = _parts(item, now), _parts(body, now)
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    if not any(name == "request" or name.startswith("parameters.") for name in names):
+        names = [name for name in names if name in IN_PLACE]  # the platform may write the rest differently
+    elif any(name not in (*IN_PLACE, "request") for name in names):
+        names = [name for name in names if name != "request"]  # what of it is said
+    return [Difference(name, _text(before.get(name)), _text(after.get(name))) for name in names]
+
+
+def _parts(schedule: Mapping[str, Any], now: datetime.datetime) -> dict[str, Any]:
+    """Returns what of a schedule is told by name when it differs."""
+    job = schedule["createPipelineJobRequest"]["pipelineJob"]
+    labels = dict(at(job, "labels"))
+    parameters = at(job, "runtimeConfig", "parameterValues")
+    parts = {
+        # 3 and 3.0 are equal here, as they are in the API.
+        **{f"parameters.{name}": parameters[name] for name in sorted(parameters)},
+        "pipeline": labels.pop(TEMPLATE_LABEL, "unknown")[:12],
+        "request": labels.pop(REQUEST_LABEL, "unknown")[:12],
+        "pipeline_root": at(job, "runtimeConfig").get("gcsOutputDirectory"),
+        "encryption_spec_key_name": at(job, "encryptionSpec").get("kmsKeyName"),
+        **{name: job.get(_key(name)) for name in ("service_account", "network", "template_uri")},
+        "labels": labels,
+        **{name: schedule.get(_key(name)) for name in IN_PLACE},
+    }
+    start = moment_of(parts["start_time"])
+    return {**parts, "start_time": parts["start_time"] if start and start > now + _SOON else None}
+
+
+def apply_plan(
+    platform: Platform,
+    plan: Plan,
+    *,
+    now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+    sleep: Callable[[float], None] = time.sleep,
+) -> Existing | None:
+    """Makes a schedule what it is declared to be; returns it as the platform has shown it last.
+
+    Raises:
+        PlatformError: When a call fails, or the platform has made something else of the schedule than was
+            asked for. Another plan then says what is left to do.
+    """
+    last = plan.existing[0] if plan.existing else None
+    if plan.action is Action.REPLACE:
+        runs = [moment_of(item.get("nextRunTime")) for item in plan.existing if item["state"] == ACTIVE]
+        near = [run for run in runs if run and -_SETTLED < run - now() < _NEAR]
+        if near:
+            seconds = (max(near) + _SETTLED - now()).total_seconds()
+            progress.say("schedule", f"{plan.name} fires now: waiting {seconds:.0f} s for its run to start")
+            sleep(seconds)
+    for step in plan.steps:
+        if last and step.request.get("name") == NEW:
+            step = Step(step.call, {"name": last["name"]})
+        answer = take(platform, plan.name, step)
+        if step.call in ("CreateSchedule", "UpdateSchedule"):
+            last = _read(answer)
+        if step.call == "CreateSchedule" and last and not _can_be_kept(plan.body, last, now()):
+            raise PlatformError(
+                f"the schedule {plan.name} was created as {last['name']}, but it is not what was asked for; "
+                "nothing else was changed: look at it in the console, and delete it"
+            )
+    return last
+
+
+def take(platform: Platform, display_name: str, step: Step) -> Any:
+    """Makes one call of ScheduleService, and returns its answer; raises PlatformError as `ask` does.
+
+    A deletion is waited for; a schedule that is not there has been deleted, by us or by somebody else.
+    """
+    from google.cloud.aiplatform_v1.types import schedule_service
+    from google.protobuf import json_format
+
+    verb = step.call.removesuffix("Schedule").lower()
+    kind = getattr(schedule_service, f"{step.call}Request")
+    message = kind(json_format.ParseDict(step.request, kind.pb(kind())))
+    doing, method = f"{verb} the schedule {display_name}", getattr(platform.schedules, f"{verb}_schedule")
+    try:
+        # A second schedule would be made by a second attempt, where the answer to the first one was lost.
+        answer = ask(doing, method, message, repeatable=verb != "create")
+    except PlatformError as error:
+        if verb == "delete" and kind_of(error.__cause__) is Kind.MISSING:
+            return None
+        raise
+    return wait(doing, answer, _DELETION_S) if verb == "delete" else answer
+
+
+def _read(message: Any) -> Existing:
+    from google.protobuf import json_format
+
+    content: dict[str, Any] = json_format.MessageToDict(type(message).pb(message))
+    return {name: value for name, value in content.items() if value not in (0, False, "", "0")}
+
+
+def moment_of(text: str | None) -> datetime.datetime | None:
+    """Returns a time of the API's JSON form; None where there is none."""
+    return datetime.datetime.fromisoformat(text) if text else None
+
+
+def _digest(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _text(value: Any) -> str:
+    """Returns a value of the API's JSON form for a person."""
+    if value is None or isinstance(value, str):
+        return value or "none"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return short(json.dumps(value, ensure_ascii=False, sort_keys=True), 80)
+
+
+def _key(name: str) -> str:
+    """Returns a field's name in the API's JSON form."""
+    return re.sub(r"_(\w)", lambda found: found[1].upper(), name)

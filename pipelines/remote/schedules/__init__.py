@@ -1,1 +1,0 @@
-"""Schedules: declared in a file, compared with those on the platform, and brought to what is declared."""

@@ -1,0 +1,388 @@
+"""Schedules: how schedules.toml is read, what has to be done about each, and in which order."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardline.components.text import timestamp
+from shardline.pipelines.remote.environment import Environment
+from shardline.pipelines.remote.schedules import (
+    NEW,
+    Action,
+    Declared,
+    Existing,
+    Plan,
+    load_schedules,
+    make_plan,
+    run_request,
+    schedule_body,
+)
+from shardline.trainer.errors import SettingsError
+from tests.helpers.checks import pipeline
+
+RIGHT = """
+[schedules."every morning"]
+cron = "TZ=Europe/Vienna 0 6 * * *"
+pipeline = "../compiled/retrain.yaml"
+max_run_count = 5
+start_time = 2027-01-01T00:00:00+01:00
+paused = true
+[schedules."every morning".parameters]
+epochs = 3
+train_options = { callbacks = ["my.module:log"], max_time = 2.5 }
+[schedules.registry]
+cron = "TZ=UTC @daily"
+pipeline = "https://europe-west4-kfp.pkg.dev/p/r/retrain/latest"
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    file = path / "schedules.toml"
+    file.write_text(text)
+    return file
+
+
+def test_schedules_are_read(tmp_path: Path) -> None:
+    found = load_schedules(write(tmp_path, RIGHT))
+
+    assert found["every morning"] == Declared(
+        display_name="every morning",
+        cron="TZ=Europe/Vienna 0 6 * * *",
+        pipeline=str(tmp_path / "../compiled/retrain.yaml"),
+        parameters={"epochs": 3, "train_options": {"callbacks": ["my.module:log"], "max_time": 2.5}},
+        max_run_count=5,
+        start_time=datetime.datetime(2026, 12, 31, 23, tzinfo=datetime.UTC),
+        paused=True,
+    )
+    assert found["registry"].pipeline.startswith("https://")
+
+
+def test_the_example_is_right(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "settings" / "schedules.toml.example"
+    (declared,) = load_schedules(Path(shutil.copy(example, tmp_path))).values()
+
+    assert declared.paused is None
+    # Every key is shown.
+    text = example.read_text()
+    assert [key for key in vars(declared) if key != "display_name" and key not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        ('cron = "TZ=UTC 0 6 * *"', "4 fields"),
+        ('cron = "0 6 * * *"', "no time zone"),
+        ('cron = "TZ=UTC 0 6 31 2 *"', "no day"),
+        ("max_run_count = 0", "max_run_count"),
+        ('max_run_count = "3"', "max_run_count"),
+        ("allow_queuing = true", "allow_queueing"),
+        ("start_time = 2027-01-01T00:00:00", "offset"),
+        ("start_time = 2027-01-01", "start_time"),
+        ("start_time = 2027-01-02T00:00:00Z\nend_time = 2027-01-01T00:00:00Z", "end_time"),
+        ("parameters = { day = 2027-01-01 }", "JSON"),
+        ("parameters = { rate = nan }", "JSON"),
+        ("pipeline = 3", "pipeline"),
+    ],
+)
+def test_a_key_that_is_wrong_is_named(tmp_path: Path, lines: str, word: str) -> None:
+    right = {"cron": 'cron = "TZ=UTC 0 6 * * *"', "pipeline": 'pipeline = "a.yaml"'}
+    rest = [text for key, text in right.items() if not lines.startswith(key)]
+    file = write(tmp_path, "\n".join(["[schedules.nightly]", *rest, lines]))
+
+    with pytest.raises(SettingsError, match=f"nightly.*{word}"):
+        load_schedules(file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[schedules.nightly]\ncron = "TZ=UTC 0 6 * * *"',
+        "schedules = 3",
+        "[schedules]\nnightly = 3",
+        "[schedule.nightly]",
+        "[schedules.a]\n[schedules.a]",
+        "[schedules.'a\"b']\ncron='TZ=UTC 0 6 * * *'\npipeline='a'",
+    ],
+)
+def test_what_is_no_file_of_schedules(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SettingsError, match=r"schedules\.toml"):
+        load_schedules(write(tmp_path, text))
+
+
+NOW = datetime.datetime(2026, 11, 20, 12, 0, 0, tzinfo=datetime.UTC)
+ENVIRONMENT = Environment(project="my-project", location="europe-west4", pipeline_root="gs://bucket/root")
+FAR = NOW + datetime.timedelta(days=30)
+SPEC = pipeline(parameters={"epochs": "NUMBER_INTEGER"})
+
+
+def declared(**fields: Any) -> Declared:
+    given = {"display_name": "nightly", "cron": "TZ=Europe/Vienna 0 6 * * *", "pipeline": "a.yaml"}
+    return Declared(**{**given, "parameters": {"epochs": 3}, **fields})
+
+
+def request(wanted: Declared, spec: Any = SPEC, environment: Environment = ENVIRONMENT) -> dict[str, Any]:
+    return run_request(environment, wanted, spec, wanted.parameters)
+
+
+def existing(wanted: Declared | None = None, number: int = 1, content: Any = None, **fields: Any) -> Existing:
+    """Returns a schedule as the platform has it some days after it was made as it is declared."""
+    wanted = wanted or declared()
+    begin = NOW - datetime.timedelta(days=10)
+    return {
+        "startTime": timestamp(begin),
+        **schedule_body(wanted, content or request(wanted), begin),
+        "name": f"{ENVIRONMENT.platform.parent}/schedules/{number}",
+        "state": "PAUSED" if wanted.paused else "ACTIVE",
+        "createTime": timestamp(begin + datetime.timedelta(minutes=number)),
+        **fields,
+    }
+
+
+def plan(wanted: Declared, *found: Existing, **context: Any) -> Plan:
+    return make_plan(wanted, request(wanted, **context), found, NOW)
+
+
+def calls(found: Plan) -> list[str]:
+    """Returns the calls in short: "Pause 1", "Update 1 startTime"."""
+    short = []
+    for step in found.steps:
+        name = step.request.get("name") or step.request["schedule"].get("name", "")
+        words = [
+            step.call.removesuffix("Schedule"),
+            name.rpartition("/")[2],
+            step.request.get("updateMask"),
+        ]
+        short.append(" ".join(word for word in words if word))
+    return short
+
+
+def test_a_new_schedule_is_created() -> None:
+    made = plan(declared())
+
+    assert (made.action, calls(made)) == (Action.CREATE, ["Create"])
+    schedule = made.steps[0].request["schedule"]
+    assert made.steps[0].request["parent"] == ENVIRONMENT.platform.parent
+    assert {key: schedule[key] for key in schedule if key != "createPipelineJobRequest"} == {
+        "displayName": "nightly",
+        "cron": "TZ=Europe/Vienna 0 6 * * *",
+        "maxConcurrentRunCount": "1",
+        "maxConcurrentActiveRunCount": "1",
+    }
+    assert calls(plan(declared(paused=True))) == ["Create", f"Pause {NEW}"]
+
+
+def test_there_is_nothing_to_do_where_all_is_as_it_is_declared() -> None:
+    wanted = declared(max_run_count=5, end_time=FAR, paused=False, allow_queueing=True)
+    made = plan(wanted, existing(wanted))
+
+    assert (made.action, made.differences, made.steps) == (Action.NOTHING, (), ())
+
+
+@pytest.mark.parametrize(
+    ("after", "mask", "difference"),
+    [
+        ({"cron": "TZ=UTC 0 7 * * *"}, "cron", ("cron", "TZ=Europe/Vienna 0 6 * * *", "TZ=UTC 0 7 * * *")),
+        (
+            {"max_concurrent_active_run_count": 2},
+            "maxConcurrentActiveRunCount",
+            ("max_concurrent_active_run_count", "1", "2"),
+        ),
+        ({"allow_queueing": True}, "allowQueueing", ("allow_queueing", "none", "true")),
+        ({"max_run_count": 3}, "maxRunCount", ("max_run_count", "none", "3")),
+        ({"end_time": FAR}, "endTime", ("end_time", "none", "2026-12-20T12:00:00Z")),
+        ({"start_time": FAR}, "startTime", ("start_time", "none", "2026-12-20T12:00:00Z")),
+    ],
+)
+def test_what_the_api_can_change_is_changed_in_place(after: Any, mask: str, difference: Any) -> None:
+    made = plan(declared(**after), existing())
+
+    assert (made.action, calls(made)) == (Action.UPDATE, [f"Update 1 {mask}"])
+    assert list(made.differences) == [difference]
+    assert set(made.steps[0].request["schedule"]) == {"name", mask}
+
+
+REPLACEMENT = ["Create", "Delete 1"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "difference"),
+    [
+        ({}, {"parameters": {"epochs": 4}}, ("parameters.epochs", "3", "4")),
+        ({}, {"parameters": {}}, ("parameters.epochs", "3", "none")),
+        # The API cannot unset what is set.
+        ({"max_run_count": 3}, {}, ("max_run_count", "3", "none")),
+        ({"end_time": FAR}, {}, ("end_time", "2026-12-20T12:00:00Z", "none")),
+        ({"start_time": FAR}, {}, ("start_time", "2026-12-20T12:00:00Z", "none")),
+        ({"allow_queueing": True}, {}, ("allow_queueing", "true", "none")),
+    ],
+)
+def test_what_it_cannot_change_is_replaced(before: Any, after: Any, difference: Any) -> None:
+    made = plan(declared(**after), existing(declared(**before)))
+
+    assert (made.action, calls(made)) == (Action.REPLACE, REPLACEMENT)
+    assert list(made.differences) == [difference]
+
+
+@pytest.mark.parametrize(
+    ("context", "what"),
+    [
+        ({"spec": pipeline(parameters={"epochs": "NUMBER_INTEGER"}, sdkVersion="kfp-3")}, "pipeline"),
+        (
+            {
+                "environment": dataclasses.replace(
+                    ENVIRONMENT, service_account="sa@my-project.iam.gserviceaccount.com"
+                )
+            },
+            "service_account",
+        ),
+        ({"environment": dataclasses.replace(ENVIRONMENT, labels={"team": "a"})}, "labels"),
+        ({"environment": dataclasses.replace(ENVIRONMENT, pipeline_root="gs://other")}, "pipeline_root"),
+    ],
+)
+def test_drift_of_what_a_run_is_made_of_is_found(context: Any, what: str) -> None:
+    made = plan(declared(), existing(), **context)
+
+    assert calls(made) == REPLACEMENT
+    assert [item.what for item in made.differences] == [what]
+
+
+def test_numbers_travel_as_doubles_and_are_no_drift() -> None:
+    content = request(declared())
+    content["pipelineJob"]["runtimeConfig"]["parameterValues"] = {"epochs": 3.0}
+
+    assert plan(declared(), existing(content=content)).action is Action.NOTHING
+
+
+def test_parameters_that_were_edited_elsewhere_are_drift_although_the_label_is_right() -> None:
+    content = request(declared())
+    content["pipelineJob"]["runtimeConfig"] = {"parameterValues": {"epochs": 9}}
+    made = plan(declared(), existing(content=content))
+
+    assert made.action is Action.REPLACE
+    assert ("parameters.epochs", "9", "3") in made.differences
+
+
+def test_a_schedule_that_was_made_elsewhere_is_replaced() -> None:
+    content = request(declared())
+    del content["pipelineJob"]["labels"]
+    made = plan(declared(), existing(content=content))
+
+    assert calls(made) == REPLACEMENT
+    assert [(item.what, item.before) for item in made.differences] == [("pipeline", "unknown")]
+
+
+def test_what_the_platform_writes_differently_is_no_drift_where_the_label_is_right() -> None:
+    content = request(declared())
+    content["pipelineJob"]["network"] = "projects/123/global/networks/default"
+
+    assert plan(declared(), existing(content=content)).action is Action.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        ({}, {}, 1),  # the older one
+        ({"cron": "TZ=UTC 0 1 * * *"}, {}, 2),  # the one that needs no change
+        ({"state": "COMPLETED"}, {"cron": "TZ=UTC 0 1 * * *"}, 2),
+        ({"createPipelineJobRequest": request(declared(parameters={"epochs": 9}))}, {}, 2),
+    ],
+)
+def test_of_two_schedules_of_one_name_one_is_kept(first: Any, second: Any, kept: int) -> None:
+    made = plan(declared(), existing(number=1, **first), existing(number=2, **second))
+
+    assert calls(made)[-1] == f"Delete {3 - kept}"
+    assert made.existing[0]["name"].endswith(f"/{kept}")
+
+
+CHANGED = declared(parameters={"epochs": 4})
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [
+        ([existing(), existing(CHANGED, 2)], ["Delete 1"]),
+        # A second attempt to create it, where the answer to the first one was lost.
+        ([existing(), existing(CHANGED, 2), existing(CHANGED, 3)], ["Delete 1", "Delete 3"]),
+        ([existing(CHANGED, 2)], []),
+        # Of one that was paused.
+        ([existing(state="PAUSED"), existing(CHANGED, 2)], ["Pause 2", "Delete 1"]),
+        ([existing(state="PAUSED"), existing(CHANGED, 2, state="PAUSED")], ["Delete 1"]),
+    ],
+)
+def test_a_replacement_that_was_broken_off_is_finished(left: list[Existing], expected: list[str]) -> None:
+    assert sorted(calls(plan(CHANGED, *left))) == sorted(expected)
+
+
+def test_a_pause_by_hand_is_left_alone_and_outlives_a_replacement() -> None:
+    paused = existing(state="PAUSED")
+
+    assert plan(declared(), paused).action is Action.NOTHING
+    made = plan(CHANGED, paused)
+    assert calls(made) == ["Create", f"Pause {NEW}", "Delete 1"]
+    assert made.paused
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "expected"),
+    [
+        ({"paused": True}, "ACTIVE", ["Pause 1"]),
+        ({"paused": False}, "PAUSED", ["Resume 1"]),
+        ({"paused": True}, "PAUSED", []),
+        ({"paused": False}, "ACTIVE", []),
+        # It does not fire in between.
+        ({"paused": True, "cron": "TZ=UTC 0 1 * * *"}, "ACTIVE", ["Pause 1", "Update 1 cron"]),
+        ({"paused": False, "cron": "TZ=UTC 0 1 * * *"}, "PAUSED", ["Update 1 cron", "Resume 1"]),
+    ],
+)
+def test_a_declared_state_is_enforced(fields: Any, state: str, expected: list[str]) -> None:
+    made = plan(declared(**fields), existing(state=state))
+
+    assert calls(made) == expected
+    # Runs that were missed on purpose are not made up for.
+    assert all(step.request.get("catchUp", False) is False for step in made.steps)
+
+
+def test_a_start_that_has_passed_or_is_passing_is_neither_sent_nor_compared() -> None:
+    wanted = declared(start_time=NOW - datetime.timedelta(days=1))
+
+    assert plan(wanted, existing()).action is Action.NOTHING
+    assert "startTime" not in plan(wanted).steps[0].request["schedule"]
+    begun = existing(startTime=timestamp(NOW + datetime.timedelta(seconds=15)))
+    assert plan(declared(), begun).action is Action.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("after", "action"),
+    [
+        ({}, Action.NOTHING),
+        ({"max_run_count": 9}, Action.REPLACE),
+        ({"cron": "TZ=UTC 0 1 * * *"}, Action.REPLACE),
+    ],
+)
+def test_a_completed_schedule_cannot_be_changed(after: Any, action: Action) -> None:
+    before = {"max_run_count": 3}
+    made = plan(declared(**{**before, **after}), existing(declared(**before), state="COMPLETED"))
+
+    assert made.action is action
+    assert calls(made) == ([] if action is Action.NOTHING else REPLACEMENT)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([], []),
+        ([existing(declared(end_time=NOW), state="COMPLETED")], []),
+        ([existing(declared(end_time=NOW))], []),  # it is about to end by itself
+        ([existing()], ["Delete 1"]),
+    ],
+)
+def test_where_the_declared_end_has_passed_nothing_is_left_that_fires(
+    found: list[Existing], expected: list[str]
+) -> None:
+    assert calls(plan(declared(end_time=NOW), *found)) == expected
