@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardline.components.champions import require_shelf
+from shardline.components.model_store.champions import require_store
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import KNOWN_FORMS, check_form, open_source
 from shardline.components.run_directory import local_runs
@@ -100,7 +100,7 @@ def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
     training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
     gate = read(GateSettings, own_fields(GateSettings, values), "gate")
     if here and os.path.isdir(gate.champion_uri):
-        require_shelf(gate.champion_uri)
+        require_store(gate.champion_uri)
     function = import_string(training.model)
     if here:
         plugins.look(function, "model")

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardline.components.champions import champion_directory, check_champion, refuse_container, where
 from shardline.components.configure import history as last_run
 from shardline.components.configure.fingerprint import (
     DIGEST,
@@ -22,6 +21,12 @@ from shardline.components.configure.fingerprint import (
     initial_model,
 )
 from shardline.components.configure.history import Run, State
+from shardline.components.model_store.champions import (
+    champion_directory,
+    check_champion,
+    refuse_container,
+    where,
+)
 from shardline.components.preprocess import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, many_files

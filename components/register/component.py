@@ -77,7 +77,7 @@ def serving_model(
     """
     from pathlib import Path
 
-    from shardline.components.champions import check_judged
+    from shardline.components.model_store.champions import check_judged
     from shardline.components.register.registry import container_spec, describe, lay_out
     from shardline.components.validate.settings import GateSettings
     from shardline.trainer.progress import errors_end_the_process
@@ -139,7 +139,7 @@ def model_deploy(
     """
     from pathlib import Path
 
-    from shardline.components.champions import check_judged
+    from shardline.components.model_store.champions import check_judged
     from shardline.components.register.deployment import Deployment
     from shardline.components.register.settings import Deploy
     from shardline.components.validate.settings import GateSettings

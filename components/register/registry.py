@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardline.components import champions, model_store
-from shardline.components.model_store import Export, Measured, read_part
+from shardline.components import model_store
+from shardline.components.model_store import Export, Measured, champions, read_part
 from shardline.components.vertex.client import Platform, ask, ask_all
 from shardline.trainer.data.features import MULTILABEL, REGRESSION
 from shardline.trainer.errors import ModelError, RunError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardline.components import champions, model_store
-from shardline.components.model_store import Export
+from shardline.components import model_store
+from shardline.components.model_store import Export, champions
 from shardline.components.validate.comparison import compare
 from shardline.components.validate.drift import Before, read_profile
 from shardline.components.validate.evaluate import Examples, Measured, measure
@@ -51,7 +51,7 @@ def challenge_champion(
             it cannot be said whether it has one.
     """
     alone, version, export, profile = challenger.evaluation, "", None, Challenge.profile
-    champions.require_shelf(champion_uri)
+    champions.require_store(champion_uri)
     try:
         present = champions.current(champion_uri)
         if present is None:

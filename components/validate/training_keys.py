@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from shardline.components import champions
-from shardline.components.model_store import KEYS_FILE, Export, TrainingData
+from shardline.components.model_store import KEYS_FILE, Export, TrainingData, champions
 from shardline.components.validate.evaluate import Examples
 from shardline.trainer import files
 from shardline.trainer.data.manifest import KEY_BYTES, Manifest

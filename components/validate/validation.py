@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardline.components import champions, model_store
+from shardline.components import model_store
 from shardline.components.html import moved, page_path
-from shardline.components.model_store import Export, Verdict
+from shardline.components.model_store import Export, Verdict, champions
 from shardline.components.validate import golden
 from shardline.components.validate.challenge import Challenge, challenge_champion
 from shardline.components.validate.conversions import REPRESENTATIVE, measure_formats
@@ -135,11 +135,11 @@ def validate(
 
 
 def _check_compared(gate: Gate, manifest: Manifest, model_file: Path, champion_uri: str) -> None:
-    """Refuses rules about quantiles that the training has not recorded, and a place that is no shelf."""
+    """Refuses rules about quantiles that the training has not recorded, and a place that has no champions."""
     if heads := read_recorded_heads(model_file):
         gate.check_quantiles(manifest.labels, read_quantiles(heads))
     if champion_uri:
-        champions.require_shelf(champion_uri)
+        champions.require_store(champion_uri)
 
 
 def export_trained(

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from shardline.pipelines.cli.options import json_option, show
-from shardline.trainer.errors import ModelError
 
 if TYPE_CHECKING:
-    from shardline.components.shelf.version import Version
+    from shardline.components.model_store.champions import Version
+
+_NEVER = "never the champion"
 
 
 @click.group()
@@ -28,17 +29,17 @@ def champion() -> None:
 @json_option
 def list_versions(directory: str, as_json: bool) -> None:
     """List the versions in DIRECTORY (or gs://), the newest first; * is the champion."""
+    from shardline.components.model_store.champions import complete_versions, require_current
     from shardline.components.text import table
 
-    present, versions, trouble = _on_shelf(directory)
-    rows = [_row(item, "*" if item is present else "") for item in versions]
+    present = require_current(directory).version
+    versions = complete_versions(directory)[::-1]
+    rows = [_row(item, "*" if item.version == present else "") for item in versions]
     show(
         as_json,
-        {"champion": present and present.version, "versions": list(map(asdict, versions))},
+        {"champion": present, "versions": list(map(asdict, versions))},
         table(("", "version", "quality", "created", "by", "run", ""), rows, align="l"),
     )
-    if trouble:
-        raise trouble
 
 
 @champion.command("show")
@@ -47,25 +48,25 @@ def list_versions(directory: str, as_json: bool) -> None:
 @json_option
 def show_champion(directory: str, version: str, as_json: bool) -> None:
     """Show a VERSION in DIRECTORY (or gs://), or the champion and those to which it can be rolled back."""
-    from shardline.components.champions import require_version
+    from shardline.components.model_store.champions import complete_versions, require_current, require_version
 
     if version:
         facts = {"version": version, **_facts(directory, require_version(directory, version))}
         show(as_json, facts, *_lines(facts))
         return
-    present, versions, trouble = _on_shelf(directory)
-    about = {"champion": present.version, **_facts(directory, present)} if present else None
+    present = require_current(directory)
+    versions = complete_versions(directory)[::-1]
+    about = {"champion": present.version, **_facts(directory, present)}
     show(
         as_json,
         {"champion": about, "versions": list(map(asdict, versions))},
-        *((*_lines(about), "") if about else ()),
+        *_lines(about),
+        "",
         *(
-            f"{'*' if item is present else ' '} {item.version}  {item.quality}  {item.created}"
+            f"{'*' if item == present else ' '} {item.version}  {item.quality}  {item.created}"
             for item in versions
         ),
     )
-    if trouble:
-        raise trouble
 
 
 @champion.command()
@@ -81,7 +82,7 @@ def promote(directory: str, version: str, override: str, as_json: bool) -> None:
     VERSION is one that `list` names, or the directory of a validated model, written with a slash: ./OUT of
     `shardline validate`, or the artifact `exported` of a run that was not registered. It is copied first.
     """
-    from shardline.components import champions
+    from shardline.components.model_store import champions
 
     _tell(champions.promote(directory, version, override=override), as_json)
 
@@ -98,7 +99,7 @@ def promote(directory: str, version: str, override: str, as_json: bool) -> None:
 @json_option
 def rollback(directory: str, version: str, as_json: bool) -> None:
     """Roll the champion in DIRECTORY (or gs://) back to the version that it replaced."""
-    from shardline.components import champions
+    from shardline.components.model_store import champions
 
     _tell(champions.rollback(directory, version), as_json)
 
@@ -115,7 +116,7 @@ def rollback(directory: str, version: str, as_json: bool) -> None:
 @json_option
 def prune(directory: str, keep: int, as_json: bool) -> None:
     """Remove old versions from DIRECTORY (or gs://), but never the champion or what it replaced."""
-    from shardline.components import champions
+    from shardline.components.model_store import champions
 
     removed = champions.prune(directory, keep)
     lines = [f"removed {name}" for name in removed] or ["nothing to remove"]
@@ -125,23 +126,6 @@ def prune(directory: str, keep: int, as_json: bool) -> None:
 def _tell(present: Version, as_json: bool) -> None:
     words = f"version {present.version} is the champion ({present.quality})"
     show(as_json, asdict(present), words)
-
-
-def _on_shelf(directory: str) -> tuple[Version | None, list[Version], ModelError | None]:
-    """Returns the champion, all versions, the newest first, and what is wrong where no champion can be told.
-
-    The champion stands among the versions as its last commit has it.
-    """
-    from shardline.components.champions import complete_versions, require_current
-
-    try:
-        present = require_current(directory)
-    except ModelError as error:
-        if versions := complete_versions(directory):
-            return None, versions[::-1], error
-        raise
-    versions = complete_versions(directory)
-    return present, [present if item.version == present.version else item for item in versions[::-1]], None
 
 
 def _row(item: Version, mark: str) -> tuple[str, ...]:
@@ -155,15 +139,11 @@ def _note(item: Version) -> str:
         return f"blocked by the gate, promoted all the same: {item.override}"
     if not item.blessed:
         return "blocked by the gate"
-    return _note_of_champion(item)
-
-
-def _note_of_champion(item: Version) -> str:
-    return "" if item.been_champion else "never the champion"
+    return "" if item.been_champion else _NEVER
 
 
 def _facts(directory: str, version: Version) -> dict[str, str]:
-    from shardline.components.champions import read_export, where
+    from shardline.components.model_store.champions import read_export, where
 
     export, commit = read_export(directory, version), version.commit
     known = {
@@ -176,7 +156,7 @@ def _facts(directory: str, version: Version) -> dict[str, str]:
         "copied from": version.source,
         "verdict": version.verdict,
         "override": version.override,
-        "committed": f"{commit.how} {commit.at} by {commit.by}" if commit.how else _note_of_champion(version),
+        "committed": f"{commit.how} {commit.at} by {commit.by}" if commit.how else _NEVER,
         "replaced": version.previous or "nothing" if version.been_champion else "",
         "parameters": f"{export.parameters:,}",
         "size": f"{export.bytes / 1e6:.1f} MB",

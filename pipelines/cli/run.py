@@ -96,7 +96,7 @@ def _show_localized(pipeline: Path, given: Mapping[str, Any]) -> None:
 
 def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:
     """Returns the parameters of a run here, checked, with a directory of champions of its own."""
-    from shardline.components.champions import of_source
+    from shardline.components.model_store.champions import directory_name
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.preflight import OURS
     from shardline.pipelines.spec import defaults, load_pipeline
@@ -109,5 +109,5 @@ def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[s
         # Models of different data, or of other labels of the same, do not replace each other.
         source, label = parameters.get("source", defaults(spec)["source"]), parameters.get("label")
         of = f"{source} {label}" if label else source
-        parameters["champion_uri"] = str(of_source(runs_dir.absolute() / "champions", of))
+        parameters["champion_uri"] = str(runs_dir.absolute() / "champions" / directory_name(of))
     return parameters

@@ -196,10 +196,10 @@ def make_good(made: Path) -> None:
     (made / "retrain.json").write_text(json.dumps(spec))
     version = made / "champion" / "versions" / _VERSION
     version.mkdir(parents=True)
-    record = {"version": _VERSION, "path": f"versions/{_VERSION}", "quality": "accuracy 0.9700"}
-    record |= {"fingerprint": "sha256:00", "created": "2026-01-01T00:00:00+00:00", "previous": ""}
-    for place in (version / "version.json", made / "champion" / "champion.json"):
-        place.write_text(json.dumps(record))
+    record = {"version": _VERSION, "quality": "accuracy 0.9700", "previous": ""}
+    record |= {"fingerprint": "sha256:00", "created": "2026-01-01T00:00:00+00:00", "commit": {"serial": 1}}
+    catalog = {"version": _VERSION, "path": f"versions/{_VERSION}", "versions": [record]}
+    (made / "champion" / "champion.json").write_text(json.dumps(catalog))
     (version / "export.json").write_text(json.dumps({"format": "shardline.export", "format_version": 1}))
     (version / "blessing.json").write_text(json.dumps({"blessed": True}))
     exported = made / "exported"

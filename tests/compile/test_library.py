@@ -121,7 +121,7 @@ def test_names_win_over_the_packages_that_are_called_alike() -> None:
 
 
 def test_importing_the_package_loads_no_kfp() -> None:
-    code = "import sys, shardline.components.champions; assert 'kfp' not in sys.modules, 'kfp'"
+    code = "import sys, shardline.components.model_store.champions; assert 'kfp' not in sys.modules, 'kfp'"
 
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -524,8 +524,8 @@ def test_a_record_that_cannot_be_written_leaves_the_one_before(photos, history, 
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("gs://no-such-bucket/champions", "cannot write gs://no-such-bucket/champions/.tmp-check-"),
-        ("/gcs/no-such-bucket/champions", "cannot write gs://no-such-bucket/champions/.tmp-check-"),
+        ("gs://no-such-bucket/champions", "cannot write gs://no-such-bucket/champions/.tmp-check"),
+        ("/gcs/no-such-bucket/champions", "cannot write gs://no-such-bucket/champions/.tmp-check"),
         ("gs://bucket/damaged", "gs://bucket/damaged/champion.json is not JSON"),
         ("file/champions", "Not a directory; choose another champion_uri"),
         ("damaged", "champion.json is not JSON"),
@@ -613,7 +613,7 @@ def test_nothing_is_written_to_a_bucket_before_a_first_champion(photos, tmp_path
     def denied(dir, prefix):
         raise PermissionError(errno.EACCES if dir.is_dir() else errno.ENOTDIR, "denied")
 
-    monkeypatch.setattr("shardline.components.shelf.disk.tempfile.NamedTemporaryFile", denied)
+    monkeypatch.setattr("shardline.components.model_store.places.tempfile.NamedTemporaryFile", denied)
     look("", f"images:{photos}", champion_uri="gs://bucket/champions/photos")
     for place in ("gs://bucket/file/photos", "/gcs/bucket/champions"):
         (tmp_path / "bucket" / "champions").mkdir(exist_ok=True)

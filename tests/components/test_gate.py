@@ -407,7 +407,6 @@ def test_a_champion_whose_record_is_gone_is_no_first_run(dataset, champion, tmp_
     place = tmp_path / "champions"
     shutil.copytree(champion, place)
     (place / "champion.json").unlink()
-    shutil.rmtree(place / "commits")
 
     beside = challenge_champion(measured, str(place), examples(dataset), min_slice=10)
 

@@ -9,7 +9,7 @@ import pytest
 from kfp import dsl
 
 from shardline.components import model_store, run_record
-from shardline.components.champions import champion_directory, current, publish
+from shardline.components.model_store.champions import champion_directory, current, publish
 from shardline.components.register.component import register
 from shardline.components.register.registry import register_model
 from shardline.trainer import progress
@@ -79,27 +79,24 @@ def test_a_version_is_on_disk_with_its_directories_before_it_is_the_champion(exp
     published = publish(exported, champion, quality="accuracy 0.9700")
 
     version = champion / published.path
-    copied = [path for path in version.rglob("*") if path.name != "version.json"]
-    last = max(synced.index(str(path)) for path in (*copied, version, version.parent))
+    last = max(synced.index(str(path)) for path in (*version.rglob("*"), version, version.parent))
     written = [index for index, path in enumerate(synced) if ".tmp-" in path]
-    # Of the record, the commit, champion.json: the file, and the directory after it has its name. Then the
-    # record once more, which says now that this version has been the champion.
-    assert last < written[0]
-    places = [version, champion / "commits", champion, version]
-    assert [synced[index + 1] for index in written] == [str(place) for place in places]
+    # Of champion.json, empty before the first version and then with it: the file, and the directory after it
+    # has its name.
+    assert written[0] < last < written[1]
+    assert [synced[index + 1] for index in written] == [str(champion)] * 2
 
 
 def test_nothing_temporary_is_left(exported, champion):
     published = publish(exported, champion, quality="accuracy 0.9700")
 
-    assert sorted(path.name for path in champion.iterdir()) == ["champion.json", "commits", "versions"]
-    assert [path.name for path in (champion / "commits").iterdir()] == ["1.json"]
+    assert sorted(path.name for path in champion.iterdir()) == [".lock", "champion.json", "versions"]
     assert [path.name for path in (champion / "versions").iterdir()] == [published.version]
 
 
 READER = """
 import pathlib, sys, time
-from shardline.components.champions import current
+from shardline.components.model_store.champions import current
 
 champion, seen = pathlib.Path(sys.argv[1]), set()
 print("ready", flush=True)
@@ -176,9 +173,7 @@ def test_a_damaged_champion_is_said_and_not_replaced(content, exported, champion
     champion.mkdir(parents=True)
     (champion / "champion.json").write_text(content)
 
-    with pytest.raises(
-        ModelError, match=r"repair it, or remove it to fall back|restore it, or name another one: shardline"
-    ):
+    with pytest.raises(ModelError, match="restore it, or begin anew with one of its versions: shardline"):
         register_model(exported, 0.97, str(champion))
     assert (champion / "champion.json").read_text() == content
 

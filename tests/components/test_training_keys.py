@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.components.champions import publish as publish_model
 from shardline.components.model_store import KEYS_FILE, Export
+from shardline.components.model_store.champions import publish as publish_model
 from shardline.components.preprocess.sources import Example
 from shardline.components.validate import validation
 from shardline.components.validate.evaluate import Examples

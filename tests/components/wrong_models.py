@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shardline.components.champions import publish
+from shardline.components.model_store.champions import publish
 from shardline.components.preprocess.sources import Example
 from shardline.components.preprocess.sources.digits import Digits
 from shardline.components.validate.gate import Gate

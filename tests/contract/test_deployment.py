@@ -15,7 +15,7 @@ from google.cloud.aiplatform_v1.types import DeployedModel, Endpoint, Model
 from google.rpc import code_pb2
 from kfp import dsl
 
-from shardline.components.champions import check_judged, publish
+from shardline.components.model_store.champions import check_judged, publish
 from shardline.components.register import deployment
 from shardline.components.register import probe as probes
 from shardline.components.register.component import model_deploy

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.champions import current, publish
-from shardline.components.shelf.version import Version
+from shardline.components.model_store.champions import Version, current, publish
 from shardline.trainer.files import TEMPORARY
 
 
@@ -80,9 +79,9 @@ def publish_next(exported: Path, champion: Path | str, *, accuracy: float = 0.97
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Returns the files of a published version, but for its record and what a killed process has left."""
+    """Returns the files of a published version, but for what a killed process has left."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in directory.rglob("*")
-        if path.is_file() and path.name != "version.json" and not path.name.startswith(TEMPORARY)
+        if path.is_file() and not path.name.startswith(TEMPORARY)
     }

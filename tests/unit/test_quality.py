@@ -2,7 +2,6 @@
 
 import pytest
 
-from shardline.components.shelf.version import Version
 from shardline.components.text import quality
 
 NAME = "20261122T020105-dfbfc13e"
@@ -21,10 +20,3 @@ NAME = "20261122T020105-dfbfc13e"
 )
 def test_the_metric_that_counts_first_is_told(metrics, words):
     assert quality(metrics) == words
-
-
-def test_a_version_of_an_earlier_release_has_an_accuracy_alone():
-    version = {"version": NAME, "path": f"versions/{NAME}", "fingerprint": "sha256:a", "created": "2026"}
-
-    assert Version(**version, accuracy=0.9).quality == "accuracy 0.9000"
-    assert Version(**version, quality="rmse 53.2").quality == "rmse 53.2"

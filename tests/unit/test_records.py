@@ -12,11 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardline.components import champions
-from shardline.components.champions import Version
 from shardline.components.configure import history
 from shardline.components.configure.changes import differences
-from shardline.components.model_store import Export
+from shardline.components.model_store import Export, champions
+from shardline.components.model_store.champions import Version
 from shardline.components.preprocess.inspect.profile import summarize
 from shardline.components.register.registry import import_evaluation
 from shardline.components.run_directory import observe
@@ -32,9 +31,8 @@ from tests.helpers.exports import write_export
 from tests.helpers.mutations import damaged
 
 NAME = "20261122T020105-dfbfc13e"
-VERSION = asdict(
-    Version(version=NAME, path=f"versions/{NAME}", accuracy=0.9, fingerprint="sha256:a", created="2026")
-)
+VERSION = asdict(Version(version=NAME, quality="0.9", fingerprint="sha256:a", created="2026"))
+CATALOG = {"version": NAME, "path": f"versions/{NAME}", "versions": [VERSION]}
 STATE = {
     "data": {"known_by": "content", "digest": "1", "text": "1 file"},
     "settings": {"epochs": 1, "champion_uri": ""},
@@ -102,8 +100,6 @@ def write(path: Path, content: Any) -> None:
 
 def read_champion(place: Path, content: Any) -> Any:
     write(place / "champion.json", content)
-    write(place / VERSION["path"] / "version.json", content)
-    (place / VERSION["path"] / "export.json").write_text("{}")
     found = champions.require_current(place)
     versions = champions.complete_versions(place)
     return f"{found.quality} {found.created} {found.previous}", list(map(asdict, versions))
@@ -179,7 +175,7 @@ def tuning_job(place: Path, content: Any) -> Any:
 
 #: How each record is read, and what is in a true one.
 READERS: dict[str, tuple[Callable[[Path, Any], Any], Any]] = {
-    "champion.json and version.json": (read_champion, VERSION),
+    "champion.json": (read_champion, CATALOG),
     "export.json": (read_export, {"parameters": 1, "bytes": 2, "versions": {"keras": "3"}}),
     "blessing.json": (publish, {"blessed": True, "reason": "accuracy"}),
     "evaluation.json": (evaluate, EVALUATION),

@@ -80,7 +80,7 @@ def places(pipeline: Pipeline) -> Found:
         Source: components/preprocess/storage.py: the image has gcsfs and aiohttp for fsspec.
     SL610 error: What a run writes is in a bucket.
         Fix: give gs://BUCKET/PATH
-        Source: components/champions.py, components/configure; a container's disk ends with it.
+        Source: components/model_store, components/configure; a container's disk ends with it.
     SL611 warning: A run has a place where a blessed model is published.
         Fix: give champion_uri=gs://BUCKET/PATH, or champion_uri= to publish nothing
         Source: components/register: an empty champion_uri publishes nothing.

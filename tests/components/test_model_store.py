@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import itertools
 import json
@@ -21,14 +22,22 @@ from typing import Any
 
 import pytest
 
-from shardline.components import champions
-from shardline.components.champions import complete_versions, current, promote, prune, publish, rollback
-from shardline.components.shelf import contents as contents_of_shelf
-from shardline.components.shelf.bucket import Bucket
-from shardline.trainer.errors import ModelError, PlatformError, SettingsError
+from shardline.components.model_store import champions, places
+from shardline.components.model_store.champions import (
+    complete_versions,
+    current,
+    promote,
+    prune,
+    publish,
+    rollback,
+)
+from shardline.components.model_store.places import Bucket, Disk
+from shardline.trainer.errors import ModelError, PlatformError, RunError, SettingsError
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
+
+NEXT = {"quality": "accuracy 0.9900", "run": "next"}
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -90,78 +99,6 @@ def test_a_run_that_repeats_itself_publishes_once_and_undoes_no_rollback(shelf: 
     assert champions.published_by(shelf, "tomorrow") is None
 
 
-def test_two_attempts_of_a_run_at_the_same_moment_publish_one_whole_version(
-    shelf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other one publishes when this one has copied its files, but not written its record."""
-    exported, place = write_export(tmp_path / "model"), type(champions.open_shelf(shelf))
-    put, attempts = place.put, [1]
-
-    def put_while_another_does(self: Any, source: Path, directory: str) -> None:
-        put(self, source, directory)
-        if attempts:
-            attempts.pop()
-            publish(exported, shelf, quality="accuracy 0.9700", run="today")
-
-    monkeypatch.setattr(place, "put", put_while_another_does)
-    done = publish(exported, shelf, quality="accuracy 0.9700", run="today")
-
-    assert current(shelf) == done
-    assert [item.commit.serial for item in complete_versions(shelf) if item.commit.serial] == [1]
-    assert len(set(champions.open_shelf(shelf).names("versions"))) == 2
-    with champions.fetched(shelf, done) as copy:
-        assert contents(copy) == contents(exported)
-    assert publish(exported, shelf, quality="accuracy 0.9700", run="today") == done
-    assert len(complete_versions(shelf)) == 2
-
-
-def test_nothing_is_put_where_something_is(shelf: str, tmp_path: Path) -> None:
-    first = publish_next(write_export(tmp_path / "model"), shelf, run="today")
-    champions.open_shelf(shelf).remove(f"{first.path}/version.json")
-    if shelf.startswith("/"):
-        with pytest.raises(SettingsError, match="File exists"):
-            champions.open_shelf(shelf).put(tmp_path / "model", first.path)
-    champions.open_shelf(shelf).remove("champion.json")
-    champions.open_shelf(shelf).remove("commits")
-
-    again = publish_next(tmp_path / "model", shelf, run="today")
-
-    assert again.version != first.version
-    assert champions.open_shelf(shelf).names("versions") == sorted([first.version, again.version])
-
-
-def test_prune_removes_what_was_begun_a_day_ago_and_never_finished(shelf: str, tmp_path: Path) -> None:
-    exported, place = write_export(tmp_path / "model"), champions.open_shelf(shelf)
-    place.put(exported, "versions/20260101T000000-0123456789ab-012345")
-    place.put(exported, "versions/20990101T000000-0123456789ab-012345")
-    place.put(exported, "versions/mine")
-    found = publish_next(exported, shelf)
-
-    assert prune(shelf, 0) == ["20260101T000000-0123456789ab-012345"]
-    assert set(place.names("versions")) == {"20990101T000000-0123456789ab-012345", "mine", found.version}
-
-
-def test_a_version_of_another_shelf_gets_a_record_of_its_own(shelf: str, tmp_path: Path) -> None:
-    staging, exported = str(tmp_path / "staging"), write_export(tmp_path / "model")
-    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
-    other = publish_next(exported, staging)
-    first = publish_next(write_export(tmp_path / "first"), shelf)
-    place = champions.open_shelf(shelf)
-    place.put(tmp_path / "staging" / other.path, "versions/copied")
-    assert place.read("versions/copied/version.json") is None
-
-    promoted = promote(shelf, f"{staging}/{other.path}")
-    assert (promoted.previous, promoted.source) == (first.version, f"{staging}/{other.path}")
-
-    text = place.read(f"{first.path}/version.json")
-    assert text is not None
-    place.write(f"{promoted.path}/version.json", text)
-    message = f"{promoted.version}/version.json is the record of {first.version}"
-    for use in (lambda: champions.require_version(shelf, promoted.version), lambda: complete_versions(shelf)):
-        with pytest.raises(ModelError, match=message):
-            use()
-
-
 def test_no_rollback_leads_to_a_version_that_never_was_the_champion(shelf: str, tmp_path: Path) -> None:
     first = publish_next(write_export(tmp_path / "first"), shelf)
     late = judge_again(write_export(tmp_path / "late"), shelf)
@@ -178,48 +115,96 @@ def test_no_rollback_leads_to_a_version_that_never_was_the_champion(shelf: str, 
     assert rollback(shelf, second.version).previous == first.version
 
 
-def test_a_record_that_is_gone_is_no_first_run(shelf: str, tmp_path: Path) -> None:
-    first = publish_next(write_export(tmp_path / "first"), shelf)
-    second = publish_next(write_export(tmp_path / "second"), shelf)
-    champions.open_shelf(shelf).remove("champion.json")
+def interrupt(monkeypatch: pytest.MonkeyPatch, shelf: str, method: str, action: Callable[[], Any]) -> None:
+    """Does something else, once, when a method of the place is called, before it does anything."""
+    place = type(champions.open_store(shelf))
+    original = getattr(place, method)
 
-    if shelf.startswith("gs://"):
-        for use in (current, lambda shelf: publish(tmp_path / "first", shelf, quality="accuracy 0.9700")):
-            with pytest.raises(ModelError, match=f"champion.json is gone, but {second.version} has been the"):
-                use(shelf)
-        assert promote(shelf, second.version).version == second.version
-    assert current(shelf) == second
-    assert rollback(shelf) == first
+    def first(*arguments: Any) -> Any:
+        monkeypatch.setattr(place, method, original)
+        action()
+        return original(*arguments)
+
+    monkeypatch.setattr(place, method, first)
 
 
-def test_another_version_is_promoted_in_the_place_of_one_that_is_damaged(shelf: str, tmp_path: Path) -> None:
-    names = [publish_next(write_export(tmp_path / name), shelf).version for name in ("first", "second")]
-    champions.open_shelf(shelf).remove(f"versions/{names[1]}")
+@pytest.mark.parametrize("moment", ["put", "replace"])
+def test_two_attempts_of_a_run_at_the_same_moment_publish_one_whole_version(
+    moment: str, shelf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_next(write_export(tmp_path / "first"), shelf)
+    exported = judge_again(write_export(tmp_path / "model"), shelf)
+    interrupt(monkeypatch, shelf, moment, lambda: publish(exported, shelf, **NEXT))
 
-    with pytest.raises(
-        ModelError, match=f"names {names[1]}, which is no complete version; .* promote {shelf} V"
-    ):
-        current(shelf)
-    assert promote(shelf, names[0]).version == names[0]
-    assert chain(shelf) == [names[0]]
+    done = publish(exported, shelf, **NEXT)
+
+    assert (current(shelf), done.commit.serial) == (done, 2)
+    assert len(complete_versions(shelf)) == len(champions.open_store(shelf).names("versions")) == 2
+    with champions.fetched(shelf, done) as copy:
+        assert contents(copy) == contents(exported)
+    assert publish(exported, shelf, **NEXT) == done
 
 
 def test_a_version_that_was_pruned_meanwhile_is_not_promoted(
     shelf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [publish_next(write_export(tmp_path / name), shelf).version for name in ("a", "b", "c")]
-    commit = contents_of_shelf.commit
-
-    def prune_first(*arguments: Any) -> Any:
-        monkeypatch.setattr(contents_of_shelf, "commit", commit)
-        assert prune(shelf, 0) == [names[0]]
-        return commit(*arguments)
-
-    monkeypatch.setattr(contents_of_shelf, "commit", prune_first)
-    with pytest.raises(ModelError, match=f"no version {names[0]} in"):
+    # The process that prunes is killed while the files are there still.
+    interrupt(monkeypatch, shelf, "remove", lambda: signal.raise_signal(signal.SIGINT))
+    interrupt(monkeypatch, shelf, "replace", lambda: prune(shelf, 0))
+    with pytest.raises(KeyboardInterrupt):
         promote(shelf, names[0])
-    assert [item.version for item in complete_versions(shelf)] == sorted(names[1:])
+    with pytest.raises(ModelError, match=f"no version {names[0]} in .*; there are {names[1]}, {names[2]}"):
+        promote(shelf, names[0])
+
     assert chain(shelf) == [names[2], names[1]]
+
+
+def test_a_version_that_is_promoted_while_others_are_pruned_stays_whole(
+    shelf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = write_export(tmp_path / "model")
+    names = [publish_next(exported, shelf, run=f"run-{number}").version for number in range(4)]
+    interrupt(monkeypatch, shelf, "replace", lambda: promote(shelf, names[0]))
+
+    assert prune(shelf, 0) == names[1:3]
+    assert chain(shelf) == [names[0], names[3]]
+    with champions.fetched(shelf, complete_versions(shelf)[0]) as copy:
+        assert contents(copy).keys() == contents(exported).keys()
+
+
+def test_prune_clears_what_was_begun_a_day_ago_and_never_finished(shelf: str, tmp_path: Path) -> None:
+    exported, place = write_export(tmp_path / "model"), champions.open_store(shelf)
+    found = publish_next(exported, shelf)
+    old, new = (f"{year}0101T000000-0123456789ab-012345" for year in (2026, 2099))
+    for name in (old, new, "mine"):
+        place.put(exported, f"versions/{name}")
+
+    assert complete_versions(shelf) == [found]
+    assert prune(shelf, 0) == [old]
+    assert set(place.names("versions")) == {new, "mine", found.version}
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"version": "1", "path": "versions/1", "accuracy": 0.9}'])
+def test_a_record_that_is_gone_damaged_or_of_an_earlier_release_is_no_first_run(
+    content: str | None, shelf: str, tmp_path: Path
+) -> None:
+    exported = write_export(tmp_path / "model")
+    (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
+    first, place = publish_next(exported, shelf), champions.open_store(shelf)
+    place.replace("champion.json", content or "", place.read("champion.json"))
+    if content is None and isinstance(place, Disk):
+        (place.path / "champion.json").unlink()
+    elif isinstance(place, Bucket) and content is None:
+        place._remove(place._key("champion.json"))
+
+    actions = (current, lambda of: publish(exported, of, **NEXT), lambda of: promote(of, first.version))
+    for use in (*actions, lambda of: prune(of, 0), champions.check_champion):
+        with pytest.raises(ModelError, match=f"champion promote ANOTHER {place.where('versions')}/VERSION/"):
+            use(shelf)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert promote(other, place.where(first.path) + "/").fingerprint == first.fingerprint
 
 
 def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +219,7 @@ def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, monkeypatch: pyt
 
     def lose_the_answer(self: Bucket, name: str, text: str, **conditions: int) -> None:
         nonlocal losing
-        losing = name == "champion.json"
+        losing = True
         upload(self, name, text, **conditions)
 
     monkeypatch.setattr(Bucket, "_upload", lose_the_answer)
@@ -305,7 +290,7 @@ def killed_at(step: int, action: Callable[[], Any]) -> bool:
         left = [step]
 
         def count(event: str, arguments: tuple[Any, ...]) -> None:
-            if event in {"open", "os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}:
+            if event in {"open", "os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "fcntl.flock"}:
                 left[0] -= 1
                 if left[0] == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -329,7 +314,7 @@ def prepared(tmp_path: Path) -> tuple[Path, Path]:
 
 
 ACTIONS: dict[str, Callable[[str, Path], Any]] = {
-    "publish": lambda shelf, exported: publish(exported, shelf, quality="accuracy 0.9900", run="next"),
+    "publish": lambda shelf, exported: publish(exported, shelf, **NEXT),
     "rollback": lambda shelf, _: rollback(shelf),
     "prune": lambda shelf, _: prune(shelf, 0),
 }
@@ -355,15 +340,17 @@ def test_a_process_killed_at_any_step_leaves_a_champion_and_the_next_one_finishe
         if found.version == before.version:
             do(shelf, exported)
         check_whole(shelf, exported)
+        assert not list(Path(shelf).glob(".tmp-*")), "what was left is cleared by the next change"
         done = current(shelf)
         assert done is not None
         if action == "publish":
             assert (done.run, done.previous) == ("next", before.version)
-            assert publish(exported, shelf, quality="accuracy 0.9900", run="next") == done
+            assert publish(exported, shelf, **NEXT) == done
             assert len(chain(shelf)) == len(complete_versions(shelf)) == 4
         elif action == "prune":
             assert chain(shelf) == [before.version, before.previous]
-            assert len(list((Path(shelf) / "versions").iterdir())) == 2
+            left = set(os.listdir(Path(shelf) / "versions")) - set(chain(shelf))
+            assert len(left) <= 1, "of less than a day ago"
         else:
             assert done.version == before.previous
     assert step > 8
@@ -420,45 +407,34 @@ def test_a_publisher_cut_off_from_the_bucket_at_any_request_leaves_a_champion(
     assert outcomes == {False, True}
 
 
-def test_a_shelf_of_an_earlier_release_goes_on(tmp_path: Path) -> None:
-    shelf = tmp_path / "shelf"
-    names = ["20260101T000000-aaaaaaaa", "20260102T000000-bbbbbbbb"]
-    for name, previous in zip(names, ["", names[0]], strict=True):
-        write_export(shelf / "versions" / name)
-        record = {"version": name, "path": f"versions/{name}", "accuracy": 0.9, "fingerprint": "sha256:abc"}
-        record |= {"created": "2026-01-01T00:00:00+00:00", "previous": previous, "run": ""}
-        for file in (shelf / "versions" / name / "version.json", shelf / "champion.json"):
-            file.write_text(json.dumps(record))
-
-    champion = (shelf / "champion.json").read_text()
-    (shelf / "champion.json").unlink()
-    with pytest.raises(ModelError, match=f"champion.json is gone, but {names[1]} has been the champion"):
-        current(shelf)
-    (shelf / "champion.json").write_text(champion)
-    third = publish_next(write_export(tmp_path / "third"), shelf)
-
-    assert chain(str(shelf)) == [third.version, *reversed(names)]
-    assert [rollback(shelf).version, rollback(shelf).version] == [names[1], names[0]]
-    assert promote(shelf, third.version).commit.serial == 4
-
-
-def test_a_file_system_without_hard_links_is_refused_before_anything_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(source: str, target: str) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted", source, None, target)
-
-    exported = write_export(tmp_path / "model")
-    monkeypatch.setattr(os, "link", refuse)
-    shelf = tmp_path / "shelf"
-    shelf.mkdir()
-    for use in (lambda: champions.check_champion(str(shelf)), lambda: publish_next(exported, shelf)):
-        with pytest.raises(SettingsError, match=r"without hard links, .* or a bucket by its name, gs://"):
-            use()
-
-
 def test_a_bucket_that_is_not_there_is_no_empty_shelf(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_storage("bucket", {}) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        with pytest.raises(PlatformError, match="cannot list gs://elsewhere/champion: not found"):
+        with pytest.raises(PlatformError, match="cannot list gs://elsewhere/champion/: not found"):
             current("gs://elsewhere/champion")
+
+
+def test_a_file_system_without_locks_is_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported, shelf = write_export(tmp_path / "model"), tmp_path / "shelf"
+    shelf.mkdir()
+    for name, code in (("fcntl.flock", errno.ENOLCK), ("os.link", errno.EPERM)):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                name, lambda *_, code=code, **__: (_ for _ in ()).throw(OSError(code, os.strerror(code)))
+            )
+            for use in (lambda: champions.check_champion(str(shelf)), lambda: publish_next(exported, shelf)):
+                with pytest.raises(SettingsError, match=r"without locks or hard links, .* its name, gs://"):
+                    use()
+
+
+def test_a_lock_that_is_never_given_back_is_waited_for_no_longer_than_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "_PATIENCE_S", 0.1)
+    publish_next(write_export(tmp_path / "model"), tmp_path / "shelf")
+    with (tmp_path / "shelf" / ".lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="has been locked"):
+            publish_next(tmp_path / "model", tmp_path / "shelf")
