@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.metadata
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -202,3 +203,11 @@ def results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
             links = {"report": task.uris.get("report", ""), "model": task.uris.get("exported", "")}
             found["links"] = {name: uri for name, uri in links.items() if uri}
     return found
+
+
+def version_of(package: str) -> str | None:
+    """Returns the version of an installed package; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

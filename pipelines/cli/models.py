@@ -29,9 +29,9 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
 
     training, gate, readers, servers = to_rehearse(load_pipeline(pipeline), given or {})
     from shardline.components.rehearse import rehearsal
-    from shardline.pipelines.local import scratch
+    from shardline.pipelines.local import processes
 
-    with foreground(), scratch.of_this_process():
+    with foreground(), processes.own_scratch():
         rehearsal.rehearse(dataset, training, gate, readers=readers, parameter_servers=servers)
 
 
@@ -99,10 +99,10 @@ def validate(
 
     tensorflow_internals.import_tensorflow()
     from shardline.components.validate import validation
-    from shardline.pipelines.local import scratch
+    from shardline.pipelines.local import processes
 
     # TensorFlow writes the code that it generates to temporary files.
-    with foreground(), scratch.of_this_process():
+    with foreground(), processes.own_scratch():
         outcome = validation.validate(
             model,
             dataset,

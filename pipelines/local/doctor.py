@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from shardline.components.run_record import version_of
 
 Level = Literal["ok", "warning", "error"]
 
@@ -82,14 +83,6 @@ def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
         )
     elif version_of("tensorflow"):
         yield _toy_job()
-
-
-def version_of(package: str) -> str | None:
-    """Returns the version of an installed package; None where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _python() -> Diagnosis:
@@ -182,7 +175,7 @@ def _network() -> Diagnosis:
 
 
 def _toy_job() -> Diagnosis:
-    from shardline.pipelines.local import scratch
+    from shardline.pipelines.local import processes
     from shardline.pipelines.local.job import CustomJob
     from shardline.pipelines.local.supervisor import run_job
     from shardline.trainer import progress
@@ -191,7 +184,7 @@ def _toy_job() -> Diagnosis:
     command = (sys.executable, "-m", "shardline.trainer.handshake")
     job = CustomJob.with_roles(command, _REPLICAS, timeout=_TOY_TIMEOUT_S, disable_retries=True)
     began = time.monotonic()
-    with scratch.directory() as directory:
+    with processes.scratch_directory() as directory:
         try:
             with progress.sink(lambda event: None):
                 run_job(job, directory / "logs", topic="handshake")

@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.run_directory import observe
-from shardline.components.run_record import JOB_FILE, LATEST, LOG, RUNNING, RunRecord, State, held, started
+from shardline.components.run_record import (
+    JOB_FILE,
+    LATEST,
+    LOG,
+    RUNNING,
+    RunRecord,
+    State,
+    held,
+    started,
+    version_of,
+)
 from shardline.components.text import table, timestamp
 from shardline.pipelines.local import processes
-from shardline.pipelines.local.doctor import version_of
 from shardline.trainer import crash, files
 from shardline.trainer.progress import Scalar
 

@@ -22,7 +22,7 @@ from shardline.components import text as summary
 from shardline.components.run_directory import TASK_INDENT, blessing, task_at_work
 from shardline.components.run_record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
 from shardline.components.vertex.logs import KfpLines, split_replica
-from shardline.pipelines.local import execute, processes, record, scratch
+from shardline.pipelines.local import execute, processes, record
 from shardline.pipelines.local.at_hand import require_parts
 from shardline.pipelines.local.changes import not_kept
 from shardline.pipelines.local.injections import parse_injection
@@ -87,7 +87,7 @@ class Execution:
         The command is `shardline.pipelines.local.execute` with all its arguments but the last two.
         """
         with (
-            scratch.directory() as temporary,
+            processes.scratch_directory() as temporary,
             self.log.open("w", encoding="utf-8") as log,
             processes.adopted_orphans(),
         ):

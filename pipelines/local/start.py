@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardline.pipelines.local import guardian, scratch, warm
+from shardline.pipelines.local import guardian, processes, warm
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
 from shardline.pipelines.local.kfp_internals import EXECUTOR, component_source
 from shardline.pipelines.local.warm import SERVER_VARIABLE
@@ -91,7 +91,7 @@ def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
     if _NVIDIA.exists():
         yield ""
         return
-    with scratch.directory() as directory:
+    with processes.scratch_directory() as directory:
         path = str(directory / "s")
         try:
             server = _start_server(path, env, modules)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardline.pipelines.local import job as cluster
-from shardline.pipelines.local import processes, scratch, start
+from shardline.pipelines.local import processes, start
 from shardline.pipelines.local.injections import PREEMPTION_GRACE_S, Injection, Rehearsal
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.network import NO_NETWORK, job_network
@@ -128,7 +128,7 @@ def run_job(
     with (
         processes.stop_on_signals(),
         job_network(len(names), topic, network) as shared,
-        scratch.directory() as temporary,
+        processes.scratch_directory() as temporary,
     ):
         starts = launches(job, shared, gcs_root, temporary, log_directory)
         log_directory.mkdir(parents=True, exist_ok=True)

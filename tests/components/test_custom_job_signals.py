@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardline.pipelines.local import scratch
+from shardline.pipelines.local import processes
 from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
 from shardline.trainer.errors import EXIT_BAD_INPUT
 from tests.helpers.jobs import PRELUDE, eventually, marked
@@ -87,7 +87,7 @@ def test_no_replica_and_no_temporary_file_outlives_the_runner(
     temporary = _temporary(tmp_path)
     if signum == signal.SIGKILL:  # the next one removes what this one could not
         assert len(list(temporary.glob("shardline-job-*/shardline-*"))) == 2
-        with scratch.directory() as other, scratch.directory():
+        with processes.scratch_directory() as other, processes.scratch_directory():
             assert other.exists()
     assert list(temporary.iterdir()) == []
 
@@ -97,8 +97,8 @@ def test_a_killed_command_leaves_temporary_files_that_the_next_one_removes(
 ) -> None:
     program = """
 import os, tempfile
-from shardline.pipelines.local import scratch
-with scratch.of_this_process():
+from shardline.pipelines.local import processes
+with processes.own_scratch():
     tempfile.mkdtemp()
     os.kill(os.getpid(), 9)
 """
@@ -106,7 +106,7 @@ with scratch.of_this_process():
     (left,) = tmp_path.iterdir()
     assert len(list(left.iterdir())) == 2  # the lock, and what it made
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with scratch.of_this_process():
+    with processes.own_scratch():
         assert [str(path) for path in tmp_path.iterdir()] == [tempfile.gettempdir()]
     assert list(tmp_path.iterdir()) == []
 

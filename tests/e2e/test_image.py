@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from shardline.pipelines.image import context as contexts
+from shardline.pipelines.image.context import own_wheel
 from shardline.pipelines.image.settings import ImageSettings
-from shardline.pipelines.image.wheels import own_wheel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -116,7 +116,7 @@ def test_the_wheel_of_what_is_installed_is_the_wheel_that_was_installed(
     installed: Path, wheel: Path, tmp_path: Path
 ) -> None:
     program = (
-        "import pathlib\nfrom shardline.pipelines.image.wheels import own_wheel\nown_wheel(pathlib.Path())"
+        "import pathlib\nfrom shardline.pipelines.image.context import own_wheel\nown_wheel(pathlib.Path())"
     )
     done = run(installed, tmp_path, "-c", program)
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ from kfp import compiler
 
 from shardline.components.run_directory import failure_of
 from shardline.components.run_record import RunRecord
-from shardline.pipelines.local import scratch
+from shardline.pipelines.local import processes
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
@@ -338,7 +338,7 @@ def test_the_next_run_removes_the_temporary_files_of_a_killed_one(toy: Path, run
     process.communicate(timeout=20)
     (left,) = Path(os.environ["TMPDIR"]).iterdir()
     psutil.wait_procs(started, timeout=20)
-    with scratch.directory():  # as the next run has one
+    with processes.scratch_directory():  # as the next run has one
         assert not left.exists()
 
 

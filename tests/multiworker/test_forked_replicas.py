@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardline.pipelines.local import scratch, start, warm
+from shardline.pipelines.local import processes, start, warm
 from shardline.pipelines.local.injections import parse_injection
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.start import Program, recognize
@@ -106,7 +106,7 @@ def test_no_forked_replica_outlives_the_command(
             assert process.wait(20) == (130 if signum == signal.SIGINT else -9)
         assert "Traceback" not in (tmp_path / "output").read_text()
     eventually(lambda: not marked(mark), 5)
-    with scratch.directory():  # removes what one that was killed has left
+    with processes.scratch_directory():  # removes what one that was killed has left
         pass
     assert list(temporary.iterdir()) == []
 
