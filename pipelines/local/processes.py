@@ -1,4 +1,4 @@
-"""Processes of this machine: stopped without orphans, their temporary files, and loopback ports of their own."""
+"""Processes of this machine: stopped without orphans, their temporary files, and loopback ports."""
 
 from __future__ import annotations
 
