@@ -1,4 +1,4 @@
-"""Shardline as the image has it, where no clone is: its wheel, the wheel made of that again, its context.
+"""Shardline as the image has it, where no clone is: its wheel, its build context.
 
 It works in a directory with packages of the reader's own called trainer, components and pipelines.
 """
@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -112,41 +111,34 @@ def test_it_takes_one_name_and_leaves_a_readers_own_packages_alone(installed: Pa
     assert (done.stdout, done.stderr) == ("their trainer\n", "made\n")
 
 
-def test_the_wheel_of_what_is_installed_is_the_wheel_that_was_installed(
-    installed: Path, wheel: Path, tmp_path: Path
-) -> None:
+def test_what_is_installed_is_packed_again(installed: Path, wheel: Path, tmp_path: Path) -> None:
     program = (
         "import pathlib\nfrom shardline.pipelines.image.context import own_wheel\nown_wheel(pathlib.Path())"
     )
     done = run(installed, tmp_path, "-c", program)
+
     assert done.returncode == 0, done.stderr
-    again = tmp_path / wheel.name
-
-    def content(path: Path) -> dict[str, bytes]:
-        with zipfile.ZipFile(path) as opened:
-            return {name: opened.read(name) for name in opened.namelist() if not name.endswith("/RECORD")}
-
-    assert content(again) == content(wheel)
-    target = tmp_path / "target"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*command, "--target", str(target), str(again)], check=True)
+    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
 
 
-def test_the_wheels_of_a_build_context_install_and_a_users_package_is_imported(
+def test_what_a_build_context_has_installs_and_a_users_package_is_imported(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Dockerfile's step for them, and an import where the package's own directory is not."""
     package = tmp_path / "mine" / "leafnet"
     package.mkdir(parents=True)
     (package / "source.py").write_text("import shardline\n\nclass Leaves: ...\n")
+    (package / "data").mkdir()
+    (package / "data" / "names.txt").touch()
     monkeypatch.setattr(contexts, "own_wheel", lambda directory: shutil.copy(wheel, directory))
     settings = ImageSettings(name="leafnet:1", packages=(str(package),), variant="control")
     contexts.assemble(settings, "abc", tmp_path / "context")
 
     target = tmp_path / "target"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    wheels = map(str, (tmp_path / "context" / "wheels").iterdir())
-    subprocess.run([*command, "--target", str(target), *wheels], check=True)
+    found = [str(path) for kind in ("wheels", "projects") for path in (tmp_path / "context" / kind).iterdir()]
+    subprocess.run([*command, "--no-build-isolation", "--target", str(target), *found], check=True)
+    assert (target / "leafnet" / "data" / "names.txt").is_file()
     assert {path.name.partition("-")[0] for path in target.glob("*.dist-info")} == {"leafnet", "shardline"}
     program = (
         "from shardline.trainer import plugins\n"
