@@ -29,7 +29,7 @@ import tensorflow as tf
 from PIL import Image
 
 from shardline.components.preprocess.images.codec import Codec
-from shardline.trainer.data.geometry import place
+from shardline.trainer.data.features import place
 
 SIDE = 224
 

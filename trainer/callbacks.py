@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from shardline.trainer import plugins, progress
 from shardline.trainer.crash import is_of_the_machine
-from shardline.trainer.dataset_run import DatasetRun
 from shardline.trainer.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.keras_internals import check_direction, has_batch_hooks
 from shardline.trainer.optimizers import FrozenLayers, Unfreeze
@@ -28,11 +27,10 @@ from shardline.trainer.reports import (
     Board,
     Counters,
     HistoryFile,
-    Profile,
     Report,
     TuningMetric,
 )
-from shardline.trainer.run import Run
+from shardline.trainer.run import DatasetRun, Run
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.step import Logs
 from shardline.trainer.tensorflow_internals import reading_own_means
@@ -69,7 +67,9 @@ class Hooks:
         self.remembering = [one for one in chosen if one not in alone]
         chief = run.cluster.is_chief
         self.chief_remembering = [*alone, *(one for one in reports if isinstance(one, HistoryFile))] * chief
-        self.by_step = any(has_batch_hooks(one, "train") for one in chosen)
+        self.by_step = any(has_batch_hooks(one, "train") for one in chosen) or bool(
+            run.settings.profile_steps
+        )
         self.by_test_step = any(has_batch_hooks(one, "test") for one in chosen)
         self._watchdog = run.watchdog
         self._strategy = run.strategy
@@ -226,19 +226,22 @@ def chosen_callbacks(
 
 def chief_reports(run: DatasetRun, counters: Counters) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that show and record things; none on any replica but the chief."""
-    settings, logs = run.settings, run.dirs.logs
+    settings = run.settings
     if not run.cluster.is_chief:
         return []
     run.dirs.make()
     callbacks = [
         HistoryFile(run.dirs.model, counters),
         Report(counters, settings.epochs, in_memory=run.feed("train").in_memory),
-        Board(str(logs), write_graph=False, histogram_freq=settings.histograms),
+        Board(
+            str(run.dirs.logs),
+            write_graph=False,
+            histogram_freq=settings.histograms,
+            profile_batch=settings.profile_steps or 0,
+        ),
     ]
     if settings.tuning_metric:
         callbacks.append(TuningMetric(settings.tuning_metric, counters, os.environ))
-    if settings.profiled_steps:
-        callbacks.append(Profile(logs, counters, *settings.profiled_steps))
     return callbacks
 
 

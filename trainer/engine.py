@@ -4,48 +4,35 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from shardline.trainer import progress
+from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster.collectives import make_summation
+from shardline.trainer.data.given import Batches
 from shardline.trainer.data.seeding import stateful_ops
 from shardline.trainer.errors import ModelError, SettingsError
-from shardline.trainer.keras_internals import asked_for_xla, supports_xla
+from shardline.trainer.keras_internals import all_layers, asked_for_xla, supports_xla
 from shardline.trainer.loop import Engine
-from shardline.trainer.one_process import own_statistics
 from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
 from shardline.trainer.replica_losses import takes_batch_as_one
 from shardline.trainer.run import Run
 from shardline.trainer.step import Evaluation, Loop
 
 
-@dataclass(frozen=True)
-class Input:
-    """Batches for an engine, made where they are needed.
-
-    Attributes:
-        distributed: Makes what the replicas of a strategy that step together take, again and again.
-        one_by_one: Makes the batches of single steps, undecoded, for workers that step by themselves.
-        decode: Makes of such a batch what the model takes.
-        steps: Steps of a pass, where the batches are of a validation.
-        sized: Whether those for several replicas are pairs of a replica's part and the examples of the whole.
-    """
-
-    distributed: Callable[[], tf.data.Dataset]
-    one_by_one: Callable[[], tf.data.Dataset]
-    decode: Callable[[Any], Any] = lambda batch: batch
-    steps: int = 0
-    sized: bool = False
-
-
 def make_engine(
-    run: Run, model: keras.Model, training: Input, validation: Input | None, *, batch: Any = None
+    run: Run,
+    model: keras.Model,
+    training: Batches,
+    validation: Batches | None,
+    at: Position,
+    *,
+    batch: Any = None,
 ) -> Engine:
-    """Returns what trains a built model on some batches and evaluates it on others.
+    """Returns what trains a built model on some batches, from a position on, and evaluates it on others.
 
     On a `batch`, if there is one, the losses are tried: a line says where N replicas differ from one.
     """
@@ -53,20 +40,20 @@ def make_engine(
     xla = uses_xla(run, model)
     if run.strategy_name == "parameter_server":
         workers = Workers(strategy, run.cluster, settings.startup_timeout)
-        served = CoordinatorLoop(model, workers, training.one_by_one(), training.decode)
+        served = CoordinatorLoop(model, workers, training.one_by_one(at), training.decode)
         if validation:
-            batches = validation.one_by_one()
             served.evaluation = CoordinatorEvaluation(
-                model, workers, batches, validation.decode, validation.steps
+                model, workers, validation.one_by_one(), validation.decode, validation.steps
             )
         return served
+    processes = len(run.processes)
+    sized = training.gives_sizes and run.replicas > 1
     loop = Loop(
         model,
         strategy,
-        iter(training.distributed()),
+        iter(training.distribute(strategy, run.process, processes, at, sized=sized)),
         make_summation(settings, strategy, run.cluster),
-        sized=training.sized,
-        averaging_steps=settings.averaging_steps,
+        sized=sized,
         jit_compile=xla,
         deterministic=settings.deterministic,
         single_loss=_tell_of_differences(run, model, batch),
@@ -74,13 +61,14 @@ def make_engine(
     if run.checkpoints is not None and run.cluster.is_chief:
         loop.traced = _random_ops_told()
     if validation:
-        loop.evaluation = Evaluation(model, strategy, validation.distributed(), validation.steps)
+        batches = validation.distribute(strategy, run.process, processes)
+        loop.evaluation = Evaluation(model, strategy, batches, validation.steps)
     return loop
 
 
 def _tell_of_differences(run: Run, model: keras.Model, batch: Any) -> Callable[[], None]:
     """Says what several replicas train on otherwise than one; returns what says so of a loss in the step."""
-    if run.replicas == 1 or run.settings.averaging_steps or not run.cluster.is_chief:
+    if run.replicas == 1 or not run.cluster.is_chief:
         return lambda: None
     if names := own_statistics(model):
         shown = f"{', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)}"
@@ -100,6 +88,13 @@ _SINGLE_LOSS = (
     "a loss is computed of a batch as a whole, and the mean of the replicas' counts: where it is no mean of "
     "examples (it, a regularizer or the model takes them together), N replicas do not train as one does"
 )
+
+
+def own_statistics(model: keras.Model) -> list[str]:
+    """Returns the layers that normalize each replica's part of a batch by that part's own statistics."""
+    kind = keras.layers.BatchNormalization
+    found = [layer for layer in all_layers(model) if isinstance(layer, kind)]
+    return [layer.name for layer in found if layer.trainable and not layer.synchronized]
 
 
 def _random_ops_told() -> Callable[[tf.Graph], None]:

@@ -21,12 +21,12 @@ from shardline.trainer import files, progress
 from shardline.trainer.callbacks import Stopping
 from shardline.trainer.checkpoint.state import Position, Snapshot, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
-from shardline.trainer.dataset_run import DatasetRun
 from shardline.trainer.errors import RunError
 from shardline.trainer.keras_compilation import saveable
 from shardline.trainer.keras_internals import is_improvement
 from shardline.trainer.own_logs import Shapes
 from shardline.trainer.reports import as_json, metrics_text, numbers, sync_events
+from shardline.trainer.run import DatasetRun
 from shardline.trainer.step import Logs
 
 BEST_FILE = "best.keras"

@@ -23,28 +23,26 @@ import tensorflow as tf
 from shardline.trainer import files
 from shardline.trainer.callbacks import Hooks, check_callback
 from shardline.trainer.checkpoint import preemption
-from shardline.trainer.checkpoint.changes import Record
+from shardline.trainer.checkpoint.identity import Record
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import meeting
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.given import Batches, check_numbers, whole_number
-from shardline.trainer.engine import Input, make_engine
+from shardline.trainer.engine import make_engine
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.keras_compilation import patches_undone, weigh_output_losses
-from shardline.trainer.loop import Engine
-from shardline.trainer.models.given import BuildModel, built
+from shardline.trainer.loop import Engine, Training
+from shardline.trainer.models.build import BuildModel, built
 from shardline.trainer.optimizers import learning_rates
 from shardline.trainer.process import OF_STRATEGY, Process, check_options, this_process
 from shardline.trainer.reports import Counters
-from shardline.trainer.resume import Beginning, begin
-from shardline.trainer.run import Run
+from shardline.trainer.resume import Beginning
+from shardline.trainer.run import Run, Watchdog
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.watchdog import Watchdog
 
 #: Settings of the trainer that `fit` takes by their names.
 OPTIONS = (
     *OF_STRATEGY,
-    "averaging_steps",
     "checkpoint_minutes",
     "checkpoint_steps",
     "deterministic",
@@ -272,10 +270,10 @@ def _run(
     return _FitRun(
         settings=settings,
         cluster=process.cluster,
-        checkpoints=files.local_path(str(checkpoint_dir)) if checkpoint_dir else None,
+        peers=process.peers,
         strategy=process.strategy,
         strategy_name=process.strategy_name,
-        replicas=process.replicas,
+        checkpoints=files.local_path(str(checkpoint_dir)) if checkpoint_dir else None,
         watchdog=Watchdog(process.cluster.name, limit),
         data=data,
         frequency=frequency,
@@ -321,9 +319,7 @@ def _trained(
         weigh_output_losses(model)
 
     def engine(position: Position) -> Engine:
-        start = position.steps
-        judged = None if validation is None else _input(run, validation, 0)
-        return make_engine(run, model, _input(run, run.data, start), judged, batch=run.data.first)
+        return make_engine(run, model, run.data, validation, position, batch=run.data.first)
 
     steps = initial_epoch * run.data.steps
     beginning = Beginning(
@@ -332,21 +328,11 @@ def _trained(
         {"steps_per_epoch": run.data.steps},
         Position(initial_epoch, 0, steps),
     )
-    training = begin(
+    training = Training(
         run, model, hooks, beginning, engine, counters=counters, preemption=asked, verbose=verbose
     )
     training.run()
     return history
-
-
-def _input(run: _FitRun, data: Batches, start: int) -> Input:
-    sized = data is run.data and data.gives_sizes and run.replicas > 1
-    return Input(
-        lambda: data.distribute(run.strategy, run.process, len(run.processes), start, sized=sized),
-        lambda: data.batches(start),
-        steps=data.steps,
-        sized=sized,
-    )
 
 
 @contextlib.contextmanager

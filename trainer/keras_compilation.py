@@ -20,6 +20,7 @@ from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers import compile_utils
 from keras.src.utils.python_utils import is_default
 
+from shardline.trainer import plugins
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_internals import optimizers, replaced
 
@@ -95,6 +96,12 @@ def reason(error: BaseException) -> str:
         text = text.partition(end)[0]
     text = " ".join(text.split()).rstrip(". ")
     return re.sub(r"^'(.*)'$", r"\1", text) or type(error).__name__
+
+
+def describe_raised(error: BaseException) -> str:
+    """Returns one line on what a user's model raised; Keras' own words without all arguments and colours."""
+    of_keras = "Exception encountered: " in str(error) or "Arguments received by" in str(error)
+    return reason(error) if of_keras else plugins.describe(error)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 How a run proceeds. An epoch is a plan of steps, trained in stretches of about a second, or of one step where
 a callback has a hook of every step. Within a stretch the engine (`step.Loop`, or
 `parameter_server.CoordinatorLoop`) runs the model's own `train_step` on each batch; inside that step the
-optimizer's gradients are summed over the replicas (`cluster.exchange`), before they are clipped and applied.
+optimizer's gradients are summed over the replicas (`cluster.collectives`), before they are clipped and used.
 After a stretch every replica reads the metrics, callbacks get `on_train_batch_end`, and all processes add up
 a few numbers (`Agreement`): whether one was asked to stop (SIGTERM), has diverged, or has a callback that
 stops the training, and whether the chief's clock says that a checkpoint is due or the time is up. So all take
@@ -17,7 +17,7 @@ there loses nothing, since a run that is resumed does both again.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import keras
@@ -25,15 +25,14 @@ import keras
 from shardline.trainer import progress
 from shardline.trainer.callbacks import Hooks
 from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
-from shardline.trainer.checkpoint.store import Checkpoints
-from shardline.trainer.cluster.exchange import replica_merger
+from shardline.trainer.checkpoint.state import Position, TrainingState
+from shardline.trainer.cluster.collectives import replica_merger
 from shardline.trainer.errors import DivergedError, RestartError
 from shardline.trainer.optimizers import finalize
 from shardline.trainer.parameter_server import CoordinatorLoop
 from shardline.trainer.reports import Counters
+from shardline.trainer.resume import STOPPED, Beginning, end_of_run, restore, time_is_up
 from shardline.trainer.run import Plan, Run
-from shardline.trainer.settings import TrainSettings
 from shardline.trainer.step import Logs, Loop, Stretch
 
 Engine = Loop | CoordinatorLoop
@@ -44,8 +43,6 @@ _SECONDS = 1.0
 
 # What the first steps cost, which trace and warm up, says little: growth is bounded.
 _GROWTH = 8
-
-_STOPPED = "a callback has stopped it"
 
 
 @dataclass(frozen=True)
@@ -68,29 +65,35 @@ class Training:
         self,
         run: Run,
         model: keras.Model,
-        engine: Engine,
-        *,
-        position: Position,
-        resumed: Snapshot | None,
-        state: TrainingState,
-        checkpoints: Checkpoints,
         hooks: Hooks,
-        preemption: Preemption,
+        beginning: Beginning,
+        make_engine: Callable[[Position], Engine],
+        *,
         counters: Counters,
+        preemption: Preemption,
+        verbose: int = 2,
     ):
-        """Goes on from a snapshot, if any, within whose epoch the callbacks have seen `on_epoch_begin`."""
-        self.position = position
-        self.logs: Logs = dict(resumed.host.get("logs", {})) if resumed else {}
+        """Restores the newest checkpoint, if any, and makes the engine for its position. A collective.
+
+        Callbacks see `on_train_begin`, and within an epoch `on_epoch_begin`.
+        """
         self._run = run
         self._model = model
-        self.engine = engine
-        self.state = state
-        self.checkpoints = checkpoints
         self._hooks = hooks
-        self._preemption = preemption
         self._counters = counters
+        self._preemption = preemption
         self._watchdog = run.watchdog
-        self._merge = replica_merger(run.strategy, model, weights=run.settings.averaging_steps > 0)
+        model.stop_training = False
+        hooks.begin(model, epochs=run.settings.epochs, steps=run.steps_per_epoch, verbose=verbose)
+        # After on_train_begin, which resets what callbacks remember.
+        self.state = TrainingState(model, hooks.remembering, hooks.chief_remembering)
+        self.checkpoints = beginning.checkpoints(run, self.state)
+        resumed = restore(run, model, hooks, self.state, self.checkpoints, beginning)
+        self.position = resumed.position if resumed else beginning.position
+        self.engine = make_engine(self.position)
+        self._count_steps()
+        self.logs: Logs = dict(resumed.host.get("logs", {})) if resumed else {}
+        self._merge = replica_merger(run.strategy, model)
         asked = run.settings.steps_per_execution or _compiled_steps(model)
         self._fixed = asked or int(hooks.by_step)
         self._test_fixed = (asked or 1) if hooks.by_test_step else 0
@@ -98,7 +101,18 @@ class Training:
         self._began = self.position.examples > 0
         self._started = self._saved = time.monotonic()
         self._seconds_before = float(resumed.host.get("seconds", 0.0)) if resumed else 0.0
-        self._ended = _STOPPED if resumed and resumed.host["stop_training"] else ""
+        self._ended = STOPPED if resumed and resumed.host["stop_training"] else ""
+
+    def _count_steps(self) -> None:
+        """Tells the counters where the run begins, and where it ends if nothing ends it early."""
+        settings, at, counters = self._run.settings, self.position, self._counters
+        left = (
+            len(self._run.epoch(at).step_sizes) + (settings.epochs - at.epoch - 1) * self._run.steps_per_epoch
+        )
+        counters.first_step = counters.steps = at.steps
+        counters.total_steps = at.steps + max(0, left)
+        if settings.max_steps:
+            counters.total_steps = min(counters.total_steps, settings.max_steps)
 
     def run(self) -> None:
         """Trains to the end of the run; then `logs` are the last metrics, val_* those of the final model.
@@ -181,7 +195,7 @@ class Training:
         self._saved = time.monotonic()
 
     def _look_at_limits(self) -> None:
-        stopped = self._ended == _STOPPED
+        stopped = self._ended == STOPPED
         found = end_of_run(self._run.settings, self.position, self._seconds_before, stopped=stopped)
         self._ended = found or self._ended
 
@@ -208,9 +222,9 @@ class Training:
         agreed = self._agree(Stretch(), 0)
         self._look_at_limits()
         if self._model.stop_training:
-            self._ended = self._ended or _STOPPED
+            self._ended = self._ended or STOPPED
         if agreed.time_is_up:
-            self._ended = self._ended or _time_is_up(self._run.settings.max_time)
+            self._ended = self._ended or time_is_up(self._run.settings)
         if not self._ended:
             self._stop_if(agreed.stop)
 
@@ -240,9 +254,6 @@ class Training:
         cuts = [settings.max_steps] if settings.max_steps else []
         if settings.checkpoint_steps:
             cuts.append((steps // settings.checkpoint_steps + 1) * settings.checkpoint_steps)
-        if settings.profiled_steps:
-            first, last = settings.profiled_steps
-            cuts += [first - 1, last]
         return min((cut - steps for cut in cuts if cut > steps), default=self._stretch)
 
     def _advance(self, sizes: Sequence[int], seconds: float, stretch: Stretch) -> None:
@@ -263,7 +274,7 @@ class Training:
         chief = cluster.is_chief
         # Clocks differ between machines, and so would the times at which a checkpoint is due.
         minutes = 0.0 if settings.deterministic else settings.checkpoint_minutes
-        diverged = [0.0] * cluster.num_workers
+        diverged = [0.0] * len(self._run.processes)
         if stretch.diverged is not None:
             diverged[self._run.process] = self.position.steps - count + stretch.diverged + 1
         seconds = self._seconds_before + now - self._started
@@ -293,7 +304,7 @@ class Training:
             ends.append(done)
         before = self.position.steps - ends.index(self.position.examples)  # number of the plan's first step
         source = self._run.step_source(plan, step - before, process)
-        where = f" on {self._run.processes[process]}" if self._run.cluster.num_workers > 1 else ""
+        where = f" on {self._run.processes[process]}" if len(self._run.processes) > 1 else ""
         raise DivergedError(
             f"the loss is not finite since step {step:,} (epoch {self.position.epoch + 1}){where}, whose "
             f"examples lie in {source}, or the update before it was too large; {self._way_out()}"
@@ -314,9 +325,9 @@ class Training:
             self._save()
             self._stop_if(True)
         if self._model.stop_training:
-            self._ended = _STOPPED
+            self._ended = STOPPED
         if agreed.time_is_up:
-            self._ended = _time_is_up(settings.max_time)
+            self._ended = time_is_up(settings)
         if settings.max_steps and self.position.steps >= settings.max_steps:
             self._ended = f"max_steps {settings.max_steps:,} reached"
         due = settings.checkpoint_steps and self.position.steps % settings.checkpoint_steps == 0
@@ -337,28 +348,10 @@ class Training:
             raise RestartError(f"asked to stop (SIGTERM): {saved}")
 
 
-def end_of_run(settings: TrainSettings, at: Position, seconds: float, *, stopped: bool) -> str:
-    """Returns why no step is left to train after so many seconds, or "" where one is.
-
-    `stopped` says whether a callback has stopped the training.
-    """
-    if at.epoch >= settings.epochs:
-        return f"the run has done its {settings.epochs} epochs"
-    if settings.max_steps and at.steps >= settings.max_steps:
-        return f"max_steps {settings.max_steps:,} reached"
-    if 0 < settings.max_time <= seconds:
-        return _time_is_up(settings.max_time)
-    return _STOPPED if stopped else ""
-
-
 def _stretch(steps: int, seconds: float, *, of: int = 0) -> int:
     """Returns the steps of about a second when `of` of them, or `steps`, took some; growth is bounded."""
     wanted = int((of or steps) * _SECONDS / max(seconds, 1e-6))
     return max(1, min(wanted, _GROWTH * steps))
-
-
-def _time_is_up(max_time: float) -> str:
-    return f"max_time {max_time:g} s is over"
 
 
 def _compiled_steps(model: keras.Model) -> int:

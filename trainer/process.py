@@ -10,22 +10,25 @@ import contextlib
 import functools
 import json
 import os
+import re
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from shardline.trainer import failures, progress
-from shardline.trainer.cluster import devices, health, meeting
+from shardline.trainer import crash, progress
+from shardline.trainer.cluster import meeting
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import Cluster, read_cluster
 from shardline.trainer.cluster.collectives import Collectives
 from shardline.trainer.cluster.meeting import Facts
-from shardline.trainer.cluster.peers import Peers
+from shardline.trainer.cluster.peers import Peers, watched
 from shardline.trainer.data.given import Given
-from shardline.trainer.errors import SettingsError, ShardlineError
+from shardline.trainer.errors import ModelError, RunError, SettingsError, ShardlineError
+from shardline.trainer.keras_compilation import describe_raised
 from shardline.trainer.parameter_server import run_server
 from shardline.trainer.settings import TrainSettings
 
@@ -42,7 +45,7 @@ def resolved(
     settings: TrainSettings, cluster: Cluster, environ: Mapping[str, str]
 ) -> tuple[TrainSettings, str]:
     """Returns the settings as this machine wants them, and the name of the strategy."""
-    if settings.strategy == "auto" and devices.asks_for_tpu(environ):
+    if settings.strategy == "auto" and strategies.asks_for_tpu(environ):
         settings = replace(settings, strategy="tpu")
     return settings, strategies.choose(settings, cluster)
 
@@ -52,26 +55,13 @@ def serves(cluster: Cluster, strategy_name: str) -> bool:
     return strategy_name == "parameter_server" and cluster.role in ("worker", "ps")
 
 
-@contextlib.contextmanager
-def joined(
-    settings: TrainSettings, cluster: Cluster, own: Facts
-) -> Iterator[tuple[Peers, tf.distribute.Strategy]]:
-    """Meets the peers, who must have the same facts, and creates the strategy with them."""
-    peers = Peers(cluster)
-    peers.meet(settings.startup_timeout, own)
-    strategy = strategies.create(settings, cluster)
-    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    with health.watched(cluster) if several else contextlib.nullcontext():
-        yield peers, strategy
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Process:
     """This process among those that train.
 
     Attributes:
-        settings: Those by which the strategy was made.
-        strategy_name: Its name in the settings, with "auto" resolved.
+        settings: Those by which the strategy was made, or those of a run.
+        strategy_name: Strategy's name in the settings, with "auto" resolved.
     """
 
     settings: TrainSettings
@@ -86,30 +76,28 @@ class Process:
         several: int = self.strategy.num_replicas_in_sync
         return 1 if self.strategy_name == "parameter_server" else several
 
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """Names of the processes that share each step, in TensorFlow's order: "chief-0", "worker-0"."""
+        several = self.strategy_name == "multi_worker_mirrored" and self.cluster.tasks
+        own = (self.cluster.name,)
+        return tuple(self.cluster.addresses)[: self.cluster.num_workers] if several else own
+
+    @property
+    def process(self) -> int:
+        """Number of this process among them."""
+        return self.processes.index(self.cluster.name)
+
     @functools.cached_property
     def collectives(self) -> Collectives:
         """Sums over the processes that share each step."""
-        return Collectives(self.strategy, self.number, self.workers)
-
-    @property
-    def workers(self) -> int:
-        """Number of the processes that share each step."""
-        return 1 if self.replicas == 1 else self.cluster.num_workers
-
-    @property
-    def number(self) -> int:
-        """Number of this process among those that share each step, in TensorFlow's order."""
-        return (
-            list(self.cluster.addresses).index(self.cluster.name)
-            if self.replicas > 1 and self.cluster.tasks
-            else 0
-        )
+        return Collectives(self.strategy, self.process, len(self.processes))
 
     def given(
         self, seed: int, batch_size: int | None, class_weight: Mapping[int, float] | None = None
     ) -> Given:
         """Returns how data that a program gives is read here."""
-        return Given(self.number, self.workers, self.replicas, seed, batch_size, class_weight)
+        return Given(self.process, len(self.processes), self.replicas, seed, batch_size, class_weight)
 
     def with_(self, model: Any) -> Process:
         """Returns this process as a model takes it, perhaps built before there was a strategy."""
@@ -123,12 +111,23 @@ class Process:
         except ShardlineError:
             raise
         except Exception as error:
-            raise self.peers.explain(error) or failures.explain(error) or error from error
+            raise self.peers.explain(error) or explain(error) or error from error
 
     @property
     def is_alone(self) -> bool:
         """Whether one device of one process trains."""
         return self.strategy_name == "one_device"
+
+
+@contextlib.contextmanager
+def joined(settings: TrainSettings, cluster: Cluster, name: str, own: Facts) -> Iterator[Process]:
+    """Meets the peers, who must have the same facts, and creates the strategy of a name with them."""
+    peers = Peers(cluster)
+    peers.meet(settings.startup_timeout, own)
+    strategy = strategies.create(settings, cluster)
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    with watched(cluster) if several else contextlib.nullcontext():
+        yield Process(settings=settings, cluster=cluster, peers=peers, strategy=strategy, strategy_name=name)
 
 
 _process: Process | None = None
@@ -171,7 +170,7 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
     gpus = len(tf.config.list_physical_devices("GPU"))
     facts = meeting.facts(chosen, "", gpus)
     try:
-        peers, strategy = stack.enter_context(joined(chosen, cluster, facts))
+        _process = stack.enter_context(joined(chosen, cluster, name, facts))
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise
@@ -180,11 +179,10 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
             "the first tensor or dataset is made, start the program with 'shardline launch --strategy', or "
             "give the data as a function"
         ) from None
-    _process = Process(chosen, cluster, peers, strategy, name)
     if cluster.tasks:
         atexit.register(_leave, stack, _process)
         if cluster.is_chief:
-            devices.announce(cluster, os.environ)
+            strategies.announce(cluster, os.environ)
             progress.say("train", f"{cluster}, strategy {name}")
     return _process
 
@@ -249,3 +247,50 @@ def _leave(stack: contextlib.ExitStack, process: Process) -> None:
     failed = getattr(sys, "last_value", None) is not None
     if process.strategy_name == "multi_worker_mirrored" and not failed:
         process.peers.leave(_FAREWELL_S)
+
+
+# What goes wrong in an op because of its inputs; anything else is of the machine, or of ours.
+_OF_INPUTS = (
+    tf.errors.DataLossError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    tf.errors.UnimplementedError,
+    tf.errors.UnknownError,
+)
+_STEPS = ("train_step", "test_step", "predict_step")
+_NODE = re.compile(r"Detected at node (?:while/)?(\S+) defined at")
+_STACK = re.compile(r" {2,}|Graph execution error|Detected at node|<stack traces")
+_AROUND = re.compile(
+    r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w*\](?: name: ?)?|Error in user-defined function.*? with iterator: \S+ "
+)
+_SHOWN_LETTERS = 300
+
+
+def explain(error: Exception) -> ShardlineError | None:
+    """Returns what an exception says about the user's model or data; None where it is about neither."""
+    if isinstance(error, OSError):
+        return crash.of_system(error)
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        return RunError(f"out of memory: {_words(error)}; use smaller batches or a smaller model")
+    if isinstance(error, _OF_INPUTS):
+        text = str(error)
+        if "IteratorGetNext" in text:
+            return SettingsError(f"the data cannot be read: {_words(error)}")
+        where = f" in {node[1]}" if (node := _NODE.search(text)) else ""
+        return ModelError(
+            f"a step of the model failed{where}: {_words(error)}; compare what the model returns with the "
+            "data, and the loss with both"
+        )
+    frames = traceback.extract_tb(error.__traceback__)
+    steps = [frame.name for frame in frames if frame.name in _STEPS]
+    if not steps:
+        return None
+    return ModelError(f"{steps[0]} of the model failed: {describe_raised(error)}")
+
+
+def _words(error: tf.errors.OpError) -> str:
+    """Returns TensorFlow's words without stacks of calls and the names of ops around them."""
+    text = _AROUND.sub("", str(error).partition("Traceback (most recent call last)")[0])
+    said = [one.strip() for one in text.splitlines() if one.strip() and not _STACK.match(one)]
+    return " ".join((said or ["?"])[0].split())[:_SHOWN_LETTERS]

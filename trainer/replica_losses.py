@@ -1,12 +1,15 @@
 """Losses over replicas: each loss and its metrics as one process with the whole batch would have them.
 
-Keras divides a loss by the number of replicas where it has averaged it itself, and only there.
+Keras divides a loss by the number of replicas where it has averaged it itself, and only there. What a process
+computes by itself of a model that several train together (`let_keras_compute`) is divided by none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +18,9 @@ import numpy as np
 import tensorflow as tf
 from keras.src.losses import loss as losses
 
+from shardline.trainer.errors import SettingsError
 from shardline.trainer.keras_internals import replaced
-from shardline.trainer.tensorflow_internals import own_replica
+from shardline.trainer.tensorflow_internals import has_several_workers, own_replica
 
 _replica = threading.local()
 
@@ -151,3 +155,59 @@ def _losses(model: keras.Model, batch: Any, rows: slice) -> np.ndarray[Any, Any]
         given = model(x, training=False)
         loss = model.compute_loss(x=x, y=y, y_pred=given, sample_weight=weight, training=False)
         return np.array([float(one) for one in (loss, *model.losses)])
+
+
+_COMPUTING = ("evaluate", "predict", "predict_on_batch", "test_on_batch")
+_TRAINING = ("fit", "train_on_batch")
+
+
+def let_keras_compute() -> None:
+    """Makes Keras' own methods do under a strategy of several workers what they do in one process.
+
+    There `evaluate` and `test_on_batch` fail (keras-team/keras#20585), and `predict` meets the others for
+    each batch (keras/src/backend/tensorflow/trainer.py, `_multi_worker_concat`). What trains is refused.
+    """
+    for names, do in ((_COMPUTING, _computed), (_TRAINING, _refused)):
+        for name in names:
+            setattr(keras.Model, name, _here(getattr(keras.Model, name), do))
+
+
+def _here(method: Callable[..., Any], do: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of Keras that `do` takes over where several workers have the model."""
+
+    @functools.wraps(method)
+    def call(model: keras.Model, *args: Any, **options: Any) -> Any:
+        # None of a model that was built outside of a strategy.
+        if has_several_workers(getattr(model, "_distribute_strategy", None)):
+            return do(method, model, *args, **options)
+        return method(model, *args, **options)
+
+    return call
+
+
+def _computed(method: Callable[..., Any], model: keras.Model, *args: Any, **options: Any) -> Any:
+    strategy = model.distribute_strategy
+    replica = own_replica(strategy)
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        """Lets variables be made, which may not be inside a replica."""
+        replica.__exit__(None, None, None)
+        try:
+            with strategy.scope():
+                yield
+        finally:
+            replica.__enter__()
+
+    alone = types.SimpleNamespace(
+        run=lambda step, args: step(*args), experimental_distribute_dataset=lambda data: data, scope=scope
+    )
+    with replica, undivided_losses(), replaced(model, "_distribute_strategy", alone):
+        return method(model, *args, **options)
+
+
+def _refused(method: Callable[..., Any], model: keras.Model, *args: Any, **options: Any) -> Any:
+    raise SettingsError(
+        f"{method.__name__} of Keras would train {model.name!r} on each process by itself, apart from the "
+        "others; train it with shardline.fit, which takes the same arguments"
+    )

@@ -17,7 +17,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from shardline.trainer import files, progress
 from shardline.trainer.measurements import Measurements
@@ -232,35 +231,6 @@ class Board(keras.callbacks.TensorBoard):  # type: ignore[misc]  # keras has no 
             writer.flush()
         for directory in (self._train_dir, self._val_dir):
             sync_events(Path(directory))
-
-
-class Profile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Profiles the steps first..last, before and after which the loop looks up. For the chief alone."""
-
-    def __init__(self, directory: Path, counters: Counters, first: int, last: int):
-        super().__init__()
-        self._directory = str(directory)
-        self._counters = counters
-        self._first = first
-        self._last = last
-        self._running = False
-
-    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Starts the profile before its first step."""
-        if not self._running and self._counters.steps == self._first - 1:
-            tf.profiler.experimental.start(self._directory)
-            self._running = True
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Ends it after its last."""
-        if self._counters.steps >= self._last:
-            self.on_train_end(logs)
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        """Ends it where the run ends earlier."""
-        if self._running:
-            tf.profiler.experimental.stop()
-            self._running = False
 
 
 class TuningMetric(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types

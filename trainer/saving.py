@@ -1,11 +1,18 @@
-"""Saved models: written by all replicas together and kept by the chief, loaded safely, and warm starts."""
+"""Saved models: written by all replicas together and kept by the chief, loaded safely, and warm starts.
+
+Layers that a model function has adapted to the training split hold what no optimizer changes. Vocabularies
+are no weights: of two runs whose weights agree in their shapes a word may have another number.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import zipfile
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -13,7 +20,8 @@ from shardline.trainer import files, models, plugins
 from shardline.trainer.data.features import LABEL
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import reason, refuse_lambda, saveable
-from shardline.trainer.models import adapted, import_string
+from shardline.trainer.keras_internals import all_layers
+from shardline.trainer.models import import_string
 from shardline.trainer.models.head import Heads, is_head
 
 MODEL_FILE = "model.keras"
@@ -125,7 +133,7 @@ def warm_start(model: keras.Model, path: str) -> None:
             )
     for theirs, ours in pairs:
         ours.assign(keras.ops.convert_to_numpy(theirs))
-    adapted.copy(source, model, str(file))
+    _copy_adapted(source, model, str(file))
 
 
 def _model_file(path: Path) -> Path:
@@ -143,3 +151,54 @@ def _model_file(path: Path) -> Path:
 def _describe(weight: keras.Variable | None) -> str:
     # Its path begins with names that Keras numbers as they come, dense_3, so the last part has to do.
     return "missing" if weight is None else f"{weight.name} {tuple(weight.shape)}"
+
+
+def adapted_layers(model: keras.Model, *, numbers: bool = False) -> dict[str, str]:
+    """Returns what a run that goes on must have found in its data again; nothing without such layers.
+
+    Means and variances are weights, which a checkpoint gives back: they are in it where `numbers` says so.
+    """
+    facts: list[Any] = [_vocabulary(layer) for layer in _lookups(model)]
+    facts += [list(layer.bin_boundaries) for layer in _layers(model, keras.layers.Discretization)]
+    if numbers:
+        normalizations = _layers(model, keras.layers.Normalization)
+        facts += [[keras.ops.convert_to_numpy(one).tolist() for one in n.weights] for n in normalizations]
+    if not facts:
+        return {}
+    text = json.dumps(facts, default=str)
+    return {"adapted layers": "sha256:" + hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+def _copy_adapted(source: keras.Model, model: keras.Model, origin: str) -> None:
+    """Gives a model the vocabularies of another, whose weights it has, and uses its means and variances.
+
+    Raises ModelError when they are not alike; `origin` names the other.
+    """
+    theirs, ours = _lookups(source), _lookups(model)
+    if [type(layer) for layer in theirs] != [type(layer) for layer in ours]:
+        raise ModelError(
+            f"{origin} has {len(theirs)} vocabularies and the model {len(ours)}: a column has too many "
+            "values for one now, or had before; train without initial_model"
+        )
+    for one, other in zip(theirs, ours, strict=True):
+        if _vocabulary(one) != _vocabulary(other):
+            other.set_vocabulary(one.get_vocabulary(include_special_tokens=False))
+    refresh_adapted(model)
+
+
+def refresh_adapted(model: keras.Model) -> None:
+    """Makes layers compute with means and variances that have been given to them as weights."""
+    for layer in _layers(model, keras.layers.Normalization):
+        layer.finalize_state()
+
+
+def _lookups(model: keras.Model) -> list[Any]:
+    return _layers(model, keras.layers.StringLookup, keras.layers.IntegerLookup)
+
+
+def _layers(model: keras.Model, *kinds: type) -> list[Any]:
+    return [layer for layer in all_layers(model) if isinstance(layer, kinds)]
+
+
+def _vocabulary(layer: Any) -> list[str]:
+    return [str(word) for word in layer.get_vocabulary()]

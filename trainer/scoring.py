@@ -14,7 +14,7 @@ from shardline.trainer.data.given import Batches, check_numbers
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.fit import verbosity
 from shardline.trainer.keras_compilation import patches_undone, weigh_output_losses
-from shardline.trainer.models.given import BuildModel, built
+from shardline.trainer.models.build import BuildModel, built
 from shardline.trainer.process import OF_STRATEGY, Process, check_options, this_process
 from shardline.trainer.step import Evaluation, Logs
 
@@ -60,7 +60,7 @@ def evaluate(
         with patches_undone(compiled):
             with process.strategy.scope():
                 weigh_output_losses(compiled)
-            batches = found.distribute(process.strategy, process.number, process.workers)
+            batches = found.distribute(process.strategy, process.process, len(process.processes))
             evaluation = Evaluation(compiled, process.strategy, batches, found.steps)
             evaluation.begin()
             for count in _looks(found.steps, process, shown):
@@ -144,7 +144,7 @@ def _looks(steps: int, process: Process, verbose: int) -> Iterator[int]:
 def _predicted(process: Process, model: keras.Model, data: Batches, looks: Iterator[int]) -> Iterator[Any]:
     """Yields what this process's replicas say of their parts of each batch, one behind the other."""
     strategy = process.strategy
-    batches = iter(data.distribute(strategy, process.number, process.workers))
+    batches = iter(data.distribute(strategy, process.process, len(process.processes)))
 
     @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
     def step(batches: Any) -> Any:

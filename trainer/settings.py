@@ -16,19 +16,21 @@ STRATEGIES = (
     "auto",
     "one_device",
     "mirrored",
-    "central_storage",
     "multi_worker_mirrored",
     "parameter_server",
     "tpu",
 )
 COMMUNICATIONS = ("auto", "tcp", "ring", "nccl")
 
+#: The settings that name places, which may differ from machine to machine: what is there is compared.
+PLACES = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir")
+
 #: The settings that take one of some words.
 CHOICES = {
     "strategy": STRATEGIES,
     "communication": COMMUNICATIONS,
-    "gradient_compression": ("none", "bfloat16", "float16"),
-    "shard_policy": ("auto", "file", "data", "off"),
+    "gradient_compression": ("none", "bfloat16"),
+    "shard_policy": ("auto", "file", "data"),
     "cache": ("auto", "memory", "off"),
     "jit_compile": ("auto", "on", "off"),
     "precision": ("float32", "bfloat16", "float16"),
@@ -106,15 +108,10 @@ class TrainSettings:
         "TensorFlow's own ring or nccl.",
     ] = "auto"
     gradient_compression: Annotated[str, "Type in which gradients travel; none is float32, exact."] = "none"
-    averaging_steps: Annotated[
-        int,
-        "Steps that each worker takes by itself until weights are averaged (local SGD, another "
-        "algorithm); 0 exchanges the gradients of every step.",
-    ] = 0
     shard_policy: Annotated[
         str,
         "How data reaches the workers: file, whole shards to each; data, each keeps its share of all "
-        "records; auto, file where shards can be dealt out evenly; off, without a common order.",
+        "records; auto, file where shards can be dealt out evenly.",
     ] = "auto"
     cache: Annotated[
         str,
@@ -147,11 +144,9 @@ class TrainSettings:
         int, "Logical devices into which this machine's CPU is divided; 0 leaves it whole."
     ] = 0
     histograms: Annotated[int, "Epochs between TensorBoard histograms of the weights; 0 for none."] = 0
-    profile_steps: Annotated[str, 'First and last profiled step for TensorBoard, "10,20"; "" for none.'] = ""
+    profile_steps: Annotated[str, 'First and last step that TensorBoard profiles, "10,20"; "" for none.'] = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.jit_compile, bool):  # of settings that are older than auto
-            object.__setattr__(self, "jit_compile", "on" if self.jit_compile else "off")
         check_types(self)
         for field_ in fields(self):
             self._check_range(field_.name, getattr(self, field_.name))
@@ -170,15 +165,11 @@ class TrainSettings:
             raise SettingsError(
                 f"unfreeze_at_epoch {self.unfreeze_at_epoch} never comes: the run has {self.epochs} epochs"
             )
-        if self.averaging_steps and self.gradient_accumulation_steps > 1:
-            raise SettingsError(
-                "averaging_steps and gradient_accumulation_steps exclude each other; give one of them"
-            )
         if self.transform and self.class_weights:
             raise SettingsError(
                 "transform and class_weights exclude each other: return the weights from transform"
             )
-        _ = self.profiled_steps
+        self._check_profile_steps()
 
     def _check_range(self, name: str, value: Any) -> None:
         # `fit`, which has no name of a dataset, trains no epoch if asked to, as Keras does.
@@ -193,20 +184,15 @@ class TrainSettings:
         chosen = {name: getattr(self, name) for name in ("learning_rate", "label_smoothing")}
         return {**{name: value for name, value in chosen.items() if value}, **self.hparams}
 
-    @property
-    def profiled_steps(self) -> tuple[int, int] | None:
-        """First and last profiled step, from 1."""
-        if not self.profile_steps:
-            return None
+    def _check_profile_steps(self) -> None:
         try:
-            first, last = (int(text) for text in self.profile_steps.split(","))
+            first, last = (int(text) for text in (self.profile_steps or "1,1").split(","))
         except ValueError:
             first, last = 0, 0
         if not 1 <= first <= last:
             raise SettingsError(
                 f"profile_steps takes a first and a last step such as 10,20, got {self.profile_steps!r}"
             )
-        return first, last
 
 
 def flag_of(setting: str) -> str:

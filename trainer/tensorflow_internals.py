@@ -111,6 +111,18 @@ def keep_iterator(batches: Iterator[Any]) -> Iterator[Any]:
     return batches
 
 
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset without the thread that tunes it, which sleeps up to a minute between two looks.
+
+    Whoever lets go of an iterator waits until it wakes. Without it AUTOTUNE means as many calls as cores.
+    """
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 def check_peer(task: str, timeout_ms: int) -> None:
     """Raises a tf.errors.OpError unless the TensorFlow of a task ("/job:worker/replica:0/task:1") answers.
 
@@ -302,25 +314,6 @@ def seed_by_process(strategy: tf.distribute.Strategy) -> None:
     if seed is not None and isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         replica = strategy.extended._get_replica_id_in_sync_group(0)
         tf.compat.v1.set_random_seed((seed + replica * 0x9E3779B1) % 2**31)
-
-
-def assign_in_replica(
-    strategy: tf.distribute.Strategy, variables: Sequence[Any], values: Sequence[tf.Tensor]
-) -> None:
-    """Assigns values to mirrored tf.Variables inside a replica, as Keras' optimizers do.
-
-    Their own `assign` refuses to in a replica context (keras/src/backend/tensorflow/optimizer.py,
-    `_distributed_tf_update_step`).
-    """
-    import tensorflow as tf
-
-    def assign(strategy: tf.distribute.Strategy, *values: Any) -> None:
-        for variable, value in zip(variables, values, strict=True):
-            strategy.extended.update(
-                variable, lambda target, new: target.assign(new), args=(value,), group=False
-            )
-
-    tf.__internal__.distribute.interim.maybe_merge_call(assign, strategy, *values)
 
 
 # Messages of tensorflow/python/distribute/coordinator/cluster_coordinator.py: the only news of a worker.

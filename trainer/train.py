@@ -19,25 +19,19 @@ import tensorflow as tf
 
 from shardline.trainer import evaluator, files, plugins, progress, saving
 from shardline.trainer.callbacks import Hooks, check_metrics, chief_reports, chosen_callbacks
-from shardline.trainer.checkpoint.changes import Record
-from shardline.trainer.checkpoint.identity import Identity, check_model_dir
+from shardline.trainer.checkpoint.identity import Identity, Record, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.checkpoint.store import Checkpoints
-from shardline.trainer.cluster import devices
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import Cluster, has_evaluator, read_cluster
 from shardline.trainer.cluster.meeting import facts
-from shardline.trainer.cluster.peers import Peers
 from shardline.trainer.data import faults, preparation
-from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.data.pipeline import Feed
-from shardline.trainer.dataset_run import DatasetRun, announce, load_data, write_settings
-from shardline.trainer.engine import Input, make_engine
+from shardline.trainer.engine import make_engine
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import weigh_output_losses
 from shardline.trainer.loop import Engine, Training
-from shardline.trainer.models import adapted
 from shardline.trainer.models.build import build, create_variables, model_function
 from shardline.trainer.models.export_check import check_export
 from shardline.trainer.models.interface import Interface, read_interface
@@ -50,10 +44,10 @@ from shardline.trainer.own_logs import Shapes
 from shardline.trainer.parameter_server import run_server
 from shardline.trainer.process import joined, resolved, serves
 from shardline.trainer.reports import Counters, as_json
-from shardline.trainer.resume import Beginning, begin
+from shardline.trainer.resume import Beginning
+from shardline.trainer.run import DatasetRun, Watchdog, announce, load_data, write_settings
 from shardline.trainer.settings import TrainSettings, output_dirs
 from shardline.trainer.step import Evaluation, Logs, metric_shapes
-from shardline.trainer.watchdog import Watchdog
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -65,7 +59,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     SIGTERM, when a checkpoint has been saved, a RestartError.
     """
     cluster = read_cluster(environ)
-    devices.announce(cluster, environ)
+    strategies.announce(cluster, environ)
     asked = settings
     if has_evaluator(environ):
         settings = replace(settings, evaluator=True)
@@ -84,30 +78,29 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         tf.config.experimental.enable_op_determinism()
     own = facts(asked, data, len(tf.config.list_physical_devices("GPU")))
     with contextlib.ExitStack() as stack:
-        peers, strategy = stack.enter_context(joined(settings, cluster, own))
-        watchdog = Watchdog(cluster.name, settings.stall_timeout)
+        process = stack.enter_context(joined(settings, cluster, name, own))
         run = DatasetRun(
             settings=settings,
             cluster=cluster,
-            checkpoints=dirs.checkpoints,
-            strategy=strategy,
+            peers=process.peers,
+            strategy=process.strategy,
             strategy_name=name,
-            replicas=1 if name == "parameter_server" else strategy.num_replicas_in_sync,
-            watchdog=watchdog,
+            checkpoints=dirs.checkpoints,
+            watchdog=Watchdog(cluster.name, settings.stall_timeout),
             dirs=dirs,
             manifest=manifest,
             scratch=stack.enter_context(_scratch(cluster)),
         )
-        with _explained(files.local_path(settings.dataset), manifest, peers):
+        with _explained(run):
             if cluster.role == "evaluator":
                 _evaluate(run)
                 return {}
-            stack.enter_context(watchdog)
+            stack.enter_context(run.watchdog)
             logs = _train(run, preemption)
         # A peer that leaves early would look like a failure to those that still write.
         run.collectives.barrier()
         if name == "multi_worker_mirrored":
-            peers.leave()
+            run.peers.leave()
     return logs
 
 
@@ -122,14 +115,15 @@ def _scratch(cluster: Cluster) -> Iterator[Path | None]:
 
 
 @contextlib.contextmanager
-def _explained(dataset: Path, manifest: Manifest, peers: Peers) -> Iterator[None]:
+def _explained(run: DatasetRun) -> Iterator[None]:
     """Says of an error from inside TensorFlow which record or which peer it comes from, where one does."""
     try:
         yield
     except SystemExit as exit:  # of a model's or a callback's own code: nothing is trained
         raise ModelError(f"the run's own code ended it: {plugins.describe(exit)}") from exit
     except (tf.errors.OpError, UnicodeDecodeError) as error:
-        raise faults.explain(error, dataset, manifest) or peers.explain(error) or error from error
+        directory = files.local_path(run.settings.dataset)
+        raise faults.explain(error, directory, run.manifest) or run.peers.explain(error) or error from error
 
 
 def _train(run: DatasetRun, preemption: Preemption) -> Logs:
@@ -148,16 +142,19 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
             engine.retrace()
 
     def engine(position: Position) -> Engine:
-        engines.append(_engine(run, model, feed, position))
+        validation = None
+        if "validation" in run.manifest.splits:
+            validation = replace(run.feed("validation"), forms=feed.forms, order=feed.order)
+        engines.append(make_engine(run, model, feed, validation, position))
         return engines[0]
 
     chosen = chosen_callbacks(run, model, frozen, retrace)
     hooks = Hooks(run, chosen, chief_reports(run, counters))
     record = Record.of(settings, run.replicas, learning_rates(model))
     beginning = Beginning(
-        run.manifest.fingerprint, record, adapted.identity(model, numbers=settings.evaluator)
+        run.manifest.fingerprint, record, saving.adapted_layers(model, numbers=settings.evaluator)
     )
-    training = begin(run, model, hooks, beginning, engine, counters=counters, preemption=preemption)
+    training = Training(run, model, hooks, beginning, engine, counters=counters, preemption=preemption)
     if settings.early_stopping or settings.tuning_metric:
         check_metrics(settings, chosen, _shown(model, training.engine))
     if chief:
@@ -174,7 +171,7 @@ def _evaluate(run: DatasetRun) -> None:
     feed = run.feed("validation")
     model, _, interface = _assemble(run, feed, run.preparation(), evaluate_only=True)
     feed = replace(feed, forms=interface.forms, order=interface.order)
-    evaluation = Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 0, 1), feed.plan.steps)
+    evaluation = Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 1), feed.steps)
     # An optimizer that was set up for training has variables that this one lacks: none are compared.
     identity = Identity(run.settings.model, run.manifest.fingerprint, {})
     evaluator.Evaluator(
@@ -208,7 +205,6 @@ def _assemble(
         interface = read_interface(
             model, info, transformed=bool(settings.transform), prepare=prepare, exported=exported
         )
-        strategies.check_model(run.strategy, model)
         frozen = None
         if not evaluate_only:
             tune_optimizer(model, settings, run.replicas)
@@ -225,27 +221,6 @@ def _assemble(
         if settings.initial_model:  # in the evaluator, too: vocabularies are in no checkpoint
             saving.warm_start(model, settings.initial_model)
     return model, frozen, interface
-
-
-def _engine(run: DatasetRun, model: keras.Model, feed: Feed, position: Position) -> Engine:
-    """Returns what trains the model from a position on and evaluates the validation split."""
-    strategy, epochs = run.strategy, run.settings.epochs
-    at, start = position.epoch, position.examples
-    training = Input(
-        lambda: feed.distribute(strategy, run.process, at, epochs, start),
-        lambda: feed.raw_dataset(at, epochs, start),
-        feed.decode,
-    )
-    if "validation" not in run.manifest.splits:
-        return make_engine(run, model, training, None)
-    split = replace(run.feed("validation"), forms=feed.forms, order=feed.order)
-    validation = Input(
-        lambda: split.distribute(strategy, run.process, 0, 1),
-        lambda: split.raw_dataset(0, 1),
-        split.decode,
-        split.plan.steps,
-    )
-    return make_engine(run, model, training, validation)
 
 
 def _shown(model: keras.Model, engine: Engine) -> Shapes:

@@ -145,7 +145,7 @@ def rehearse(
     tensorflow_internals.import_tensorflow()  # quietly
     from shardline.trainer.cluster.cluster import Cluster
     from shardline.trainer.cluster.strategy import choose
-    from shardline.trainer.dataset_run import check_splits
+    from shardline.trainer.run import check_splits
 
     started = time.monotonic()
     manifest = manifest or manifests.load_whole(dataset)
@@ -248,7 +248,6 @@ def _one_step(settings: TrainSettings, dataset: Path, model: Path, sample: Manif
         per_replica_batch_size=max(1, min(settings.per_replica_batch_size, records)),
         strategy="auto",
         communication="auto",
-        averaging_steps=0,
         cpu_devices=0,
         evaluator=False,
         jit_compile="off",

@@ -25,10 +25,9 @@ from shardline.components.validate.conversions import check_formats, convert
 from shardline.components.validate.training_keys import TrainingKeys
 from shardline.trainer import files
 from shardline.trainer.data import preparation
-from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.decode import Prepare, parse_batch
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_answers, to_quantiles
 from shardline.trainer.progress import say

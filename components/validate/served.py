@@ -28,7 +28,7 @@ from shardline.components.validate.signatures import DEFAULT, EXAMPLE, EXAMPLES,
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import ModelError
-from shardline.trainer.models.operations import check_saved_model
+from shardline.trainer.models.export_check import check_saved_model
 
 #: Number of requests that `measure_costs` uses.
 REQUESTS = 32

@@ -9,12 +9,18 @@ import keras
 import tensorflow as tf
 
 from shardline.components.validate.answers import THRESHOLD, name_outputs, name_plainly
-from shardline.trainer.data.decode import Inputs, decode_batch, decode_image, encode_stored, parse_batch
+from shardline.trainer.data.decode import (
+    Inputs,
+    Prepare,
+    decode_batch,
+    decode_image,
+    encode_stored,
+    parse_batch,
+)
 from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.data.preparation import Prepare
+from shardline.trainer.models.export_check import check_operations
 from shardline.trainer.models.head import Heads, output_order, to_answers, to_quantiles
-from shardline.trainer.models.operations import check_operations
 from shardline.trainer.models.quantiles import quantiles_of_head
 
 #: What a client sends: encoded images, or the columns of a table by name.

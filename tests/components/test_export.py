@@ -28,7 +28,7 @@ from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.view import describe
 from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.models.build import build
-from shardline.trainer.models.operations import check_operations, check_saved_model
+from shardline.trainer.models.export_check import check_operations, check_saved_model
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
 
 RECORDS = {"train": 12, "validation": 6, "test": SAMPLES + 4}

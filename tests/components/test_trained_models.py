@@ -10,7 +10,6 @@ from shardline.components.validate import validation
 from shardline.components.validate.gate import Gate
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.errors import SettingsError
-from shardline.trainer.predict import predict
 from shardline.trainer.saving import load_model
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
@@ -76,6 +75,3 @@ def test_one_output_for_two_classes_is_served_as_two_probabilities(tmp_path, fro
     assert export["signatures"]["serving_default"]["outputs"]["probabilities"]["shape"] == [None, 2]
     assert export["max_difference"] < 1e-5
     assert export["softmax_added"] is False
-    ((labels,), (probabilities,)) = (one.values() for one in predict(tmp_path / "model.keras", data))
-    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
-    assert (probabilities.argmax(axis=1) == labels).mean() == pytest.approx(done.evaluation.accuracy)

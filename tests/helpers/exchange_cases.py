@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer import keras_internals
-from shardline.trainer.cluster import exchange, strategy
+from shardline.trainer.cluster import collectives, strategy
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, RingSummation, make_summation
 from shardline.trainer.replica_losses import exact_losses
@@ -191,7 +191,7 @@ def train(case, replicas_of, summation):
         sample = (np.zeros((1, 4), np.float32), np.zeros(1, np.int64))
         model._symbolic_build(data_batch=sample)
     config = model.get_compile_config()
-    changed = exchange.GradientExchange(model, summation)
+    changed = collectives.GradientExchange(model, summation)
     assert model.get_compile_config() == config
     replicas = replicas_of.num_replicas_in_sync
 
@@ -271,7 +271,7 @@ def merged(replicas_of, summation):
         model = keras.Sequential(layers)
         model.compile(o.SGD(0.1, gradient_accumulation_steps=3), "mse")
         model._symbolic_build(data_batch=(np.zeros((1, 4), np.float32), np.zeros((1, 1), np.float32)))
-    exchange.GradientExchange(model, summation)
+    collectives.GradientExchange(model, summation)
     inputs = np.random.default_rng(5).normal(size=(8, 4)).astype(np.float32)
 
     def own(context):
@@ -281,7 +281,7 @@ def merged(replicas_of, summation):
     tf.function(lambda: replicas_of.run(lambda x: model.train_step((x, x[:, :1])) and None, args=(batch,)))()
     variables = [model.layers[0].moving_mean, keras_internals.accumulators(model)[2]]
     before = local_values(replicas_of, variables)
-    exchange.replica_merger(replicas_of, model)()
+    collectives.replica_merger(replicas_of, model)()
     after = local_values(replicas_of, variables)
     return {"before": before, "after": after}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_RESTART
+from shardline.trainer.errors import EXIT_BAD_INPUT
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
 
@@ -108,14 +107,6 @@ def test_programs_with_a_step_of_their_own_train_alike_on_two_processes(
     assert_close(chief, one)
 
 
-@pytest.mark.matrix  # of one process in the trainer's tests; that of two goes on as Keras' own step does
-def test_a_step_of_its_own_goes_on_to_the_bit_on_two_processes(tmp_path: Path) -> None:
-    whole = run(tmp_path, "own_step", part="whole")
-    run(tmp_path, "own_step", part="cut")
-    resumed = run(tmp_path, "own_step", part="resumed")
-    assert whole[0]["weights"] == whole[1]["weights"] == resumed[0]["weights"] == resumed[1]["weights"]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run(tmp_path_factory.mktemp("undisturbed"), "killed")
@@ -131,20 +122,6 @@ def test_what_was_killed_goes_on_to_the_bit(
     assert codes[survivor] == 1
     assert f"lost {victim} (127.0.0.1:" in outputs[survivor]
     assert run(tmp_path, "killed") == undisturbed
-
-
-@pytest.mark.matrix  # test_launch asks for the same of a program that fits
-def test_processes_that_are_told_to_stop_save_and_go_on(
-    tmp_path: Path, undisturbed: list[dict[str, Any]]
-) -> None:
-    codes, outputs = finish(start(tmp_path, "killed", kill=NAMES[1], sign="SIGTERM"))
-    assert codes == [EXIT_RESTART, EXIT_RESTART], outputs
-    assert re.findall(r"train: BatchNormalization \((.*)\) .* synchronized=True", outputs[0]) == ["of_a_part"]
-    for output in outputs:
-        assert "Traceback" not in output
-        assert output.count("train: error: asked to stop (SIGTERM): a checkpoint was saved at step") == 1
-    # Statistics that each replica keeps are averaged at a checkpoint: their last bit may differ here.
-    assert_close(run(tmp_path, "killed"), undisturbed, tolerance=1e-7)
 
 
 def test_each_process_reads_a_part_of_its_own_where_the_data_asks_for_it(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from sklearn.datasets import load_digits
 
 from tests.helpers import replicas
-from tests.helpers.jobs import eventually
 
 pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(240)]
 
@@ -56,29 +54,3 @@ def test_two_processes_end_as_one(tmp_path: Path, digits: Path, name: str) -> No
         # Adam makes a step of its own size, 1e-3, of the rounding of a gradient that is nearly zero.
         np.testing.assert_allclose(two, one, atol=5e-3 if name == "kubeflow_mnist" else 1e-5)
         assert np.median(np.abs(two - one)) < 1e-4
-
-
-@pytest.mark.matrix  # as fit does of itself
-def test_a_killed_program_goes_on_to_the_bit(tmp_path: Path, digits: Path) -> None:
-    more = ["--steps", 25, "--epochs", 6, "--logs", tmp_path / "logs"]
-    replicas.run(command("kubeflow_mnist", digits, tmp_path / "whole.keras", *more), 2)
-
-    parts = command(
-        "kubeflow_mnist", digits, tmp_path / "parts.keras", *more, "--checkpoints", tmp_path / "checkpoints"
-    )
-    processes = replicas.start(parts, 2)
-    try:
-        eventually(lambda: list(tmp_path.glob("checkpoints/*.index")), 60)
-        processes[1].kill()
-        outputs = [process.communicate(timeout=60)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [1, -signal.SIGKILL]
-    assert "lost worker-0" in outputs[0]
-
-    assert "resuming after step" in replicas.run(parts, 2)[0]
-    for whole, again in zip(
-        weights(tmp_path / "whole.keras"), weights(tmp_path / "parts.keras"), strict=True
-    ):
-        np.testing.assert_array_equal(whole, again)

@@ -1,16 +1,15 @@
 """Replicas that are told to stop, or killed, at any step: the job goes on with the very next example."""
 
 import json
-import signal
 
 import numpy as np
 import pytest
 
 from shardline.trainer import progress
-from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_RESTART
+from shardline.trainer.errors import EXIT_BAD_INPUT
 from shardline.trainer.saving import load_model
 from tests.helpers import replicas
-from tests.helpers.datasets import write_dataset, write_labelled
+from tests.helpers.datasets import write_dataset
 from tests.helpers.history import read_history
 
 pytestmark = pytest.mark.multiworker
@@ -95,43 +94,6 @@ def test_killed_replicas_name_the_dead_and_end_with_the_same_bytes(dataset, undi
     assert codes == [0, 0]
     assert "resuming after step" in outputs[0]
     assert_same(tmp_path, undisturbed)
-
-
-@pytest.mark.matrix  # of one process and in the trainer's tests of what is adapted: the same state
-@pytest.mark.parametrize(("labels", "model"), [("two", "text"), ("multilabel", "mlp"), ("regression", "mlp")])
-def test_a_killed_run_ends_with_the_same_bytes_for_every_kind_of_label(tmp_path, labels, model):
-    """Vocabularies and means of the training split are the same in the run that goes on."""
-    dataset = tmp_path / "data"
-    write_labelled(dataset, labels, records={"train": 128, "validation": 25, "test": 8}, shards=4)
-    codes, outputs = finish(start(dataset, tmp_path / "whole", model, ""))
-    assert codes == [0, 0], outputs
-    jobs = start(dataset, tmp_path / "parts", model, "")
-    wait_for_step(jobs[0], 10)
-    jobs[0].kill()
-    finish(jobs, seconds=30)
-    codes, outputs = finish(start(dataset, tmp_path / "parts", model, ""))
-
-    assert codes == [0, 0]
-    assert "resuming after step" in outputs[0]
-    assert_same(tmp_path / "parts", tmp_path / "whole")
-
-
-@pytest.mark.matrix  # test_launch asks for the same of a program that fits, test_rehearsals of a job
-def test_sigterm_of_one_replica_saves_and_ends_all_with_restart_me(dataset, undisturbed, tmp_path):
-    jobs = start(dataset, tmp_path)
-    wait_for_step(jobs[0], 17)
-    jobs[1].send_signal(signal.SIGTERM)
-    codes, outputs = finish(jobs)
-
-    assert codes == [EXIT_RESTART, EXIT_RESTART]
-    assert "a checkpoint was saved at step" in outputs[0]
-    saved = [int(path.stem.removeprefix("ckpt-")) for path in tmp_path.glob("checkpoints/*.index")]
-    assert max(saved) >= 17
-    assert finish(start(dataset, tmp_path))[0] == [0, 0]
-    # Statistics that each replica keeps are averaged at a checkpoint: their last bit may differ here.
-    for one, other in zip(state(tmp_path)[0], state(undisturbed)[0], strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
-    assert [row["examples"] for row in state(tmp_path)[1]] == ["128"] * EPOCHS
 
 
 def test_a_loss_that_is_not_finite_on_one_worker_stops_all_and_names_its_shards(dataset, tmp_path):

@@ -45,15 +45,6 @@ def test_a_job_survives_the_loss_of_a_parameter_server_and_of_a_worker(dataset, 
     assert [row["examples"] for row in read_history(tmp_path)] == ["256"] * 8
 
 
-@pytest.mark.matrix  # above the chief ends, and comes back, with its parameter server
-def test_a_job_with_a_parameter_server_survives_the_loss_of_its_chief(dataset, tmp_path):
-    output = train(dataset, tmp_path, "--replicas", 2, "--ps", 1, *kill(("chief", 80)))
-
-    assert "chief-0 was killed by SIGKILL" in output
-    assert output.count("resuming after step") == 1
-    assert [row["examples"] for row in read_history(tmp_path)] == ["256"] * 8
-
-
 def test_a_preempted_worker_costs_nothing_and_the_evaluator_sees_every_epoch(dataset, tmp_path):
     output = train(dataset, tmp_path, "--replicas", 2, "--evaluator", "--inject", "preempt:worker:0@step=20")
 

@@ -112,8 +112,8 @@ def test_two_workers_equal_one_for_every_kind_of_label(tmp_path, labels, model, 
     ("strategy", "precision"),
     [
         pytest.param("multi_worker_mirrored", "float16", marks=pytest.mark.matrix),
+        ("mirrored", "bfloat16"),
         pytest.param("mirrored", "float16", marks=pytest.mark.matrix),
-        ("central_storage", "bfloat16"),  # it refuses float16
     ],
 )
 def test_every_synchronous_strategy_learns_in_half_precision(dataset, tmp_path, strategy, precision):

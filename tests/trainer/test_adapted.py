@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import pytest
 
+from shardline.trainer import saving
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.view import describe
 from shardline.trainer.errors import ModelError, SettingsError
-from shardline.trainer.models import adapted
 from shardline.trainer.models.build import build
 from shardline.trainer.saving import load_model, warm_start
 from shardline.trainer.settings import TrainSettings
@@ -50,7 +50,7 @@ def trained(table, tmp_path_factory):
 
 
 def vocabulary(model):
-    (lookup,) = adapted._lookups(model)
+    (lookup,) = saving._lookups(model)
     return lookup.get_vocabulary()
 
 

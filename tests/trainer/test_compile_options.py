@@ -10,11 +10,10 @@ import tensorflow as tf
 from shardline.trainer import engine
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data.manifest import load
-from shardline.trainer.engine import Input
+from shardline.trainer.engine import own_statistics
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.keras_internals import build_symbolically
 from shardline.trainer.models.build import build
-from shardline.trainer.one_process import own_statistics
 from shardline.trainer.optimizers import ScaledWarmup, learning_rates, tune_optimizer
 from shardline.trainer.replica_losses import takes_batch_as_one
 from shardline.trainer.settings import TrainSettings
@@ -60,7 +59,7 @@ def test_what_parameter_servers_cannot_do_is_refused(dataset, name, option):
         settings=settings(dataset), strategy_name="parameter_server", strategy=None, manifest=load(dataset)
     )
     with pytest.raises(ModelError, match=rf"compile\({option}=True\) needs .*has parameter_server"):
-        engine.make_engine(run, model, Input(lambda: None, lambda: None), None)
+        engine.make_engine(run, model, None, None, None)
 
 
 def test_xla_cannot_compile_what_runs_eagerly(dataset):
@@ -118,7 +117,6 @@ def test_settings_are_applied_to_each_of_several_optimizers(dataset):
     ("optimizer", "changes", "message"),
     [
         (None, {"warmup_steps": 3}, "warmup_steps needs a model that is compiled with an optimizer"),
-        (None, {"averaging_steps": 3}, "averaging_steps needs a model that is compiled with an optimizer"),
         (
             None,
             {"unfreeze_at_epoch": 2, "fine_tuning_learning_rate": 0.1},

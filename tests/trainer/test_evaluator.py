@@ -12,15 +12,11 @@ from shardline.trainer import evaluator as evaluations_module
 from shardline.trainer import evaluator as evaluator_module
 from shardline.trainer import progress
 from shardline.trainer.checkpoint.identity import Identity
-from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.evaluator import BEST_FILE, Evaluations, Evaluator, wait_for_last
-from shardline.trainer.settings import TrainSettings
 from shardline.trainer.step import Evaluation, metric_shapes
-from shardline.trainer.train import train
-from tests.helpers.datasets import write_dataset
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3.0, 2.0, (22, 4)).astype(np.float32)
@@ -207,21 +203,6 @@ def test_an_evaluator_ends_when_its_chief_is_gone(world):
     with progress.sink(lambda event: world.said.append(event.text)):
         evaluator.run(0.2)
     assert world.evaluations.steps() == [3]
-    assert world.said[-1] == "no sign of life from the chief for 0.2 s: the evaluator ends"
-
-
-def test_an_evaluator_works_beside_workers_that_average_their_weights(world, tmp_path):
-    write_dataset(tmp_path / "data")
-    task = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "evaluator", "index": 0}}
-    settings = TrainSettings(
-        dataset=str(tmp_path / "data"),
-        model="tests.helpers.models:plain",
-        model_dir=str(tmp_path / "out"),
-        averaging_steps=4,
-        startup_timeout=0.2,
-    )
-    with progress.sink(lambda event: world.said.append(event.text)):
-        assert train(settings, {"TF_CONFIG": json.dumps(task)}, Preemption(settings.grace_period)) == {}
     assert world.said[-1] == "no sign of life from the chief for 0.2 s: the evaluator ends"
 
 

@@ -80,10 +80,6 @@ def lists() -> Any:
     return x.tolist(), y.tolist()
 
 
-def by_generator() -> Any:
-    yield from [numbers()] * 3
-
-
 def broken() -> tf.data.Dataset:
     def examples() -> Any:
         yield numbers()
@@ -124,39 +120,28 @@ VALIDATED = {"validation_data": numbers()}
 
 ARGUMENTS = [
     ({"epochs": -2}, "epochs must be a whole number of at least 0, not -2"),
-    ({"epochs": "3"}, "epochs must be a whole number of at least 0, not '3'"),
-    ({"epochs": 2.5}, "epochs must be a whole number of at least 0, not 2.5"),
     ({"epochs": True}, "epochs must be a whole number of at least 0, not True"),
     ({"epochs": 3, "initial_epoch": 3}, "initial_epoch must be 0..2, below epochs 3, not 3: epochs is the"),
     ({"initial_epoch": -1}, "initial_epoch must be a whole number of at least 0, not -1"),
     ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
-    ({"batch_size": 8.0}, "batch_size must be a whole number of at least 1, not 8.0"),
-    ({"steps_per_epoch": 0}, "steps_per_epoch must be a whole number of at least 1, not 0"),
     ({"steps_per_epoch": COUNT / 16}, "steps_per_epoch must be a whole number of at least 1, not 3.125"),
     ({"validation_steps": 0, **VALIDATED}, "validation_steps must be a whole number of at least 1, not 0"),
     ({"validation_batch_size": -1, **VALIDATED}, "validation_batch_size must be a whole number of at least"),
-    ({"validation_freq": 0, **VALIDATED}, "validation_freq must be a whole number of at least 1, not 0"),
     ({"validation_freq": [0, 2], **VALIDATED}, "validation_freq must be a whole number of at least 1, not 0"),
     ({"validation_freq": "2", **VALIDATED}, "validation_freq must be a whole number of at least 1, not '2'"),
     ({"validation_split": 1.5}, "validation_split must be a number between 0 and 1, not 1.5"),
-    ({"validation_split": -0.1}, "validation_split must be a number between 0 and 1, not -0.1"),
     ({"validation_split": "0.1"}, "validation_split must be a number between 0 and 1, not '0.1'"),
     ({"validation_split": 0.999}, "validation_split 0.999 of 50 examples leaves none of one part"),
     ({"verbose": "much"}, "verbose must be \"auto\", 0, 1 or 2, not 'much'"),
-    ({"verbose": 3}, 'verbose must be "auto", 0, 1 or 2, not 3'),
     ({"shuffle": "batch"}, "shuffle must be true or false, not 'batch'"),
-    ({"learning_rate": 1}, "fit has no argument 'learning_rate'; options are averaging_steps, .*strategy"),
+    ({"learning_rate": 1}, "fit has no argument 'learning_rate'; options are checkpoint_minutes, .*strategy"),
     ({"sample_weight": [1]}, r"no argument 'sample_weight'; give train_data=\(x, y\) or \(x, y, sample_wei"),
-    ({"y": [1]}, r"no argument 'y'; give train_data=\(x, y\)"),
     ({"checkpoint_steps": "5"}, "checkpoint_steps must be a whole number, got '5'"),
     ({"strategy": "two_device"}, "unknown strategy 'two_device'; there are auto, one_device"),
-    ({"seed": -1}, "seed must not be negative, got -1"),
     ({"callbacks": [print]}, "callbacks has to be a list of keras.callbacks.Callback, it holds a builtin_fu"),
-    ({"callbacks": 3}, "callbacks has to be a list of keras.callbacks.Callback, it holds a int"),
     ({"callbacks": ["EarlyStopping"]}, "callbacks has to be a list .*, it holds a str"),
     ({"class_weight": {"cat": 1.0}}, "class_weight must be a dict of weights by the numbers .* 'cat': 1.0"),
     ({"class_weight": {0: "much"}}, "class_weight must be a dict .* has 0: 'much'"),
-    ({"class_weight": {0: -1.0}}, "class_weight must be a dict .* has 0: -1.0"),
     ({"class_weight": [1.0, 2.0]}, r"class_weight must be a dict of weights by class, not \[1.0, 2.0\]"),
     ({"validation_data": 3}, "validation_data is a int, which is no array; give arrays"),
 ]
@@ -176,12 +161,9 @@ def refused(error: type[Exception], message: str, *arguments: Any, **options: An
 DATA = {
     "none": (None, {}, "train_data is None; give a tf.data.Dataset, a function"),
     "loader": (Loader(), {}, "train_data is a Loader, which is no array; .*Dataset.from_generator"),
-    "generator": (by_generator(), {}, "train_data is a generator, which is no array; .*from_generator"),
     "lists": (lists(), {}, "train_data holds a float, which is no array; give arrays .*np.asarray"),
     "lengths": (with_y(np.zeros(3)), {}, "train_data has arrays of 50 and 3 examples; give as many in each"),
     "empty": ((np.zeros((0, 3)), np.zeros(0)), {}, "train_data has arrays of 0 and 0 examples; .* at least"),
-    "nothing": ((), {}, "train_data has arrays of no examples"),
-    "number": (np.float32(3), {}, "train_data is a float32, which is no array"),
     "objects": (
         with_y(np.array([{}] * COUNT)),
         {},
@@ -210,13 +192,8 @@ def by_xla() -> keras.Model:
     return line(jit_compile=True)
 
 
-def eager() -> keras.Model:
-    return line(run_eagerly=True)
-
-
 MODELS = {
     "uncompiled": (uncompiled, numbers(), "gives a model that is not compiled; call model.compile"),
-    "uncompiled_model": (uncompiled(), numbers(), "gives a model that is not compiled"),
     "no_function": (3, numbers(), "build_model is int, not a function or a keras.Model"),
     "nothing": (lambda: None, numbers(), "build_model gives NoneType, not a keras.Model"),
     "needing": (needing, numbers(), "build_model failed: TypeError: needing.. missing 1 required positional"),
@@ -225,9 +202,7 @@ MODELS = {
     "outputs": (line, with_y(np.zeros((COUNT, 2, 2))), r"cannot be built on batches .*\[32,2,2\], \[32,1\]"),
     "lengths": (line, uneven(), r"Incompatible shapes: \[8,1\] vs. \[16,1\]; compare what the model returns"),
     "lengths_by_xla": (by_xla, uneven(), "failed in .*/mse/sub: Incompatible shapes"),
-    "lengths_eagerly": (eager, uneven(), "a step of the model failed: Incompatible"),
     "labels": (classifier, with_y(np.full(COUNT, 7)), "label value of 7 which is outside the valid range"),
-    "texts": (line, (np.array(["a"] * COUNT), numbers()[1]), "cannot be built on batches"),
     "step": (failing_step, numbers(), r"train_step .*no attribute 'nothing' \(test_fit_refusals.py, line"),
 }
 
@@ -298,9 +273,3 @@ def test_a_sequence_of_batches_is_shuffled():
     ours = fitted(line, Sequence(), shuffle=True)
     in_order = fitted(line, Sequence())
     assert np.any(ours.model.get_weights()[0] != in_order.model.get_weights()[0])
-
-
-def test_a_class_that_does_not_occur_may_have_a_weight():
-    weights = {0: 2.0, 9: 5.0}
-    ours = fitted(classifier, classes(), batch_size=16, class_weight=weights)
-    check_alike(ours, fitted_by_keras(classifier, classes(), batch_size=16, class_weight=weights))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -115,11 +114,6 @@ def check_states(ours: keras.callbacks.History, whole: keras.callbacks.History) 
     [
         ("schedule", 5),
         ("plateau", 8),
-        *(
-            pytest.param(run, steps, marks=pytest.mark.matrix)
-            for run, steps in itertools.product(RUNS, (5, 8))
-            if (run, steps) not in (("schedule", 5), ("plateau", 8))
-        ),
     ],
 )
 def test_a_run_cut_by_its_number_of_steps_goes_on(run, steps, whole, tmp_path):
@@ -135,8 +129,6 @@ def test_a_run_cut_by_its_number_of_steps_goes_on(run, steps, whole, tmp_path):
     [
         ("scheduler", 10),
         ("none", 1),
-        pytest.param("schedule", 6, marks=pytest.mark.matrix),
-        pytest.param("plateau", 8, marks=pytest.mark.matrix),
     ],
 )
 def test_a_run_that_was_asked_to_stop_goes_on(run, step, whole, tmp_path):

@@ -14,25 +14,22 @@ from tests.helpers.history import read_history
 
 BATCH = 16
 
-# What the recorder of this process has seen, and the hook in which it stops the training.
+# What the recorder of this process has seen.
 SEEN = []
-STOP = {}
 
 
 @pytest.fixture(autouse=True)
 def nothing_seen():
     SEEN.clear()
-    STOP.clear()
 
 
 class Recorder(keras.callbacks.Callback):
-    """Notes every hook that is called, with its number and the names in its logs; may stop the training."""
+    """Notes every hook that is called, with its number and the names in its logs."""
 
-    def __init__(self, batches=True):
+    def __init__(self):
         super().__init__()
-        stages = ["train", "test"] if batches else []
         names = ["train_begin", "train_end", "test_begin", "test_end", "epoch_begin", "epoch_end"]
-        names += [f"{stage}_batch_{end}" for stage in stages for end in ("begin", "end")]
+        names += [f"{stage}_batch_{end}" for stage in ("train", "test") for end in ("begin", "end")]
         for name in names:
             setattr(self, f"on_{name}", self._note(name))
 
@@ -44,8 +41,6 @@ class Recorder(keras.callbacks.Callback):
             if name == "train_begin":
                 SEEN.append(("params", {key: self.params[key] for key in ("epochs", "steps")}))
             SEEN.append((name, *numbers, tuple(sorted(logs))))
-            if (name, *numbers) == STOP.get("at"):
-                self.model.stop_training = True
 
         return note
 
@@ -54,22 +49,14 @@ def recorder():
     return Recorder()
 
 
-def by_epoch():
-    return Recorder(batches=False)
-
-
-def compiled(dataset, steps=1, cls=keras.Model):
+def compiled(dataset, cls=keras.Model):
     keras.utils.set_random_seed(1)
     inputs = keras.Input(dataset.input_shape if dataset else (12, 12, 3), dtype="uint8")
     hidden = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))
     model = cls(inputs, keras.layers.Dense(3, activation="softmax")(hidden))
     metrics = ["accuracy"]
-    model.compile("sgd", "sparse_categorical_crossentropy", metrics=metrics, steps_per_execution=steps)
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=metrics)
     return model
-
-
-def by_two(dataset):
-    return compiled(dataset, steps=2)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -123,37 +110,12 @@ def run(dataset, out, model="compiled", callback="recorder", epochs=2, **changes
     return list(SEEN)
 
 
-@pytest.mark.parametrize("model", [compiled, own_logs, pytest.param(by_two, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("model", [compiled, own_logs])
 def test_every_hook_is_called_as_fit_calls_it(dataset, tmp_path, model):
     expected = fit(model(None), recorder(), epochs=2)
     assert len(expected) > 20
 
     assert run(dataset, tmp_path, model=model.__name__) == expected
-
-
-@pytest.mark.parametrize(
-    "at",
-    [
-        ("train_batch_begin", 0),
-        ("train_begin",),
-        pytest.param(("epoch_end", 0), marks=pytest.mark.matrix),
-        pytest.param(("train_batch_end", 2), marks=pytest.mark.matrix),
-        pytest.param(("test_end",), marks=pytest.mark.matrix),
-    ],
-    ids=str,
-)
-def test_a_training_that_a_hook_stops_ends_where_fit_ends(dataset, tmp_path, at, capsys):
-    STOP["at"] = at
-    expected = fit(compiled(None), recorder(), epochs=3)
-
-    assert run(dataset, tmp_path, epochs=3) == expected
-    assert "a callback has stopped it" in capsys.readouterr().out
-
-
-def test_without_hooks_of_every_step_the_metrics_are_looked_at_from_time_to_time(dataset, tmp_path):
-    expected = fit(compiled(None), by_epoch(), epochs=2)
-
-    assert run(dataset, tmp_path, callback="by_epoch") == expected
 
 
 def test_what_a_step_of_ones_own_returns_is_shown_and_kept(dataset, tmp_path, capsys):
@@ -185,16 +147,6 @@ def test_a_learning_rate_by_step_is_the_same_in_every_run(dataset, tmp_path):
     rows = [[row["loss"] for row in read_history(tmp_path / out)] for out in ("one", "two")]
     assert rows[0] == rows[1]
     assert [*range(6)] * 4 == SEEN
-
-
-def keras_own():
-    return [keras.callbacks.ProgbarLogger(), keras.callbacks.TerminateOnNaN(), keras.callbacks.History()]
-
-
-def test_callbacks_of_keras_find_what_they_need(dataset, tmp_path, capsys):
-    run(dataset, tmp_path, callback="keras_own")
-
-    assert "6/6 - " in capsys.readouterr().out
 
 
 def backup(directory):

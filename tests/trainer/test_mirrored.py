@@ -62,28 +62,27 @@ def test_what_is_equal_on_all_replicas_is_not_changed_by_averaging():
     """A third of three times a float32 is another number for one in seven."""
     program = (
         "import keras, numpy as np\n"
-        "from shardline.trainer.cluster import exchange, strategy\n"
+        "from shardline.trainer.cluster import collectives, strategy\n"
         "from shardline.trainer.cluster.cluster import Cluster\n"
         "from shardline.trainer.settings import TrainSettings\n"
         "made = strategy.create(TrainSettings(dataset='-', model='-', cpu_devices=3), Cluster())\n"
         "with made.scope():\n"
         "    model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50, trainable=False)])\n"
         "before = model.get_weights()\n"
-        "exchange.replica_merger(made, model)()\n"
+        "collectives.replica_merger(made, model)()\n"
         "np.testing.assert_array_equal(before[0], model.get_weights()[0])\n"
     )
     replicas.run(["-c", program], 1)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
-def test_logical_cpu_devices_are_the_replicas(strategy):
+def test_logical_cpu_devices_are_the_replicas():
     program = (
         "import json, tensorflow as tf\n"
         "from shardline.trainer.cluster import strategy\n"
         "from shardline.trainer.cluster.cluster import Cluster\n"
         "from shardline.trainer.cluster.collectives import Collectives\n"
         "from shardline.trainer.settings import TrainSettings\n"
-        f"settings = TrainSettings(dataset='-', model='-', strategy='{strategy}', cpu_devices=2)\n"
+        "settings = TrainSettings(dataset='-', model='-', strategy='mirrored', cpu_devices=2)\n"
         "made = strategy.create(settings, Cluster())\n"
         "total = Collectives(made).total([1, 2.5])\n"
         "print(json.dumps([type(made).__name__, made.num_replicas_in_sync, total]))\n"
@@ -94,6 +93,6 @@ def test_logical_cpu_devices_are_the_replicas(strategy):
 
     assert done.returncode == 0, done.stderr[-5000:]
     name, count, total = json.loads(done.stdout.splitlines()[-1])
-    assert name.lower().startswith(strategy.replace("_", ""))
+    assert name == "MirroredStrategy"
     assert count == 2
     assert total == [1.0, 2.5]  # a process counts once, however many replicas it has

@@ -219,16 +219,7 @@ def test_a_column_whose_values_never_come_again_is_said(capsys):
         ("city (of birth)/now", "mlp"),
         ("od280/od315_of_diluted_wines", "text"),
         ("dense", "mlp"),
-        *(
-            pytest.param(name, model, marks=pytest.mark.matrix)
-            for name, model in (
-                ("od280/od315_of_diluted_wines", "mlp"),
-                ("cast_1", "mlp"),
-                ("city (of birth)/now", "text"),
-                ("dense", "text"),
-                ("cast_1", "text"),
-            )
-        ),
+        ("cast_1", "text"),
     ],
 )
 def test_a_column_may_have_any_name(name, model, tmp_path):

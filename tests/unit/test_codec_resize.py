@@ -13,8 +13,7 @@ from PIL import Image
 
 from shardline.components.preprocess.images.codec import Codec
 from shardline.trainer.data.decode import decode_image
-from shardline.trainer.data.features import Feature
-from shardline.trainer.data.geometry import Placement, place
+from shardline.trainer.data.features import Feature, Placement, place
 from tests.helpers.images import encoded, opened, psnr, scene, turned
 
 MODES = ("crop", "pad", "stretch")

@@ -5,7 +5,7 @@ import importlib.metadata
 
 import pytest
 
-from shardline.trainer.cluster import devices
+from shardline.trainer.cluster import strategy
 from shardline.trainer.errors import RunError, SettingsError
 
 
@@ -15,9 +15,9 @@ def seen(monkeypatch):
 
     def set_models(*models):
         kinds = {"GPU": list(models), "TPU": []}
-        monkeypatch.setattr(devices.tf.config, "list_physical_devices", kinds.__getitem__)
+        monkeypatch.setattr(strategy.tf.config, "list_physical_devices", kinds.__getitem__)
         monkeypatch.setattr(
-            devices.tf.config.experimental, "get_device_details", lambda gpu: {"device_name": gpu}
+            strategy.tf.config.experimental, "get_device_details", lambda gpu: {"device_name": gpu}
         )
 
     return set_models
@@ -33,20 +33,20 @@ def seen(monkeypatch):
 )
 def test_names_the_gpus(seen, models, words):
     seen(*models)
-    assert devices.described() == words
+    assert strategy.described() == words
 
 
 @pytest.mark.parametrize(("cores", "words"), [({0}, "CPU, 1 core"), ({0, 3}, "CPU, 2 cores")])
 def test_names_the_cores_that_it_may_use(seen, monkeypatch, cores, words):
     seen()
-    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda pid: cores)
-    assert devices.described() == words
+    monkeypatch.setattr(strategy.os, "sched_getaffinity", lambda pid: cores)
+    assert strategy.described() == words
 
 
 @pytest.mark.parametrize("asked", ["", "1 NVIDIA_TESLA_T4", "4 TPU"])
 def test_what_was_given_is_there(seen, asked):
     seen("Tesla T4")
-    devices.check({"SHARDLINE_ACCELERATORS": asked})
+    strategy.check_devices({"SHARDLINE_ACCELERATORS": asked})
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_a_missing_gpu_is_a_mistake_only_where_no_machine_would_have_it(
     monkeypatch.setattr(importlib.metadata, "version", {"nvidia-cudnn-cu12": "9"}.get if cuda else missing)
     monkeypatch.setattr(ctypes, "CDLL", (lambda name: None) if driver else failing)
     with pytest.raises(error, match=f"was to have 1 NVIDIA_TESLA_T4, and TensorFlow .*{words}"):
-        devices.check({"SHARDLINE_ACCELERATORS": "1 NVIDIA_TESLA_T4"})
+        strategy.check_devices({"SHARDLINE_ACCELERATORS": "1 NVIDIA_TESLA_T4"})
 
 
 def test_fewer_gpus_than_were_given_are_refused(seen):
     seen("Tesla T4")
     with pytest.raises(RunError, match="was to have 2 NVIDIA_TESLA_T4, and TensorFlow sees 1 GPU"):
-        devices.check({"SHARDLINE_ACCELERATORS": "2 NVIDIA_TESLA_T4"})
+        strategy.check_devices({"SHARDLINE_ACCELERATORS": "2 NVIDIA_TESLA_T4"})
 
 
 def missing(name):

@@ -87,7 +87,6 @@ def test_elsewhere_a_worker_reads_all_shards_and_keeps_its_records(workers):
         ("auto", 1, 1, "file", "1 shard, 1 input worker:"),
         ("file", 4, 2, "file", "4 shards"),
         ("data", 4, 2, "data", "as asked for"),
-        ("off", 4, 3, "off", "as asked for"),
     ],
 )
 def test_a_policy_comes_with_its_reason(policy, shards, workers, name, reason):

@@ -10,10 +10,9 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer import progress
-from shardline.trainer.cluster import health, meeting, peers, ring
+from shardline.trainer.cluster import meeting, peers, ring
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.cluster.health import Health
-from shardline.trainer.cluster.peers import Peers
+from shardline.trainer.cluster.peers import Health, Peers
 from shardline.trainer.cluster.ring import LostPeerError
 from shardline.trainer.errors import ClusterError, RunError, SettingsError, ShardlineError
 from shardline.trainer.settings import TrainSettings
@@ -281,9 +280,9 @@ def late(task, timeout_ms):
 def test_only_who_is_silent_throughout_one_wait_is_lost(monkeypatch):
     """Silent once in each of two waits, an hour apart: between them it must have answered."""
     now = 5.0
-    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(health, "refuses", lambda address: False)
-    monkeypatch.setattr(health, "check_peer", late)
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(peers, "refuses", lambda address: False)
+    monkeypatch.setattr(peers, "check_peer", late)
     chief, _ = clusters(free_ports(2))
     looked = Health(chief, peer_timeout=60.0)
     looked.check(began=0.0)

@@ -63,7 +63,7 @@ def test_everybody_gets_the_same_sum(size, count):
         np.testing.assert_array_equal(own, found[0])
 
 
-@pytest.mark.parametrize("wire", [np.float32, ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("wire", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("size", [2, 3])
 def test_numbers_are_taken_from_where_they_lie(size, wire):
     """Arrays within a part, over the border of two, and at the end; around them what `values` has."""
@@ -83,56 +83,16 @@ def test_numbers_are_taken_from_where_they_lie(size, wire):
         np.testing.assert_array_equal(apart, found[0][0])
 
 
-@pytest.mark.parametrize(("wire", "tolerance"), [(ml_dtypes.bfloat16, 2**-7), (np.float16, 2**-9)])
-def test_shorter_numbers_on_the_way_are_added_up_whole(wire, tolerance):
+def test_shorter_numbers_on_the_way_are_added_up_whole():
     def work(place, rank):
         own = values(rank, 10_000)
-        place.sum(own, wire)
+        place.sum(own, ml_dtypes.bfloat16)
         return own
 
     first, *others = together(3, work)
     parts = [values(rank, 10_000) for rank in range(3)]
     error = np.abs(first - sum(parts)) / sum(map(np.abs, parts))
-    assert 0 < error.max() < 2 * tolerance
-    for other in others:
-        np.testing.assert_array_equal(other, first)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_float16_neither_overflows_nor_vanishes(size):
-    """Its own numbers end at 65,504 and at 6e-8; one may round up to a power of two on its way."""
-    magnitudes = np.array([3e5, 2.0**16 - 1, 1.0], np.float32).repeat(100)
-
-    def work(scale):
-        def sum_(place, rank):
-            own = magnitudes * values(rank, 300) * np.float32(scale)
-            place.sum(own, np.float16)
-            return own
-
-        return sum_
-
-    for scale in (1, 1e30, 1e-12):
-        first, *others = together(size, work(scale))
-        parts = [magnitudes * values(rank, 300) * np.float32(scale) for rank in range(size)]
-        assert np.isfinite(first).all()
-        np.testing.assert_allclose(first[:200], sum(parts)[:200], atol=3e5 * scale * 2**-7)
-        for other in others:
-            np.testing.assert_array_equal(other, first)
-
-
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_the_mean_of_equal_values_is_that_value(size):
-    """A third of three times a float32 is not, for one number in seven."""
-
-    def work(place, rank):
-        own = np.concatenate([values(0, 10_000), values(rank, 10_000)])
-        place.mean(own)
-        return own
-
-    first, *others = together(size, work)
-    np.testing.assert_array_equal(first[:10_000], values(0, 10_000))
-    expected = np.mean([values(rank, 10_000) for rank in range(size)], axis=0)
-    np.testing.assert_allclose(first[10_000:], expected, atol=1e-6)
+    assert 0 < error.max() < 2**-6
     for other in others:
         np.testing.assert_array_equal(other, first)
 

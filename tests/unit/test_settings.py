@@ -38,15 +38,6 @@ def test_a_value_out_of_range_is_refused(changes, message):
         settings(**changes)
 
 
-def test_whether_xla_compiles_may_be_said_as_before():
-    assert [settings(jit_compile=value).jit_compile for value in (True, False, "auto")] == [
-        "on",
-        "off",
-        "auto",
-    ]
-    assert parse(["--dataset", "d", "--model", "m", "--jit-compile", "on"]).jit_compile == "on"
-
-
 def test_learning_rate_zero_keeps_the_models_own():
     assert settings(hparams={"units": 3}).model_arguments == {"units": 3}
     assert settings(learning_rate=0.1).model_arguments == {"learning_rate": 0.1}

@@ -31,7 +31,6 @@ def settings(**changes):
         ("auto", SERVED, 0, "parameter_server"),
         ("parameter_server", SERVED, 0, "parameter_server"),
         ("multi_worker_mirrored", ALONE, 0, "multi_worker_mirrored"),  # a cluster of one
-        ("central_storage", ALONE, 2, "central_storage"),
         ("tpu", ALONE, 0, "tpu"),
         # The evaluator works alone, whatever the others do.
         ("auto", EVALUATOR, 0, "one_device"),
@@ -49,13 +48,12 @@ def test_chooses(asked, cluster, cpu_devices, chosen):
     [
         ("one_device", WORKERS, 0, "'one_device' trains in one process, but TF_CONFIG has 2"),
         ("mirrored", WORKERS, 0, "'mirrored' trains in one process"),
-        ("central_storage", WORKERS, 0, "'central_storage' trains in one process"),
         ("tpu", WORKERS, 0, "'tpu' trains in one process"),
         ("parameter_server", ALONE, 0, "needs parameter servers, but TF_CONFIG has none"),
         ("parameter_server", WORKERS, 0, "needs parameter servers, but TF_CONFIG has none"),
         ("multi_worker_mirrored", SERVED, 0, r"no use for .* is chief \+ 1 worker \+ 1 parameter server"),
         ("one_device", SERVED, 0, "no use for parameter servers"),
-        ("one_device", ALONE, 2, "cpu_devices 2 divides the CPU for mirrored and central_storage"),
+        ("one_device", ALONE, 2, "cpu_devices 2 divides the CPU for mirrored"),
         ("auto", WORKERS, 2, "strategy multi_worker_mirrored uses one CPU device"),
         ("auto", SERVED, 2, "strategy parameter_server uses one CPU device"),
     ],
@@ -85,14 +83,6 @@ def test_a_communication_that_cannot_be_had_is_refused(monkeypatch, asked, clust
     refused = pytest.raises(SettingsError, match=message) if message else contextlib.nullcontext()
     with refused:
         strategy.choose(settings(communication=asked), cluster)
-
-
-def test_central_storage_has_no_loss_scale():
-    """Keras changes it inside a replica, which an AggregatingVariable without aggregation refuses."""
-    with pytest.raises(
-        SettingsError, match=r"cannot train in float16: .* use precision bfloat16, or strategy"
-    ):
-        strategy.choose(settings(strategy="central_storage", precision="float16", cpu_devices=2), ALONE)
 
 
 def between_two_devices(resolver, options):

@@ -1,17 +1,28 @@
-"""Identity: what must not change between the beginning of a run and its continuation."""
+"""Identity: what a run that goes on must have kept since its beginning, and what has changed on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.saving import SETTINGS_FILE
+from shardline.trainer.settings import PLACES, TrainSettings
 
 IDENTITY_FILE = "run.json"
+
+# Settings that decide which variables there are, with what they began, or which examples are still to come.
+_KEPT = (
+    "fine_tuning_learning_rate",
+    "gradient_accumulation_steps",
+    "initial_model",
+    "seed",
+    "unfreeze_at_epoch",
+)
 
 
 @dataclass(frozen=True)
@@ -79,3 +90,71 @@ def _refuse_others(
         raise SettingsError(
             f"{what} of another run: {differences[0]}; choose another directory or delete that one"
         )
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run is, as JSON, kept in its checkpoints.
+
+    Attributes:
+        settings: Value of each setting.
+        replicas: Replicas that share each step.
+        learning_rates: Those of the optimizers as built: a number each, or a schedule's configuration.
+        changes: Changes of earlier continuations, as settings.json has them.
+    """
+
+    settings: Mapping[str, Any]
+    replicas: int
+    learning_rates: Sequence[Any]
+    changes: Sequence[Mapping[str, Any]] = ()
+
+    @classmethod
+    def of(cls, settings: TrainSettings, replicas: int, learning_rates: Sequence[Any]) -> Record:
+        """Returns the record of a run that begins."""
+        values = {"settings": asdict(settings), "learning_rates": learning_rates}
+        return cls(replicas=replicas, **json.loads(json.dumps(values)))
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What is part of the run's identity."""
+        kinds = ["number" if isinstance(rate, float) else "schedule" for rate in self.learning_rates]
+        # What fine-tuning begins with takes the place of the rate before it.
+        tuned = self.settings["fine_tuning_learning_rate"]
+        rates = list(map(_of_one_replica, self.learning_rates)) if tuned else ", ".join(kinds)
+        return {**{name: self.settings[name] for name in _KEPT}, "learning_rate": rates}
+
+    def continuing(self, before: Record, step: int) -> tuple[Record, str]:
+        """Returns this run's record where it goes on with a step, from 1, and in words what has changed."""
+        was, now = before.settings, self.settings
+        names = [name for name in now if name in was and was[name] != now[name] and name not in PLACES]
+        found = {name: (was[name], now[name]) for name in names}
+        if before.replicas != self.replicas:
+            found["replicas"] = (before.replicas, self.replicas)
+        for one, other in zip(before.learning_rates, self.learning_rates, strict=False):
+            # What the optimizer has counts, whichever setting, or code, it comes from.
+            if _of_one_replica(one) != _of_one_replica(other):
+                found["learning_rate"] = (_shown(one), _shown(other))
+        changes = [{"step": step, "setting": name, "was": a, "is": b} for name, (a, b) in found.items()]
+        said = ", ".join(f"{name} was {_text(a)}, is {_text(b)}" for name, (a, b) in found.items())
+        return replace(self, changes=[*before.changes, *changes]), said and f"{said} from step {step:,} on"
+
+
+def _of_one_replica(rate: Any) -> Any:
+    """Returns a learning rate without the factor that follows from the number of replicas."""
+    if not isinstance(rate, dict) or rate.get("class_name") != "ScaledWarmup":
+        return rate
+    return {name: value for name, value in rate["config"].items() if name != "factor"}
+
+
+def _shown(rate: Any) -> Any:
+    """Returns a learning rate, a schedule as text: "CosineDecay(decay_steps=30, ...)"."""
+    if not isinstance(rate, dict):
+        return rate
+    config = ", ".join(f"{name}={_shown(value)}" for name, value in rate.get("config", {}).items())
+    return f"{rate.get('class_name')}({config})"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value or "not given"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)

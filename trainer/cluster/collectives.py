@@ -1,41 +1,40 @@
 """Sums over the processes of a run: of gradients, and of a few numbers on which the processes agree.
 
-Gradients travel through TensorFlow's own collectives, or between CPUs through a ring of sockets.
+N replicas of a synchronous strategy train as one replica with N batches. Keras 3 clips the gradients of each
+replica before it sums them, accumulates them where TensorFlow forbids an exchange, asks one of them
+if they are finite, and counts a smaller last batch as much as a full one. Here the sum comes first, exact and
+once for each update; what follows works on the same numbers everywhere (`keras_internals` replaces methods of
+optimizers). They travel through TensorFlow's own collectives, or between CPUs through a ring of sockets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer import progress
+from shardline.trainer import keras_internals, progress
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.cluster.health import Health
-from shardline.trainer.cluster.ring import Numbers, Ring, Spans, make_ring, on_one_machine
+from shardline.trainer.cluster.peers import Health
+from shardline.trainer.cluster.ring import Numbers, Ring, make_ring, on_one_machine
 from shardline.trainer.errors import ClusterError
-from shardline.trainer.keras_internals import Gradients
+from shardline.trainer.keras_internals import Gradients, Variables
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.tensorflow_internals import SumBuffers
 
-
-class Summation(Protocol):
-    """Sums over all replicas; called inside a replica, with values of the same shapes on each."""
-
-    def __call__(self, gradients: Gradients) -> Gradients:
-        """Returns the sums of gradients, which may travel in a shorter type."""
-
-    def mean(self, values: Gradients) -> Gradients:
-        """Returns the means of dense float values, exact where all are equal: weights travel as they are."""
-
+#: Returns the sums of gradients, of the same shapes on each replica, inside of one; they may travel in a
+#: shorter type.
+Summation = Callable[[Gradients], Gradients]
 
 # Numbers of an array from which on it is sent from where it lies: fewer are copied, which costs less.
 _LARGE = 1 << 14
 _UNIX = "own Unix ring"
-# The exponent of a float32, and what the largest float16 may become: a sum that is bounded by twice it fits.
-_EXPONENT_BITS, _HALF = 0x7F800000, 2.0**14
 
 
 class Collectives:
@@ -129,13 +128,12 @@ def _announce(settings: TrainSettings, strategy: tf.distribute.Strategy, cluster
     if not cluster.is_chief:
         return
     kind = "GPU" if "GPU" in strategy.extended.worker_devices[0].upper() else "CPU"
-    what = "averaged weights" if settings.averaging_steps else "gradients"
     asked = settings.gradient_compression
     wire = "float32, which costs less within a machine than" if way == _UNIX else "as"
-    shorter = f", {wire} {asked}" if asked != "none" and not settings.averaging_steps else ""
+    shorter = f", {wire} {asked}" if asked != "none" else ""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         way = "NCCL" if kind == "GPU" else "sums in this process"
-    progress.say("train", f"{what}: {way} between {count} {kind}s{shorter}")
+    progress.say("train", f"gradients: {way} between {count} {kind}s{shorter}")
 
 
 def _uses_ring(settings: TrainSettings, strategy: tf.distribute.Strategy) -> bool:
@@ -156,37 +154,17 @@ class TensorFlowSummation:
 
     def __call__(self, gradients: Gradients) -> Gradients:
         """Returns the sums, in the order of the gradients."""
-        context, wire = tf.distribute.get_replica_context(), self._wire
-        dense = [gradient for gradient in gradients if _is_dense(gradient)]
-        scales = _common_scales(dense) if wire == tf.float16 else [1.0] * len(dense)
-        scale = iter(scales)
-        sent = [tf.cast(one * next(scale), wire) if _is_dense(one) else one for one in gradients]
-        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, sent)
-        scale = iter(scales)
-        return [
-            tf.cast(total, tf.float32) / next(scale) if _is_dense(own) else total
-            for total, own in zip(summed, gradients, strict=True)
-        ]
-
-    def mean(self, values: Gradients) -> Gradients:
-        """Returns the means: in float64 the sum of equal float32 values, divided, is that value."""
-        context = tf.distribute.get_replica_context()
-        wide = [tf.cast(value, tf.float64) for value in values]
-        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, wide)
-        return [tf.cast(mean, value.dtype) for mean, value in zip(means, values, strict=True)]
+        sent = [tf.cast(one, self._wire) if _is_dense(one) else one for one in gradients]
+        summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sent)
+        pairs = zip(summed, gradients, strict=True)
+        return [tf.cast(total, tf.float32) if _is_dense(own) else total for total, own in pairs]
 
 
-def _common_scales(gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns a power of two for each gradient with which no sum over replicas overflows float16."""
-    if not gradients:
-        return []
-    largest = tf.stack([tf.reduce_max(tf.abs(one), keepdims=False) for one in gradients])
-    bounds = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, largest)
-    powers = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(bounds, tf.int32), _EXPONENT_BITS), tf.float32)
-    # Finite both ways; of what is not finite nothing can be kept.
-    scales = tf.where(tf.math.is_finite(bounds), _HALF / tf.clip_by_value(powers, 2.0**-100, 2.0**120), 1.0)
-    each: list[tf.Tensor] = tf.unstack(scales)
-    return each
+def exact_means(values: Gradients) -> Gradients:
+    """Returns means over the replicas, inside of one; in float64, so that those of equal values stay so."""
+    wide = [tf.cast(value, tf.float64) for value in values]
+    means = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, wide)
+    return [tf.cast(mean, value.dtype) for mean, value in zip(means, values, strict=True)]
 
 
 def _is_dense(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
@@ -207,7 +185,7 @@ class RingSummation:
         rest = [gradient for gradient in gradients if not _is_dense(gradient)]
         totals: list[Any] = []
         if dense:
-            totals = self._through_ring(dense, lambda flat, own: self._ring.sum(flat, self._wire, own))
+            totals = self._through_ring(dense)
         others: list[Any] = []
         if rest:
             with tf.control_dependencies(totals):
@@ -216,19 +194,7 @@ class RingSummation:
         sums, other_sums = iter(totals), iter(others)
         return [next(sums if _is_dense(gradient) else other_sums) for gradient in gradients]
 
-    def mean(self, values: Gradients) -> Gradients:
-        """Returns the means; those that are not float32 go through TensorFlow."""
-        dense = [value for value in values if _is_dense(value)]
-        rest = [value for value in values if not _is_dense(value)]
-        means = self._through_ring(dense, self._ring.mean) if dense else []
-        with tf.control_dependencies(means):
-            own = [tf.identity(value) for value in rest]
-        ours, others = iter(means), iter(TensorFlowSummation().mean(own) if own else [])
-        return [next(ours if _is_dense(value) else others) for value in values]
-
-    def _through_ring(
-        self, values: Sequence[tf.Tensor], combine: Callable[[Numbers, Spans], None]
-    ) -> list[tf.Tensor]:
+    def _through_ring(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         def run(*arrays: Numbers) -> list[Numbers]:
             flat, places = self._buffers.lay_out(arrays)
             own = []
@@ -237,8 +203,117 @@ class RingSummation:
                     place[...] = array
                 else:
                     own.append(((place.ctypes.data - flat.ctypes.data) // flat.itemsize, array.ravel()))
-            combine(flat, own)
+            self._ring.sum(flat, self._wire, own)
             return places
 
         combined = tf.numpy_function(run, values, [tf.float32] * len(values))
         return [tf.ensure_shape(one, own.shape) for one, own in zip(combined, values, strict=True)]
+
+
+class GradientExchange:
+    """Makes every optimizer of a model exchange gradients exactly. With one replica it does nothing."""
+
+    def __init__(self, model: keras.Model, summation: Summation) -> None:
+        """Prepares the optimizers of a model built in its strategy's scope; float8 weights are refused."""
+        self._local = threading.local()
+        self._sum = summation
+        self._replicas: int = model.distribute_strategy.num_replicas_in_sync
+        if self._replicas > 1:
+            keras_internals.refuse_float8(model)
+        for optimizer in keras_internals.optimizers(model):
+            keras_internals.before_apply(optimizer, functools.partial(self._prepare, optimizer))
+            keras_internals.before_gradient(optimizer, self._weigh)
+            if optimizer.built:
+                self._adopt(optimizer)
+
+    @contextlib.contextmanager
+    def weighted(self, share: tf.Tensor) -> Iterator[None]:
+        """Multiplies this replica's gradients by its share while the context lasts, around its `train_step`.
+
+        With the float32 scalar `local examples / examples of all replicas` a batch divided into 5 and 4
+        examples gives the gradients of the whole batch of 9, for losses that are means over a replica's batch
+        (`replica_losses.exact_losses`). With 0, of no examples, gradients count nothing even when NaN.
+        """
+        self._local.share, self._local.weighed = share, set()
+        try:
+            yield
+        finally:
+            self._local.share = None
+
+    def _weigh(self, optimizer: keras.Optimizer, loss: tf.Tensor) -> tf.Tensor:
+        """Multiplies the loss in place of its gradients: it is one number, and they are many."""
+        share = getattr(self._local, "share", None)
+        if share is None or self._replicas == 1:
+            return loss
+        self._local.weighed.add(id(optimizer))
+        return loss * tf.cast(share, loss.dtype)
+
+    def _prepare(
+        self, optimizer: keras.Optimizer, gradients: Gradients, variables: Variables | None
+    ) -> Gradients:
+        if not optimizer.built and variables is not None:
+            self._build(optimizer, list(variables))
+        share = getattr(self._local, "share", None)
+        if share is None or self._replicas == 1:
+            return gradients
+        weighed = id(optimizer) in self._local.weighed
+        return _weighted(gradients, tf.sign(share) if weighed else share)
+
+    def _build(self, optimizer: keras.Optimizer, variables: Variables) -> None:
+        """Creates variables where they may be, outside the replicas, of one only train_step knows."""
+
+        def across(strategy: tf.distribute.Strategy) -> None:
+            with tf.init_scope(), strategy.scope():
+                optimizer.build(variables)
+            self._adopt(optimizer)
+
+        tf.distribute.get_replica_context().merge_call(across)
+
+    def _adopt(self, optimizer: keras.Optimizer) -> None:
+        if self._replicas > 1:
+            for inner in keras_internals.inner_optimizers(optimizer):
+                keras_internals.exchange_before_clipping(inner, self._sum)
+            if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                keras_internals.agree_on_finite(optimizer, self._replicas)
+
+
+def _weighted(gradients: Gradients, weight: tf.Tensor) -> Gradients:
+    """Multiplies gradients by a weight; one of 1 costs nothing."""
+    own = [gradient for gradient in gradients if gradient is not None]
+
+    def times(values: tf.Tensor) -> tf.Tensor:
+        return tf.math.multiply_no_nan(values, tf.cast(weight, values.dtype))
+
+    same, changed = (lambda: list(map(tf.identity, own))), (lambda: [_on_values(times, one) for one in own])
+    done = iter(tf.cond(tf.equal(weight, 1.0), same, changed))
+    return [None if gradient is None else next(done) for gradient in gradients]
+
+
+def _on_values(
+    function: Callable[[tf.Tensor], tf.Tensor], gradient: tf.Tensor | tf.IndexedSlices
+) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return function(gradient)
+
+
+def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Callable[[], None]:
+    """Returns a collective that gives every replica the mean of what each keeps for itself.
+
+    Keras 3 updates BatchNormalization's moving statistics on every replica alone and would save those of the
+    first; gradients that are being accumulated are each replica's own, too.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return lambda: None
+
+    def merge() -> None:
+        each = [*model.non_trainable_weights, *keras_internals.accumulators(model)]
+        kept = [variable for variable in each if keras.backend.is_float_dtype(variable.dtype)]
+        if kept:
+            # identity: a variable's own read has no device in a graph, and the exchange asks for one.
+            values = [tf.identity(tf.convert_to_tensor(variable)) for variable in kept]
+            for variable, mean in zip(kept, exact_means(values), strict=True):
+                variable.assign(mean)
+
+    merge_all: Callable[[], None] = tf.function(lambda: strategy.run(merge), autograph=False)
+    return merge_all

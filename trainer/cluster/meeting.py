@@ -22,15 +22,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from shardline.trainer.settings import TrainSettings, flag_of
+from shardline.trainer.settings import PLACES, TrainSettings, flag_of
 
 #: What a process trains with: JSON by kind ("settings", "versions", ...) and name.
 Facts = Mapping[str, Mapping[str, Any]]
 #: Shows that the parts of a message come from somebody who knows the secret (`Cluster.proof`).
 Prove = Callable[..., bytes]
 
-# Places and roles may differ from machine to machine; the dataset is compared by its fingerprint.
-_OWN = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir", "evaluator")
 # What every message begins with, the bytes that are read of one at most, and seconds to send or get it.
 _MAGIC, _MOST, _TIMEOUT = b"shardline facts 2\n", 1 << 20, 3.0
 # Bytes of a number that is drawn for a connection, and of a proof.
@@ -48,7 +46,7 @@ _RULES = {
 
 def facts(settings: TrainSettings, fingerprint: str, gpus: int) -> Facts:
     """Returns what has to be alike on all replicas: settings, dataset, versions, number of GPUs."""
-    chosen = {name: value for name, value in asdict(settings).items() if name not in _OWN}
+    chosen = {name: value for name, value in asdict(settings).items() if name not in (*PLACES, "evaluator")}
     found: Facts = {
         "settings": chosen,
         "dataset": {"fingerprint": fingerprint},

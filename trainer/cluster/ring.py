@@ -13,7 +13,6 @@ import contextlib
 import functools
 import hmac
 import itertools
-import math
 import secrets
 import select
 import socket
@@ -48,16 +47,10 @@ _GREETING_S = 2.0
 
 _HEADER = struct.Struct("!QQ")  # before each array: number of the call, size of the array
 _GREETING = struct.Struct("!QQ")  # what is proven at the start of a connection: rank, number of the receiver
-# Before each part that travels as float16: the exponent of the power of two by which it was multiplied. Its
-# largest number becomes 2 ** 15 at most, and the factor and its inverse are finite as float32.
-_EXPONENT = struct.Struct("!i")
-_HALF_EXPONENT, _FINITE = 15, 126
 
 Numbers = npt.NDArray[Any]
 #: Arrays, each with the place of its first number in a longer one, in ascending order.
 Spans = Sequence[tuple[int, Numbers]]
-#: Puts together numbers here and the total of `count - 1` other processes, and writes where the third says.
-Combine = Callable[[Numbers, Numbers, Numbers, int], object]
 
 
 class LostPeerError(ConnectionError):
@@ -99,58 +92,44 @@ class Ring:
     def sum(self, values: Numbers, wire: Any = np.float32, own: Spans = ()) -> None:
         """Replaces a contiguous float32 (n,) by its sum over all processes; n is the same everywhere.
 
-        `wire` is the type in which the numbers travel: float32, which is exact, or a shorter float type; they
-        are added up in float32 in any case. Each part that travels as float16 has a power of two of its own,
-        by which nothing finite overflows. What `own` has is taken from there, and not from `values`.
+        `wire` is the type in which the numbers travel: float32, which is exact, or bfloat16; they are added
+        up in float32 in any case. What `own` has is taken from there, and not from `values`.
         """
-        self._reduce(values, np.dtype(wire), own, lambda mine, come, out, count: np.add(mine, come, out=out))
-
-    def mean(self, values: Numbers, own: Spans = ()) -> None:
-        """Replaces a contiguous float32 (n,) by its mean over all processes; equal values stay as they are.
-
-        A sum of equal values, divided, would not: three times a float32 is rounded.
-        """
-
-        def mix(mine: Numbers, come: Numbers, out: Numbers, count: int) -> None:
-            np.subtract(mine, come, out=out)
-            np.divide(out, np.float32(count), out=out)
-            np.add(out, come, out=out)
-
-        self._reduce(values, np.dtype(np.float32), own, mix)
-
-    def _reduce(self, values: Numbers, wire: np.dtype[Any], own: Spans, combine: Combine) -> None:
+        wire = np.dtype(wire)
         exact, size = wire == np.float32, -(-values.size // (self._size * _ALIGN)) * _ALIGN
         parts = [values[index * size : (index + 1) * size] for index in range(self._size)]
 
-        def add(begin: int, count: int, first: int, come: Numbers) -> None:
+        def add(begin: int, first: int, come: Numbers) -> None:
             at = begin + first
             for mine in _taken(values, own, at, come.size):
                 here, at = at - begin - first, at + mine.size
-                combine(mine, come[here : here + mine.size], values[at - mine.size : at], count)
+                np.add(mine, come[here : here + mine.size], out=values[at - mine.size : at])
 
         # What is not finite is the optimizer's affair.
         with self._lock, np.errstate(all="ignore"):
             self._calls += 1
             header = _HEADER.pack(self._calls, values.size)
-            room = 0 if exact else _bytes(parts[0].size, wire)
-            packed, other = np.empty(room, np.uint8), np.empty(room, np.uint8)
+            packed, other = (np.empty(0 if exact else parts[0].size, wire) for _ in range(2))
             for step in range(self._size - 1):
                 out, into = ((self._rank - step - behind) % self._size for behind in (0, 1))
                 sent = [parts[out]] if step else _taken(values, own, out * size, parts[out].size)
                 if not exact:
-                    sent = [_pack(sent, parts[out].size, wire, packed)]
-                take = functools.partial(add, into * size, step + 2)
-                incoming = self._incoming(parts[into], wire, other, take)
+                    sent = [
+                        np.concatenate([values[:0], *sent], out=packed[: parts[out].size], casting="unsafe")
+                    ]
+                take = functools.partial(add, into * size)
+                incoming = self._incoming(parts[into], other, take)
                 self._exchange(header, sent, itertools.chain(self._met(header), incoming))
                 header = b""
             done = parts[(self._rank + 1) % self._size]
             if not exact:
-                _unpack(_pack([done], done.size, wire, packed), done, wire)  # as the others will have it
+                packed[: done.size] = done
+                done[:] = packed[: done.size]  # as the others will have it
             for step in range(self._size - 1):
                 out, into = ((self._rank - step - ahead) % self._size for ahead in (-1, 0))
                 # What has come travels on as it is.
-                sent = [parts[out] if exact else packed[: _bytes(parts[out].size, wire)]]
-                self._exchange(b"", sent, self._incoming(parts[into], wire, other))
+                sent = [parts[out] if exact else packed[: parts[out].size]]
+                self._exchange(b"", sent, self._incoming(parts[into], other))
                 packed, other = other, packed
 
     def close(self) -> None:
@@ -170,32 +149,26 @@ class Ring:
             )
 
     def _incoming(
-        self,
-        part: Numbers,
-        wire: np.dtype[Any],
-        packed: Numbers,
-        take: Callable[[int, Numbers], None] | None = None,
+        self, part: Numbers, packed: Numbers, take: Callable[[int, Numbers], None] | None = None
     ) -> Iterator[memoryview]:
         """Gives room for a part as it travels, piece by piece, each when the one before has come.
 
-        `take` gets the place of a piece's first number and its numbers; without it they replace the part's.
+        `packed`, if it is not empty, is room for numbers of a shorter type. `take` gets the place of a
+        piece's first number and its numbers; without it they replace the part's.
         """
-        if _start(wire):
-            yield packed[: _start(wire)].data
         for first in range(0, part.size, _PIECE):
             into = part[first : first + _PIECE]
             values = self._scratch[: into.size] if take else into
-            if wire == np.float32:
-                yield values.data.cast("B")
-            else:
-                yield packed[_bytes(first, wire) : _bytes(first + into.size, wire)].data
-                _unpack(packed, values, wire, first)
+            come = packed[first : first + into.size] if packed.size else values
+            yield come.view(np.uint8).data
+            if come is not values:
+                values[:] = come
             if take:
                 take(first, values)
 
     def _exchange(self, header: bytes, out: Sequence[Numbers], incoming: Iterator[memoryview]) -> None:
         """Sends a header and arrays to the next process while it fills what `incoming` gives."""
-        unsent = [memoryview(header)] * bool(header) + [one.data.cast("B") for one in out if one.size]
+        unsent = [memoryview(header)] * bool(header) + [one.view(np.uint8).data for one in out if one.size]
         into = next(incoming, None)
         poll = select.poll()
         while unsent or into:
@@ -256,43 +229,6 @@ def _taken(values: Numbers, own: Spans, first: int, count: int) -> list[Numbers]
             found += [values[first:begin], array[begin - start : stop - start]]
             first = stop
     return [one for one in (*found, values[first:end]) if one.size]
-
-
-def _start(wire: np.dtype[Any]) -> int:
-    """Bytes before the numbers of a part: those of float16 have the exponent of their scale there."""
-    return _EXPONENT.size if wire == np.float16 else 0
-
-
-def _bytes(count: int, wire: np.dtype[Any]) -> int:
-    """Bytes of a part of so many numbers as it travels."""
-    return _start(wire) + count * wire.itemsize
-
-
-def _pack(arrays: Sequence[Numbers], count: int, wire: np.dtype[Any], room: Numbers) -> Numbers:
-    """Returns a float32 part, of arrays with so many numbers, as the bytes that travel."""
-    packed, first = room[: _bytes(count, wire)], 0
-    numbers, factor = packed[_start(wire) :].view(wire), np.float32(1)
-    if wire == np.float16:
-        largest = max((float(max(one.max(), -one.min())) for one in arrays if one.size), default=0.0)
-        exponent = _HALF_EXPONENT - math.frexp(largest)[1] if 0 < largest < np.inf else 0
-        exponent = max(-_FINITE, min(_FINITE, exponent))
-        _EXPONENT.pack_into(packed.data, 0, exponent)
-        factor = np.float32(2.0**exponent)
-    for one in arrays:
-        place = numbers[first : first + one.size]
-        if wire == np.float16:
-            np.multiply(one, factor, out=place, casting="same_kind")
-        else:
-            place[:] = one
-        first += one.size
-    return packed
-
-
-def _unpack(packed: Numbers, into: Numbers, wire: np.dtype[Any], first: int = 0) -> None:
-    """Writes the numbers that begin with the one of number `first` as float32."""
-    into[:] = packed[_bytes(first, wire) : _bytes(first + into.size, wire)].view(wire)
-    if wire == np.float16:
-        into *= np.float32(2.0 ** -_EXPONENT.unpack_from(packed.data)[0])
 
 
 def on_one_machine(cluster: Cluster) -> bool:

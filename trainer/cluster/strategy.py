@@ -1,19 +1,26 @@
-"""Strategy: the tf.distribute strategy of a run, which must exist before any other TensorFlow op runs."""
+"""Strategy: the tf.distribute strategy of a run, which must exist before any other TensorFlow op runs.
+
+With the devices of this machine: in words, and whether they are what its worker pool was given.
+"""
 
 from __future__ import annotations
 
-import keras
+import ctypes
+import importlib.metadata
+import os
+from collections import Counter
+from collections.abc import Mapping
+
 import tensorflow as tf
 
-from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.errors import ModelError, SettingsError
-from shardline.trainer.keras_internals import all_layers
-from shardline.trainer.one_process import let_keras_compute
+from shardline.trainer import progress
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, Cluster
+from shardline.trainer.errors import RunError, SettingsError, ShardlineError
+from shardline.trainer.replica_losses import let_keras_compute
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.tensorflow_internals import ended_after, read_as_numbers, wait_for_silent_peers
 
-_ONE_PROCESS = ("one_device", "mirrored", "central_storage", "tpu")
-_SEVERAL_CPUS = ("mirrored", "central_storage")
+_ONE_PROCESS = ("one_device", "mirrored", "tpu")
 
 
 def choose(settings: TrainSettings, cluster: Cluster) -> str:
@@ -27,15 +34,10 @@ def choose(settings: TrainSettings, cluster: Cluster) -> str:
     if cluster.role == "evaluator":
         return "one_device"
     name = _automatic(settings, cluster) if settings.strategy == "auto" else settings.strategy
-    if settings.cpu_devices > 1 and name not in _SEVERAL_CPUS:
+    if settings.cpu_devices > 1 and name != "mirrored":
         raise SettingsError(
-            f"cpu_devices {settings.cpu_devices} divides the CPU for {' and '.join(_SEVERAL_CPUS)}; "
-            f"strategy {name} uses one CPU device a process"
-        )
-    if settings.precision == "float16" and name == "central_storage":
-        raise SettingsError(
-            "strategy central_storage cannot train in float16: TensorFlow keeps no loss scale on its central "
-            "device; use precision bfloat16, or strategy mirrored"
+            f"cpu_devices {settings.cpu_devices} divides the CPU for mirrored; strategy {name} uses one CPU "
+            "device a process"
         )
     _check_communication(settings.communication, name, cluster)
     check(settings, name)
@@ -47,11 +49,6 @@ def check(settings: TrainSettings, name: str) -> None:
     if settings.jit_compile == "on" and name != "one_device":
         raise SettingsError(
             f"jit_compile needs strategy one_device: XLA compiles no exchange, as {name} needs it"
-        )
-    if settings.averaging_steps and name != "multi_worker_mirrored":
-        raise SettingsError(
-            "averaging_steps needs strategy multi_worker_mirrored, workers with weights of their own; "
-            f"this run has {name}"
         )
 
 
@@ -128,8 +125,6 @@ def create(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
     devices = _devices(settings.cpu_devices)
     if name == "mirrored":
         return tf.distribute.MirroredStrategy(devices)
-    if name == "central_storage":
-        return tf.distribute.experimental.CentralStorageStrategy(devices, "/cpu:0")
     return tf.distribute.OneDeviceStrategy(devices[0])
 
 
@@ -165,19 +160,94 @@ def _devices(cpu_devices: int) -> list[str]:
     return [device.name for device in tf.config.list_logical_devices(kind)]
 
 
-def check_model(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
-    """Refuses BatchNormalization under central_storage: Keras 3 keeps its statistics for each replica."""
-    central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
-    for layer in all_layers(model) if central else ():
-        if isinstance(layer, keras.layers.BatchNormalization):
-            raise ModelError(
-                f"strategy central_storage cannot train BatchNormalization, but the model has layer "
-                f"{layer.name!r}; use strategy mirrored, or a model without it"
-            )
-
-
 def has_one_cpu(strategy: tf.distribute.Strategy) -> bool:
     """Whether each process of a synchronous strategy trains on one device, its CPU."""
     if not isinstance(strategy, tf.distribute.OneDeviceStrategy | tf.distribute.MultiWorkerMirroredStrategy):
         return False
     return ["CPU" in device.upper() for device in strategy.extended.worker_devices] == [True]
+
+
+# The driver's library, which the platform mounts into the container, and where.
+_DRIVER, _MOUNTED = "libcuda.so.1", "/usr/local/nvidia/lib64"
+# A library of CUDA that comes with the image, and with the gpu variant alone.
+_CUDA = "nvidia-cudnn-cu12"
+
+
+def announce(cluster: Cluster, environ: Mapping[str, str]) -> None:
+    """Says what this machine computes on, on the chief and wherever it is no CPU, and checks it."""
+    found = described()
+    if cluster.is_chief or not found.startswith("CPU"):
+        progress.say("train", f"device: {found}")
+    check_devices(environ)
+
+
+def described() -> str:
+    """Returns the devices in words: "2 GPUs, Tesla T4", or "CPU, 8 cores"."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if tpus := tf.config.list_physical_devices("TPU"):
+        return f"{len(tpus)} TPU device{'s' * (len(tpus) > 1)}"
+    if not gpus:
+        cores = len(os.sched_getaffinity(0))
+        return f"CPU, {cores} core{'s' * (cores > 1)}"
+    details = (tf.config.experimental.get_device_details(gpu) for gpu in gpus)
+    models = Counter(str(found.get("device_name", "of an unknown model")) for found in details)
+    if len(models) == 1:
+        return f"{_gpus(len(gpus))}, {next(iter(models))}"
+    return f"{_gpus(len(gpus))}: {', '.join(f'{count} {model}' for model, count in models.items())}"
+
+
+def check_devices(environ: Mapping[str, str]) -> None:
+    """Refuses a machine on which TensorFlow sees fewer GPUs than the worker pool was given.
+
+    A TPU is looked for by its strategy.
+
+    Raises:
+        SettingsError: When the image cannot use any GPU.
+        RunError: When it can: another machine may have what this one lacks.
+    """
+    count, _, kind = environ.get(ACCELERATORS_VARIABLE, "").partition(" ")
+    if not count.isdecimal() or kind.startswith("TPU"):
+        return
+    seen = len(tf.config.list_physical_devices("GPU"))
+    if seen < int(count):
+        found = _gpus(seen) if seen else "no GPU"
+        error, reason = _reason(seen)
+        raise error(f"this machine was to have {count} {kind}, and TensorFlow sees {found}: {reason}")
+
+
+def asks_for_tpu(environ: Mapping[str, str]) -> bool:
+    """Whether the worker pool was given TPUs."""
+    return environ.get(ACCELERATORS_VARIABLE, "").partition(" ")[2].startswith("TPU")
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count > 1)}"
+
+
+def _reason(seen: int) -> tuple[type[ShardlineError], str]:
+    """Says whose fault it is that there are no more, why that may be, and what to do."""
+    if seen:
+        return RunError, (
+            "another machine may have them all; see CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES, or take "
+            "the machine's own number of them"
+        )
+    try:
+        importlib.metadata.version(_CUDA)
+    except importlib.metadata.PackageNotFoundError:
+        return SettingsError, (
+            f"the image has no CUDA ({_CUDA}): it is the cpu variant; build and name the gpu variant"
+        )
+    try:
+        ctypes.CDLL(_DRIVER)
+    except OSError:
+        path = os.environ.get("LD_LIBRARY_PATH", "")
+        if _MOUNTED in path.split(os.pathsep):
+            return RunError, f"the driver's {_DRIVER} is not in {_MOUNTED}: another machine may have one"
+        return SettingsError, (
+            f"the driver's {_DRIVER} is not found; LD_LIBRARY_PATH is {path!r} and must hold its directory, "
+            f"{_MOUNTED} on the platform"
+        )
+    return RunError, (
+        "the driver is there, and another machine may have what it drives; it may be too old for this CUDA, "
+        "or CUDA_VISIBLE_DEVICES hides the GPUs"
+    )

@@ -7,13 +7,12 @@ so that an exported model does it too; `components.preprocess.images` reads it i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.data.features import Feature, Label
-from shardline.trainer.data.geometry import place
+from shardline.trainer.data.features import Feature, Label, place
 
 _EXIF = b"Exif\0\0"
 _TAG = 0x0112
@@ -138,6 +137,8 @@ def turn_upright(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 #: What a model takes: a batch of images, or a batch of each column of a table by its name.
 Inputs: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"
 
+#: Inputs of a dataset -> what the model takes, where a transformation makes that of them.
+Prepare = Callable[[Inputs], Any]
 
 #: What a model is to predict: a batch of the only label, or of each of several by its name.
 Targets: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"

@@ -13,8 +13,8 @@ import tensorflow as tf
 from shardline.trainer.data.decode import Targets, parse_batch
 from shardline.trainer.data.features import CLASS, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest, Shard
-from shardline.trainer.data.memory import untuned
 from shardline.trainer.errors import DatasetError
+from shardline.trainer.tensorflow_internals import untuned
 
 _BAD_LABEL = re.compile(
     r"(the \w+ split has a (?:label outside 0\.\.\d+|value of '.+' that is no finite number):)\]? *\[?(-?\w+)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,17 +13,20 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer import files, plugins, progress
-from shardline.trainer.data.arrays import checked_arrays, of_sequence
+from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.passes import ArrayPasses, DatasetPasses
-from shardline.trainer.data.shards import ShardStream
+from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.stream import Stream
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.errors import DatasetError, SettingsError
 from shardline.trainer.tensorflow_internals import shard_by_policy
 
 #: Batches of what a program gives.
-Batches: TypeAlias = Stream | ShardStream
+Batches: TypeAlias = Stream | Feed
 
 _BATCH_SIZE = 32
+# Split that an argument of `fit` or `evaluate` takes of a dataset directory.
+_SPLITS = {"train_data": "train", "validation_data": "validation", "data": "test"}
 # What each process reads by an AutoShardPolicy; by all others the replicas' parts of each batch.
 _BY_POLICY = {"FILE": "its own files", "HINT": "its own shard", "OFF": "all, in an order of its own"}
 
@@ -90,19 +93,33 @@ class Given:
             steps = 0  # all of it, and nothing twice
         return Stream(found, name=name, replicas=self.replicas, steps=steps, again=again, own=own, pads=pads)
 
-    def _directory(self, directory: str | Path, name: str, steps: int | None, *, again: bool) -> ShardStream:
+    def _directory(self, data: str | Path, name: str, steps: int | None, *, again: bool) -> Feed:
+        """Returns the batches of the split that an argument takes of a dataset directory."""
         if steps is not None:
             raise SettingsError(
                 f"{name} is a dataset directory, of which an epoch is one pass; leave the number of steps out"
             )
-        return ShardStream(
-            files.local_path(directory),
-            name,
-            replicas=self.replicas,
-            batch_size=self._size(),
-            seed=None if again else self.seed,
-            class_weight=self.class_weight,
+        directory, batch_size = files.local_path(data), self._size()
+        if batch_size % self.replicas:
+            raise SettingsError(
+                f"batch_size must be a multiple of {self.replicas}, the number of replicas, where {name} is "
+                f"a dataset directory, not {batch_size}"
+            )
+        manifest, split = manifests.load(directory), _SPLITS[name]
+        manifest.info()  # images that differ in size are refused
+        if split not in manifest.splits:
+            raise DatasetError(
+                f"{name} takes the {split} split of {directory}, which has only {', '.join(manifest.splits)}"
+            )
+        if self.class_weight is not None and not manifest.is_classes:
+            raise SettingsError("class_weight needs one label of kind class; weigh in the model's loss")
+        by_class = self.class_weight
+        weights = (
+            [] if by_class is None else [by_class.get(one, 1.0) for one in range(len(manifest.class_names))]
         )
+        plan = EpochPlan(manifest.splits[split].records, self.replicas, batch_size // self.replicas)
+        feed = Feed(directory, manifest, split, plan, class_weights=weights)
+        return replace(feed, epochs=1) if again else replace(feed, shuffle_seed=self.seed)
 
     def _own_part(self, data: Any, name: str) -> tuple[tf.data.Dataset, int] | None:
         """Returns what this process reads by itself, in batches of a replica, and the seed for it.
@@ -225,3 +242,74 @@ def check_numbers(**given: int | None) -> None:
     for name, value in given.items():
         if value is not None:
             whole_number(name, value)
+
+
+def checked_arrays(data: Any, name: str) -> Any:
+    """Returns arrays of as many examples, as NumPy has them, with numbers in the precision of Keras."""
+    if data is None:
+        raise SettingsError(
+            f"{name} is None; give a tf.data.Dataset, a function of an input context, arrays (x, y), or a "
+            "dataset directory"
+        )
+    structure = keras.tree.lists_to_tuples(data)  # of a list tf.data makes one tensor
+    leaves = tf.nest.flatten(structure)
+    for leaf in leaves:
+        if not hasattr(leaf, "__array__") or isinstance(leaf, np.generic):
+            held = "is" if leaf is data else "holds"
+            raise SettingsError(
+                f"{name} {held} a {type(leaf).__name__}, which is no array; give arrays (x, y), made by "
+                "np.asarray(...), or a tf.data.Dataset, of a generator by tf.data.Dataset.from_generator(...)"
+            )
+    arrays = tf.nest.map_structure(_array, structure)
+    counts = [len(array) if array.ndim else 0 for array in tf.nest.flatten(arrays)]
+    if len(set(counts)) != 1 or 0 in counts:
+        raise SettingsError(
+            f"{name} has arrays of {' and '.join(map(str, counts)) or 'no'} examples; give as many in each, "
+            "at least one"
+        )
+    for array in tf.nest.flatten(arrays):
+        if array.dtype == object and not all(isinstance(value, str | bytes) for value in array.flat):
+            raise SettingsError(
+                f"{name} has an array of Python objects that are not all text; give numbers or texts, each "
+                "of one shape, such as array.astype(str)"
+            )
+    return arrays
+
+
+def _array(given: Any) -> np.ndarray[Any, Any]:
+    """Returns an array, with floating-point numbers in the type that Keras gives them too."""
+    array = np.asarray(given)
+    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
+
+
+def of_sequence(data: keras.utils.PyDataset, name: str, *, shuffle: bool) -> tf.data.Dataset:
+    """Returns the batches of a sequence as Keras takes them, in their order or in a shuffled one."""
+    for hook in ("on_epoch_begin", "on_epoch_end"):
+        if getattr(type(data), hook) is not getattr(keras.utils.PyDataset, hook):
+            raise SettingsError(
+                f"{name} has {hook}, which a resumed run cannot call as before; leave it "
+                "out, or give a tf.data.Dataset"
+            )
+    count = data.num_batches
+    with plugins.calling(f"{name}[0] failed", SettingsError):
+        first = keras.tree.lists_to_tuples(data[0])
+    specs = tf.nest.map_structure(
+        lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), tf.nest.map_structure(_array, first)
+    )
+    types = [spec.dtype for spec in tf.nest.flatten(specs)]
+
+    def batch(number: Any) -> list[np.ndarray[Any, Any]]:
+        return [_array(one) for one in tf.nest.flatten(data[int(number)])]
+
+    def fetched(number: tf.Tensor) -> Any:
+        found = tf.numpy_function(batch, [number], types)
+        for part, spec in zip(found, tf.nest.flatten(specs), strict=True):
+            part.set_shape(spec.shape)
+        return tf.nest.pack_sequence_as(specs, found)
+
+    numbers = tf.data.Dataset.range(count) if count is not None else tf.data.Dataset.counter()
+    if shuffle and count:
+        numbers = numbers.shuffle(count)
+    return numbers.map(
+        tf.autograph.experimental.do_not_convert(fetched), num_parallel_calls=max(1, data.workers)
+    )

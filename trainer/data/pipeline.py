@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.faults import check_targets
 from shardline.trainer.data.manifest import Manifest, Split, check_files
-from shardline.trainer.data.memory import Memory, load, untuned
 from shardline.trainer.data.sharding import EpochPlan, WorkerShards, share, worker_shards
 from shardline.trainer.data.transforms import (
     Augmentation,
@@ -25,7 +25,9 @@ from shardline.trainer.data.transforms import (
     describe_structure,
     form_targets,
 )
+from shardline.trainer.data.view import Memory, load
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.tensorflow_internals import untuned
 
 #: A batch of undecoded examples: "example", string (batch,), or where they are in memory "position", int64
 #: (batch,); and for an augmented split "seed", int64 (batch, 2).
@@ -61,8 +63,10 @@ _OPENED = 32
 # AutoGraph would take longer to convert these functions, which branch on no tensor, than tracing them takes.
 _as_is = tf.autograph.experimental.do_not_convert
 
-# More than there are records in a shard.
-_MANY = 2**32
+# More than there are records in a shard, and more epochs than anybody trains.
+_MANY, _EPOCHS = 2**32, 2**40
+
+_BEGINNING = Position()
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,11 @@ class Feed:
             a transformation gets targets as they are stored.
         order: Names of several labels in the order in which a model's list of outputs has them; () for a
             dict.
+        epochs: Epochs in all.
     """
+
+    #: Whether batches are each process's own; whether `distribute` can name the examples of the whole.
+    is_own = gives_sizes = False
 
     directory: Path
     manifest: Manifest
@@ -95,6 +103,7 @@ class Feed:
     in_memory: bool = False
     forms: Mapping[str, LabelForm] = field(default_factory=dict)
     order: Sequence[str] = ()
+    epochs: int = _EPOCHS
 
     @property
     def element_spec(self) -> Data:
@@ -114,17 +123,47 @@ class Feed:
                 )
         return tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), made)
 
-    def distribute(
-        self, strategy: tf.distribute.Strategy, worker: int, first_epoch: int, epochs: int, start: int = 0
-    ) -> tf.data.Dataset:
-        """Returns the distributed dataset over epochs first_epoch..epochs-1, again and again.
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        return self.plan.steps
 
-        Elements are what a replica trains on in one step, as `decode` returns it. Of the first epoch `start`
-        examples, trained already, are left out; `worker` is this process's number among those that train.
+    @functools.cached_property
+    def first(self) -> Data:
+        """The first batch."""
+        return next(iter(self.one_by_one().map(_as_is(self.decode)).take(1)))
+
+    @property
+    def described(self) -> str:
+        """What the data is: the split and the dataset's fingerprint."""
+        return f"{self.split} of {self.manifest.fingerprint}"
+
+    @property
+    def digest(self) -> tuple[str, str]:
+        """What is the same on all processes."""
+        return self.described, ""
+
+    def sizes(self, epoch: int) -> Sequence[int]:
+        """Returns the examples of each step of an epoch over all replicas."""
+        return self.plan.step_sizes
+
+    def distribute(
+        self,
+        strategy: tf.distribute.Strategy,
+        worker: int,
+        workers: int,
+        at: Position = _BEGINNING,
+        *,
+        sized: bool = False,
+    ) -> tf.data.Dataset:
+        """Returns what the replicas of a process take in each step from a position on, distributed.
+
+        Elements are what a replica trains on in one step, as `decode` returns it, again and again over all
+        epochs that are left. `worker` is this process's number among the `workers` that train.
         """
 
         def batches_of(workers: int, worker: int) -> tf.data.Dataset:
-            batches = self.worker_dataset(workers, worker, range(first_epoch, epochs), start)
+            batches = self.worker_dataset(workers, worker, range(at.epoch, self.epochs), at.examples)
             # Nobody reads past the end: the plan says how many steps there are. But of a dataset that may end
             # TensorFlow asks all workers before every step whether any of them still has data, an exchange of
             # its own (input_lib.py, `_calculate_replicas_with_values`).
@@ -133,18 +172,18 @@ class Feed:
         if strategies.has_one_cpu(strategy):
             # Nothing has to be handed to devices, which takes threads, half a millisecond a step, and at the
             # end some seconds, until a thread that tunes the handing has woken.
-            return batches_of(strategy.num_replicas_in_sync, worker)
+            return batches_of(workers, worker)
         return strategy.distribute_datasets_from_function(
             lambda context: batches_of(context.num_input_pipelines, context.input_pipeline_id)
         )
 
-    def raw_dataset(self, first_epoch: int, epochs: int, start: int = 0) -> tf.data.Dataset:
+    def one_by_one(self, at: Position = _BEGINNING) -> tf.data.Dataset:
         """Returns the batches of all replicas undecoded, one after the other: what `decode` takes.
 
-        With a plan of one replica an element is a step. Arguments as for `distribute`.
+        With a plan of one replica an element is a step.
         """
-        shards, read = self._shards(1, 0), self._read_records
-        batches = self._batches(1, 0, shards, read, range(first_epoch, epochs), start)
+        shards, read, epochs = self._shards(1, 0), self._read_records, range(at.epoch, self.epochs)
+        batches = self._batches(1, 0, shards, read, epochs, at.examples)
         return untuned(batches.prefetch(_AHEAD_BATCHES))
 
     def worker_dataset(self, workers: int, worker: int, epochs: range, start: int = 0) -> tf.data.Dataset:
@@ -226,7 +265,7 @@ class Feed:
         held = min(_SHUFFLE_RECORDS, _SHUFFLE_BYTES * split.records // max(1, stored))
         window = max(1, held // count)
         # By shard and epoch, so that the order is the same on any number of workers.
-        seeded = functools.partial(_mixed, self.shuffle_seed or 0, shards.order, epoch)
+        seeded = functools.partial(_mixed, self.shuffle_seed or 0, 0, epoch)
 
         @_as_is  # type: ignore[untyped-decorator]
         def examples(index: tf.Tensor, place: Place) -> tf.data.Dataset:
@@ -245,8 +284,6 @@ class Feed:
         }
         files = tf.data.Dataset.from_tensor_slices((list(map(int, shards.indices)), place))
         files = files.map(_as_is(lambda index, place: (tf.cast(index, tf.int64), place)))
-        if shards.policy == "off" and self.shuffle_seed is not None:
-            files = files.shuffle(count, seed=seeded(count), reshuffle_each_iteration=False)
         # Handing a small record from thread to thread costs more than reading it; for a large one that is
         # nothing, and the shards are opened at the same time, which counts where they are far away.
         large = read == self._read_records and stored > _LARGE_RECORD * split.records

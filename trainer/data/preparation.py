@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -21,13 +21,10 @@ from shardline.trainer.data.decode import Inputs, made_up
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import describe_structure
 from shardline.trainer.errors import ModelError, SettingsError
-from shardline.trainer.models.operations import check_saved_model
+from shardline.trainer.models.export_check import check_saved_model
 
 #: Directory beside model.keras; there is none where a model takes a dataset's inputs as they are.
 DIRECTORY = "transform"
-
-#: Inputs of a dataset -> what the model takes.
-Prepare = Callable[[Inputs], Any]
 
 # A computation in another order of one example alone and of one in a batch.
 _TOLERANCE = 1e-4

@@ -8,9 +8,7 @@ example is used exactly once in an epoch, also where the epoch is interrupted an
 number of replicas or another batch size.
 
 Where the number of input workers W divides the number of shards, a worker's records are whole shards and it
-opens only those (policy file); elsewhere it reads all shards and keeps its own records (data). The policy off
-gives that order up: every worker reads every shard in an order of its own, so that an epoch has as many
-examples as ever, but some of them twice and others not at all.
+opens only those (policy file); elsewhere it reads all shards and keeps its own records (data).
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from shardline.trainer.errors import DatasetError, SettingsError
 
 
 class ShardPolicy(NamedTuple):
-    """Shard policy ("file", "data" or "off") and why it is the one, in words for the log."""
+    """Shard policy ("file" or "data") and why it is the one, in words for the log."""
 
     name: str
     reason: str
@@ -34,8 +32,7 @@ class ShardPolicy(NamedTuple):
 class WorkerShards:
     """Shards that one input worker reads, in round-robin order, and the position of each in the split.
 
-    It keeps one record in `keep_every`, starting with `keep_offset`, and reads them in an order of its own,
-    its index, where the policy is off, else in order 0.
+    It keeps one record in `keep_every`, starting with `keep_offset`.
     """
 
     policy: str
@@ -43,13 +40,10 @@ class WorkerShards:
     indices: tuple[int, ...]
     keep_every: int = 1
     keep_offset: int = 0
-    order: int = 0
 
 
 def choose_policy(policy: str, shards: int, workers: int) -> ShardPolicy:
     """Resolves the policy "auto" for a number of shards and of processes that read them."""
-    if policy == "off":
-        return ShardPolicy("off", "as asked for: every worker reads all shards in its own order")
     divides = shards % workers == 0
     if policy == "file" and not divides:
         raise DatasetError(
@@ -69,8 +63,6 @@ def worker_shards(files: Sequence[str], workers: int, worker: int, policy: str =
     """Decides which shards an input worker opens and which of their records it keeps."""
     chosen = choose_policy(policy, len(files), workers).name
     every = tuple(range(len(files)))
-    if chosen == "off":
-        return WorkerShards("off", tuple(files), every, order=worker)
     if chosen == "data":
         return WorkerShards("data", tuple(files), every, keep_every=workers, keep_offset=worker)
     mine = every[worker::workers]

@@ -16,16 +16,19 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer import progress
+from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.data.memory import untuned
 from shardline.trainer.data.passes import Passes
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.tensorflow_internals import untuned
 
 _AHEAD_BATCHES = 2
 # TensorFlow's number of the elements of a dataset without end.
 _ENDLESS = -1
 # More passes than anybody makes.
 _MANY = 2**40
+
+_BEGINNING = Position()
 
 _as_is = tf.autograph.experimental.do_not_convert
 
@@ -145,23 +148,31 @@ class Stream:
         options.deterministic = True
         return found.with_options(options)
 
+    def one_by_one(self, at: Position = _BEGINNING) -> tf.data.Dataset:
+        """Returns the batches of single steps, for workers that step by themselves: what `decode` takes."""
+        return self.batches(at.steps)
+
+    def decode(self, batch: Any) -> Any:
+        """Returns what the model takes of such a batch: itself."""
+        return batch
+
     def distribute(
         self,
         strategy: tf.distribute.Strategy,
         worker: int,
         workers: int,
-        start: int = 0,
+        at: Position = _BEGINNING,
         *,
         sized: bool = False,
     ) -> tf.data.Dataset:
-        """Returns what the replicas of a process take in each step from a number on, distributed.
+        """Returns what the replicas of a process take in each step from a position on, distributed.
 
         With `sized` each is a pair: the part of a batch, and float32 (), the examples of the whole.
         """
         local = max(1, strategy.num_replicas_in_sync // workers)
 
         def of_worker() -> tf.data.Dataset:
-            batches = self.batches(start * self._own_batches)
+            batches = self.batches(at.steps * self._own_batches)
             if self._replicas == 1 and not sized:
                 parts = batches
             elif self._own:

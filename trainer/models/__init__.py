@@ -11,7 +11,7 @@ BUILT_IN = {
     "mnist_cnn": "shardline.trainer.models.zoo:build_mnist_cnn",
     "resnet50": "shardline.trainer.models.zoo:build_resnet50",
     "mlp": "shardline.trainer.models.mlp:build_model",
-    "text": "shardline.trainer.models.text:build_model",
+    "text": "shardline.trainer.models.mlp:build_text",
 }
 
 #: Before the name of a model of keras.applications.

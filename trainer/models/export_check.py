@@ -1,11 +1,15 @@
-"""Check before training of what would fail after it: a model that cannot be saved, loaded or served."""
+"""Check before training of what would fail after it: a model that cannot be saved, loaded or served.
+
+A server gives a model's graph neither Python nor other libraries nor files.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +17,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer.data.decode import Prepare
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import reason, refuse_lambda, saveable
 from shardline.trainer.models.head import ALL_THE_SAME, probe_inputs
-from shardline.trainer.models.operations import check_operations
 
 # Layers of Keras that hold code, or need what is not in the file.
 _LAMBDA = "__lambda__"  # which Keras leaves out where the lambda is an activation
@@ -132,4 +135,84 @@ def _compare(model: keras.Model, loaded: keras.Model, inputs: Any) -> None:
             "the model gives other answers once it is saved and loaded: some of its weights are not saved; "
             "hold them by attributes of layers, and make them in __init__ or build(), from the arguments in "
             f"get_config(); {ALL_THE_SAME}"
+        )
+
+
+_CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+
+# TensorFlow's own, though not in tf.raw_ops: the inner ones, and XlaCallModule of models from JAX.
+_INNER = ("_", "Xla")
+
+# Whatever takes or makes a path, or an address.
+_OF_FILES = re.compile(
+    "File|TextLine|FixedLengthRecord|TFRecord|Reader|^Save|^Restore|DistributedSave|Checkpoint|SummaryWriter"
+    "|SummaryDbWriter|^Write.*Summary|ImportEvent|(Cache|CSV|Sql|Load|Snapshot|Chunks?)Dataset|DataService"
+    "|LMDB|LoadAndRemap|VocabRemapping|FixedUnigram|^Debug(Identity|Nan|Numeric)|DecodeProto|EncodeProto"
+)
+# The vocabulary of a table is a file among the assets of a SavedModel.
+_OF_ASSETS = "InitializeTableFromTextFile"
+
+
+def check_operations(concrete: Any) -> None:
+    """Checks that a traced, concrete function can run where there is neither our code nor the user's.
+
+    Raises ModelError when it calls Python, operations of a library that TensorFlow does not bring along, or
+    those that read or write files.
+    """
+    graph = concrete.graph.as_graph_def()
+    bodies = {one.signature.name: one.node_def for one in graph.library.function}
+    _check([*graph.node, *(node for body in bodies.values() for node in body)], bodies)
+
+
+def check_saved_model(path: Path) -> None:
+    """Checks the operations of a SavedModel, of which some run as soon as it is loaded.
+
+    Raises ModelError as `check_operations`, OSError or ValueError when there is none that can be read.
+    """
+    for meta in tf.__internal__.saved_model.parse_saved_model(str(path)).meta_graphs:
+        bodies = {one.signature.name: one.node_def for one in meta.graph_def.library.function}
+        _check(_reachable(meta, bodies), bodies)
+
+
+def _reachable(meta: Any, bodies: dict[str, Any]) -> Iterator[Any]:
+    """Yields the nodes that may run: all but those that only save the variables, or restore them.
+
+    A loader reads the variables itself, of a SavedModel with objects; earlier ones run their graph.
+    """
+    objects, saver = meta.object_graph_def, meta.saver_def
+    own = (saver.save_tensor_name, saver.restore_op_name) if meta.HasField("object_graph_def") else ()
+    skipped = {name.partition(":")[0] for name in own}
+    left = bodies | {"": [node for node in meta.graph_def.node if node.name not in skipped]}
+    waiting = ["", *objects.concrete_functions]
+    for node in objects.nodes:
+        waiting += [*node.function.concrete_functions, node.bare_concrete_function.concrete_function_name]
+    while waiting:
+        for node in left.pop(waiting.pop(), ()):
+            yield node
+            called = (one for value in node.attr.values() for one in (value.func, *value.list.func))
+            waiting += [node.op, *(one.name for one in called)]
+
+
+def _check(nodes: Iterable[Any], functions: Collection[str]) -> None:
+    used = set()
+    for node in nodes:
+        to_file = node.op == "PrintV2" and node.attr["output_stream"].s.startswith(b"file:")
+        used.add("PrintV2 to a File" if to_file else node.op)
+    used -= set(functions)
+    if calls := sorted(used.intersection(_CALLS_OF_PYTHON)):
+        raise ModelError(
+            f"the model calls Python while it predicts ({', '.join(calls)}), which a server cannot run; "
+            "replace tf.py_function and tf.numpy_function by operations of TensorFlow or Keras"
+        )
+    if of_files := sorted(one for one in used if _OF_FILES.search(one) and not one.startswith(_OF_ASSETS)):
+        raise ModelError(
+            f"the model reads or writes files while it predicts ({', '.join(of_files)}), and none that does "
+            "is loaded; give it what it needs as weights or inputs"
+        )
+    if foreign := sorted(
+        name for name in used if not name.startswith(_INNER) and not hasattr(tf.raw_ops, name)
+    ):
+        raise ModelError(
+            f"the model needs operations that are not TensorFlow's own ({', '.join(foreign)}), which a "
+            "server does not have; do without them"
         )

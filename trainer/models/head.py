@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shardline.trainer.data.decode import Inputs, made_up
+from shardline.trainer.data.decode import Inputs, Prepare, made_up
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.data.preparation import Prepare
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import compiled_losses, is_activated, name_of, reason
 from shardline.trainer.models.quantiles import (

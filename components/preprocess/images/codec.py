@@ -24,7 +24,7 @@ from shardline.components.preprocess.images.header import (
     Header,
     read_header,
 )
-from shardline.trainer.data.geometry import Placement, place
+from shardline.trainer.data.features import Placement, place
 from shardline.trainer.errors import BadRecordError
 
 if TYPE_CHECKING:

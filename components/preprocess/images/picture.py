@@ -28,7 +28,7 @@ from shardline.components.preprocess.images.pixels import (
     decode_jpeg,
     turn_upright,
 )
-from shardline.trainer.data.geometry import REDUCTIONS
+from shardline.trainer.data.features import REDUCTIONS
 from shardline.trainer.errors import ShardlineError
 
 # Shards are written by one process per core.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import simplejpeg
 
 from shardline.components.preprocess.images.header import DAMAGED
-from shardline.trainer.data.geometry import Placement
+from shardline.trainer.data.features import Placement
 
 Pixels = npt.NDArray[np.uint8]
 
