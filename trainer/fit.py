@@ -37,7 +37,7 @@ from shardline.trainer.optimizers import learning_rates
 from shardline.trainer.process import OF_STRATEGY, Process, check_options, this_process
 from shardline.trainer.reports import Counters
 from shardline.trainer.resume import Beginning
-from shardline.trainer.run import Run, Watchdog
+from shardline.trainer.run import Plan, Run, Watchdog
 from shardline.trainer.settings import TrainSettings
 
 #: Settings of the trainer that `fit` takes by their names.
@@ -61,15 +61,6 @@ OPTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """Steps that are left of an epoch."""
-
-    start: int
-    first: int
-    step_sizes: Sequence[int]
-
-
 @dataclass(frozen=True, kw_only=True)
 class _FitRun(Run):
     """A run on a stream of batches, validated after some epochs."""
@@ -82,12 +73,12 @@ class _FitRun(Run):
         """Steps of a whole epoch."""
         return self.data.steps
 
-    def epoch(self, at: Position) -> _Steps:
+    def epoch(self, at: Position) -> Plan:
         """Returns what is left of the epoch of a position."""
         done = at.steps - at.epoch * self.data.steps
-        return _Steps(at.examples, done, self.data.sizes(at.epoch)[done:])
+        return Plan(at.examples, done, self.data.sizes(at.epoch)[done:])
 
-    def step_source(self, plan: Any, step: int, process: int) -> str:
+    def step_source(self, plan: Plan, step: int, process: int) -> str:
         """Names the batch of a step."""
         return f"batch {plan.first + step + 1:,} of the epoch"
 

@@ -36,7 +36,7 @@ from shardline.trainer.cluster.peers import answers
 from shardline.trainer.errors import RunError, SettingsError
 from shardline.trainer.keras_internals import OwnMetrics, flat_logs, optimizers, updating_optimizers
 from shardline.trainer.own_logs import Shapes, known_numbers
-from shardline.trainer.step import Logs, SplitEvaluation, Stretch, is_finite
+from shardline.trainer.step import Logs, Stretch, is_finite
 from shardline.trainer.tensorflow_internals import report_workers
 
 # Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.
@@ -216,7 +216,7 @@ class CoordinatorLoop:
                 "strategy parameter_server cannot accumulate gradients: gradient_accumulation_steps asks "
                 "for replicas that step together; use larger batches or multi_worker_mirrored"
             )
-        self.evaluation: SplitEvaluation | None = None
+        self.evaluation: CoordinatorEvaluation | None = None
         self.reset_metrics = model.reset_metrics
         self._own_logs: Logs = {}
         self._model = model
@@ -262,8 +262,8 @@ class CoordinatorLoop:
             yield batch
 
 
-class CoordinatorEvaluation(SplitEvaluation):
-    """Evaluates one split, of which `batches` are one pass of `steps`, on the workers."""
+class CoordinatorEvaluation:
+    """Evaluation of one split, of which `batches` are one pass of `steps`, as `step.Evaluation` has it."""
 
     def __init__(
         self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode, steps: int

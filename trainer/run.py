@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -32,20 +32,16 @@ from shardline.trainer.process import Process
 from shardline.trainer.settings import OutputDirs, TrainSettings
 
 
-class Plan(Protocol):
-    """Steps of an epoch, of whose examples the first `start` are trained already."""
+class Plan(NamedTuple):
+    """Steps that are left of an epoch, of whose examples the first `start` are trained already.
 
-    @property
-    def start(self) -> int:
-        """Examples of the epoch that are trained already."""
+    `first` is the number within the epoch, from 0, of the first step; `step_sizes` are the examples of each,
+    over all replicas.
+    """
 
-    @property
-    def first(self) -> int:
-        """Number within the epoch, from 0, of the first step that is left."""
-
-    @property
-    def step_sizes(self) -> Sequence[int]:
-        """Examples of each step that is left, over all replicas."""
+    start: int
+    first: int
+    step_sizes: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,9 +169,10 @@ class DatasetRun(Run):
         """Steps of a whole epoch."""
         return self.plan("train").steps
 
-    def epoch(self, at: Position) -> EpochPlan:
+    def epoch(self, at: Position) -> Plan:
         """Returns what is left of the epoch of a position."""
-        return self.plan("train", at.examples)
+        plan = self.plan("train", at.examples)
+        return Plan(plan.start, plan.first, plan.step_sizes)
 
     def feed(self, split: str) -> Feed:
         """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""

@@ -7,7 +7,6 @@ same step on every replica. As in `fit`, AutoGraph converts nothing: that takes 
 
 from __future__ import annotations
 
-import abc
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,7 +70,7 @@ class Loop:
         a function: the wait for input is not known then. `single_loss` is told of a loss function that
         returns one number for a batch.
         """
-        self.evaluation: SplitEvaluation | None = None
+        self.evaluation: Evaluation | None = None
         #: Called with the graph in which a step has been traced, before the first is taken.
         self.traced: Callable[[tf.Graph], None] = lambda graph: None
         self._model = model
@@ -169,40 +168,12 @@ class Loop:
         return found
 
 
-class SplitEvaluation(abc.ABC):
+class Evaluation:
     """Evaluation of one split: `begin`, then `take` until all of `steps` are taken, then `read`.
 
-    Every replica must call the same methods at the same point.
+    Every replica, of a strategy whose replicas take each step together, must call the same methods at the
+    same point.
     """
-
-    steps: int
-
-    @property
-    @abc.abstractmethod
-    def own_shapes(self) -> Shapes:
-        """What the step returns in place of metrics; nothing where it returns those."""
-
-    @abc.abstractmethod
-    def begin(self) -> None:
-        """Sets the metrics back to nothing."""
-
-    @abc.abstractmethod
-    def take(self, count: int) -> None:
-        """Takes some steps."""
-
-    @abc.abstractmethod
-    def read(self) -> Logs:
-        """Returns the exact means over the examples taken."""
-
-    def __call__(self) -> Logs:
-        """Returns the exact means over all examples."""
-        self.begin()
-        self.take(self.steps)
-        return self.read()
-
-
-class Evaluation(SplitEvaluation):
-    """Evaluates one split under a strategy whose replicas take each step together."""
 
     def __init__(
         self, model: keras.Model, strategy: tf.distribute.Strategy, batches: tf.data.Dataset, steps: int
@@ -244,6 +215,12 @@ class Evaluation(SplitEvaluation):
     def read(self) -> Logs:
         """Returns the exact means over the examples taken."""
         return self._metrics.read()
+
+    def __call__(self) -> Logs:
+        """Returns the exact means over all examples."""
+        self.begin()
+        self.take(self.steps)
+        return self.read()
 
     def _trace(self, own_logs: OwnLogs) -> Callable[[Any, tf.Tensor], None]:
         def step(data: Any) -> None:

@@ -102,7 +102,7 @@ def losses(out: Path, names: list[str]) -> dict[str, Any]:
     return train_all(names)
 
 
-def fit_program(name: str, *, steady: bool = True, **options: Any) -> dict[str, Any]:
+def fit_program(name: str, **options: Any) -> dict[str, Any]:
     """Trains a program that has a training step of its own."""
     program = own_steps.PROGRAMS[name]
     data = program.data()
@@ -110,7 +110,7 @@ def fit_program(name: str, *, steady: bool = True, **options: Any) -> dict[str, 
         options["validation_data"] = data
     # The pairs of an anchor and its like are no examples to share out: each replica takes whole batches.
     given = (lambda context: data) if name == "metric_learning" else data
-    history = shardline.fit(lambda: program.make(steady), given, verbose=0, **options)
+    history = shardline.fit(lambda: program.make(True), given, verbose=0, **options)
     return {"weights": summary(history.model), "history": history.history}
 
 
@@ -118,26 +118,18 @@ def steps(out: Path, names: list[str]) -> dict[str, Any]:
     return {name: fit_program(name) for name in names}
 
 
-def own_step(out: Path, part: str) -> dict[str, Any]:
-    """Trains one of them at once ("whole"), or its first two steps ("cut"), or from there on ("resumed")."""
-    options: dict[str, Any] = {} if part == "whole" else {"checkpoint_dir": out / "checkpoints"}
-    if part == "cut":
-        options["max_steps"] = 2
-    return fit_program("wgan_gp", steady=False, epochs=2, **options)
-
-
 def plain(out: Path) -> dict[str, Any]:
     history = shardline.fit(steady, arrays(), batch_size=16, epochs=1, shuffle=False, verbose=0)
     return {"weights": summary(history.model)}
 
 
-def killed(out: Path, kill: str = "", sign: str = "SIGKILL") -> dict[str, Any]:
-    """Ends one task by a signal after step 17."""
+def killed(out: Path, kill: str = "") -> dict[str, Any]:
+    """Kills one task after step 17."""
 
     class Kill(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if kill == NAME and self.model.optimizer.iterations == 17:
-                os.kill(os.getpid(), signal.Signals[sign])
+                os.kill(os.getpid(), signal.SIGKILL)
 
     history = shardline.fit(
         restless,
@@ -295,7 +287,6 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         all_kinds,
         losses,
         steps,
-        own_step,
         plain,
         killed,
         own_part,

@@ -193,15 +193,6 @@ def plateau():
     return keras.callbacks.ReduceLROnPlateau("val_accuracy", factor=0.5, patience=1, min_delta=0.02)
 
 
-def averaged(dataset):
-    """Its optimizer keeps a moving average that stays where its first step has brought it."""
-    model = plain(dataset)
-    model.compile(
-        keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=1.0), "sparse_categorical_crossentropy"
-    )
-    return model
-
-
 def exploding(dataset):
     """Its first update makes every weight infinite."""
     model = plain(dataset)

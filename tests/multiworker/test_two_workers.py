@@ -35,14 +35,12 @@ def weights(out, model=""):
 @pytest.mark.parametrize(
     ("model", "more", "communication"),
     [
-        pytest.param("mnist_cnn", (), "auto", marks=pytest.mark.matrix),
         pytest.param("tests.helpers.models:scheduled", (), "ring", marks=pytest.mark.matrix),
         (
             "tests.helpers.models:several",
             ("--transform", "tests.helpers.models:several_inputs", "--allow-unexportable"),
             "auto",
         ),
-        pytest.param("tests.helpers.models:own_step", (), "auto", marks=pytest.mark.matrix),
     ],
 )
 def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(
@@ -113,7 +111,6 @@ def test_two_workers_equal_one_for_every_kind_of_label(tmp_path, labels, model, 
     [
         pytest.param("multi_worker_mirrored", "float16", marks=pytest.mark.matrix),
         ("mirrored", "bfloat16"),
-        pytest.param("mirrored", "float16", marks=pytest.mark.matrix),
     ],
 )
 def test_every_synchronous_strategy_learns_in_half_precision(dataset, tmp_path, strategy, precision):

@@ -18,13 +18,8 @@ def info(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("dataset"), records={"train": 6}, shape=(32, 32, 1)).info()
 
 
-# One of each way of preprocessing: caffe, tf, torch, and inside the application itself.
-FAMILIES = [
-    pytest.param("ResNet50", marks=pytest.mark.matrix),
-    "MobileNetV2",
-    pytest.param("DenseNet121", marks=pytest.mark.matrix),
-    "MobileNetV3Small",
-]
+# Ways of preprocessing: caffe, tf, and inside the application itself.
+FAMILIES = ["ResNet50", "MobileNetV2", "MobileNetV3Small"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -107,12 +102,6 @@ def test_the_head_stays_in_float32_under_mixed_precision(info):
     assert model(np.zeros((1, 32, 32, 1), np.uint8)).dtype.name == "float32"
     base = next(layer for layer in model.layers if isinstance(layer, keras.Model))
     assert base.layers[1].compute_dtype == "bfloat16"
-
-
-def test_a_model_with_several_outputs_is_built(info):
-    model = build("tests.helpers.models:two_outputs", info, {})
-
-    assert len(model.outputs) == 2
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from tests.helpers.fitting import (
     line,
     numbers,
 )
-from tests.helpers.parameters import with_matrix
 
 WEIGHTS = np.linspace(0.0, 2.0, COUNT, dtype="float32")
 
@@ -69,17 +68,12 @@ def evaluated_by_keras(make: Any, data: Any, **options: Any) -> dict[str, float]
 
 
 EVALUATIONS = {
-    "arrays": (line, numbers, {}),
-    "batch_size": (line, numbers, {"batch_size": 7}),
     "steps": (line, numbers, {"batch_size": 7, "steps": 3}),
     "steps_beyond_the_data": (line, lambda: batches(numbers()), {"steps": 9}),
-    "dataset": (line, lambda: batches(numbers()), {}),
-    "dataset_of_unknown_length": (line, lambda: batches(numbers()).filter(lambda *_: True), {}),
     "steps_of_unknown_length": (line, lambda: batches(numbers()).filter(lambda *_: True), {"steps": 3}),
     "repeated_dataset": (line, lambda: batches(numbers()).repeat(), {"steps": 5}),
     "classes": (classifier, classes, {}),
     "weights": (weighted_line, lambda: (*numbers(), WEIGHTS), {"batch_size": 7}),
-    "weights_in_a_dataset": (weighted_line, lambda: batches((*numbers(), WEIGHTS)), {}),
     "dropout_and_normalization": (dropping, numbers, {}),
     "run_eagerly": (lambda: line(run_eagerly=True), numbers, {}),
     "steps_per_execution": (lambda: line(steps_per_execution=3), numbers, {"batch_size": 7}),
@@ -89,9 +83,8 @@ EVALUATIONS = {
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
 @pytest.mark.parametrize(
     ("make", "data", "options"),
-    with_matrix(
-        EVALUATIONS, ["arrays", "batch_size", "dataset", "dataset_of_unknown_length", "weights_in_a_dataset"]
-    ),
+    EVALUATIONS.values(),
+    ids=EVALUATIONS,
 )
 def test_an_evaluation_is_that_of_keras(make, data, options):
     found = shardline.evaluate(make, data(), verbose=0, **options)
@@ -112,18 +105,13 @@ def test_losses_of_several_outputs_are_means_over_the_examples():
 
 
 PREDICTIONS = {
-    "array": (line, lambda: numbers()[0], {}),
-    "batch_size": (line, lambda: numbers()[0], {"batch_size": 7}),
     "steps": (line, lambda: numbers()[0], {"batch_size": 7, "steps": 3}),
     "steps_beyond_the_data": (line, lambda: batches(numbers()[0]), {"steps": 9}),
-    "dataset": (line, lambda: batches(numbers()[0]), {}),
     "dataset_of_pairs": (line, lambda: batches(numbers()), {}),
-    "repeated_dataset": (line, lambda: batches(numbers()[0]).repeat(), {"steps": 5}),
     "outputs_by_name": (outputs_by_name, lambda: numbers()[0], {"batch_size": 7}),
     "outputs_in_a_list": (outputs_in_a_list, lambda: numbers()[0], {"batch_size": 7}),
     "inputs_by_name": (inputs_by_name, pairs, {"batch_size": 7}),
     "dropout_and_normalization": (dropping, lambda: numbers()[0], {}),
-    "run_eagerly": (lambda: line(run_eagerly=True), lambda: numbers()[0], {}),
     "tensor": (line, lambda: tf.constant(numbers()[0]), {}),
 }
 
@@ -131,7 +119,8 @@ PREDICTIONS = {
 @pytest.mark.filterwarnings("ignore:.*ran out of data")
 @pytest.mark.parametrize(
     ("make", "data", "options"),
-    with_matrix(PREDICTIONS, ["array", "batch_size", "dataset", "repeated_dataset", "run_eagerly"]),
+    PREDICTIONS.values(),
+    ids=PREDICTIONS,
 )
 def test_a_prediction_is_that_of_keras(make, data, options):
     found = shardline.predict(make, data(), verbose=0, **options)
@@ -179,15 +168,7 @@ def uncompiled() -> keras.Model:
 
 REFUSED = {
     "uncompiled": (lambda: shardline.evaluate(uncompiled, numbers()), ModelError, "not compiled"),
-    "no_data": (lambda: shardline.evaluate(line, None), SettingsError, "data is None; give a"),
-    "steps": (lambda: shardline.evaluate(line, numbers(), steps=0), SettingsError, "at least 1, not 0"),
-    "batch_size": (
-        lambda: shardline.evaluate(line, batches(numbers()), batch_size=3),
-        SettingsError,
-        "batch_size is for arrays",
-    ),
     "option": (lambda: shardline.evaluate(line, numbers(), epochs=3), SettingsError, "no argument 'epochs'"),
-    "callbacks": (lambda: shardline.predict(line, numbers()[0], callbacks=[]), SettingsError, "'callbacks'"),
     "without_end": (
         lambda: shardline.predict(line, batches(numbers()).repeat()),
         SettingsError,
@@ -198,7 +179,6 @@ REFUSED = {
         SettingsError,
         "data ends before the 5 batches that are to be evaluated; give fewer steps",
     ),
-    "empty": (lambda: shardline.predict(line, np.zeros((0, WIDTH))), SettingsError, "at least one"),
     "wrong_width": (
         lambda: shardline.predict(line, np.zeros((4, WIDTH + 1), "float32")),
         ModelError,
@@ -209,7 +189,6 @@ REFUSED = {
         ModelError,
         r"cannot be built on batches of .*float32 \(32, 2, 2\).*Dimensions must be equal",
     ),
-    "verbose": (lambda: shardline.evaluate(line, numbers(), verbose="much"), SettingsError, "verbose"),
 }
 
 

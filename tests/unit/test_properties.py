@@ -12,17 +12,13 @@ from tests.helpers.strategies import TARGETS
 
 #: Examples by target, for about two seconds each; benchmarks/fuzz.py takes as many as there is time for.
 EXAMPLES = {"settings": 150, "parameters": 40, "retrain": 12}
-MANY = [(name, EXAMPLES.get(name, 300)) for name in TARGETS]
 #: Seconds that one input may take.
 LIMIT = 5
 
 
 @pytest.mark.parametrize(
     ("name", "examples"),
-    [
-        *((name, many // 4) for name, many in MANY),
-        *(pytest.param(name, many, marks=pytest.mark.matrix) for name, many in MANY),
-    ],
+    [(name, EXAMPLES.get(name, 300) // 4) for name in TARGETS],
 )
 def test_a_result_or_an_error_of_ours(name, examples):
     target = TARGETS[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from shardline.trainer.data.decode import Targets, parse_batch
 from shardline.trainer.data.features import CLASS, REGRESSION, Label
-from shardline.trainer.data.manifest import Manifest, Shard
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.tensorflow_internals import untuned
 
@@ -106,51 +107,34 @@ def _find(directory: Path, manifest: Manifest) -> tuple[str, Raised | None]:
     """Reads a dataset up to an example that cannot be read; its place in words, and what was raised."""
     until = time.monotonic() + _SEARCH_SECONDS
     for split, of_split in manifest.splits.items():
+
+        def check(record: tf.Tensor, split: str = split) -> Targets:
+            inputs, targets = parse_batch(record[tf.newaxis], manifest.inputs, manifest.labels)
+            with tf.control_dependencies(tf.nest.flatten(inputs)):  # which nothing else needs
+                return check_targets(targets, manifest.labels, split)
+
         for shard in of_split.shards:
-            number, error = _read(directory, manifest, split, shard, until)
-            if error is not None:
-                key = _key(directory / shard.file, manifest, number)
-                return f"the {split} split, shard {shard.file}, record {number:,}{key}", error
-            if time.monotonic() > until:
-                return "", None
+            path, compression = str(directory / shard.file), manifest.compression.upper()
+            records, number = tf.data.TFRecordDataset(path, compression_type=compression), 0
+            checked = records.map(
+                tf.autograph.experimental.do_not_convert(check), num_parallel_calls=tf.data.AUTOTUNE
+            )
+            try:
+                for _ in untuned(checked).as_numpy_iterator():
+                    number += 1
+                    if time.monotonic() > until:
+                        return "", None
+            except (tf.errors.OpError, UnicodeDecodeError) as error:
+                where = f"the {split} split, shard {shard.file}, record {number:,}{_key(records, number)}"
+                return where, error
     return "", None
 
 
-def _read(
-    directory: Path, manifest: Manifest, split: str, shard: Shard, until: float
-) -> tuple[int, Raised | None]:
-    """Reads a shard as training does; returns the number of sound records, and what was raised after them."""
-
-    def check(record: tf.Tensor) -> Targets:
-        inputs, targets = parse_batch(record[tf.newaxis], manifest.inputs, manifest.labels)
-        with tf.control_dependencies(tf.nest.flatten(inputs)):  # which nothing else needs
-            return check_targets(targets, manifest.labels, split)
-
-    number = 0
-    checked = _records(directory / shard.file, manifest).map(
-        tf.autograph.experimental.do_not_convert(check), num_parallel_calls=tf.data.AUTOTUNE
-    )
-    try:
-        for _ in untuned(checked).as_numpy_iterator():
-            number += 1
-            if time.monotonic() > until:
-                break
-    except (tf.errors.OpError, UnicodeDecodeError) as error:
-        return number, error
-    return number, None
-
-
-def _key(path: Path, manifest: Manifest, number: int) -> str:
+def _key(records: tf.data.Dataset, number: int) -> str:
     """Returns ", key 'x'" of a record; "" where it has none."""
     wanted = {"key": tf.io.FixedLenFeature([], tf.string, "")}
-    try:
-        for record in _records(path, manifest).skip(number).take(1):
+    with contextlib.suppress(tf.errors.OpError, UnicodeDecodeError):
+        for record in records.skip(number).take(1):
             key = tf.io.parse_single_example(record, wanted)["key"].numpy()
             return f", key {key.decode('utf-8', 'replace')!r}" if key else ""
-    except (tf.errors.OpError, UnicodeDecodeError):
-        pass
     return ""
-
-
-def _records(path: Path, manifest: Manifest) -> tf.data.Dataset:
-    return tf.data.TFRecordDataset(str(path), compression_type=manifest.compression.upper())

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from shardline.trainer import progress
-from shardline.trainer.data.seeding import PASS, Seeding, mixed_with, stateful_ops
+from shardline.trainer.data.seeding import PASS, Seeding, mixed_with, node_name, stateful_ops
 from shardline.trainer.errors import SettingsError
 
 # What passes on examples, one for one, behind the op that makes batches of them.
@@ -110,7 +110,7 @@ class DatasetPasses:
         self._caches = {
             node.input[2]: tf.raw_ops.AnonymousMemoryCache()
             for node in self._graph.node
-            if node.op == "CacheDatasetV2" and not self._constants[_name(node.input[1])]
+            if node.op == "CacheDatasetV2" and not self._constants[node_name(node.input[1])]
         }
         caches = [node for node in self._graph.node if node.op.startswith("CacheDataset")]
         cached = {name for cache in caches for name in self._above(cache.input[0])}
@@ -122,10 +122,10 @@ class DatasetPasses:
                 "that its order here is not the one in which the program reads it: where take and skip split "
                 "it, training has examples of the other part; give shuffle a seed",
             )
-        self.ahead, last = 0, self._nodes[_name(self._output)]
+        self.ahead, last = 0, self._nodes[node_name(self._output)]
         if last.op == "PrefetchDataset":
             # Every batch would be handed from thread to thread twice.
-            self.ahead, self._output = int(self._constants[_name(last.input[1])]), str(last.input[0])
+            self.ahead, self._output = int(self._constants[node_name(last.input[1])]), str(last.input[0])
             self._graph.node.remove(last)
         self.cardinality = self._count(self._output)
         self.examples = self._examples()
@@ -147,21 +147,21 @@ class DatasetPasses:
         return tf.data.experimental.from_variant(variant, self.element_spec)
 
     def _above(self, name: str) -> Iterator[str]:
-        node = self._nodes[_name(name)]
+        node = self._nodes[node_name(name)]
         yield node.name
         for source in node.input:
             yield from self._above(source)
 
     def _examples(self) -> tuple[int, int] | None:
         """Returns the examples of a pass and of a batch, where both are known."""
-        node = self._nodes[_name(self._output)]
+        node = self._nodes[node_name(self._output)]
         while node.op in _ONE_FOR_ONE:
-            node = self._nodes[_name(node.input[0])]
+            node = self._nodes[node_name(node.input[0])]
         if node.op not in _BATCHING:
             return None
         count, inputs = self._count(node.input[0]), list(node.input)
-        size = int(self._constants[_name(inputs[1])])
-        drops = bool(self._constants[_name(inputs[3 if node.op == "ParallelBatchDataset" else 2])])
+        size = int(self._constants[node_name(inputs[1])])
+        drops = bool(self._constants[node_name(inputs[3 if node.op == "ParallelBatchDataset" else 2])])
         return None if count < 0 else (count // size * size if drops else count, size)
 
     def _count(self, output: str) -> int:
@@ -208,10 +208,6 @@ def _value(constant: Any) -> tf.Tensor:
     with tf.device("CPU:0"):
         content = constant.attr["value"].tensor.SerializeToString()
         return tf.io.parse_tensor(content, tf.as_dtype(constant.attr["dtype"].type))
-
-
-def _name(reference: str) -> str:
-    return reference.partition(":")[0].lstrip("^")
 
 
 def _tensor(reference: str) -> str:

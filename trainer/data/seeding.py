@@ -119,7 +119,7 @@ class Seeding:
         self, node: Any, constants: Mapping[str, int], number: str, outputs: tuple[str, str]
     ) -> list[Any]:
         first = _DRAWING[node.op]
-        own = tuple(constants.get(_name(seed)) for seed in node.input[first : first + 2])
+        own = tuple(constants.get(node_name(seed)) for seed in node.input[first : first + 2])
         unseeded, added = own == (0, 0), list[Any]()
         drawn = next(self._draws)
         position: int | None = drawn
@@ -205,8 +205,9 @@ def _is_unordered(node: Any) -> bool:
     return "deterministic" in node.attr and node.attr["deterministic"].s == b"false"
 
 
-def _name(reference: str) -> str:
-    return reference.partition(":")[0]
+def node_name(reference: str) -> str:
+    """Returns the name of the node that an input of another refers to."""
+    return reference.partition(":")[0].lstrip("^")
 
 
 def _node(name: str, op: str, *inputs: str, value: Any = None, **types: Any) -> Any:
