@@ -142,18 +142,14 @@ def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Call
     make = plugins.load(reference, "callback", SettingsError)
     if not callable(make):
         raise SettingsError(f"callback {reference!r} is {make!r}, not a function")
-    parameters = inspect.signature(make).parameters
-    required = [
-        p.name
-        for p in parameters.values()
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "directory"
-    ]
-    if required:
-        raise SettingsError(
-            f"callback {reference!r} requires {', '.join(required)}, but it is given nothing, or directory"
-        )
+    signature = inspect.signature(make)
+    given = {"directory": directory} if "directory" in signature.parameters else {}
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        raise SettingsError(f"callback {reference!r}: {error}; it is given nothing, or directory") from None
     with plugins.calling(f"callback {reference!r} failed", SettingsError):
-        made = make(**({"directory": directory} if "directory" in parameters else {}))
+        made = make(**given)
     callbacks = list(made) if isinstance(made, (list, tuple)) else [made]
     for callback in callbacks:
         returned = "has to return a keras.callbacks.Callback or a list of them, it returned"

@@ -84,8 +84,14 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
     if inner and all(_is_tuned(one, settings, factor) for one in inner):
         return
     for optimizer in _tunable(model.optimizer, names[0]):
+        own = optimizer.gradient_accumulation_steps
+        if steps > 1 and own and own != steps:
+            raise SettingsError(
+                f"gradient_accumulation_steps is {steps}, but the model's optimizer has its own {own}; give "
+                "one of them"
+            )
         if steps > 1:
-            _accumulate(optimizer, steps)
+            optimizer.gradient_accumulation_steps = steps
         if rated := [name for name in names if name != "gradient_accumulation_steps"]:
             rate = _settable_rate(optimizer, rated[0])
             optimizer.learning_rate = ScaledWarmup(rate, factor, settings.warmup_steps)
@@ -114,15 +120,6 @@ def _tunable(optimizer: keras.Optimizer, setting: str) -> list[keras.Optimizer]:
             "says too late which optimizers it has"
         )
     return found
-
-
-def _accumulate(optimizer: keras.Optimizer, steps: int) -> None:
-    own = optimizer.gradient_accumulation_steps
-    if own and own != steps:
-        raise SettingsError(
-            f"gradient_accumulation_steps is {steps}, but the model's optimizer has its own {own}; give one"
-        )
-    optimizer.gradient_accumulation_steps = steps
 
 
 def _settable_rate(optimizer: keras.Optimizer, setting: str) -> float | LearningRateSchedule:

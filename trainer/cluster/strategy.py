@@ -33,7 +33,14 @@ def choose(settings: TrainSettings, cluster: Cluster) -> str:
     _check_cluster(settings.strategy, cluster)
     if cluster.role == "evaluator":
         return "one_device"
-    name = _automatic(settings, cluster) if settings.strategy == "auto" else settings.strategy
+    name = settings.strategy
+    if name == "auto":
+        several = settings.cpu_devices > 1 or len(tf.config.list_physical_devices("GPU")) > 1
+        name = "mirrored" if several else "one_device"
+        if cluster.num_workers > 1:
+            name = "multi_worker_mirrored"
+        if cluster.ps_hosts:
+            name = "parameter_server"
     if settings.cpu_devices > 1 and name != "mirrored":
         raise SettingsError(
             f"cpu_devices {settings.cpu_devices} divides the CPU for mirrored; strategy {name} uses one CPU "
@@ -95,15 +102,6 @@ def _check_cluster(name: str, cluster: Cluster) -> None:
             f"strategy {name!r} trains in one process, but TF_CONFIG has {len(cluster.hosts)}; "
             "use multi_worker_mirrored or auto"
         )
-
-
-def _automatic(settings: TrainSettings, cluster: Cluster) -> str:
-    if cluster.ps_hosts:
-        return "parameter_server"
-    if cluster.num_workers > 1:
-        return "multi_worker_mirrored"
-    several = settings.cpu_devices > 1 or len(tf.config.list_physical_devices("GPU")) > 1
-    return "mirrored" if several else "one_device"
 
 
 def create(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:

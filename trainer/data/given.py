@@ -87,7 +87,7 @@ class Given:
                 data = _not_ending(data, name, steps * max(1, own))
             found: Any = DatasetPasses(self._weighted(data), name, seed)
         else:
-            arrays = self._weighted_arrays(checked_arrays(data, name))
+            arrays = self._weighted(checked_arrays(data, name))
             found = ArrayPasses(arrays, batch_size=self._size(), shuffle=shuffle, seed=seed)
         if again and steps and 0 <= found.cardinality <= steps * max(1, own):
             steps = 0  # all of it, and nothing twice
@@ -177,25 +177,18 @@ class Given:
             tf.nest.map_structure(lambda array: array[at:], arrays),
         )
 
-    def _weighted(self, data: tf.data.Dataset) -> tf.data.Dataset:
+    def _weighted(self, data: Any) -> Any:
+        """Returns a dataset of pairs, or two arrays, with the weight of each label's class, if any."""
         if self.class_weight is None:
             return data
-        spec = data.element_spec
-        if not isinstance(spec, tuple) or len(spec) != 2 or isinstance(spec[1], dict | tuple):
+        pair = data.element_spec if isinstance(data, tf.data.Dataset) else data
+        if not isinstance(pair, tuple) or len(pair) != 2 or isinstance(pair[1], dict | tuple):
             raise SettingsError(
                 "class_weight needs data of pairs (x, y) with one label each, and no sample_weight"
             )
-        weigh = tf.autograph.experimental.do_not_convert(lambda x, y: (x, y, self._weights(y)))
-        return data.map(weigh)
-
-    def _weighted_arrays(self, arrays: Any) -> Any:
-        if self.class_weight is None:
-            return arrays
-        if not isinstance(arrays, tuple) or len(arrays) != 2 or isinstance(arrays[1], dict | tuple):
-            raise SettingsError(
-                "class_weight needs data of pairs (x, y) with one label each, and no sample_weight"
-            )
-        return (*arrays, self._weights(tf.convert_to_tensor(arrays[1])).numpy())
+        if isinstance(data, tf.data.Dataset):
+            return data.map(tf.autograph.experimental.do_not_convert(lambda x, y: (x, y, self._weights(y))))
+        return (*data, self._weights(tf.convert_to_tensor(data[1])).numpy())
 
     def _weights(self, labels: tf.Tensor) -> tf.Tensor:
         """Returns the weight of each label's class, as Keras does: 1 for a class that is not named."""
