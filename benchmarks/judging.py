@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardline.components.validate.classes import ClassOutcomes
-from shardline.trainer.data.features import Tally
+from shardline.trainer.data.features import CLASS, LABEL, Label, Tally
 
 EXAMPLES, CLASSES = 20_000, 1_000
 
@@ -26,9 +26,9 @@ def make_outcomes(noise: float) -> ClassOutcomes:
     logits += np.random.default_rng(1).normal(0, noise, logits.shape).astype(np.float32)
     odds = np.exp(logits)
     columns = {"age": random.integers(0, 90, EXAMPLES), "camera": random.integers(0, 5, EXAMPLES).astype(str)}
-    names = tuple(f"class {label}" for label in range(CLASSES))
+    label = Label(LABEL, CLASS, tuple(f"class {number}" for number in range(CLASSES)))
     probabilities = odds / odds.sum(axis=1, keepdims=True)
-    return ClassOutcomes(names, labels, probabilities.argmax(axis=1), probabilities, columns)
+    return ClassOutcomes(label, labels, probabilities, columns, predicted=probabilities.argmax(axis=1))
 
 
 def timed(name: str, work: Callable[[], Any]) -> tuple[float, float]:
@@ -44,7 +44,7 @@ def main() -> None:
     """Prints the table of the steps, and their sum."""
     ours, champion = make_outcomes(0.0), make_outcomes(0.5)
     champion.summarize(20)
-    trained = Tally(tuple(np.bincount(ours.labels, minlength=CLASSES).tolist()))
+    trained = Tally(tuple(np.bincount(ours.true, minlength=CLASSES).tolist()))
     print("| step | CPU s | s |\n|---|---|---|")
     steps = {
         "metrics, areas, curves, slices and intervals": lambda: ours.summarize(20),

@@ -155,16 +155,30 @@ class _Earlier:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What of evaluation.json is told to others; `shardline.components.validate.evaluation` explains it."""
+    """What others read of evaluation.json; all of it is `shardline.components.validate.evaluation`.
+
+    Attributes:
+        fingerprint: Fingerprint of the dataset.
+        split: The split that was measured on.
+        examples: Number of its examples.
+        accuracy: Share of right predictions, 0..1; None where there is not one class.
+        log_loss: Mean natural-log loss over the examples with finite outputs; None if there are none.
+        class_names: Class names in the order of the labels; () of numbers.
+        confusion: Examples by true class (row) and predicted class (column); () where there is not one class.
+        metrics: Values by name.
+        label: Name of the label; "" of several.
+        kind: Its kind; "" of several.
+        parts: The same of each of several labels.
+    """
 
     fingerprint: str
     split: str
     examples: int
-    accuracy: float | None
-    log_loss: float | None
-    class_names: tuple[str, ...]
-    confusion: tuple[tuple[int, ...], ...]
     metrics: Mapping[str, float | None]
+    accuracy: float | None = None
+    log_loss: float | None = None
+    class_names: tuple[str, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
     label: str = LABEL
     kind: str = CLASS
     parts: tuple[Measured, ...] = ()
@@ -172,7 +186,15 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What of blessing.json is told to others; `shardline.components.validate.verdict` explains it."""
+    """What others read of blessing.json; all of it is `shardline.components.validate.verdict`.
+
+    Attributes:
+        blessed: Whether the model may be published.
+        reason: Reason for the verdict, in one sentence.
+        headline: The verdict in a few words: "Worse than the champion by 4.8 points: not registered".
+        champion: Version of the champion that the model was compared with; "" where there was none yet, None
+            where no place for champions was given.
+    """
 
     blessed: bool
     reason: str

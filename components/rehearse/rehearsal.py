@@ -173,10 +173,9 @@ def rehearse(
 def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: GateSettings) -> None:
     """Exports a model, measures the export and the champion, and refuses rules that cannot be judged."""
     from shardline.components.validate.challenge import Challenge, challenge_champion
-    from shardline.components.validate.conversions import measure_formats
     from shardline.components.validate.evaluate import Examples, measure
-    from shardline.components.validate.left_side import NOT_MEASURED
-    from shardline.components.validate.rules import OFF
+    from shardline.components.validate.formats import measure_formats
+    from shardline.components.validate.rules import NOT_MEASURED, OFF
     from shardline.components.validate.validation import export_trained
     from shardline.components.validate.verdict import judge
 
@@ -190,8 +189,7 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     )
     few: dict[str, Any] = {"min_slice": 1, "calls": _CALLS}
     measured = measure(out / SAVED_MODEL, examples, loaded=loaded, **few)
-    formats = measure_formats(out, tuple(export.formats or ()), examples, measured)
-    measured = replace(measured, evaluation=replace(measured.evaluation, formats=formats))
+    measured = measure_formats(out, export.formats or (), examples, measured)
     challenge = Challenge(measured.evaluation)
     if gate.champion_uri:
         challenge = challenge_champion(measured, gate.champion_uri, examples, **few)

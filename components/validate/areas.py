@@ -60,53 +60,53 @@ class Areas:
         return np.column_stack([len(self.influence) * self.influence + means, np.ones(len(self.influence))])
 
 
-def measure_areas(labels: _Ints, probabilities: _Array) -> Areas:
-    """Returns the areas of labels, [n], and finite probabilities, [n, classes]."""
-    counts = np.bincount(labels, minlength=probabilities.shape[1])
-    order, ends = np.argsort(labels, kind="stable"), np.cumsum(counts)
-    return _measure(counts, lambda label: order[ends[label] - counts[label] : ends[label]], probabilities)
+def measure_areas(true: _Ints, probabilities: _Array) -> Areas:
+    """Returns the areas of finite probabilities, [n, classes].
 
-
-def measure_areas_of_several(true: _Ints, probabilities: _Array) -> Areas:
-    """Returns the areas of labels of 0 and 1, and finite probabilities, [n, labels] each."""
-    return _measure(true.sum(axis=0), lambda label: np.flatnonzero(true[:, label]), probabilities)
-
-
-def _measure(counts: _Ints, find: Callable[[int], _Ints], probabilities: _Array) -> Areas:
-    examples = len(probabilities)
+    `true` are the classes, [n], or of each class 0 or 1, [n, classes].
+    """
+    examples, classes = probabilities.shape
+    if true.ndim == 1:
+        counts, order = np.bincount(true, minlength=classes), np.argsort(true, kind="stable")
+        members = np.split(order, np.cumsum(counts)[:-1])
+    else:
+        counts, members = true.sum(axis=0), [np.flatnonzero(column) for column in true.T]
     mixed = np.flatnonzero((counts > 0) & (counts < examples))
     roc, pr, influence = np.empty(len(mixed)), np.empty(len(mixed)), np.zeros((examples, 2))
     for start in range(0, len(mixed), _AT_ONCE):
         some = mixed[start : start + _AT_ONCE]
         columns = np.ascontiguousarray(probabilities[:, some].T)
         for place, label in enumerate(some):
-            roc[start + place], pr[start + place] = _area(columns[place], find(label), influence)
+            roc[start + place], pr[start + place] = _area(columns[place], members[label], influence)
     return Areas(mixed, roc, pr, influence / max(1, len(mixed)))
 
 
-def draw_curves(outcomes: tuple[_Ints, _Array], names: tuple[str, ...], areas: Areas) -> dict[str, Any]:
+def draw_curves(
+    labels: _Ints, probabilities: _Array, names: tuple[str, ...], areas: Areas
+) -> dict[str, tuple[Curve, ...]]:
     """Returns the fields `roc` and `precision_recall` of an evaluation: up to 12 curves each.
 
-    They are those with the smallest areas, in the order of the classes. `outcomes` are the labels and
-    probabilities that the areas are of.
+    They are those with the smallest areas, in the order of the classes. The areas are of these labels and
+    probabilities.
     """
-    labels, probabilities = outcomes
-    roc, precision_recall = [], []
-    for place in _smallest(areas.roc):
-        label = areas.classes[place]
-        x, y, thresholds = metrics.roc_curve(labels == label, probabilities[:, label])
+
+    def roc(true: _Array, scores: _Array) -> tuple[_Array, _Array, _Array]:
+        x, y, thresholds = metrics.roc_curve(true, scores)
         # scikit-learn begins above all probabilities, at infinity, which JSON does not have.
-        roc.append(_thin(names[label], areas.roc[place], x, y, np.minimum(thresholds, 1.0)))
-    for place in _smallest(areas.pr):
-        label = areas.classes[place]
-        y, x, thresholds = metrics.precision_recall_curve(labels == label, probabilities[:, label])
-        precision_recall.append(_thin(names[label], areas.pr[place], x, y, np.append(thresholds, 1.0)))
-    return {"roc": tuple(roc), "precision_recall": tuple(precision_recall)}
+        return x, y, np.minimum(thresholds, 1.0)
 
+    def precision_recall(true: _Array, scores: _Array) -> tuple[_Array, _Array, _Array]:
+        y, x, thresholds = metrics.precision_recall_curve(true, scores)
+        return x, y, np.append(thresholds, 1.0)
 
-def _smallest(areas: _Floats) -> _Ints:
-    """Returns the places of up to 12 smallest areas, in the order of the classes."""
-    return np.sort(np.argsort(areas, kind="stable")[:MOST_CURVES])
+    def draw(values: _Floats, curve: Callable[..., tuple[_Array, ...]]) -> tuple[Curve, ...]:
+        places = np.sort(np.argsort(values, kind="stable")[:MOST_CURVES])
+        return tuple(
+            _thin(names[label], values[place], *curve(labels == label, probabilities[:, label]))
+            for place, label in zip(places, areas.classes[places], strict=True)
+        )
+
+    return {"roc": draw(areas.roc, roc), "precision_recall": draw(areas.pr, precision_recall)}
 
 
 def _area(scores: _Array, mine: _Ints, influence: _Floats) -> tuple[float, float]:

@@ -1,22 +1,43 @@
-"""Challenge: the champion, measured in the same way and on the same examples as a new model."""
+"""Challenge: the champion, measured in the same way and on the same examples as a new model.
+
+A model that was trained on some of the examples on which it is measured looks better than it is. So an export
+keeps the keys of its training split, hashes by which they are found among those of a later test split, and a
+later run leaves those of its test examples out of the comparison that the champion was trained on.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import xxhash
 
 from shardline.components import model_store
-from shardline.components.model_store import Export, champions
-from shardline.components.validate.comparison import compare
+from shardline.components.model_store import KEYS_FILE, Export, TrainingData, champions
 from shardline.components.validate.drift import Before, read_profile
-from shardline.components.validate.evaluate import Examples, Measured, measure
-from shardline.components.validate.evaluation import Evaluation
+from shardline.components.validate.evaluate import Assessment, Examples, measure
+from shardline.components.validate.evaluation import Evaluation, Lead
+from shardline.components.validate.metrics import LOSS
 from shardline.components.validate.served import CALLS
-from shardline.components.validate.training_keys import describe_overlap, find_trained_on
 from shardline.components.validate.verdict import Absence
-from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import DatasetError, ModelError
+from shardline.trainer import files
+from shardline.trainer.data.manifest import KEY_BYTES, Manifest
+from shardline.trainer.errors import DatasetError, ModelError, ShardlineError
 
 _MOST_NAMES = 5
+
+#: Examples on which a model and the champion must at least be compared, where others are left out.
+MIN_COMPARED = 50
+
+Keys = npt.NDArray[np.uint64]
+
+_KEY = np.dtype(">u8")
+# Settings of preprocessing that decide the split beside shares, salt and key.
+_RULES = ("stratify", "group", "split_by_time", "split_gap")
 
 
 @dataclass(frozen=True)
@@ -42,7 +63,7 @@ class Challenge:
 
 
 def challenge_champion(
-    challenger: Measured, champion_uri: str, examples: Examples, *, min_slice: int, calls: int = CALLS
+    challenger: Assessment, champion_uri: str, examples: Examples, *, min_slice: int, calls: int = CALLS
 ) -> Challenge:
     """Measures the champion in the same way as the challenger (see `measure`), and puts it beside it.
 
@@ -71,6 +92,39 @@ def challenge_champion(
     return Challenge(compared, version, warning=warning, export=export, profile=profile)
 
 
+def compare(
+    challenger: Assessment, champion: Assessment, trained_on: npt.NDArray[np.bool_] | None = None
+) -> Evaluation:
+    """Returns the challenger's evaluation with that of the champion on the same examples.
+
+    `trained_on` says which of them the champion was trained on: these are left out, for both.
+    """
+    whole = challenger.evaluation
+    if trained_on is not None and trained_on.any():
+        challenger, champion = challenger.only(~trained_on), champion.only(~trained_on)
+        whole = replace(whole, left_out=int(trained_on.sum()), compared=challenger.evaluation)
+    # The process has had both models in memory by then.
+    theirs, leads = _without(champion.evaluation, "peak_memory_mb"), dict[str, Lead]()
+    for name, ours in challenger.outcomes.items():
+        prefix, other = f"{name}." if whole.parts else "", champion.outcomes[name]
+        leads |= {f"{prefix}{metric}": lead for metric, lead in ours.leads(other).items()}
+        if getattr(ours, "shares", ()) != getattr(other, "shares", ()):
+            # The losses of other quantiles cannot be compared.
+            parts = tuple(_without(part, LOSS) if part.label == name else part for part in theirs.parts)
+            theirs = replace(_without(theirs, f"{prefix}{LOSS}"), parts=parts)
+    return replace(whole, champion=replace(theirs, mistakes=()), leads=leads)
+
+
+def _without(evaluation: Evaluation, metric: str) -> Evaluation:
+    """Returns an evaluation without a metric, also of its slices."""
+
+    def others(metrics: Mapping[str, float]) -> dict[str, float]:
+        return {name: value for name, value in metrics.items() if name != metric}
+
+    slices = tuple(replace(one, metrics=others(one.metrics)) for one in evaluation.slices)
+    return replace(evaluation, metrics=others(evaluation.metrics), slices=slices)
+
+
 def check_comparable(export: Export, version: str, manifest: Manifest) -> None:
     """Refuses a published version with other classes or inputs than a dataset; raises ModelError."""
     theirs, ours = (tuple(f"{one.kind} {one.name}" for one in all.labels) for all in (export, manifest))
@@ -91,3 +145,164 @@ def check_comparable(export: Export, version: str, manifest: Manifest) -> None:
 
 def _enumerate(names: tuple[str, ...]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+
+
+@dataclass(frozen=True)
+class TrainingKeys:
+    """Keys of the examples that a model was trained on, sorted, and the record of them for export.json.
+
+    Attributes:
+        data: The record; None where the model was trained on another dataset than the one that is at hand.
+        keys: The keys.
+        warning: What a person should know of them, in one sentence; "" for nothing.
+    """
+
+    data: TrainingData | None
+    keys: Keys
+    warning: str = ""
+
+    @classmethod
+    def of(
+        cls, directory: Path, manifest: Manifest, *, start: str = "", trained_on: str = ""
+    ) -> TrainingKeys:
+        """Returns those of a dataset's training split, and of the model that the training started from.
+
+        `start` is what the trainer's option `initial_model` takes, `trained_on` the fingerprint of the
+        training's dataset, "" where it is not known. Of a model without keys, and of a dataset of an earlier
+        release, none are known. Raises DatasetError when the dataset's are damaged.
+        """
+        if trained_on not in ("", manifest.fingerprint):
+            warning = (
+                f"The model was trained on another dataset (fingerprint {trained_on}): whether it has seen "
+                "the test examples is not known"
+            )
+            return cls(None, _NO_KEYS, warning)
+        settings = manifest.settings
+        salt, shares = settings.get("split_salt"), settings.get("split")
+        found = read_split(directory, manifest, "train")
+        earlier = _of_start(start, settings.get("key", "")) if start else _NO_KEYS
+        keys = np.unique(np.concatenate([part for part in (_NO_KEYS, found, earlier) if part is not None]))
+        data = TrainingData(
+            salt=salt if isinstance(salt, int) else None,
+            shares=dict(shares) if isinstance(shares, Mapping) else {},
+            key=str(settings.get("key", "")),
+            rules={name: settings[name] for name in _RULES if settings.get(name)},
+            records=len(keys),
+            keys="" if found is None else _digest(keys),
+            complete=earlier is not None,
+        )
+        warning = f"What initial_model ({start}) was trained on is not known: it may be the test examples"
+        return cls(data, keys, "" if data.complete else warning)
+
+    def write(self, out: Path) -> None:
+        """Writes the keys into the directory of an export, if any are known."""
+        if self.data and self.data.keys:
+            files.write_bytes(out / KEYS_FILE, self.keys.astype(_KEY).tobytes())
+
+    def describe_leak(self, examples: Examples) -> str:
+        """Returns what a person must know where the model was trained on what it is measured on, or ""."""
+        tested = read_split(examples.directory, examples.manifest, examples.name)
+        seen = 0 if tested is None else int(np.isin(tested, self.keys).sum())
+        if tested is None or not seen:
+            return ""
+        return (
+            f"Trained on {seen:,} of the {len(tested):,} {examples.name} examples, through the model that it "
+            "started from or equal examples in both splits: its figures are too good"
+        )
+
+
+def read_split(directory: Path, manifest: Manifest, split: str) -> Keys | None:
+    """Returns the keys of a split's examples in the order of its shards; None where the dataset has none.
+
+    Raises DatasetError when their file is missing or damaged.
+    """
+    if manifest.keys is None or split not in manifest.splits:
+        return None
+    path = directory / manifest.keys.file
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DatasetError(f"cannot read {path}: {error.strerror}; preprocess the data again") from None
+    if (len(data), f"{google_crc32c.value(data):08x}") != (manifest.keys.bytes, manifest.keys.crc32c):
+        raise DatasetError(f"{path} is not what the manifest says; preprocess the data again")
+    names = list(manifest.splits)
+    first = sum(manifest.splits[name].records for name in names[: names.index(split)])
+    return _as_keys(data[KEY_BYTES * first :][: KEY_BYTES * manifest.splits[split].records])
+
+
+def find_trained_on(published: Path, examples: Examples) -> npt.NDArray[np.bool_] | None:
+    """Returns which of some examples the champion in `published` was trained on; None where nobody knows.
+
+    Raises:
+        DatasetError: When the keys of the dataset are damaged.
+        ModelError: When those of the model are, or too few examples remain that it was not trained on.
+    """
+    export, manifest = Export.read(published), examples.manifest
+    data, keys = export.training_data, read_split(examples.directory, manifest, examples.name)
+    if keys is None or data is None or not data.keys or data.key != manifest.settings.get("key", ""):
+        fingerprint = export.settings.get("fingerprint") or export.fingerprint
+        is_same = fingerprint == manifest.fingerprint and (data is None or data.complete)
+        return np.zeros(examples.split.records, np.bool_) if is_same else None
+    trained_on = np.isin(keys, read_published(published, data))
+    if trained_on.any() and (remaining := int((~trained_on).sum())) < MIN_COMPARED:
+        raise ModelError(
+            f"the champion was trained on {trained_on.sum():,} of the {len(keys):,} {examples.name} "
+            f"examples, and the other {remaining:,} are too few to compare on (at least "
+            f"{MIN_COMPARED}); go back to its split_salt ({data.salt}) and split, or publish this model to "
+            "another champion_uri"
+        )
+    return trained_on
+
+
+def describe_overlap(trained_on: npt.NDArray[np.bool_] | None, data: TrainingData | None = None) -> str:
+    """Returns what a person must know of a comparison with a champion with these `data`; "" for nothing."""
+    if trained_on is None:
+        return (
+            "It is not known which examples the champion was trained on, as it or the dataset is of a source "
+            "without keys: if its split was another one, the comparison flatters it"
+        )
+    sentences = []
+    if trained_on.any():
+        sentences.append(
+            f"Compared with the champion on {(~trained_on).sum():,} of the {len(trained_on):,} examples: it "
+            f"was trained on the other {trained_on.sum():,}"
+        )
+    if data and not data.complete:
+        sentences.append("What the model that the champion started from was trained on is not known")
+    return "; ".join(sentences)
+
+
+def read_published(published: Path, data: TrainingData) -> Keys:
+    """Returns the keys of a published model; raises ModelError when they are missing or damaged."""
+    path = published / KEYS_FILE
+    try:
+        keys = _as_keys(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}; publish the model again") from None
+    if (len(keys), _digest(keys)) != (data.records, data.keys):
+        raise ModelError(f"{path} is damaged: it is not what export.json says; publish the model again")
+    return keys
+
+
+def _of_start(uri: str, key: str) -> Keys | None:
+    """Returns the keys of a published model from which a training started; None where nobody knows all."""
+    try:
+        path = champions.champion_directory(uri)
+        present = champions.current(path) if path.is_dir() else None
+        published = path / present.path if present else path if path.is_dir() else path.parent
+        data = Export.read(published).training_data
+        known = data and data.keys and data.complete and data.key == key
+        return read_published(published, data) if data and known else None
+    except (ShardlineError, OSError):
+        return None
+
+
+def _as_keys(data: bytes) -> Keys:
+    return np.frombuffer(data[: len(data) - len(data) % KEY_BYTES], _KEY).astype(np.uint64)
+
+
+def _digest(keys: Keys) -> str:
+    return "xxh3:" + xxhash.xxh3_128_hexdigest(keys.astype(_KEY).tobytes())
+
+
+_NO_KEYS: Keys = np.zeros(0, np.uint64)

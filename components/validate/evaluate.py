@@ -17,14 +17,12 @@ import numpy.typing as npt
 import tensorflow as tf
 import xxhash
 
-from shardline.components.validate.answers import Predictions
+from shardline.components.validate.answers import MOST_MISTAKES, Predictions, find_mistakes
 from shardline.components.validate.classes import ClassOutcomes
 from shardline.components.validate.evaluation import MIN_SLICE, Evaluation, Mistake
 from shardline.components.validate.metrics import QUALITY
-from shardline.components.validate.mistakes import Ranked, find_mistakes
 from shardline.components.validate.numbers import NumberOutcomes
-from shardline.components.validate.quantiles import Quantiles
-from shardline.components.validate.resampling import distinct
+from shardline.components.validate.resampling import Outcomes, distinct
 from shardline.components.validate.served import CALLS, REQUESTS, ServedModel, measure_costs
 from shardline.components.validate.several import SeveralOutcomes
 from shardline.trainer.data.decode import encode_stored
@@ -33,16 +31,12 @@ from shardline.trainer.data.manifest import Manifest, Split, check_files
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.progress import advance
 
-#: Wrong predictions that are kept as examples.
-MOST_MISTAKES = 24
-
 _SECONDS_BETWEEN_REPORTS = 1.0
 
 # TensorFlow's type of a stored feature, where it is neither text nor an image.
 _STORED = {"int64": tf.int64, "float32": tf.float32}
 
-#: What a model's answers to examples are beside the truth, by the kind of the label.
-Outcomes = ClassOutcomes | SeveralOutcomes | NumberOutcomes
+_QUALITY = {metric.name for metric in QUALITY}
 
 
 @dataclass(frozen=True)
@@ -130,39 +124,31 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Assessment:
     """An evaluation, the single predictions that it is made from, and the smallest slice that is judged."""
 
     evaluation: Evaluation
     outcomes: Mapping[str, Outcomes]
     min_slice: int = MIN_SLICE
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> Measured:
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Assessment:
         """Returns the same of some of the examples; what the model costs was measured on all."""
+        whole = self.evaluation
         outcomes = {name: one.only(chosen) for name, one in self.outcomes.items()}
-        whole, known = self.evaluation, _names_of_quality(self.evaluation)
-        costs = {name: value for name, value in whole.metrics.items() if name not in known}
-        parts = {
-            part.label: replace(
-                part, mistakes=(), baseline=None, **outcomes[part.label].summarize(self.min_slice)
-            )
+        costs = {name: v for name, v in whole.metrics.items() if name.rpartition(".")[2] not in _QUALITY}
+        parts = tuple(
+            replace(part, mistakes=(), baseline=None, **outcomes[part.label].summarize(self.min_slice))
             for part in whole.each
-        }
-        if not whole.parts:
-            part = parts[whole.label]
-            return Measured(
-                replace(part, metrics={**part.metrics, **costs}), outcomes, self.min_slice
-            ).counted()
-        joined = join(whole, tuple(parts.values()), costs)
-        return Measured(replace(joined, baseline=None), outcomes, self.min_slice).counted()
+        )
+        return Assessment(replace(join(parts, costs), notes=whole.notes), outcomes, self.min_slice).counted()
 
-    def with_metrics(self, notes: Mapping[str, str] | None = None, /, **measured: float) -> Measured:
+    def with_metrics(self, notes: Mapping[str, str] | None = None, /, **measured: float) -> Assessment:
         """Returns this with more metrics, and with `notes` on them by their names."""
         metrics_of_all = {**self.evaluation.metrics, **measured}
         notes = {**self.evaluation.notes, **(notes or {})}
         return replace(self, evaluation=replace(self.evaluation, metrics=metrics_of_all, notes=notes))
 
-    def counted(self) -> Measured:
+    def counted(self) -> Assessment:
         """Returns this with what is counted of the examples as metrics; copies of one are one example."""
         total = self.evaluation.examples
         examples = len(distinct(next(iter(self.outcomes.values())).copies, total)[0])
@@ -174,21 +160,22 @@ class Measured:
         )
 
 
-def _names_of_quality(evaluation: Evaluation) -> set[str]:
-    names = {metric.name for metric in QUALITY}
-    return names | {f"{part.label}.{name}" for part in evaluation.parts for name in names}
-
-
-def join(whole: Evaluation, parts: tuple[Evaluation, ...], costs: Mapping[str, float]) -> Evaluation:
-    """Returns the evaluation of several labels, with the `costs` of serving the model."""
+def join(parts: tuple[Evaluation, ...], costs: Mapping[str, float]) -> Evaluation:
+    """Returns the evaluation of one or several labels, with the `costs` of serving the model."""
+    first = parts[0]
+    if len(parts) == 1:
+        return replace(first, metrics={**first.metrics, **costs})
 
     def named(values: str) -> dict[str, Any]:
         return {f"{one.label}.{name}": value for one in parts for name, value in getattr(one, values).items()}
 
-    return replace(
-        whole,
-        examples=parts[0].examples,
+    return Evaluation(
+        fingerprint=first.fingerprint,
+        split=first.split,
+        examples=first.examples,
         non_finite=max(part.non_finite for part in parts),
+        label="",
+        kind="",
         metrics={**named("metrics"), **costs},
         intervals=named("intervals"),
         parts=parts,
@@ -204,7 +191,7 @@ def measure(
     loaded: Any = None,
     calls: int = CALLS,
     settle: Callable[[], object] = lambda: None,
-) -> Measured:
+) -> Assessment:
     """Evaluates an exported model on a split of a dataset.
 
     Args:
@@ -240,25 +227,7 @@ def measure(
         )
         for label in manifest.labels
     )
-    if len(parts) == 1:
-        evaluation = replace(parts[0], metrics={**parts[0].metrics, **costs})
-    else:
-        nothing = Evaluation(
-            fingerprint=manifest.fingerprint,
-            split=examples.name,
-            examples=0,
-            accuracy=None,
-            log_loss=None,
-            non_finite=0,
-            class_names=(),
-            classes=(),
-            confusion=(),
-            mistakes=(),
-            label="",
-            kind="",
-        )
-        evaluation = join(nothing, parts, costs)
-    return Measured(evaluation, outcomes, min_slice).counted()
+    return Assessment(join(parts, costs), outcomes, min_slice).counted()
 
 
 def gather(
@@ -266,54 +235,38 @@ def gather(
 ) -> tuple[dict[str, Outcomes], dict[str, tuple[Mistake, ...]]]:
     """Returns by label a model's answers to all examples, and its worst ones."""
     labels = examples.manifest.labels
-    batches, answers, seen, known = [], [], 0, dict[bytes, int]()
-    groups: list[int] = []
-    ranked: dict[str, list[Ranked]] = {label.name: [] for label in labels}
+    batches: list[Batch] = []
+    answers, seen, known, groups = [], 0, dict[bytes, int](), list[int]()
+    ranked: dict[str, list[tuple[float, int, Mistake]]] = {label.name: [] for label in labels}
     for batch in _reported(examples.batches(batch_size), examples.split.records):
         answer = _predict(model, batch)
         for label in labels:
-            found = find_mistakes(label, batch, answer, seen)
-            ranked[label.name] = sorted([*ranked[label.name], *found], reverse=True)[:MOST_MISTAKES]
+            worst = ranked[label.name]
+            found = find_mistakes(label, batch.labels[label.name], answer, batch.keys, batch.images)
+            worst += [(wrong, -(seen + place), mistake) for wrong, place, mistake in found]
+            worst[:] = sorted(worst, reverse=True)[:MOST_MISTAKES]
         seen += len(batch.keys)
         groups += [known.setdefault(one, len(known)) for one in _identities(batch, examples.manifest)]
         # The images themselves would not fit in memory.
         batches.append(replace(batch, images=None, records=None))
         answers.append(answer)
-    columns = {
-        name: np.concatenate([batch.columns[name] for batch in batches]) for name in batches[0].columns
-    }
-    joined = Predictions.join(answers)
-    outcomes = {
-        label.name: _outcomes(
-            label,
-            np.concatenate([b.labels[label.name] for b in batches]),
-            joined,
-            columns,
-            model.quantiles.get(label.name, ()),
-            np.array(groups) if len(known) < seen else None,
-        )
-        for label in labels
-    }
+    columns = {name: np.concatenate([b.columns[name] for b in batches]) for name in batches[0].columns}
+    joined, copies = Predictions.join(answers), np.array(groups) if len(known) < seen else None
+    outcomes: dict[str, Outcomes] = {}
+    for label in labels:
+        name, said = label.name, joined.said[label.name]
+        true = np.concatenate([b.labels[name] for b in batches])
+        if label.kind == CLASS:
+            outcomes[name] = ClassOutcomes(label, true, said, columns, copies, predicted=joined.classes[name])
+        elif label.kind == MULTILABEL:
+            outcomes[name] = SeveralOutcomes(label, true, said, columns, copies)
+        else:
+            numbers = true.reshape(len(true), -1).astype(np.float64), said.astype(np.float64)
+            shares = model.quantiles.get(name, ())
+            quantiles = joined.quantiles[name].astype(np.float64) if shares else None
+            outcomes[name] = NumberOutcomes(label, *numbers, columns, copies, quantiles, shares)
     mistakes = {name: tuple(mistake for *_, mistake in found) for name, found in ranked.items()}
     return outcomes, mistakes
-
-
-def _outcomes(
-    label: Label,
-    true: npt.NDArray[Any],
-    answers: Predictions,
-    columns: Mapping[str, npt.NDArray[np.generic]],
-    shares: tuple[float, ...],
-    copies: npt.NDArray[np.int64] | None,
-) -> Outcomes:
-    said = answers.said[label.name]
-    if label.kind == CLASS:
-        return ClassOutcomes(label.outputs, true, answers.classes[label.name], said, columns, copies)
-    if label.kind == MULTILABEL:
-        return SeveralOutcomes(label, true, said, columns, copies)
-    exact = true.reshape(len(true), -1).astype(np.float64)
-    quantiles = Quantiles(shares, answers.quantiles[label.name].astype(np.float64)) if shares else None
-    return NumberOutcomes(label, exact, said.astype(np.float64), columns, quantiles, copies)
 
 
 def _identities(batch: Batch, manifest: Manifest) -> Iterator[bytes]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from shardline.components import text
+from shardline.components.model_store import Measured
 from shardline.components.validate.metrics import FORMAT_METRICS, MAIN
-from shardline.trainer.data.features import CLASS, LABEL
+from shardline.trainer.data.features import CLASS
 
 #: A value's 95 % interval: its lower and its upper end.
 Interval = tuple[float, float]
@@ -211,20 +212,16 @@ class Converted:
     max_difference: float
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Measured):
     """Everything measured of an exported model, with every example of a split used once.
 
     It is that of the only label. Of several labels it has `parts`, an evaluation of each, and their metrics
     with the label's name before them: "sentiment.rmse".
 
     Attributes:
-        fingerprint: Fingerprint of the dataset.
-        accuracy: Share of right predictions, 0..1; None where there is not one class.
-        log_loss: Mean natural-log loss over the examples with finite outputs; None if there are none.
         non_finite: Number of examples with an output that is not finite.
-        class_names: Class names in the order of the labels, which is also that of `classes`.
-        confusion: Examples by true class (row) and predicted class (column).
+        classes: How well each class is told, in the order of the labels.
         mistakes: The wrong predictions that the model was surest of, surest first.
         metrics: Values by the names in METRICS; what could not be measured is left out.
         intervals: 95 % bootstrap intervals of those metrics that have one.
@@ -242,24 +239,15 @@ class Evaluation:
         drift: Features of the training data beside those of the champion's.
         no_drift: Why they were not compared, or "".
         skew: Features of the examples beside those of the training data.
-        label: Name of the label; "" of several.
-        kind: Its kind; "" of several.
         outputs: Names of its classes, or numbers.
         numbers: How well each number is told.
         together: Examples by true label (row) and predicted label (column), where there are several of them.
         parts: An evaluation of each of several labels.
     """
 
-    fingerprint: str
-    split: str
-    examples: int
-    accuracy: float | None
-    log_loss: float | None
-    non_finite: int
-    class_names: tuple[str, ...]
-    classes: tuple[ClassScore, ...]
-    confusion: tuple[tuple[int, ...], ...]
-    mistakes: tuple[Mistake, ...]
+    non_finite: int = 0
+    classes: tuple[ClassScore, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     slices: tuple[Slice, ...] = ()
@@ -276,8 +264,6 @@ class Evaluation:
     drift: tuple[Drift, ...] = ()
     no_drift: str = ""
     skew: tuple[Drift, ...] = ()
-    label: str = LABEL
-    kind: str = CLASS
     outputs: tuple[str, ...] = ()
     numbers: tuple[NumberScore, ...] = ()
     together: tuple[tuple[int, ...], ...] = ()
@@ -313,15 +299,15 @@ class Evaluation:
     @property
     def never_predicted(self) -> tuple[Slice, ...]:
         """Slices of the classes that have examples, and are never predicted."""
-        return tuple(one for part in self.each for one in part._never_predicted())
-
-    def _never_predicted(self) -> Iterator[Slice]:
-        if self.kind == CLASS:
-            columns = zip(self.class_names, zip(*self.confusion, strict=True), strict=True)
-            missed = {f"class={name}" for name, column in columns if not any(column)}
-        else:
-            missed = {f"label={score.name}" for score in self.classes if not score.f1}
-        yield from (one for one in self.slices if one.name in missed and one.examples)
+        found: list[Slice] = []
+        for part in self.each:
+            if part.kind == CLASS:
+                columns = zip(part.class_names, zip(*part.confusion, strict=True), strict=True)
+                missed = {f"class={name}" for name, column in columns if not any(column)}
+            else:
+                missed = {f"label={score.name}" for score in part.classes if not score.f1}
+            found += (one for one in part.slices if one.name in missed and one.examples)
+        return tuple(found)
 
     @property
     def blind_to(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -21,8 +21,8 @@ from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate import signatures
 from shardline.components.validate.answers import largest_gap, name_outputs, read_deviations
-from shardline.components.validate.conversions import check_formats, convert
-from shardline.components.validate.training_keys import TrainingKeys
+from shardline.components.validate.challenge import TrainingKeys
+from shardline.components.validate.formats import check_formats, convert
 from shardline.trainer import files
 from shardline.trainer.data import preparation
 from shardline.trainer.data.decode import Prepare, parse_batch
@@ -218,6 +218,7 @@ def make_golden_set(
     inputs, _ = parse_batch(examples, manifest.inputs, manifest.labels)
     request = signatures.make_requests(manifest, examples, inputs)[signatures.DEFAULT]
     answer = loaded.signatures[signatures.DEFAULT](**request)
+    gives = [name for names in name_outputs(manifest.labels, quantiles).values() for name in names]
     if "image" in manifest.inputs:
         images = request[signatures.IMAGES].numpy()
         instances: list[Any] = [{"b64": base64.b64encode(image).decode("ascii")} for image in images]
@@ -226,7 +227,7 @@ def make_golden_set(
     return {
         "signature_name": signatures.DEFAULT,
         "instances": instances,
-        "predictions": _rows({name: answer[name] for name in _output_names(manifest, quantiles)}),
+        "predictions": _rows({name: answer[name] for name in gives}),
     }
 
 
@@ -240,14 +241,10 @@ def read_revision() -> str | None:
     return described.stdout.strip()
 
 
-def _output_names(manifest: Manifest, quantiles: Collection[str]) -> list[str]:
-    return [name for names in name_outputs(manifest.labels, quantiles).values() for name in names]
-
-
 def _describe(model: keras.Model, manifest: Manifest, heads: Heads, loaded: Any, saved_model: Path) -> Export:
     """Returns what export.json says; shapes and dtypes are those of the signatures as they were saved."""
     quantiles = signatures.read_quantiles(heads)
-    gives = _output_names(manifest, quantiles)
+    gives = [name for names in name_outputs(manifest.labels, quantiles).values() for name in names]
     return Export(
         fingerprint=manifest.fingerprint,
         labels=manifest.labels,
@@ -257,7 +254,13 @@ def _describe(model: keras.Model, manifest: Manifest, heads: Heads, loaded: Any,
             name: {**asdict(manifest.inputs[name]), "argument": argument}
             for name, argument in signatures.argument_names(manifest.inputs).items()
         },
-        signatures={name: _describe_signature(one, gives) for name, one in loaded.signatures.items()},
+        signatures={
+            name: {
+                "inputs": _describe_tensors(inputs := one.structured_input_signature[1], inputs),
+                "outputs": _describe_tensors(one.structured_outputs, gives),
+            }
+            for name, one in loaded.signatures.items()
+        },
         softmax_added=any(heads[label.name] == "logits" for label in manifest.labels if label.kind == CLASS),
         parameters=model.count_params(),
         bytes=sum(path.stat().st_size for path in saved_model.rglob("*") if path.is_file()),
@@ -266,25 +269,21 @@ def _describe(model: keras.Model, manifest: Manifest, heads: Heads, loaded: Any,
     )
 
 
-def _describe_signature(signature: Any, gives: Sequence[str]) -> dict[str, Any]:
-    def describe(specs: Mapping[str, tf.TensorSpec], names: Sequence[str]) -> dict[str, Any]:
-        return {
-            name: {"dtype": specs[name].dtype.name, "shape": specs[name].shape.as_list()} for name in names
-        }
-
-    _, inputs = signature.structured_input_signature
-    outputs = signature.structured_outputs
-    return {"inputs": describe(inputs, list(inputs)), "outputs": describe(outputs, gives)}
+def _describe_tensors(specs: Mapping[str, tf.TensorSpec], names: Iterable[str]) -> dict[str, Any]:
+    return {name: {"dtype": specs[name].dtype.name, "shape": specs[name].shape.as_list()} for name in names}
 
 
 def _copy_model(model_file: Path, out: Path) -> None:
     """Copies a model with what lies beside it: its settings, and what makes its inputs of the dataset's."""
-    _copy(model_file, out / model_store.MODEL_FILE)
-    settings = model_file.with_name(model_store.SETTINGS_FILE)  # names the module of the model's function
-    if settings.is_file():
-        _copy(settings, out / model_store.SETTINGS_FILE)
-    prepared, target = model_file.with_name(preparation.DIRECTORY), out / preparation.DIRECTORY
-    if model_file.parent.resolve() == out.resolve():
+    source = model_file.parent
+    # Settings name the module of the model's function.
+    for here, there in ((model_file.name, model_store.MODEL_FILE), (model_store.SETTINGS_FILE,) * 2):
+        one, copy = source / here, out / there
+        if one.is_file() and not (copy.exists() and one.samefile(copy)):
+            with files.replacing(copy) as temporary:
+                shutil.copyfile(one, temporary)
+    prepared, target = source / preparation.DIRECTORY, out / preparation.DIRECTORY
+    if source.resolve() == out.resolve():
         return
     if target.exists():
         shutil.rmtree(target)
@@ -292,27 +291,18 @@ def _copy_model(model_file: Path, out: Path) -> None:
         shutil.copytree(prepared, target, copy_function=shutil.copyfile)
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copies a file under a temporary name, then renames it; a file that is there already stays."""
-    if target.exists() and source.samefile(target):
-        return
-    with files.replacing(target) as temporary:
-        shutil.copyfile(source, temporary)
-
-
 def _rows(columns: Mapping[str, tf.Tensor]) -> list[dict[str, Any]]:
     """Turns columns into rows for JSON: strings become text, numbers that are not finite None."""
-    values = {name: _plain(column.numpy()) for name, column in columns.items()}
-    return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
-
-
-def _plain(column: Any) -> list[Any]:
-    plain = column.astype(object)
-    if column.dtype == object:
-        plain.flat[:] = [value.decode("utf-8", "replace") for value in column.flat]
-    if np.issubdtype(column.dtype, np.floating):
-        plain[~np.isfinite(column)] = None
-    return list(plain.tolist())
+    plain = {}
+    for name, column in columns.items():
+        values = column.numpy()
+        items = values.astype(object)
+        if values.dtype == object:
+            items.flat[:] = [value.decode("utf-8", "replace") for value in values.flat]
+        elif np.issubdtype(values.dtype, np.floating):
+            items[~np.isfinite(values)] = None
+        plain[name] = items.tolist()
+    return [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
 
 
 def _first_line(error: tf.errors.OpError) -> str:

@@ -1,13 +1,43 @@
-"""Formats into which an export can be converted, by the name that a user gives; needs no TensorFlow."""
+"""Formats of devices and servers without TensorFlow, LiteRT and ONNX, into which an export is converted.
+
+Each is measured as the export is: on every example of the split, from its pixels. TensorFlow is loaded when a
+model is converted, not before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from importlib import util
+import importlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata, util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from shardline.components import model_store
+from shardline.components.validate.evaluation import Converted
+from shardline.components.validate.metrics import MAIN
+from shardline.trainer import files
+from shardline.trainer.data.features import CLASS
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.progress import say
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from shardline.components.validate.evaluate import Assessment, Examples
+
+# Both converters know all operations of Keras' layers at this level, and all present runtimes have it.
+_ONNX_OPSET = 17
+
+_MB = 1e6
+
+#: Pixels, uint8 [n, height, width, channels], to probabilities or numbers, float32 [n, outputs].
+Predict = Callable[[Any], Any]
+
+#: Examples by which the ranges of numbers are found that an int8 model has to hold.
+REPRESENTATIVE = 256
 
 
 @dataclass(frozen=True)
@@ -61,3 +91,172 @@ def refuse_table(names: Sequence[str]) -> None:
             f"only models of images can be converted to {', '.join(names)}, and the data are a table; "
             "use the SavedModel"
         )
+
+
+def check_formats(names: Sequence[str], manifest: Manifest) -> None:
+    """Checks formats before any work is done for them.
+
+    Raises SettingsError when one is unknown or its modules are missing, ModelError when the data are a table
+    or have several labels.
+    """
+    check_installed(names)
+    if "image" not in manifest.inputs:
+        refuse_table(names)
+    if names and len(manifest.labels) > 1:
+        raise ModelError(
+            f"only models of one label can be converted to {', '.join(names)}, and the dataset has "
+            f"{', '.join(label.name for label in manifest.labels)}; use the SavedModel"
+        )
+
+
+def convert(
+    name: str, out: Path, manifest: Manifest, samples: Sequence[bytes], representative: Sequence[bytes]
+) -> dict[str, Any]:
+    """Converts the SavedModel in `out`, compares the result with it, and returns what export.json says of it.
+
+    Args:
+        name: Name of the format.
+        out: Directory with the SavedModel, which gets the file.
+        manifest: Manifest of the dataset, with one label.
+        samples: Serialized tf.train.Example; "max_difference" is the largest absolute difference of a
+            probability over them, None without any.
+        representative: The same, of the training split: int8 finds the ranges of numbers in them.
+
+    Raises:
+        ModelError: When a part of the model cannot be converted.
+    """
+    import tensorflow as tf
+
+    from shardline.components.validate.answers import largest_gap, name_outputs, read_deviations
+    from shardline.components.validate.signatures import PIXELS, TENSOR, read_batches
+
+    to, (label,) = FORMATS[name], manifest.labels
+    output = name_outputs(manifest.labels)[label.name][0]
+    saved_model = str(out / model_store.SAVED_MODEL)
+    loaded = tf.saved_model.load(saved_model)
+    serve = loaded.signatures[TENSOR]
+    try:
+        if name == "onnx":
+            content = _to_onnx(serve)
+        else:
+            pixels = (batch.numpy() for _, batch in read_batches(manifest, representative))
+            content = _to_tflite(saved_model, pixels if name == "int8" else None)
+        # tf2onnx writes operations that it does not know as they are: only loading tells.
+        predict = load(name, content, output)
+    except Exception as error:  # The converters raise many kinds, with long texts.
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelError(
+            f"the model cannot be converted to {name}: {reason.strip()}; leave it out"
+        ) from error
+    files.write_bytes(out / to.file, content)
+    gaps, deviations = [], read_deviations(manifest).get(label.name, ())
+    for _, batch in read_batches(manifest, samples):
+        expected = serve(**{PIXELS: batch})[output].numpy()
+        gaps.append(largest_gap(expected, predict(batch.numpy()).reshape(expected.shape), deviations))
+    return {
+        "file": to.file,
+        "bytes": len(content),
+        "converter": f"{to.package} {metadata.version(to.package)}",
+        "signature": TENSOR,
+        "max_difference": max(gaps, default=None),
+    }
+
+
+def load(name: str, content: bytes, output: str = "probabilities") -> Predict:
+    """Returns the predicting function of a converted model, which gives this output of the signature."""
+    import numpy as np
+
+    from shardline.components.validate.signatures import PIXELS, TENSOR
+
+    if name == "onnx":
+        runtime = importlib.import_module("onnxruntime")
+        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        return lambda pixels: np.asarray(session.run([output], {PIXELS: pixels})[0])
+    interpreter = importlib.import_module("ai_edge_litert.interpreter").Interpreter(model_content=content)
+    runner = interpreter.get_signature_runner(TENSOR)
+    return lambda pixels: np.asarray(runner(**{PIXELS: pixels})[output])
+
+
+def measure_formats(
+    out: Path, formats: Iterable[str], examples: Examples, exported: Assessment
+) -> Assessment:
+    """Returns what was measured of an export with the same of formats in `out`, on the same examples."""
+    found = []
+    for name in formats:
+        say("validate", f"evaluating {FORMATS[name].file} on the same examples")
+        found.append(_measure(name, out, examples, exported))
+    return replace(exported, evaluation=replace(exported.evaluation, formats=tuple(found)))
+
+
+def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> Converted:
+    import numpy as np
+
+    from shardline.components.validate.answers import largest_gap, name_outputs, read_deviations
+    from shardline.components.validate.served import REQUESTS, time_calls
+    from shardline.trainer.data.decode import parse_batch
+
+    manifest = examples.manifest
+    (label,) = manifest.labels
+
+    def pixels() -> Iterator[Any]:
+        for batch in examples.batches(REQUESTS):
+            yield parse_batch(batch.records, manifest.inputs, manifest.labels)[0]
+
+    content = (out / FORMATS[name].file).read_bytes()
+    predict = load(name, content, name_outputs(manifest.labels)[label.name][0])
+    seconds = time_calls(lambda some: predict(some.numpy()), next(pixels()), 1)
+    ours: Any = exported.outcomes[label.name]
+    said = np.concatenate([predict(some.numpy()) for some in pixels()]).reshape(ours.said.shape)
+    theirs = replace(ours, said=said.astype(ours.said.dtype))
+    if label.kind == CLASS:
+        whole = replace(theirs, predicted=said.argmax(axis=1)).judge_slice(ours.true >= 0, decided=True)
+        value, interval = whole["value"], whole["interval"]
+    else:
+        value, interval = theirs.score()[MAIN[label.kind]], theirs.intervals()[MAIN[label.kind]]
+    p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))
+    return Converted(
+        name=name,
+        value=value,
+        interval=interval,
+        size_mb=len(content) / _MB,
+        latency_p50_ms=p50,
+        latency_p95_ms=p95,
+        max_difference=largest_gap(ours.said, said, read_deviations(manifest).get(label.name, ())),
+    )
+
+
+def _to_tflite(saved_model: str, pixels: Iterator[Any] | None) -> bytes:
+    """Converts for LiteRT; quantizes weights and activations where there are pixels to find their ranges in.
+
+    What has no operation on whole numbers stays as it is.
+    """
+    import tensorflow as tf
+
+    from shardline.components.validate.signatures import PIXELS, TENSOR
+
+    converter = tf.lite.TFLiteConverter.from_saved_model(saved_model, signature_keys=[TENSOR])
+    if pixels is None:
+        return bytes(converter.convert())
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: (
+        (TENSOR, {PIXELS: image[None]}) for batch in pixels for image in batch
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorFlow's own interpreter, which counts them, is deprecated
+        return bytes(converter.convert())
+
+
+def _to_onnx(serve: Any) -> bytes:
+    import tensorflow as tf
+
+    from shardline.components.validate.signatures import PIXELS
+
+    spec = [serve.structured_input_signature[1][PIXELS]]
+
+    def predict(pixels: tf.Tensor) -> Any:
+        return serve(**{PIXELS: pixels})
+
+    converted, _ = importlib.import_module("tf2onnx").convert.from_function(
+        tf.function(predict, input_signature=spec, autograph=False), input_signature=spec, opset=_ONNX_OPSET
+    )
+    return bytes(converted.SerializeToString())

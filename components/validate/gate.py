@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -108,21 +108,24 @@ class Gate:
         Raises SettingsError when one of them cannot be read, there is no rule of its name, or that one is
         about something else.
         """
-        rules, names = list(self.rules), [one.name for one in DEFAULTS]
+        rules, own = list(self.rules), {one.name: one for one in DEFAULTS}
         for rule in parse_rules(texts):
-            if rule.name and rule.name not in names:
-                raise SettingsError(
-                    f"there is no rule {rule.name!r} to replace; there are {', '.join(names)}"
-                )
-            found = [
-                place
-                for place, one in enumerate(rules)
-                if rule.name and one.name == rule.name and (not rule.label or one.label == rule.label)
-            ]
-            if rule.name:
-                _check_replacement(rule, next(one for one in DEFAULTS if one.name == rule.name))
-            if found:
-                rules[found[0]] = rule
+            if rule.name and rule.name not in own:
+                raise SettingsError(f"there is no rule {rule.name!r} to replace; there are {', '.join(own)}")
+            if rule.name and rule.operator != OFF:
+                default = own[rule.name]
+                # About something else it would leave open what the default asks.
+                side = "reference" if default.reference else "metric"
+                if getattr(rule, side) != getattr(default, side):
+                    raise SettingsError(
+                        f"the rule {rule.text!r} is about something else than {default.name!r}, "
+                        f"{default.text!r}; write it without the name, and '{default.name}: off' to leave "
+                        "that one out"
+                    )
+            taken = [one for one in rules if rule.name and one.name == rule.name]
+            place = next((one for one in taken if rule.label in ("", one.label)), None)
+            if place:
+                rules[rules.index(place)] = rule
             else:  # also of one of several labels: those of the others stay
                 rules.append(rule)
         return replace(self, rules=tuple(rules))
@@ -136,8 +139,13 @@ class Gate:
         rules: list[Rule] = []
         for rule in self.rules:
             if rule.why and rule.name in (CHAMPION, "baseline"):
-                meant = [one for one in self.rules if one.name == rule.name and not one.why]
-                rules += _rules_of_labels(rule.name, labels, {one.label for one in meant})
+                written = {one.label for one in self.rules if one.name == rule.name and not one.why}
+                for label in labels:
+                    own = next(one for one in OF_LABEL[label.kind] if one.name == rule.name)
+                    if len(labels) == 1:
+                        rules.append(own)
+                    elif label.name not in written:
+                        rules.append(replace(own, label=label.name, text=f"{label.name}.{own.text}"))
             elif not (rule.why and rule.name == "classes" and {one.kind for one in labels} == {REGRESSION}):
                 _check_label(rule, labels)
                 rules.append(rule)
@@ -219,16 +227,6 @@ class Gate:
                 )
 
 
-def _rules_of_labels(name: str, labels: Sequence[Label], written: set[str]) -> Iterator[Rule]:
-    """Yields the gate's own rule of a name for each label, but those for which a user has written one."""
-    for label in labels:
-        own = next(rule for rule in OF_LABEL[label.kind] if rule.name == name)
-        prefix = label.name if len(labels) > 1 else ""
-        if prefix not in written or not prefix:
-            text = f"{prefix}.{own.text}" if prefix else own.text
-            yield replace(own, label=prefix, text=text)
-
-
 def _tested(name: str, label: Label, manifest: Manifest) -> bool:
     """Whether the test split, if there is one, has an example of a class."""
     test = manifest.splits.get("test")
@@ -275,16 +273,6 @@ def _check_label(rule: Rule, labels: Sequence[Label]) -> None:
 
 _OF_QUANTILES = {metric.name for metric in OF_QUANTILES}
 _OF_QUALITY = {metric.name for metric in QUALITY}
-
-
-def _check_replacement(rule: Rule, default: Rule) -> None:
-    """Refuses a rule about something else than the one whose place it takes: that would be open then."""
-    same = rule.reference == default.reference if default.reference else rule.metric == default.metric
-    if rule.operator != OFF and not same:
-        raise SettingsError(
-            f"the rule {rule.text!r} is about something else than {default.name!r}, {default.text!r}; write "
-            f"it without the name, and '{default.name}: off' to leave that one out"
-        )
 
 
 def _check_drift(rule: Rule, manifest: Manifest) -> None:

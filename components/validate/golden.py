@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import io
 import itertools
 import json
 import math
 import os
 import reprlib
-import select
 import site
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,31 +93,27 @@ def is_answer(row: Any, export: Export) -> bool:
         isinstance(row, dict)
         and bool(names)
         and all(
-            set(names[label.name]) <= set(row)
-            and _is_said(row, label, names[label.name])
-            and _is_list(row[names[label.name][-1]], export.quantiles.get(label.name))
+            set(names[label.name]) <= set(row) and _is_said(row, label, names[label.name], export)
             for label in export.labels
         )
     )
 
 
-def _is_said(row: Mapping[str, Any], label: Label, names: Sequence[str]) -> bool:
+def _is_said(row: Mapping[str, Any], label: Label, names: Sequence[str], export: Export) -> bool:
+    def is_list(said: Any, wanted: int) -> bool:
+        sound = isinstance(said, list) and len(said) == wanted
+        return sound and all(value is None or isinstance(value, int | float) for value in said)
+
     said, wanted = row[names[0]], len(label.outputs)
-    if label.kind == REGRESSION and wanted == 1:
-        said = [said]
-    if not _is_list(said, label.outputs):
-        return False
     if label.kind == CLASS:
-        return isinstance(row[names[1]], int) and 0 <= row[names[1]] < wanted
-    return label.kind == REGRESSION or (isinstance(row[names[1]], list) and len(row[names[1]]) == wanted)
-
-
-def _is_list(said: Any, wanted: Sequence[Any] | None) -> bool:
-    """Whether it is as many numbers, or None for what is no number, as are wanted; None wants nothing."""
-    if wanted is None:
-        return True
-    sound = isinstance(said, list) and len(said) == len(wanted)
-    return sound and all(value is None or isinstance(value, int | float) for value in said)
+        index = row[names[1]]
+        return is_list(said, wanted) and isinstance(index, int) and 0 <= index < wanted
+    if label.kind == MULTILABEL:
+        return is_list(said, wanted) and isinstance(row[names[1]], list) and len(row[names[1]]) == wanted
+    shares = export.quantiles.get(label.name)
+    return is_list(said if wanted > 1 else [said], wanted) and (
+        shares is None or is_list(row[names[-1]], len(shares))
+    )
 
 
 def _compare_row(expected: Mapping[str, Any], found: Any, export: Export) -> Agreement:
@@ -156,49 +152,38 @@ def _other_answer(
     expected: Mapping[str, Any], found: Mapping[str, Any], label: Label, names: Sequence[str], gap: float
 ) -> str:
     """Returns in words which other class or classes were said, but for no more than another rounding."""
-    wanted = expected[names[0]]
+    wanted, of = expected[names[0]], label.outputs
     if label.kind == CLASS:
         said, name = found[names[1]], found[names[2]]
         if (said, name) == (expected[names[1]], expected[names[2]]):
             return ""
-        if _is_tie(wanted, expected[names[1]], (said, name), label.outputs, gap):
+        best, other = wanted[expected[names[1]]], wanted[of.index(name)] if name in of else None
+        # Two classes that are as probable as each other.
+        if None not in (best, other) and of.index(name) == said and best - other <= 2 * gap:
             return ""
         return f"{_SHORT.repr(name)} instead of {expected[names[2]]!r}"
     if label.kind == MULTILABEL and (said := found[names[1]]) != expected[names[1]]:
-        if isinstance(said, Sequence) and len(said) == len(wanted):
-            three = zip(label.outputs, wanted, zip(said, expected[names[1]], strict=True), strict=True)
-            wrong = [
-                name
-                for name, value, (one, other) in three
-                if one != other and not (value is not None and abs(value - THRESHOLD) <= gap)
-            ]
-            return f"another answer to {', '.join(map(repr, wrong[:3]))}" if wrong else ""
-        return f"{names[1]} {_SHORT.repr(said)}"
+        if not isinstance(said, Sequence) or len(said) != len(wanted):
+            return f"{names[1]} {_SHORT.repr(said)}"
+        wrong = [
+            name
+            for name, value, one, other in zip(of, wanted, said, expected[names[1]], strict=True)
+            if one != other and not (value is not None and abs(value - THRESHOLD) <= gap)
+        ]
+        return f"another answer to {', '.join(map(repr, wrong[:3]))}" if wrong else ""
     return ""
 
 
 def _gap(expected: Any, found: Any, unit: float) -> float:
-    finite = [_is_finite(value) for value in (expected, found)]
-    if not all(finite):
-        return 1.0 if any(finite) else 0.0
+    def is_finite(value: Any) -> bool:
+        try:
+            return isinstance(value, int | float) and math.isfinite(value)
+        except OverflowError:  # a whole number without end
+            return False
+
+    if not is_finite(expected) or not is_finite(found):
+        return 1.0 if is_finite(expected) or is_finite(found) else 0.0
     return float(abs(expected - found)) / unit
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # a whole number without end
-        return False
-
-
-def _is_tie(
-    wanted: Sequence[Any], label: int, found: tuple[Any, Any], names: Sequence[str], gap: float
-) -> bool:
-    """Whether another label is no more than another rounding: two classes are as probable as each other."""
-    other = next((place for place in range(len(names)) if place == found[0]), None)
-    if other is None or names[other] != found[1] or None in (wanted[label], wanted[other]):
-        return False
-    return bool(wanted[label] - wanted[other] <= 2 * gap)
 
 
 class CleanProcess:
@@ -222,7 +207,9 @@ class CleanProcess:
             cwd=self._directory.name,
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         )
-        self._read, self._numbers = b"", itertools.count(1)
+        assert self._process.stdout is not None
+        self._answers = io.BufferedReader(self._process.stdout)  # type: ignore[type-var]  # unbuffered, a FileIO
+        self._numbers = itertools.count(1)
 
     def ask(self, saved_model: Path, request: Mapping[str, Any]) -> int:
         """Sends a request to a SavedModel: `instances`, and the `signature_name` unless it is the default.
@@ -243,8 +230,22 @@ class CleanProcess:
 
         Raises ModelError with the cause where there is none.
         """
-        while (answer := json.loads(self._line()))["request"] != str(number):
-            pass  # whoever has asked no longer wants to know
+        over = threading.Event()
+
+        def end() -> None:
+            over.set()
+            self._process.kill()
+
+        late = threading.Timer(_LIMIT_S, end)
+        late.start()
+        # Of other answers whoever has asked no longer wants to know.
+        lines = (json.loads(line) for line in self._answers)
+        answer = next((one for one in lines if one["request"] == str(number)), None)
+        late.cancel()
+        if over.is_set():
+            raise ModelError(f"the export gave no answer for {_LIMIT_S:.0f} s in a process of its own")
+        if answer is None:
+            raise ModelError(f"a process of its own ended on the export: {self._last_words()}")
         if cause := answer.get("error"):
             raise ModelError(f"the export cannot be used with TensorFlow alone: {cause}")
         return list(answer["predictions"])
@@ -253,7 +254,7 @@ class CleanProcess:
         """Ends the process."""
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._said):
+        for stream in (self._process.stdin, self._answers, self._said):
             assert stream is not None
             stream.close()
         self._directory.cleanup()
@@ -263,18 +264,6 @@ class CleanProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _line(self) -> bytes:
-        assert self._process.stdout is not None
-        descriptor, end = self._process.stdout.fileno(), time.monotonic() + _LIMIT_S
-        while b"\n" not in self._read:
-            if not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise ModelError(f"the export gave no answer for {_LIMIT_S:.0f} s in a process of its own")
-            if not (some := os.read(descriptor, 1 << 16)):
-                raise ModelError(f"a process of its own ended on the export: {self._last_words()}")
-            self._read += some
-        line, _, self._read = self._read.partition(b"\n")
-        return line
 
     def _last_words(self) -> str:
         code = self._process.wait()

@@ -101,8 +101,6 @@ SERVING = (
     Metric("peak_memory_mb", "peak memory", _mb, rising=False),
     Metric("max_difference", "largest difference from the trained model", _tiny, rising=False),
     Metric("batch_difference", "largest difference between batches", _tiny, rising=False),
-    Metric("jpeg_flips", "predictions that JPEG changes", _percent, rising=False),
-    Metric("shift_flips", "predictions that a shift by one pixel changes", _percent, rising=False),
 )
 
 CHECKS = (

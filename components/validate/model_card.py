@@ -1,16 +1,21 @@
-"""Model card: what a model is for, takes, returns, was made from and is worth, as Markdown and as HTML."""
+"""Model card: what a model is for, takes, returns, was made from and is worth, as Markdown and as HTML.
+
+Its facts are those of the report: tables, ways to call the model, and differences from the champion.
+"""
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardline.components.html import Rows, fact_rows, render
-from shardline.components.model_store import SETTINGS_FILE, Export
+from shardline.components.model_store import SETTINGS_FILE, Export, TrainingData
+from shardline.components.text import short
 from shardline.components.validate.evaluation import Evaluation
 from shardline.trainer import files
 from shardline.trainer.data.features import LABEL, MULTILABEL, REGRESSION, Label
@@ -23,8 +28,43 @@ HISTORY_FILE = "history.csv"
 _NOT_METRICS = ("epoch", "examples", "seconds")
 _UNSET = ("", "[]", "{}", "null")
 _MOST_CLASSES = 40
-MOST_COLUMNS = 20
+_MOST_COLUMNS = 20
 _WEAKEST = 5
+
+# Of settings.json: shown with the dataset, or in a table of its own.
+_NOT_SETTINGS = ("class_names", "versions")
+
+# Settings that are places, which are others in each run, and facts of a training beside its settings.
+_PLACES = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir")
+_FACTS = ("strategy", "replicas", "global_batch_size")
+_DIGITS, _LONGEST = 19, 80
+
+_PYTHON = """\
+import tensorflow as tf
+
+call = tf.saved_model.load("saved_model").signatures["serving_default"]
+answer = call(ARGUMENTS)
+print({name: values.numpy()[0] for name, values in answer.items()})"""
+
+_SERVER = """\
+docker run --rm -p 8501:8501 -v "$PWD/saved_model:/models/model/1" tensorflow/serving
+# then, in another terminal:
+"""
+_CURL = "curl -d DATA http://localhost:8501/v1/models/model:predict"
+_IMAGE_DATA = """printf '{"instances": [{"b64": "%s"}]}' "$(base64 -w0 image.png)" |"""
+
+_PLATFORM = """\
+from google.cloud import aiplatform
+IMAGE
+endpoint = aiplatform.Endpoint("projects/PROJECT/locations/REGION/endpoints/ENDPOINT")
+print(endpoint.predict(instances=[INSTANCE]).predictions[0])"""
+_IMAGE_IMPORTS = """\
+import base64
+from pathlib import Path
+
+"""
+_IMAGE = """
+image = base64.b64encode(Path("image.png").read_bytes()).decode()"""
 
 
 @dataclass(frozen=True)
@@ -95,7 +135,7 @@ def describe_tensors(specs: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns the tensors of a signature in words: "images: string [n]"; of many the first 20."""
     shown = [
         f"{name}: {spec['dtype']} [{', '.join('n' if size is None else str(size) for size in spec['shape'])}]"
-        for name, spec in list(specs.items())[:MOST_COLUMNS]
+        for name, spec in list(specs.items())[:_MOST_COLUMNS]
     ]
     return "; ".join(shown) + (f"; {len(specs) - len(shown):,} more" if len(specs) > len(shown) else "")
 
@@ -122,7 +162,7 @@ class ModelCard:
         """Returns the card as Markdown."""
         parts = [f"# {_escape(self.title)}", _escape(self.verdict)]
         for section in self.sections:
-            parts += [f"## {section.title}", _escape(section.text)]
+            parts += [f"## {section.title}", *([_escape(section.text)] if section.text else [])]
             if section.rows:
                 lines = [section.head, ("---",) * len(section.head), *section.rows]
                 parts.append("\n".join(f"| {' | '.join(map(_escape, line))} |" for line in lines))
@@ -138,18 +178,7 @@ def make_card(
 ) -> ModelCard:
     """Returns the card of an exported model; a section without rows is left out."""
     weakest = sorted(evaluation.classes, key=lambda score: (score.f1, score.name))[:_WEAKEST]
-    settings = training.settings.get("settings", training.settings)
-    sections = (
-        Section(
-            "Interface",
-            "Signatures of the SavedModel. The labels are inside; [n] is the number of examples in a "
-            "request.",
-            ("signature", "takes", "gives"),
-            [
-                (name, describe_tensors(signature["inputs"]), describe_tensors(signature["outputs"]))
-                for name, signature in export.signatures.items()
-            ],
-        ),
+    sections = [
         _quality(evaluation),
         Section(
             "Weakest classes",
@@ -157,22 +186,21 @@ def make_card(
             ("class", "examples", "precision", "recall"),
             [(c.name, f"{c.examples:,}", f"{c.precision:.3f}", f"{c.recall:.3f}") for c in weakest],
         ),
-        Section("Data", "What it was trained and measured on.", ("what", "value"), _data(manifest)),
-        Section("Training", "Settings of the run.", ("setting", "value"), set_rows(settings)),
-        Section("Provenance", "How to tell this model from others.", ("what", "value"), _provenance(export)),
-    )
+        *(
+            Section(title, "", ("what", "value"), rows)
+            for title, rows in fact_tables(manifest, export, training)
+        ),
+    ]
     title = str(training.settings.get("model", "model"))
     return ModelCard(title, verdict, (_use(manifest), *(one for one in sections if one.rows)))
 
 
 def _use(manifest: Manifest) -> Section:
     taken = "images" if "image" in manifest.inputs else f"rows of the columns {', '.join(manifest.inputs)}"
-    return Section(
-        "Use",
-        " ".join(_use_of(label, taken) for label in manifest.labels)
-        + f" Its quality was measured on held-out examples of {manifest.source} and holds for data like "
-        "these.",
+    of_data = (
+        f"Its quality was measured on held-out examples of {manifest.source} and holds for data like these."
     )
+    return Section("Use", " ".join([*(_use_of(label, taken) for label in manifest.labels), of_data]))
 
 
 def _use_of(label: Label, taken: str) -> str:
@@ -208,27 +236,147 @@ def _quality(evaluation: Evaluation) -> Section:
     return Section("Quality", text, ("metric", "value", "95 % interval"), rows)
 
 
-def _data(manifest: Manifest) -> Rows:
-    return [
-        ("source", manifest.source),
-        ("fingerprint", manifest.fingerprint),
-        *((f"{name} examples", f"{split.records:,}") for name, split in manifest.splits.items()),
-        ("left out", f"{sum(manifest.rejected.values()):,}"),
-    ]
-
-
-def _provenance(export: Export) -> Rows:
-    rows = [("parameters", f"{export.parameters:,}"), ("bytes", f"{export.bytes:,}")]
-    if export.max_difference is not None:
-        difference = f"{export.max_difference:.2g} on {export.compared_examples:,} examples"
-        rows.append(("largest difference from the trained model", difference))
-    if export.git_revision:
-        rows.append(("git revision", export.git_revision))
-    return rows + fact_rows(export.versions)
-
-
 def _escape(text: str) -> str:
     """Returns text that Markdown, and HTML inside it, shows as it is."""
     for sign in ("\\", "`", "*", "_", "|", "[", "]"):
         text = text.replace(sign, "\\" + sign)
     return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").split())
+
+
+class Call(NamedTuple):
+    """One way to call a model: what it is called from, and the code or the commands."""
+
+    title: str
+    code: str
+
+
+def make_calls(export: Export) -> tuple[Call, ...]:
+    """Returns the ways to call a model through `serving_default`; none where its inputs are not known."""
+    takes = export.signatures.get("serving_default", {}).get("inputs", {})
+    row = next(iter((export.golden or {}).get("instances", ())), None)
+    if not export.labels or not takes:
+        return ()
+    if list(takes) == ["images"]:
+        arguments = 'images=tf.stack([tf.io.read_file("image.png")])'
+        curl = f"{_IMAGE_DATA} \\\n  {_CURL.replace('DATA', '@-')}"
+        platform = _IMAGE_IMPORTS + _PLATFORM.replace("IMAGE", _IMAGE).replace("INSTANCE", '{"b64": image}')
+    elif isinstance(row, dict) and takes.keys() <= row.keys():
+        values = {name: row[name] for name in takes}
+        arguments = ", ".join(
+            f'{name}=tf.constant([{value!r}], "{takes[name]["dtype"]}")' for name, value in values.items()
+        )
+        data = json.dumps({"instances": [values]}, ensure_ascii=False).replace("'", "'\\''")
+        curl, platform = (
+            _CURL.replace("DATA", f"'{data}'"),
+            _PLATFORM.replace("IMAGE", "").replace("INSTANCE", repr(values)),
+        )
+    else:
+        return ()
+    return (
+        Call("Python, with TensorFlow alone", _PYTHON.replace("ARGUMENTS", arguments)),
+        Call("TensorFlow Serving", _SERVER + curl),
+        Call("An endpoint of Vertex AI", platform),
+    )
+
+
+def find_differences(before: Export, now: Export) -> list[dict[str, str]]:
+    """Returns in what two exported models differ, in data, code and parameters, and both values as text."""
+    found = []
+    for kind, earlier in _describe_origin(before).items():
+        later = _describe_origin(now)[kind]
+        for what in {**later, **earlier}:
+            old, new = earlier.get(what, ""), later.get(what, "")
+            if old != new:
+                shown = {"before": short(old, _LONGEST) or "none", "now": short(new, _LONGEST) or "none"}
+                found.append({"kind": kind, "what": what, **shown})
+    return found
+
+
+def _describe_origin(export: Export) -> dict[str, dict[str, str]]:
+    """Returns what a model was made from, as far as its export tells: data, code and parameters."""
+    data, labels, several = export.training_data or TrainingData(), {}, len(export.labels) > 1
+    for label in export.labels:
+        what = "classes" if label.class_names else "numbers"
+        labels[f"{what} of {label.name}" if several else what] = f"{len(label.outputs):,}"
+    told = export.settings  # of a champion it may be anything
+    versions, settings = (
+        found if isinstance(found := told.get(name), Mapping) else {} for name in ("versions", "settings")
+    )
+    settings = {name: value for name, value in settings.items() if name not in _PLACES}
+    facts = {name: told[name] for name in _FACTS if name in told}
+    return {
+        "data": {
+            # The fingerprint is also of the order in which the same examples are stored.
+            "dataset as it is stored": export.fingerprint[:_DIGITS],
+            "training examples": f"{data.records:,} ({data.keys.partition(':')[2][:8]})" if data.keys else "",
+            **labels,
+            "split": ", ".join(f"{name} {share}" for name, share in data.shares.items()),
+            "split_salt": "" if data.salt is None else str(data.salt),
+            "key": data.key,
+            **{name: str(value) for name, value in data.rules.items()},
+        },
+        "code": {
+            "git revision": export.git_revision or "",
+            **export.versions,
+            **{f"{name} in training": str(version) for name, version in versions.items()},
+        },
+        "parameters": dict(fact_rows({**settings, **facts})),
+    }
+
+
+def fact_tables(manifest: Manifest, export: Export, training: TrainingRecord) -> list[tuple[str, Rows]]:
+    """Returns the titles and rows of the tables that end the report: dataset, training, export, versions."""
+    settings = {name: value for name, value in training.settings.items() if name not in _NOT_SETTINGS}
+    tables = [
+        ("Dataset", _dataset_rows(manifest)),
+        ("Training", set_rows(settings)),
+        ("Versions in training", fact_rows(training.settings.get("versions", {}))),
+        ("Export", _export_rows(export)),
+        ("Versions in validation", fact_rows(export.versions)),
+    ]
+    return [(title, rows) for title, rows in tables if rows]
+
+
+def _dataset_rows(manifest: Manifest) -> Rows:
+    columns = ", ".join(list(manifest.inputs)[:_MOST_COLUMNS])
+    inputs = (
+        f"{len(manifest.inputs):,} columns",
+        columns + (", …" if len(manifest.inputs) > _MOST_COLUMNS else ""),
+    )
+    if "image" in manifest.inputs:
+        image = manifest.inputs["image"]
+        shape = " x ".join("any" if size is None else str(size) for size in image.shape)
+        inputs = ("image", f"{shape}, {image.encoding}")
+    reasons = "; ".join(f"{count:,} {reason}" for reason, count in manifest.rejected.items())
+    rows = [
+        ("source", manifest.source),
+        ("fingerprint", manifest.fingerprint),
+        ("examples", ", ".join(f"{name} {split.records:,}" for name, split in manifest.splits.items())),
+        *map(_label_row, manifest.labels),
+        inputs,
+        ("rejected examples", f"{sum(manifest.rejected.values()):,} ({reasons})" if reasons else "none"),
+    ]
+    return rows + fact_rows(manifest.settings)
+
+
+def _label_row(label: Label) -> tuple[str, str]:
+    of = f" of {label.name}" if label.name != LABEL else ""
+    if label.kind == REGRESSION:
+        return f"numbers{of}", ", ".join(_with_units(label))
+    return f"{'labels' if label.kind == MULTILABEL else 'classes'}{of}", f"{len(label.outputs):,}"
+
+
+def _export_rows(export: Export) -> Rows:
+    rows = [
+        (name, f"{describe_tensors(parts['inputs'])} → {describe_tensors(parts['outputs'])}")
+        for name, parts in export.signatures.items()
+    ]
+    single = {
+        "parameters": export.parameters,
+        "bytes": export.bytes,
+        "softmax added": export.softmax_added,
+        "git revision": export.git_revision,
+        "compared examples": export.compared_examples,
+        "max difference": export.max_difference,
+    }
+    return rows + fact_rows({name: value for name, value in single.items() if value is not None})

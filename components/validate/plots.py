@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -17,7 +18,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
-from shardline.components.validate.evaluation import Bin, Curve
+from shardline.components.validate.evaluation import Bin, Curve, NumberScore
 
 # Drawn in these colours, which nothing else uses, and then replaced by the page's own.
 INK, LINE, SOFT, FIRST, SECOND = "#010203", "#040506", "#050607", "#070809", "#0a0b0c"
@@ -62,24 +63,25 @@ _NAMED_LINES = ((SECOND, "-"), (FIRST, "--"), (INK, "-."))
 
 _MOST_MARKED_EPOCHS = 30
 
+# Groups of equal size along the truth, of each of which the middle error is drawn.
+_GROUPS = 12
+_LEAST_IN_A_GROUP = 4
+
 
 def draw_calibration(bins: Sequence[Bin]) -> str:
     """Draws a reliability diagram: the accuracy and the share of the examples over the confidence."""
     total = sum(one.examples for one in bins)
-    confidence, accuracy = [one.confidence for one in bins], [one.accuracy for one in bins]
-    with page_style(f"calibration {confidence}"):
-        figure = Figure(figsize=(4.0, 4.9), layout="constrained")
-        axes = _share_axes(figure, "confidence", "share")
+    with _axes((4.0, 4.9), "confidence", "share", shares=True) as axes:
         axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as sure as right")
         lower, heights = [one.lower for one in bins], [one.examples / total for one in bins]
         widths = [one.upper - one.lower for one in bins]
         axes.bar(lower, heights, widths, align="edge", color=SOFT, alpha=0.25, label="of the examples")
-        axes.plot(confidence, accuracy, "-o", color=FIRST, markersize=4, label="right predictions")
-        add_legend(figure)
+        points = [one.confidence for one in bins], [one.accuracy for one in bins]
+        axes.plot(*points, "-o", color=FIRST, markersize=4, label="right predictions")
         said = ", ".join(
             f"{one.accuracy:.2f} right of {one.examples:,} at confidence {one.confidence:.2f}" for one in bins
         )
-        return to_svg(figure, f"Reliability: {said}.")
+        return _to_svg(axes, f"Reliability: {said}.")
 
 
 class Confusions(NamedTuple):
@@ -170,12 +172,9 @@ def _draw_matrix(
     short = _shorten(names)
     side = float(np.clip(1.6 + 0.42 * len(short), 3.4, 8.5))
     colours = LinearSegmentedColormap.from_list("cells", [(*to_rgba(_CELL)[:3], 0.0), to_rgba(_CELL)])
-    with page_style(f"{description} {' '.join(short)}"):
-        figure = Figure(figsize=(side, side), layout="constrained")
-        axes = figure.subplots()
+    with _axes((side, side), *axis_names) as axes:
+        axes.grid(visible=False)
         axes.imshow(shares, cmap=colours, vmin=0.0, vmax=1.0, interpolation="none")
-        axes.set_xlabel(axis_names[0])
-        axes.set_ylabel(axis_names[1])
         longest = max(map(len, short))
         upright = longest <= 3 or longest * len(short) <= _LEVEL_CHARACTERS
         axes.set_xticks(range(len(short)), short, rotation=0 if upright else 90)
@@ -185,7 +184,7 @@ def _draw_matrix(
                 colour = "white" if shares[row, column] > 0.5 else INK
                 count = f"{counts[row, column]:,}"
                 axes.text(column, row, count, ha="center", va="center", fontsize=9, color=colour)
-        return to_svg(figure, description)
+        return _to_svg(axes, description, legend=None)
 
 
 def draw_roc(curves: Sequence[Curve]) -> str:
@@ -198,12 +197,26 @@ def draw_precision_recall(curves: Sequence[Curve]) -> str:
     return _draw_curves(curves, "Precision over recall", "recall", "precision")
 
 
+def _draw_curves(curves: Sequence[Curve], title: str, x: str, y: str) -> str:
+    weakest = sorted(curves, key=lambda curve: curve.area)
+    named = weakest[: len(_NAMED_LINES)]
+    names = _shorten([curve.name for curve in named])
+    with _axes((4.0, 5.2), x, y, shares=True) as axes:
+        for curve in weakest[len(named) :]:
+            axes.plot(curve.x, curve.y, color=SOFT, linewidth=0.8, alpha=0.5)
+        lines = zip(named, names, _NAMED_LINES, strict=False)
+        for curve, name, (colour, dashes) in reversed([*lines]):
+            axes.plot(curve.x, curve.y, dashes, color=colour, label=f"{name} {curve.area:.3f}")
+        smallest = ", ".join(f"{curve.name} {curve.area:.3f}" for curve in named)
+        title_of_names = "smallest areas" if len(curves) > len(named) else "areas"
+        description = f"{title} of {len(curves):,} classes; smallest areas: {smallest}."
+        return _to_svg(axes, description, legend={"title": title_of_names, "reverse": True})
+
+
 def draw_learning(name: str, history: Mapping[str, Sequence[float]]) -> str:
     """Draws one metric over the epochs, training and, where there is a column `val_<name>`, validation."""
     said = []
-    with page_style(f"curve {name}"):
-        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
-        axes = figure.subplots()
+    with _axes((5.2, 3.2), "epoch", name) as axes:
         for column, label, colour, dashes, marker in (
             (name, "training", FIRST, "-", "o"),
             (f"val_{name}", "validation", SECOND, "--", "s"),
@@ -214,60 +227,89 @@ def draw_learning(name: str, history: Mapping[str, Sequence[float]]) -> str:
             marked = marker if len(values) <= _MOST_MARKED_EPOCHS else None
             axes.plot(epochs, values, dashes, color=colour, label=label, marker=marked, markersize=4)
             said.append(f"{label} from {values[0]:.4g} to {values[-1]:.4g}")
-        axes.set_xlabel("epoch")
-        axes.set_ylabel(name)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.grid()
-        add_legend(figure, columns=2)
-        return to_svg(figure, f"{name} per epoch: {', '.join(said) or 'no values'}")
+        description = f"{name} per epoch: {', '.join(said) or 'no values'}"
+        return _to_svg(axes, description, legend={"ncols": 2})
 
 
-def _draw_curves(curves: Sequence[Curve], title: str, x: str, y: str) -> str:
-    weakest = sorted(curves, key=lambda curve: curve.area)
-    named = list(zip(weakest, _NAMED_LINES, strict=False))
-    with page_style(f"{title} {[(one.name, one.area) for one in weakest]}"):
-        figure = Figure(figsize=(4.0, 5.2), layout="constrained")
-        axes = _share_axes(figure, x, y)
-        for curve in weakest[len(named) :]:
-            axes.plot(curve.x, curve.y, color=SOFT, linewidth=0.8, alpha=0.5)
-        names = _shorten([curve.name for curve, _ in named])
-        for (curve, (colour, dashes)), name in reversed([*zip(named, names, strict=True)]):
-            axes.plot(curve.x, curve.y, dashes, color=colour, label=f"{name} {curve.area:.3f}")
-        add_legend(figure, "smallest areas" if len(curves) > len(named) else "areas", reverse=True)
-        smallest = ", ".join(f"{curve.name} {curve.area:.3f}" for curve, _ in named)
-        return to_svg(figure, f"{title} of {len(curves):,} classes; smallest areas: {smallest}.")
+def draw_predictions(score: NumberScore) -> str:
+    """Draws predicted over true, a point for each example, and the line on which both are the same."""
+    true, said = np.array(score.points).T
+    ends = float(min(true.min(), said.min())), float(max(true.max(), said.max()))
+    with _number_axes(score, "predicted", true, said) as axes:
+        axes.plot(ends, ends, ":", color=SOFT, label="predicted = true")
+        return _to_svg(
+            axes,
+            f"Predicted over true {score.name}, {len(true):,} examples from {true.min():.4g} to "
+            f"{true.max():.4g}: RMSE {score.rmse:.4g}.",
+        )
+
+
+def draw_errors(score: NumberScore) -> str:
+    """Draws prediction minus truth over the truth, and the middle error of groups of equal size along it."""
+    true, said = np.array(score.points).T
+    error, groups = said - true, min(_GROUPS, len(true) // _LEAST_IN_A_GROUP)
+    middles = []
+    if groups > 1:
+        for some in np.array_split(np.argsort(true, kind="stable"), groups):
+            middles.append((float(np.median(true[some])), float(np.median(error[some]))))
+    with _number_axes(score, "predicted minus true", true, error) as axes:
+        axes.axhline(0, linestyle=":", color=SOFT, label="no error")
+        if middles:
+            axes.plot(*zip(*middles, strict=True), "--s", color=SECOND, markersize=4, label="middle error")
+        said_so = ", ".join(f"{middle:.3g} at {value:.4g}" for value, middle in middles)
+        description = f"Error over true {score.name}; middle error: {said_so or 'too few examples'}."
+        return _to_svg(axes, description, legend={"ncols": 2})
+
+
+def draw_quantiles(score: NumberScore) -> str:
+    """Draws the share of the truth below each quantile over the share that should be, and their line."""
+    with _axes((4.4, 4.6), "quantile", "share of true values below it") as axes:
+        axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as it should be")
+        axes.plot(*zip(*score.calibration, strict=True), "-o", color=FIRST, markersize=5, label="measured")
+        said_so = ", ".join(f"{below:.3f} below quantile {share:g}" for share, below in score.calibration)
+        return _to_svg(
+            axes, f"Share of true {score.name} below each quantile: {said_so}.", legend={"ncols": 2}
+        )
 
 
 @contextmanager
-def page_style(name: str) -> Iterator[None]:
-    """Draws in the page's style; names inside the element derive from `name`, unique on the page."""
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
-        yield
+def _number_axes(score: NumberScore, y: str, true: Any, values: Any) -> Iterator[Any]:
+    """Yields axes with a point for each example over the truth."""
+    names = (f"{name}, {score.unit}" if score.unit else name for name in ("true", y))
+    with _axes((4.4, 4.6), *names) as axes:
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        opaque = 0.7 if len(true) < 300 else 0.35  # many points lie on each other
+        axes.plot(true, values, "o", color=FIRST, markersize=3, alpha=opaque, markeredgewidth=0)
+        yield axes
 
 
-def add_legend(figure: Figure, title: str = "", *, columns: int = 1, reverse: bool = False) -> None:
-    """Names the lines above the axes, where none of them lies below the names."""
-    figure.legend(
-        loc="outside upper left", title=title or None, ncols=columns, reverse=reverse, alignment="left"
-    )
+@contextmanager
+def _axes(size: tuple[float, float], x: str, y: str, *, shares: bool = False) -> Iterator[Any]:
+    """Yields the axes of a figure in the page's style; square where both show shares, 0..1."""
+    with mpl.rc_context(_STYLE):
+        axes = Figure(figsize=size, layout="constrained").subplots()
+        axes.set(xlabel=x, ylabel=y)
+        if shares:
+            axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(MultipleLocator(0.2))
+        axes.grid()
+        axes.set_axisbelow(True)
+        yield axes
 
 
-def _share_axes(figure: Figure, x: str, y: str) -> Any:
-    """Returns square axes with these names that both show shares, 0..1."""
-    axes = figure.subplots()
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel=x, ylabel=y, aspect="equal")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MultipleLocator(0.2))
-    axes.grid()
-    axes.set_axisbelow(True)
-    return axes
+def _to_svg(axes: Any, description: str, legend: Mapping[str, Any] | None = MappingProxyType({})) -> str:
+    """Returns a figure as an element that can stand in a page beside others, inside of its style.
 
-
-def to_svg(figure: Figure, description: str) -> str:
-    """Returns the figure as an element that can stand in a page beside others; needs `page_style` open."""
-    text = io.StringIO()
+    Names inside the element derive from the description. `legend` are options of that above the axes, where
+    no line lies below the names; None for none.
+    """
+    figure, text = axes.figure, io.StringIO()
+    if legend is not None:
+        figure.legend(loc="outside upper left", alignment="left", **legend)
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), mpl.rc_context({"svg.hashsalt": description}):
         # The browser has the glyphs that matplotlib's own font lacks; here they are only measured.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         FigureCanvasSVG(figure).print_svg(text, metadata=nothing)

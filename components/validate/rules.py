@@ -23,6 +23,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from shardline.components.validate.evaluation import Evaluation, Interval, Slice
 from shardline.components.validate.formats import FORMATS
 from shardline.components.validate.metrics import (
     FALLING,
@@ -58,6 +59,9 @@ DRIFT = "drift"
 
 #: In the place of a comparison: the rule of this name is left out.
 OFF = "off"
+
+#: Why a rule about a metric that an evaluation lacks is undecided.
+NOT_MEASURED = "it was not measured"
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RULE = re.compile(
@@ -242,3 +246,64 @@ def _check_within(rule: Rule) -> None:
             f"(within ...) is too much in the rule {rule.text!r}; 0.01 is one point, (within 2 %) a share "
             "of the other's value"
         )
+
+
+def measure_left(rule: Rule, evaluation: Evaluation) -> tuple[float | None, str]:
+    """Returns the value of a rule's left side, None where it is unknown, and a note."""
+    part = evaluation.of(rule.label)
+    if rule.worst:
+        return _worst(rule.metric, part)
+    if not rule.slice or rule.format or rule.is_drift:
+        value = {**evaluation.metrics, **evaluation.distances}.get(rule.left)
+        return value, evaluation.notes.get(rule.metric, "") if value is not None else NOT_MEASURED
+    if rule.slice.startswith("number="):
+        score = next((one for one in part.numbers if f"number={one.name}" == rule.slice), None)
+        return (getattr(score, rule.metric), "") if score else (None, NOT_MEASURED)
+    found = next((item for item in part.slices if item.name == rule.slice), None)
+    if found is None or not found.decided:
+        return None, f"{found.examples if found else 0:,} examples are too few"
+    if rule.metric in SLICED_OF_QUANTILES and rule.metric not in found.metrics:
+        return None, NOT_MEASURED
+    return _of_slice(rule.metric, found, part), ""
+
+
+def interval_of_left(rule: Rule, evaluation: Evaluation) -> Interval | None:
+    """Returns the 95 % interval of a rule's left side; None where there is none."""
+    if rule.format and rule.metric in MAIN.values():
+        return next((item.interval for item in evaluation.formats if item.name == rule.format), None)
+    part = evaluation.of(rule.label)
+    item = next((item for item in part.slices if rule.slice == item.name), None)
+    if item and rule.metric in item.intervals:
+        return item.intervals[rule.metric]
+    if rule.slice and rule.metric == MAIN.get(part.kind):
+        return item.interval if item else None
+    return evaluation.intervals.get(rule.left)
+
+
+def _worst(metric: str, evaluation: Evaluation) -> tuple[float | None, str]:
+    classes = {f"class={name}" for name in evaluation.class_names}
+    slices = [
+        item
+        for item in evaluation.slices
+        if metric == MAIN[evaluation.kind] or item.name in classes or metric in item.metrics
+    ]
+    values = [(_of_slice(metric, item, evaluation), item.name) for item in slices if item.decided]
+    if not slices and metric in SLICED_OF_QUANTILES:
+        return None, NOT_MEASURED
+    if not values:
+        return None, "every slice has too few examples"
+    value, name = (max if metric in FALLING else min)(values)
+    few = len(slices) - len(values)
+    left_out = f"; {few:,} {'slice has' if few == 1 else 'slices have'} too few examples" if few else ""
+    return value, name + left_out
+
+
+def _of_slice(metric: str, item: Slice, evaluation: Evaluation) -> float:
+    if metric in item.metrics:
+        return item.metrics[metric]
+    if metric == MAIN[evaluation.kind] and not item.name.startswith("label="):
+        return item.value
+    name = item.name.partition("=")[2]
+    score = next(score for score in evaluation.classes if score.name == name)
+    # Of one label alone the mean over the labels is its own.
+    return float(score.f1 if metric == MAIN[evaluation.kind] else getattr(score, metric))

@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.components.model_store import EXPORT_FILE, Export
 from shardline.components.validate.answers import (
-    THRESHOLD,
     Predictions,
     largest_gap_of,
     name_outputs,
     read_deviations,
 )
 from shardline.components.validate.signatures import DEFAULT, EXAMPLE, EXAMPLES, IMAGES
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION
+from shardline.trainer.data.features import CLASS, REGRESSION
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models.export_check import check_saved_model
@@ -40,7 +38,6 @@ _WARM_UP = 3
 _SECONDS = 1.0
 _BATCH = 32
 _MB = 1e6
-_JPEG_QUALITY = 90
 
 
 Serve = Callable[[tf.Tensor], Predictions]
@@ -85,16 +82,6 @@ class ServedModel:
                     f"the exported model {path} has {found} {what}, the dataset has {wanted}; "
                     "evaluate it on the data that it was made for"
                 )
-
-    @property
-    def decides(self) -> bool:
-        """Whether it tells classes apart, and does not answer in numbers alone."""
-        return any(label.kind != REGRESSION for label in self._labels)
-
-    @property
-    def several(self) -> tuple[str, ...]:
-        """Names of the labels of which an example may have any number of classes."""
-        return tuple(label.name for label in self._labels if label.kind == MULTILABEL)
 
     def _read_quantiles(self, outputs: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
         """Reads which quantiles an output has from what was written down of the export, beside it."""
@@ -157,7 +144,6 @@ def measure_costs(
     return {
         **measure_latency(serve, requests, calls),
         "batch_difference": batch_difference(serve, requests, model.deviations),
-        **({} if images is None or not model.decides else flips(serve, images, model.several)),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MB,
         "size_mb": sum(path.stat().st_size for path in model.path.rglob("*") if path.is_file()) / _MB,
     }
@@ -191,31 +177,6 @@ def batch_difference(
     return max(largest_gap_of(together, others, deviations or {}) for others in (turned, alone))
 
 
-def flips(serve: Serve, images: tf.Tensor, several: Sequence[str] = ()) -> dict[str, float]:
-    """Returns the share of 32 images of which a hardly visible change flips a predicted class, by change.
-
-    The changes are encoding as a JPEG of quality 90 and a shift by one pixel. Of the labels in `several` any
-    number of classes is predicted.
-    """
-    some = images[:REQUESTS]
-    predicted = _decisions(serve(some), several)
-    pixels = [_without_alpha(tf.io.decode_image(image, expand_animations=False)) for image in some]
-    changed = {
-        "jpeg_flips": [tf.io.encode_jpeg(one, quality=_JPEG_QUALITY) for one in pixels],
-        "shift_flips": [tf.io.encode_png(_shift(one.numpy())) for one in pixels],
-    }
-    return {
-        name: float((_decisions(serve(tf.stack(encoded)), several) != predicted).any(axis=1).mean())
-        for name, encoded in changed.items()
-    }
-
-
-def _decisions(found: Predictions, several: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Returns all that was decided of each example: its classes, and the labels that it is said to have."""
-    some = [found.said[name] >= THRESHOLD for name in several]
-    return np.column_stack([*found.classes.values(), *some]).astype(np.int64)
-
-
 def time_calls(
     serve: Callable[[tf.Tensor], object], requests: tf.Tensor, size: int, calls: int = CALLS
 ) -> list[float]:
@@ -230,13 +191,3 @@ def time_calls(
         serve(batches[len(seconds) % len(batches)])
         seconds.append(time.perf_counter() - began)
     return seconds
-
-
-def _without_alpha(pixels: tf.Tensor) -> tf.Tensor:
-    """Returns pixels of 1 to 4 channels with the 1 or 3 that a JPEG can have."""
-    return pixels[..., : (pixels.shape[-1] - 1) | 1]
-
-
-def _shift(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Shifts an image by one pixel to the lower right; the edge is repeated."""
-    return np.pad(pixels, ((1, 0), (1, 0), (0, 0)), mode="edge")[:-1, :-1]

@@ -7,27 +7,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
 from shardline.components.html import moved, page_path
-from shardline.components.model_store import Export, Verdict, champions
+from shardline.components.model_store import Export, champions
 from shardline.components.validate import golden
-from shardline.components.validate.challenge import Challenge, challenge_champion
-from shardline.components.validate.conversions import REPRESENTATIVE, measure_formats
+from shardline.components.validate.challenge import Challenge, TrainingKeys, challenge_champion
 from shardline.components.validate.drift import add_drift
 from shardline.components.validate.drift import warnings as drift_warnings
-from shardline.components.validate.evaluate import Examples, Measured, measure
+from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.evaluation import Curve, Evaluation
 from shardline.components.validate.export import export_model, take_samples
+from shardline.components.validate.formats import REPRESENTATIVE, measure_formats
 from shardline.components.validate.gate import Gate
-from shardline.components.validate.model_card import ModelCard, make_card, read_training
+from shardline.components.validate.model_card import make_card, read_training
 from shardline.components.validate.report import Origin, render_report
 from shardline.components.validate.settings import GateSettings
 from shardline.components.validate.signatures import read_quantiles
-from shardline.components.validate.training_keys import TrainingKeys
 from shardline.components.validate.verdict import Blessing, judge
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
@@ -94,7 +93,10 @@ def validate(
     examples = Examples(dataset, manifest)
     gate.check(manifest, champion_uri, formats)
     gate = gate.for_labels(manifest.labels)
-    _check_compared(gate, manifest, model_file, champion_uri)
+    if heads := read_recorded_heads(model_file):
+        gate.check_quantiles(manifest.labels, read_quantiles(heads))
+    if champion_uri:
+        champions.require_store(champion_uri)
     training = read_training(model_file)
     training_keys = TrainingKeys.of(
         dataset, manifest, start=training.initial_model, trained_on=training.fingerprint
@@ -125,21 +127,18 @@ def validate(
         champion=challenge.champion,
         warnings=_warnings(manifest, evaluation, *of_keys, challenge.warning),
     )
-    card = make_card(manifest, export, training, evaluation, blessing.headline)
     origin = Origin.of(model_file, training, run)
     report = render_report(
         evaluation, blessing, manifest, export, training, champion=challenge.export, origin=origin
     )
+    card = make_card(manifest, export, training, evaluation, blessing.headline)
     files.write_text(out / model_store.REPORT_FILE, report)
-    return _conclude(evaluation, blessing, card, out)
-
-
-def _check_compared(gate: Gate, manifest: Manifest, model_file: Path, champion_uri: str) -> None:
-    """Refuses rules about quantiles that the training has not recorded, and a place that has no champions."""
-    if heads := read_recorded_heads(model_file):
-        gate.check_quantiles(manifest.labels, read_quantiles(heads))
-    if champion_uri:
-        champions.require_store(champion_uri)
+    files.write_text(out / model_store.CARD_TEXT_FILE, card.to_markdown())
+    files.write_text(out / model_store.CARD_FILE, card.to_html())
+    files.write_json(out / model_store.EVALUATION_FILE, evaluation.to_json())
+    files.write_json(out / model_store.BLESSING_FILE, asdict(blessing))  # last
+    _tell(evaluation, blessing, out)
+    return Validation(evaluation, blessing)
 
 
 def export_trained(
@@ -172,7 +171,7 @@ def export_trained(
 
 def _measure(
     out: Path, export: Export, loaded: Any, clean: golden.CleanProcess, examples: Examples, min_slice: int
-) -> Measured:
+) -> Assessment:
     """Measures an export, which a clean process is asked meanwhile, and what it was converted into."""
     say("validate", "asking the export in a process with TensorFlow alone")
     agreement = golden.ask(clean, out)
@@ -190,19 +189,7 @@ def _measure(
     if export.max_difference is not None:
         found["max_difference"] = export.max_difference
     notes = {"golden_difference": answers.words, "constant_labels": "; ".join(constant)}
-    measured = measured.with_metrics(notes, **found)
-    formats = measure_formats(out, tuple(export.formats or ()), examples, measured)
-    return replace(measured, evaluation=replace(measured.evaluation, formats=formats))
-
-
-def _conclude(evaluation: Evaluation, blessing: Blessing, card: ModelCard, out: Path) -> Validation:
-    """Writes the model card, what was measured and, last, the verdict."""
-    files.write_text(out / model_store.CARD_TEXT_FILE, card.to_markdown())
-    files.write_text(out / model_store.CARD_FILE, card.to_html())
-    files.write_json(out / model_store.EVALUATION_FILE, evaluation.to_json())
-    files.write_json(out / model_store.BLESSING_FILE, blessing.to_json())
-    _tell(evaluation, blessing, out)
-    return Validation(evaluation, blessing)
+    return measure_formats(out, export.formats or (), examples, measured.with_metrics(notes, **found))
 
 
 def validate_artifacts(
@@ -288,8 +275,7 @@ def _tell(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
     """Reports the outcome for the table at the end of the run."""
     reached = evaluation.quality
     fact("quality", reached, f"{reached} on {evaluation.examples:,} examples")
-    words = Verdict(blessed=blessing.blessed, reason=blessing.reason, headline=blessing.headline).words
-    fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {words}")
+    fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {blessing.words}")
     for rule in blessing.rules:
         if rule.verdict != "passed":
             say("validate", str(rule))

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
-from shardline.components.model_store import BLESSED, NOT_BLESSED
+from shardline.components.model_store import BLESSED, NOT_BLESSED, Verdict
 from shardline.components.validate.evaluation import Evaluation, Interval, Lead
 from shardline.components.validate.gate import CHAMPION, EXAMPLES, VARIETY, Gate
-from shardline.components.validate.left_side import interval_of_left, measure_left
 from shardline.components.validate.metrics import CHECKS, SHARES
-from shardline.components.validate.rules import OFF, OPERATORS, Rule
+from shardline.components.validate.rules import OFF, OPERATORS, Rule, interval_of_left, measure_left
 
-# Changes that should not change a prediction, and the share of images from which on they are worth a warning.
-_HARMLESS = {"jpeg_flips": "Encoding as JPEG", "shift_flips": "A shift by one pixel"}
-_MOST_FLIPS = 0.1
-
-# As much miscalibration, and as many times the champion's costs, are worth a warning too. What else a machine
+# So much miscalibration, and so many times the champion's costs, are worth a warning. What else a machine
 # does at the time can double a latency.
 _MOST_ECE = 0.1
 _SMALLEST = 0.01  # of milliseconds, MB and a log loss, below which nobody cares
@@ -39,7 +34,7 @@ _LABELS = {metric.name: metric.label for metric in CHECKS}
 #: "undecided": there is too little to judge on. "open": what was measured does not decide it. "skipped": the
 #: policy for a first run lets it pass. The last two do not block.
 #: "off": one of the gate's own rules that the settings leave out.
-Verdict = Literal["passed", "failed", "undecided", "open", "skipped", "off"]
+Judgement = Literal["passed", "failed", "undecided", "open", "skipped", "off"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ class JudgedRule:
     left: float | None
     operator: str
     right: float | None
-    verdict: Verdict
+    verdict: Judgement
     interval: Interval | None = None
     champion: float | None = None
     difference: Interval | None = None
@@ -116,29 +111,17 @@ class JudgedRule:
         return f"{left} {self.left_text} {comparison} {self.right_text}{note}"
 
 
-@dataclass(frozen=True)
-class Blessing:
+@dataclass(frozen=True, kw_only=True)
+class Blessing(Verdict):
     """The verdict on an exported model.
 
     Attributes:
-        blessed: Whether the model may be published.
-        reason: Reason for the verdict, in one sentence.
+        rules: Each rule with the verdict on it.
         warnings: What a person should know though it decides nothing, a sentence each.
-        headline: The verdict in a few words: "Worse than the champion by 4.8 points: not registered".
-        champion: Version of the champion that the model was compared with; "" where there was none yet, None
-            where no place for champions was given.
     """
 
-    blessed: bool
-    rules: tuple[JudgedRule, ...]
-    reason: str
+    rules: tuple[JudgedRule, ...] = ()
     warnings: tuple[str, ...] = ()
-    headline: str = ""
-    champion: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the content of blessing.json."""
-        return asdict(self)
 
 
 def judge(
@@ -183,11 +166,6 @@ def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Ab
         for part in evaluation.each
         if (crossed := part.metrics.get("quantile_crossings", 0))
     ]
-    found += [
-        f"{change} changes the predicted class of {share:.0%} of the images that were tried"
-        for metric, change in _HARMLESS.items()
-        if (share := measured.get(metric, 0.0)) > _MOST_FLIPS
-    ]
     same = evaluation.beside_champion
     before = same.champion.metrics if same.champion else {}
     whose = {"": ""} | {f"{part.label}.": f"{part.label}: " for part in evaluation.parts}
@@ -230,7 +208,7 @@ def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | No
         passed = passed and judged.p < rule.p
         judged = replace(judged, note=f"p = {judged.p:.3f}, must be below {rule.p:g}")
     if not passed and rule.name == EXAMPLES and rule.why:  # a number that a user has written is meant
-        verdict: Verdict = "skipped" if gate.first_run == "bless" else "failed"
+        verdict: Judgement = "skipped" if gate.first_run == "bless" else "failed"
         few = f"too few to judge; first_run is {gate.first_run}"
         return replace(judged, verdict=verdict, note="; ".join(filter(None, (note, few))))
     if passed and not rule.reference and (doubt := _doubt(judged)):
@@ -279,7 +257,7 @@ def _judge_within(rule: Rule, judged: JudgedRule, lead: Lead | None, examples: i
     sign = 1.0 if rule.operator == ">=" else -1.0
     ahead = round(sign * (judged.left - judged.right), _DIGITS)
     lower, upper = sorted(sign * end for end in lead.interval) if lead else (ahead, ahead)
-    verdict: Verdict
+    verdict: Judgement
     if not ahead >= -allowed:  # NaN fails this too
         verdict, note = "failed", f"worse by {-ahead:.4g}, more than {allowed:.4g}"
     elif lead and upper < 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import io
 import json
 import re
@@ -15,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from shardline.components.model_store import Export
-from shardline.components.validate.calls import make_calls
-from tests.helpers.labels import LABELLED, class_label
+from shardline.components.validate.model_card import make_calls
+from tests.helpers.labels import class_label
 from tests.helpers.model_server import serve_model
 from tests.helpers.reports import EXPORT, make_evaluation, make_report
 
@@ -44,7 +43,7 @@ def test_python_with_tensorflow_alone(here: Path) -> None:
     with contextlib.redirect_stdout(shown):
         exec(make_calls(export)[0].code, {})
 
-    assert shown.getvalue().split()[0] == export.golden["predictions"][0]["label_name"]
+    assert repr(export.golden["predictions"][0]["label_name"].encode()) in shown.getvalue()
 
 
 def test_curl_asks_a_server_of_models(here: Path, clean_process) -> None:
@@ -93,26 +92,6 @@ def test_a_row_of_a_table_is_one_of_the_golden_examples() -> None:
     ).stdout
     assert json.loads(data) == {"instances": [{"width": 0.2, "city": "L'Aquila"}]}
     assert "instances=[{'width': 0.2, 'city': \"L'Aquila\"}]" in platform
-
-
-@pytest.mark.parametrize(
-    ("kind", "python", "platform"),
-    [
-        ("regression", 'print(answer["value"].numpy()[0])', 'print(answer["value"])'),
-        ("multilabel", 'print(answer["probabilities"].numpy()[0])', 'print(answer["probabilities"])'),
-        (
-            "two",
-            'print(answer["kind_label_name"].numpy()[0].decode(), answer["kind_probabilities"].numpy()[0], '
-            'answer["price_value"].numpy()[0])',
-            'print(answer["kind_label_name"], answer["price_value"])',
-        ),
-    ],
-)
-def test_what_is_printed_is_what_the_labels_are(kind: str, python: str, platform: str) -> None:
-    calls = make_calls(dataclasses.replace(COLUMNS, labels=LABELLED[kind]))
-
-    assert calls[0].code.endswith(python)
-    assert calls[2].code.endswith(platform)
 
 
 def test_a_model_whose_inputs_are_not_known_has_no_calls() -> None:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.components import model_store
-from shardline.components.validate import conversions, formats
+from shardline.components.validate import formats
 from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.rules import parse_rules
@@ -42,7 +42,7 @@ def test_a_converted_model_says_what_the_export_says(name, tmp_path):
     file = tmp_path / "out" / found["file"]
     assert found["bytes"] == file.stat().st_size > 1000
     assert 0.0 <= found["max_difference"] <= 1e-5
-    predict = conversions.load(name, file.read_bytes())
+    predict = formats.load(name, file.read_bytes())
     for count in (1, 3):
         pixels = np.random.default_rng(count).integers(0, 256, (count, *SHAPE), np.uint8)
         np.testing.assert_allclose(predict(pixels), model(pixels, training=False), rtol=0, atol=1e-5)
@@ -99,7 +99,7 @@ def test_a_converted_model_is_measured_on_the_examples_of_the_export(name, valid
 
 def test_int8_is_smaller_and_answers_in_floats(validated):
     out, found = validated[0], {one.name: one for one in validated[1].evaluation.formats}
-    answer = conversions.load("int8", (out / model_store.INT8_FILE).read_bytes())
+    answer = formats.load("int8", (out / model_store.INT8_FILE).read_bytes())
 
     assert found["int8"].size_mb < 0.4 * found["tflite"].size_mb
     assert found["int8"].max_difference > 1e-5
@@ -135,24 +135,17 @@ def test_a_model_that_a_converter_does_not_know_is_refused(name, tmp_path):
     assert not (tmp_path / "out" / model_store.EXPORT_FILE).exists()
 
 
-def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path):
-    manifest = write_dataset(tmp_path / "data", records={"test": 3})
+@pytest.mark.parametrize(
+    ("name", "found", "table", "error", "message"),
+    [
+        ("coreml", True, False, SettingsError, "no format 'coreml'; there are tflite, int8, onnx"),
+        ("tflite", False, False, SettingsError, r"needs ai_edge_litert, .*pip install 'shardline\[litert\]'"),
+        ("onnx", True, True, ModelError, "only models of images can be converted to onnx"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(name, found, table, error, message, tmp_path, monkeypatch):
+    manifest = (write_table if table else write_dataset)(tmp_path / "data", records={"test": 3})
+    monkeypatch.setattr(formats.util, "find_spec", lambda module: found or None)
 
-    with pytest.raises(SettingsError, match=r"no format 'coreml'; there are tflite, int8, onnx"):
-        conversions.check_formats(["coreml"], manifest)
-
-
-def test_a_missing_converter_is_named_with_its_extra(tmp_path, monkeypatch):
-    manifest = write_dataset(tmp_path / "data", records={"test": 3})
-    monkeypatch.setattr(formats.util, "find_spec", lambda name: None)
-
-    with pytest.raises(SettingsError, match=r"needs ai_edge_litert, .*pip install 'shardline\[litert\]'"):
-        conversions.check_formats(["tflite"], manifest)
-
-
-def test_tables_are_not_converted(tmp_path, monkeypatch):
-    manifest = write_table(tmp_path / "data", records={"test": 3})
-    monkeypatch.setattr(formats.util, "find_spec", lambda name: object())
-
-    with pytest.raises(ModelError, match="only models of images can be converted to onnx"):
-        conversions.check_formats(["onnx"], manifest)
+    with pytest.raises(error, match=message):
+        formats.check_formats([name], manifest)

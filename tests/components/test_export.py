@@ -148,38 +148,31 @@ def test_export_json_says_how_far_the_export_is_from_the_model(name, request):
     assert 0.0 <= content["max_difference"] <= 1e-5
 
 
-def test_export_json_names_the_signatures_of_images(images):
-    found = images.content["signatures"]
+def test_export_json_says_what_was_exported(images, table):
+    content = images.content
+    found = content["signatures"]
 
+    assert content["fingerprint"] == images.manifest.fingerprint
+    assert [one["outputs"] for one in content["labels"]] == [list(CLASS_NAMES)]
+    assert content["parameters"] == images.model.count_params()
+    assert content["versions"]["tensorflow"] == tf.__version__
+    assert found["serving_default"]["outputs"] == {
+        "probabilities": {"dtype": "float32", "shape": [None, 3]},
+        "label": {"dtype": "int64", "shape": [None]},
+        "label_name": {"dtype": "string", "shape": [None]},
+    }
     assert {name: one["inputs"] for name, one in found.items()} == {
         "serving_default": {"images": {"dtype": "string", "shape": [None]}},
         "serving_tensor": {"pixels": {"dtype": "uint8", "shape": [None, 12, 12, 3]}},
         "serving_example": {"examples": {"dtype": "string", "shape": [None]}},
     }
-    assert {tuple(one["outputs"]) for one in found.values()} == {("probabilities", "label", "label_name")}
-
-
-def test_export_json_names_the_columns_of_a_table(table):
-    found = table.content["signatures"]
-
-    assert found["serving_default"]["inputs"] == {
+    columns = table.content["signatures"]
+    assert columns["serving_default"]["inputs"] == {
         "year": {"dtype": "int64", "shape": [None]},
         "income": {"dtype": "float32", "shape": [None]},
         "city": {"dtype": "string", "shape": [None]},
     }
-    assert set(found) == {"serving_default", "serving_example"}
-
-
-@pytest.mark.parametrize("name", ["images", "table"])
-def test_stored_examples_are_predicted_as_they_are(name, request):
-    one = request.getfixturevalue(name)
-
-    served = ServedModel(one.out / model_store.SAVED_MODEL, one.manifest, one.loaded)
-    found = served.predict_examples(tf.constant(one.taken))
-
-    expected, _ = one.expected()
-    np.testing.assert_allclose(found.said["label"], expected, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(found.classes["label"], expected.argmax(axis=1))
+    assert set(columns) == {"serving_default", "serving_example"}
 
 
 def test_an_example_without_a_column_is_refused(table):
@@ -220,25 +213,15 @@ def test_images_stored_as_raw_values_are_served_too_and_logits_compared_behind_t
     assert sums == pytest.approx([1.0] * 8, abs=1e-5)
 
 
-def test_an_export_that_is_not_the_model_shows(images):
-    other = image_model(bias=[4.0, 0.0, 0.0])
-
-    found = largest_difference(
-        other, {"label": "probabilities"}, images.manifest, images.loaded, images.taken[:9]
-    )
-
-    assert found > 0.01
-
-
-@pytest.mark.parametrize(("bias", "difference"), [(float("nan"), 1.0), (0.0, 1e-5)])
-def test_an_output_that_is_not_a_number_differs_from_a_number(bias, difference, images):
+@pytest.mark.parametrize(("bias", "difference"), [(float("nan"), 1.0), (0.0, 1e-5), ([99.0, 0.0, 0.0], 1.0)])
+def test_an_export_that_is_not_the_model_shows(bias, difference, images):
     other = image_model(bias=bias)
 
     found = largest_difference(
         other, {"label": "probabilities"}, images.manifest, images.loaded, images.taken[:9]
     )
 
-    assert found == pytest.approx(difference, abs=1e-5)
+    assert found == pytest.approx(difference, abs=0.2 if difference == 1 else 1e-5)
 
 
 @keras.saving.register_keras_serializable("tests")

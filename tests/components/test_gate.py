@@ -16,8 +16,7 @@ from click.testing import CliRunner
 from sklearn import metrics
 
 from shardline.components import model_store
-from shardline.components.validate.challenge import Challenge, challenge_champion
-from shardline.components.validate.comparison import compare
+from shardline.components.validate.challenge import Challenge, challenge_champion, compare
 from shardline.components.validate.evaluate import Examples, measure
 from shardline.components.validate.export import export_model
 from shardline.components.validate.gate import Gate
@@ -100,8 +99,8 @@ def save(model, directory):
 
 
 def test_the_numbers_are_those_of_scikit_learn(measured):
-    labels, predicted = measured.outcomes["label"].labels, measured.outcomes["label"].predicted
-    probabilities = measured.outcomes["label"].probabilities.astype(np.float64)
+    labels, predicted = measured.outcomes["label"].true, measured.outcomes["label"].predicted
+    probabilities = measured.outcomes["label"].said.astype(np.float64)
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     found = measured.evaluation.metrics
 
@@ -130,8 +129,6 @@ def test_what_it_costs_is_measured(measured):
     assert 0 < found["size_mb"] < 1
     assert found["peak_memory_mb"] > 100
     assert found["batch_difference"] < 1e-5
-    assert 0 <= found["jpeg_flips"] <= 1
-    assert 0 <= found["shift_flips"] <= 1
 
 
 def test_copies_count_as_one_example(champion, tmp_path):
@@ -156,7 +153,7 @@ def test_copies_count_as_one_example(champion, tmp_path):
 
 def test_calibration_is_that_of_every_example(measured):
     bins, outcomes = measured.evaluation.calibration, measured.outcomes["label"]
-    confidence = outcomes.probabilities.max(axis=1)
+    confidence = outcomes.said.max(axis=1)
 
     assert sum(item.examples for item in bins) == TEST_RECORDS
     for item in bins:
@@ -178,24 +175,6 @@ def test_intervals_hold_their_value(measured):
     half = 1.96 * np.sqrt(evaluation.accuracy * (1 - evaluation.accuracy) / TEST_RECORDS)
     lower, upper = evaluation.intervals["accuracy"]
     assert upper - lower == pytest.approx(2 * half, rel=0.15)
-
-
-def test_slices_by_class(measured):
-    by_name = {item.name: item for item in measured.evaluation.slices}
-
-    for score in measured.evaluation.classes:
-        assert by_name[f"class={score.name}"].value == pytest.approx(score.recall)
-        assert by_name[f"class={score.name}"].examples == score.examples
-        assert by_name[f"class={score.name}"].decided
-
-
-def test_curves_lie_between_their_corners(measured):
-    for curve in (*measured.evaluation.roc, *measured.evaluation.precision_recall):
-        assert len(curve.x) == len(curve.y) == len(curve.thresholds) <= 62
-        assert np.isfinite([*curve.x, *curve.y, *curve.thresholds]).all()
-    for curve in measured.evaluation.roc:
-        assert (curve.x[0], curve.y[0], curve.x[-1], curve.y[-1]) == (0, 0, 1, 1)
-        assert curve.area == pytest.approx(metrics.auc(curve.x, curve.y), abs=0.01)
 
 
 def test_a_model_is_not_ahead_of_itself(measured):
@@ -436,7 +415,7 @@ def test_the_version_that_was_judged_against_is_kept(champion, challenges):
 
     (version,) = (champion / "versions").iterdir()
     assert (beside.champion, beside.absence) == (version.name, None)
-    assert judge(beside.evaluation, Gate(), champion=beside.champion).to_json()["champion"] == version.name
+    assert judge(beside.evaluation, Gate(), champion=beside.champion).champion == version.name
 
 
 def test_what_decides_nothing_is_a_warning(dataset, tmp_path):

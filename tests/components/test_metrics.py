@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 
-from shardline.components.validate.classes import ClassOutcomes, score, slice_outcomes
+from shardline.components.validate.classes import ClassOutcomes, score
+from tests.helpers.labels import class_label
 
 
 def outcomes(probabilities, **columns):
     """Returns outcomes of two classes, all of the first, all of them right."""
     found = np.array(probabilities, np.float32)
     nothing = np.zeros(len(found), np.int64)
-    return ClassOutcomes(("no", "yes"), nothing, nothing, found, {k: np.array(v) for k, v in columns.items()})
+    arrays = {name: np.array(values) for name, values in columns.items()}
+    return ClassOutcomes(class_label(("no", "yes")), nothing, found, arrays, predicted=nothing)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ def test_where_no_row_is_a_probability_there_is_no_log_loss():
 @pytest.mark.parametrize("distinct", [3, 100])
 def test_values_that_are_not_finite_are_a_slice(distinct):
     prices = [*(float(i % distinct) for i in range(300)), np.nan, np.nan, np.inf, -np.inf]
-    found = slice_outcomes(outcomes([[1, 0]] * 304, price=prices), 1)
+    found = outcomes([[1, 0]] * 304, price=prices).slices(1)
 
     sizes = {item.name: item.examples for item in found if item.name.startswith("price=")}
     assert sizes.pop("price=missing") == 4

@@ -37,7 +37,7 @@ def test_numbers_are_shown_by_their_errors():
     assert "root mean squared error (RMSE)" in page
     assert 'aria-label="Predicted over true price, 200 examples from' in page
     assert "true, EUR" in page
-    assert "<td>price [EUR]</td>" in page
+    assert "<td>price (EUR)</td>" in page
     assert not [part for part in CLASSES_ONLY if part in page]
 
 

@@ -22,9 +22,9 @@ from shardline.components.model_store import KEYS_FILE, Export
 from shardline.components.model_store.champions import publish as publish_model
 from shardline.components.preprocess.sources import Example
 from shardline.components.validate import validation
+from shardline.components.validate.challenge import TrainingKeys, describe_overlap, find_trained_on
 from shardline.components.validate.evaluate import Examples
 from shardline.components.validate.gate import Gate
-from shardline.components.validate.training_keys import TrainingKeys, describe_overlap, find_trained_on
 from shardline.trainer.errors import DatasetError, ModelError
 from tests.helpers.preprocessing import read, run
 
@@ -178,7 +178,7 @@ def test_too_few_that_the_champion_has_not_seen_are_no_comparison(make_dataset, 
         find_trained_on(publish(earlier, tmp_path / "champion"), later)
 
 
-def test_what_was_published_by_an_earlier_release_is_not_known(make_dataset, tmp_path):
+def test_what_a_model_without_keys_was_trained_on_is_not_known(make_dataset, tmp_path):
     earlier, later = make_dataset(), make_dataset(split_salt=1)
     champion = publish(earlier, tmp_path / "champion")
     Export(fingerprint=earlier.manifest.fingerprint).write(champion)
@@ -192,17 +192,6 @@ def test_keys_of_names_and_of_contents_are_not_compared(make_dataset, tmp_path):
     earlier, later = make_dataset(), make_dataset(key="content")
 
     assert find_trained_on(publish(earlier, tmp_path / "champion"), later) is None
-
-
-def test_a_dataset_of_an_earlier_release_says_its_salt(make_dataset, tmp_path):
-    examples = make_dataset()
-    settings = {"seed": 4, "key": "path"}
-    manifest = replace(examples.manifest, keys=None, settings=settings)
-
-    data = Export.read(publish(replace(examples, manifest=manifest), tmp_path / "champion")).training_data
-
-    assert data is not None
-    assert (data.salt, data.keys, (tmp_path / "champion" / KEYS_FILE).exists()) == (4, "", False)
 
 
 @pytest.mark.parametrize("key", ["path", "content"])

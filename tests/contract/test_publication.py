@@ -137,13 +137,13 @@ def test_there_is_an_evaluation_of_each_label_in_the_schema_of_its_kind(
     )
     parts = tuple(
         Evaluation(
-            "sha256:0", "test", mistakes=(), label=one.label.name, kind=one.label.kind,
+            fingerprint="sha256:0", split="test", label=one.label.name, kind=one.label.kind,
             outputs=one.label.outputs, **one.summarize(10),
         )
         for one in (price, tags)
     )  # fmt: skip
     publication = Publication(tmp_path, vertex_environ.services.models)
-    publication.write_evaluation({**join(parts[0], parts, {}).to_json(), "label": ""})
+    publication.write_evaluation({**join(parts, {}).to_json(), "label": ""})
 
     publication.do()
     publication.do()

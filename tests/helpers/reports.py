@@ -113,6 +113,12 @@ def make_manifest(names: Sequence[str], features: tuple[Feature, ...] = IMAGE) -
     return Manifest("sha256:0", "bands", {"seed": 0}, (class_label(names),), features, {"test": split})
 
 
+def make_blessing(**changes: Any) -> Blessing:
+    """Returns the verdict of the usual rules, but for some fields."""
+    usual = {"blessed": False, "rules": RULES, "reason": "accuracy is not above the champion's"}
+    return Blessing(**{**usual, **changes})
+
+
 def make_report(evaluation: Evaluation, **changes: Any) -> str:
     """Renders a report on an evaluation.
 
@@ -121,7 +127,7 @@ def make_report(evaluation: Evaluation, **changes: Any) -> str:
         changes: Other arguments of `render_report` than usual.
     """
     given: dict[str, Any] = {
-        "blessing": Blessing(False, RULES, "accuracy is not above the champion's"),
+        "blessing": make_blessing(),
         "manifest": make_manifest(evaluation.class_names),
         "export": EXPORT,
         "training": TRAINING,

@@ -10,6 +10,7 @@ from sklearn import metrics
 
 from shardline.components.validate.areas import MOST_CURVES, measure_areas
 from shardline.components.validate.classes import ClassOutcomes, score
+from tests.helpers.labels import class_label
 
 
 def outcomes(seed: int, examples: int, classes: int, digits: int = 9, noise: float = 1.0) -> ClassOutcomes:
@@ -19,8 +20,8 @@ def outcomes(seed: int, examples: int, classes: int, digits: int = 9, noise: flo
     logits[np.arange(examples), labels] += 1
     odds = np.exp(logits)
     probabilities = (odds / odds.sum(axis=1, keepdims=True)).round(digits).astype(np.float32)
-    names = tuple(f"c{label}" for label in range(classes))
-    return ClassOutcomes(names, labels, probabilities.argmax(axis=1), probabilities, {})
+    label = class_label(f"c{number}" for number in range(classes))
+    return ClassOutcomes(label, labels, probabilities, {}, predicted=probabilities.argmax(axis=1))
 
 
 @settings(deadline=None)
@@ -32,7 +33,7 @@ def outcomes(seed: int, examples: int, classes: int, digits: int = 9, noise: flo
 )
 def test_as_scikit_learn_has_them(seed: int, examples: int, classes: int, digits: int) -> None:
     found = outcomes(seed, examples, classes, digits)
-    labels, probabilities = found.labels, found.probabilities
+    labels, probabilities = found.true, found.said
     areas = measure_areas(labels, probabilities)
     assert areas.classes.tolist() == [c for c in range(classes) if 0 < (labels == c).sum() < examples]
     for place, label in enumerate(areas.classes):
@@ -52,18 +53,13 @@ def test_as_scikit_learn_has_them(seed: int, examples: int, classes: int, digits
 
 def test_the_influence_of_an_example_is_what_more_of_its_weight_brings() -> None:
     found = outcomes(3, 40, 3, digits=1)
-    areas = measure_areas(found.labels, found.probabilities)
+    areas = measure_areas(found.true, found.said)
     assert areas.influence.sum(axis=0) == pytest.approx([0, 0], abs=1e-12)
     for example in (0, 7, 23):
         weights = np.ones(40)
         weights[example] += (step := 1e-6)
         moved = [
-            np.mean(
-                [
-                    measure(found.labels == c, found.probabilities[:, c], sample_weight=weights)
-                    for c in range(3)
-                ]
-            )
+            np.mean([measure(found.true == c, found.said[:, c], sample_weight=weights) for c in range(3)])
             for measure in (metrics.roc_auc_score, metrics.average_precision_score)
         ]
         slopes = (np.array(moved) - [areas.means["roc_auc"], areas.means["pr_auc"]]) / step
@@ -77,7 +73,7 @@ def test_intervals_are_those_of_a_bootstrap_of_the_areas_themselves() -> None:
     resampled = []
     for _ in range(300):
         chosen = random.integers(400, size=400)
-        areas = measure_areas(found.labels[chosen], found.probabilities[chosen])
+        areas = measure_areas(found.true[chosen], found.said[chosen])
         resampled.append([*areas.means.values()])
     for name, values in zip(("roc_auc", "pr_auc"), np.transpose(resampled), strict=True):
         lower, upper = np.percentile(values, (2.5, 97.5))
@@ -100,7 +96,7 @@ def test_a_champion_has_leads_in_probabilities_too() -> None:
 def test_curves_are_those_of_the_smallest_areas() -> None:
     found = outcomes(5, 600, 20)
     fields = found.summarize(20)
-    areas = measure_areas(found.labels, found.probabilities)
+    areas = measure_areas(found.true, found.said)
     assert len(fields["roc"]) == len(fields["precision_recall"]) == MOST_CURVES
     assert {curve.area for curve in fields["roc"]} == set(np.sort(areas.roc)[:MOST_CURVES].tolist())
     for curve in fields["roc"]:
@@ -110,8 +106,8 @@ def test_curves_are_those_of_the_smallest_areas() -> None:
 
 def test_outputs_that_are_not_finite_have_no_part_in_areas() -> None:
     found = outcomes(5, 60, 3)
-    found.probabilities[::2] = np.nan
+    found.said[::2] = np.nan
     sound = found.only(found.finite)
     fields = found.summarize(20)
     assert fields["non_finite"] == 30
-    assert fields["metrics"]["roc_auc"] == measure_areas(sound.labels, sound.probabilities).means["roc_auc"]
+    assert fields["metrics"]["roc_auc"] == measure_areas(sound.true, sound.said).means["roc_auc"]

@@ -18,6 +18,7 @@ from shardline.components.validate.several import SeveralOutcomes
 from shardline.components.validate.verdict import JudgedRule, judge
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread, Tally
 from shardline.trainer.errors import SettingsError
+from tests.helpers.labels import class_label
 
 PRICE = Label("label", REGRESSION, ("price",))
 PLACE = Label("label", REGRESSION, ("x", "y"), ("m", "m"))
@@ -53,7 +54,7 @@ def classes(right: float) -> ClassOutcomes:
     labels, said = random.integers(6, size=N), random.random((N, 6))
     said[np.arange(N), np.where(random.random(N) < right, labels, (labels + 1) % 6)] += 3
     shares = (said / said.sum(axis=1, keepdims=True)).astype(np.float32)
-    return ClassOutcomes(tuple("abcdef"), labels, said.argmax(axis=1), shares, {})
+    return ClassOutcomes(class_label("abcdef"), labels, shares, {}, predicted=said.argmax(axis=1))
 
 
 def evaluated(outcomes: NumberOutcomes | SeveralOutcomes, trained: Tally | None = None) -> Evaluation:
@@ -61,7 +62,7 @@ def evaluated(outcomes: NumberOutcomes | SeveralOutcomes, trained: Tally | None 
     fields["metrics"] |= SOUND
     label = outcomes.label
     return Evaluation(
-        "sha256:0", "test", mistakes=(), label=label.name, kind=label.kind, outputs=label.outputs,
+        fingerprint="sha256:0", split="test", label=label.name, kind=label.kind, outputs=label.outputs,
         baseline=outcomes.baseline(trained), **fields,
     )  # fmt: skip
 
@@ -98,7 +99,7 @@ def test_numbers_are_measured_as_scikit_learn_does(label: Label) -> None:
     }
     found = outcomes.score()
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-9)
-    summed = outcomes._measure(outcomes._terms(said).sum(axis=0))
+    summed = outcomes._measure(outcomes._terms().sum(axis=0))
     assert {name: float(summed[name]) for name in ("rmse", "mae", "r2")} == pytest.approx(
         {name: expected[name] for name in ("rmse", "mae", "r2")}, abs=1e-9
     )
@@ -113,7 +114,9 @@ def test_copies_of_examples_make_nothing_surer(kind: str) -> None:
     """Eight copies of each example: the same values and intervals, which had been narrower by 2.8."""
     one: Any = {"numbers": numbers, "tags": tags, "classes": classes}[kind](0.9)
     eightfold = np.tile(np.arange(N), 8)
-    copied = replace(select(one, eightfold), copies=eightfold)
+    rows = {"true": one.true, "said": one.said}
+    rows |= {"predicted": one.predicted} if kind == "classes" else {}
+    copied = replace(one, copies=eightfold, **{name: row[eightfold] for name, row in rows.items()})
     alone, found, uncounted = (each.summarize(10) for each in (one, copied, replace(copied, copies=None)))
     assert found["metrics"] == pytest.approx(alone["metrics"])
 
@@ -125,14 +128,6 @@ def test_copies_of_examples_make_nothing_surer(kind: str) -> None:
     leads = [them.baseline(None).leads for them in (one, copied)]
     first, second = (widths({name: lead.interval for name, lead in each.items()}) for each in leads)
     assert first == pytest.approx(second, rel=0.2)
-
-
-def select(one: Any, places: Any) -> Any:
-    """Returns outcomes of examples at some places, which may occur more than once."""
-    if isinstance(one, ClassOutcomes):
-        rows = (one.labels, one.predicted, one.probabilities)
-        return ClassOutcomes(one.class_names, *(part[places] for part in rows), {})
-    return replace(one, true=one.true[places], said=one.said[places])
 
 
 def test_of_a_truth_of_zero_there_is_no_share() -> None:
@@ -167,7 +162,7 @@ def test_several_labels_are_measured_as_scikit_learn_does() -> None:
     }
     found = outcomes.score()
     assert found == pytest.approx(expected, abs=1e-9)
-    summed = outcomes._measure(outcomes._terms(predicted).sum(axis=0, dtype=np.float64))
+    summed = outcomes._measure_counts(outcomes._terms(predicted).sum(axis=0, dtype=np.float64))
     for name in (
         "macro_f1",
         "micro_f1",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,11 @@ import pytest
 from scipy.stats import norm
 from sklearn.metrics import mean_pinball_loss
 
-from shardline.components.validate.comparison import compare
-from shardline.components.validate.evaluate import Measured
+from shardline.components.validate.challenge import compare
+from shardline.components.validate.evaluate import Assessment
 from shardline.components.validate.evaluation import Evaluation
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.numbers import NumberOutcomes
-from shardline.components.validate.quantiles import Quantiles
 from shardline.components.validate.rules import parse_rule
 from shardline.components.validate.verdict import JudgedRule, judge
 from shardline.trainer.data.features import CLASS, REGRESSION, Label
@@ -35,16 +33,17 @@ def outcomes(wide: float = 1.0, shares: tuple[float, ...] = SHARES, noise: float
     middle = middle + np.random.default_rng(2).normal(0, noise, (N, 1))
     said = middle + 10 * wide * norm.ppf(shares)
     columns: dict[str, Any] = {"sex": np.array(["f", "m"] * (N // 2))}
-    return NumberOutcomes(PRICE, true, middle, columns, Quantiles(shares, said) if shares else None)
+    quantiles = said if shares else None
+    return NumberOutcomes(PRICE, true, middle, columns, quantiles=quantiles, shares=shares)
 
 
-def measured(found: NumberOutcomes) -> Measured:
+def measured(found: NumberOutcomes) -> Assessment:
     fields = found.summarize(10)
     fields["metrics"] |= COSTS
     evaluation = Evaluation(
-        "sha256:0", "test", mistakes=(), label="label", kind=REGRESSION, outputs=("price",), **fields
+        fingerprint="sha256:0", split="test", kind=REGRESSION, outputs=PRICE.outputs, **fields
     )
-    return Measured(evaluation, {"label": found})
+    return Assessment(evaluation, {"label": found})
 
 
 def verdicts(evaluation: Evaluation, *rules: str) -> list[JudgedRule]:
@@ -58,7 +57,7 @@ def test_the_loss_is_that_of_scikit_learn(shares: tuple[float, ...]) -> None:
     assert one.quantiles is not None
     expected = np.mean(
         [
-            mean_pinball_loss(one.true[:, 0], one.quantiles.said[:, place], alpha=share)
+            mean_pinball_loss(one.true[:, 0], one.quantiles[:, place], alpha=share)
             for place, share in enumerate(shares)
         ]
     )
@@ -114,7 +113,7 @@ def test_losses_of_other_quantiles_are_not_compared(shares: tuple[float, ...]) -
 def test_quantiles_that_cross_are_counted_and_told_and_not_sorted() -> None:
     one = outcomes()
     assert one.quantiles is not None
-    one.quantiles.said[:7] = one.quantiles.said[:7, ::-1]
+    one.quantiles[:7] = one.quantiles[:7, ::-1]
     found = measured(one).evaluation
     assert found.metrics["quantile_crossings"] == 7
     assert found.metrics["coverage"] < outcomes().score()["coverage"]
@@ -125,7 +124,7 @@ def test_quantiles_that_cross_are_counted_and_told_and_not_sorted() -> None:
 def test_an_example_with_a_quantile_that_is_not_finite_is_not_finite() -> None:
     one = outcomes()
     assert one.quantiles is not None
-    one.quantiles.said[3, 2] = np.nan
+    one.quantiles[3, 2] = np.nan
     assert one.summarize(10)["non_finite"] == 1
 
 
@@ -133,7 +132,7 @@ def test_calibration_is_the_share_of_the_truth_below_each_quantile() -> None:
     (number,) = measured(outcomes()).evaluation.numbers
     assert [share for share, _ in number.calibration] == [*SHARES]
     assert [below for _, below in number.calibration] == pytest.approx(SHARES, abs=0.04)
-    (number,) = measured(replace(outcomes(), quantiles=None)).evaluation.numbers
+    (number,) = measured(outcomes(shares=())).evaluation.numbers
     assert number.calibration == ()
 
 

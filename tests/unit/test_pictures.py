@@ -5,15 +5,12 @@ from __future__ import annotations
 import struct
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
 
-from shardline.components.validate.answers import Predictions
-from shardline.components.validate.served import flips
 from shardline.trainer.data.decode import decode_image
 from shardline.trainer.data.features import Feature
 from tests.helpers import pictures
@@ -63,16 +60,6 @@ def test_heic_names_the_package_that_reads_it_where_that_is_missing(monkeypatch:
     assert pictures.stored(PICTURES["HEIC, with pillow-heif"]) == (
         "unsupported image format (HEIC); pip install pillow-heif"
     )
-
-
-@pytest.mark.parametrize("name", [name for name in PICTURES if name.startswith("PNG")])
-def test_every_png_that_is_stored_as_it_came_can_be_validated(name: str) -> None:
-    serve = Mock(
-        side_effect=lambda images: Predictions(
-            {"label": np.ones((len(images), 2))}, {"label": np.zeros(len(images))}
-        )
-    )
-    assert flips(serve, tf.constant([PICTURES[name]] * 2)) == {"jpeg_flips": 0, "shift_flips": 0}
 
 
 def patched(tiff: bytes, tag: int, value: int) -> bytes:

@@ -182,20 +182,15 @@ def test_a_rule_that_is_off_leaves_a_trace():
     assert blessing.headline.startswith("Compared with no champion")
 
 
-def test_a_number_of_examples_that_a_user_has_written_blocks():
-    blessing = judge(sound(examples=100), Gate().with_rules(["examples: examples >= 1000"]))
-
-    assert blessing.headline == "test examples 100 is not >= 1000: not registered"
-
-
 @pytest.mark.parametrize(
     ("text", "accuracy", "headline"),
     [
         ("champion: accuracy >= champion - 0.05", 0.91, "As good as the champion (4.0 points worse"),
         ("champion: accuracy >= champion + 0.02", 0.96, "accuracy 0.9600 is not >= 0.97: not"),
+        ("examples: examples >= 1000", 0.95, "test examples 180 is not >= 1000: not registered"),
     ],
 )
-def test_a_headline_compares_with_the_champion_not_with_the_limit(text, accuracy, headline):
+def test_a_headline_says_what_a_rule_of_a_user_compares(text, accuracy, headline):
     gate = Gate(parse_rules([text]))
 
     assert judge(sound(accuracy, champion=0.95), gate).headline.startswith(headline)
@@ -234,11 +229,6 @@ def test_a_file_with_a_mistake_is_refused(text, message, tmp_path):
     with pytest.raises(SettingsError, match=r"gate\.toml") as refused:
         read_gate(tmp_path / "gate.toml")
     assert message in str(refused.value)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(SettingsError, match=r"no file .*gate.toml"):
-        read_gate(tmp_path / "gate.toml")
 
 
 @pytest.mark.parametrize(
@@ -473,27 +463,11 @@ def test_the_champion_does_not_soften_the_other_rules():
     )
 
 
-def test_a_model_whose_answers_depend_on_the_batch_is_blocked():
-    blessing = judge(sound(batch_difference=0.3), Gate())
-
-    assert "batch_difference 0.3000 is not <= 0.02" in blessing.reason
-
-
-def test_unstable_predictions_are_a_warning_only():
-    blessing = judge(sound(jpeg_flips=0.25, shift_flips=0.05), Gate(), warnings=("first",))
-
-    assert blessing.blessed
-    assert blessing.warnings == (
-        "first",
-        "Encoding as JPEG changes the predicted class of 25% of the images that were tried",
-    )
-
-
 def test_every_rule_is_listed_with_both_sides_and_verdict():
     gate = Gate(parse_rules(["accuracy > champion (p < 0.05)", "non_finite == 0"]))
     evaluated = evaluation(0.95, champion=0.94, lead=AHEAD, non_finite=2)
 
-    content = json.loads(json.dumps(judge(evaluated, gate, champion="v1").to_json()))
+    content = json.loads(json.dumps(dataclasses.asdict(judge(evaluated, gate, champion="v1"))))
 
     assert content["rules"][0] == {
         "rule": "accuracy > champion (p < 0.05)",
@@ -512,11 +486,6 @@ def test_every_rule_is_listed_with_both_sides_and_verdict():
     }
     assert (content["rules"][1]["left"], content["rules"][1]["verdict"]) == (2, "failed")
     assert (content["blessed"], content["champion"]) == (False, "v1")
-
-
-def test_a_verdict_cannot_be_changed():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        judge(sound(), Gate()).blessed = True
 
 
 # Converted models
