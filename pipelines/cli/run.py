@@ -60,7 +60,7 @@ def run(
     """
     require_local(EVERY_RUN)
     from shardline.components.run_directory import find_run
-    from shardline.pipelines.local.resume import FailedRun
+    from shardline.pipelines.local.record import FailedRun
     from shardline.pipelines.local.run import run_pipeline
 
     failed = None if resume is None else FailedRun.find(find_run(resume, runs_dir), abandoned=abandoned)

@@ -29,7 +29,7 @@ from shardline.pipelines.local.injections import parse_injection
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
 from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value
 from shardline.pipelines.local.network import CHOICES, NETWORK_VARIABLE, chosen
-from shardline.pipelines.local.output import LineBuffer
+from shardline.pipelines.local.replica import LineBuffer
 from shardline.pipelines.local.stand_ins import INJECTIONS_VARIABLE
 from shardline.pipelines.local.terminal import Silence, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters

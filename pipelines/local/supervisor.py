@@ -17,10 +17,9 @@ from shardline.pipelines.local import processes, start
 from shardline.pipelines.local.injections import PREEMPTION_GRACE_S, Injection, Rehearsal
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.network import NO_NETWORK, job_network
-from shardline.pipelines.local.output import Output, ShowLine
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.record import History
-from shardline.pipelines.local.replica import Replica, launches
+from shardline.pipelines.local.replica import Output, Replica, ShowLine, launches
 from shardline.trainer import progress
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
 from shardline.trainer.progress import Event

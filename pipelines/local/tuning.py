@@ -19,7 +19,7 @@ import optuna
 
 from shardline.components.vertex.payload import PoolSpec, list_at
 from shardline.pipelines.local.job import CustomJob, parse_payload
-from shardline.pipelines.local.output import ShowLine
+from shardline.pipelines.local.replica import ShowLine
 from shardline.pipelines.local.supervisor import run_job
 from shardline.trainer import progress
 from shardline.trainer.errors import RunError

@@ -13,8 +13,8 @@ import pytest
 from shardline.components.vertex.payload import PoolSpec
 from shardline.pipelines.local import processes
 from shardline.pipelines.local.job import CustomJob
-from shardline.pipelines.local.output import SHOWN_PER_S
 from shardline.pipelines.local.processes import ProcessFailedError
+from shardline.pipelines.local.replica import SHOWN_PER_S
 from shardline.pipelines.local.supervisor import run_job
 from shardline.trainer import files
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE

@@ -16,7 +16,7 @@ from shardline.components.run_directory import find_run
 from shardline.components.run_record import held
 from shardline.pipelines.cli import options
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.local.resume import FailedRun
+from shardline.pipelines.local.record import FailedRun
 from shardline.trainer import progress
 from shardline.trainer.errors import PipelineError, SettingsError
 
