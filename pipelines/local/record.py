@@ -1,4 +1,4 @@
-"""Runs on this machine: the directory of a new one, a job's replicas in the course of time, one that failed."""
+"""Runs on this machine: the directory of a new one, the history of a job's replicas, one that has failed."""
 
 from __future__ import annotations
 
