@@ -88,58 +88,19 @@ def autoencoder(steady: bool = False) -> keras.Model:
     return model
 
 
-class Adversaries(Drawing):
-    """A generator and a discriminator, trained in turn by optimizers that an own `compile` takes."""
+class Wasserstein(Drawing):
+    """A GAN with a penalty on the critic's gradient, whose critic takes two updates in each step.
 
-    def __init__(self, steady: bool, generator: keras.Model, discriminator: keras.Model, *shown: str) -> None:
-        super().__init__(steady, *shown)
+    An own `compile` takes its two optimizers.
+    """
+
+    def __init__(self, steady: bool, generator: keras.Model, discriminator: keras.Model) -> None:
+        super().__init__(steady)
         self.generator, self.discriminator = generator, discriminator
 
-    def compile(self, d_optimizer: Any, g_optimizer: Any, loss_fn: Any = None) -> None:
+    def compile(self, d_optimizer: Any, g_optimizer: Any) -> None:
         super().compile()
-        self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
-
-
-class Convolutional(Adversaries):
-    """A deep convolutional GAN, of images."""
-
-    def train_step(self, images: Any) -> dict[str, Any]:
-        count = ops.shape(images)[0]
-        made = self.generator(self.draw(images, LATENT))
-        both = ops.concatenate([made, images], axis=0)
-        labels = ops.concatenate([ops.ones((count, 1)), ops.zeros((count, 1))], axis=0)
-        with tf.GradientTape() as tape:
-            d_loss = self.loss_fn(labels, self.discriminator(both, training=True))
-        update(self.d_optimizer, tape, d_loss, self.discriminator.trainable_weights)
-        with tf.GradientTape() as tape:
-            fake = self.discriminator(self.generator(self.draw(images[:, ::-1] * 0.5, LATENT)))
-            g_loss = self.loss_fn(ops.zeros((count, 1)), fake)
-        update(self.g_optimizer, tape, g_loss, self.generator.trainable_weights)
-        return self.show(d_loss=d_loss, g_loss=g_loss)
-
-
-def convolutional(steady: bool = False) -> keras.Model:
-    judging = [
-        layers.Conv2D(4, 3, strides=2, padding="same"),
-        layers.LeakyReLU(negative_slope=0.2),
-        *([] if steady else [layers.Dropout(0.2, seed=5)]),
-        layers.Flatten(),
-        layers.Dense(1, activation="sigmoid"),
-    ]
-    making = [
-        layers.Dense(2 * 2 * 4),
-        layers.Reshape((2, 2, 4)),
-        layers.Conv2DTranspose(4, 3, strides=2, padding="same", activation="tanh"),
-        layers.Conv2D(1, 3, padding="same", activation="sigmoid"),
-    ]
-    parts = keras.Sequential(making), keras.Sequential(judging)
-    model = Convolutional(steady, *parts, "d_loss", "g_loss")
-    model.compile(keras.optimizers.Adam(1e-3), keras.optimizers.Adam(1e-3), keras.losses.BinaryCrossentropy())
-    return model
-
-
-class Wasserstein(Adversaries):
-    """A GAN with a penalty on the critic's gradient, whose critic takes two updates in each step."""
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
 
     def train_step(self, data: Any) -> dict[str, Any]:
         for turn in (1.0, 2.0):
@@ -326,7 +287,6 @@ class Program:
 
 PROGRAMS = {
     "vae": Program(autoencoder, examples),
-    "dcgan": Program(convolutional, lambda: batched(ops.sigmoid(np.resize(examples(), (40, 4, 4, 1))))),
     "wgan_gp": Program(wasserstein, lambda: batched(examples())),
     "metric_learning": Program(metric, pairs),
     "diffusion": Program(diffusion, examples, validated=True),

@@ -131,20 +131,18 @@ def no_default(dataset):
     return model
 
 
-def test_an_optimizer_without_weights_has_no_averages(dataset, tmp_path):
-    run(dataset, tmp_path, model="no_default", max_steps=1)
-
-    np.testing.assert_allclose(written(tmp_path), evaluated(dataset, tmp_path), rtol=1e-5)
-
-
 def half_frozen(dataset):
     model = exponential_average(dataset)
     model.layers[2].trainable = False
     return model
 
 
-def test_averages_where_the_unfreezing_is_not_reached(dataset, tmp_path):
-    run(dataset, tmp_path, model="half_frozen", unfreeze_at_epoch=3, max_steps=6)
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [("no_default", {"max_steps": 1}), ("half_frozen", {"unfreeze_at_epoch": 3, "max_steps": 6})],
+)
+def test_averages_where_there_are_none_of_some_weights(dataset, tmp_path, model, changes):
+    run(dataset, tmp_path, model=model, **changes)
 
     np.testing.assert_allclose(written(tmp_path), evaluated(dataset, tmp_path), rtol=1e-5)
 

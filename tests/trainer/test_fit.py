@@ -151,42 +151,6 @@ def penalized() -> keras.Model:
     return functional(lambda x: Penalized()(keras.layers.Dense(1, kernel_regularizer="l2")(x)))
 
 
-class Halved(keras.Model):
-    """A step of its own that shows what no metric has."""
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = keras.ops.mean(keras.ops.square(y - self(x, training=True))) / 2
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)
-        return {"half": loss}
-
-
-def own_step() -> keras.Model:
-    return functional(lambda x: dense()(x), cls=Halved)
-
-
-def subclassed() -> keras.Model:
-    class Own(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dense = dense()
-
-        def call(self, x: Any) -> Any:
-            return self.dense(x)
-
-    keras.utils.set_random_seed(1)
-    model = Own()
-    model.compile(keras.optimizers.SGD(0.05), "mse")
-    return model
-
-
-def scheduled() -> keras.Model:
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=2, decay_rate=0.5)
-    return line(optimizer=keras.optimizers.SGD(schedule, momentum=0.9))
-
-
 def one_hot() -> tuple[Any, Any]:
     x, y = classes()
     return x, keras.utils.to_categorical(y, 3)
@@ -241,13 +205,6 @@ def whole_batches() -> tuple[Any, Any]:
 def weighted_by_name() -> tuple[Any, ...]:
     weights = np.linspace(0.0, 2.0, 48, dtype="float32")
     return (*whole_batches(), {"a": weights, "b": weights[::-1]})
-
-
-def binary() -> keras.Model:
-    def outputs(x: Any) -> Any:
-        return keras.layers.Dense(1, activation="sigmoid")(x)
-
-    return functional(outputs, loss="binary_crossentropy", metrics=["accuracy", "AUC"])
 
 
 def yes_or_no() -> tuple[Any, Any]:
