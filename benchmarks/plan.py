@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from shardline.components.preprocess import finish
-from shardline.components.preprocess.duplicates import repeated
+from shardline.components.preprocess.digests import repeated
 from shardline.components.preprocess.plan import Plan
 from shardline.components.preprocess.run import plan_dataset
 from shardline.components.preprocess.settings import PreprocessSettings

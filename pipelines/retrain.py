@@ -123,7 +123,7 @@ def _preprocess_in_tasks(settings: Settings, tasks: Any, data: dict[str, Any]) -
     component = on_machine(settings, settings.preprocess.uncached())
     planned = component(plan_shards)(tasks=tasks, **data)
     directory = planned.outputs["planned"]
-    with dsl.ParallelFor(planned.outputs["Output"], name="shards") as task:
-        written = component(write_shards)(planned=directory, task=task, tasks=tasks)
+    with dsl.ParallelFor(planned.outputs["Output"], name="shards") as part:
+        written = component(write_shards)(planned=directory, part=part)
     finished = component(finish_dataset)(planned=directory).after(written)
     return finished.outputs["dataset"]

@@ -1,9 +1,10 @@
-"""Checks of a source: of what it says of itself, of what it yields, and of all of it together."""
+"""Checks of a source: of what it says of itself, of what it yields, its labels, and of all of it together."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -11,15 +12,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardline.components.preprocess.example import OWN_FEATURES
+from shardline.components.preprocess.example import OWN_FEATURES, entries
+from shardline.components.preprocess.labels import LARGEST_FLOAT
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import BadExample, Example
-from shardline.trainer.data.features import CLASS, LABEL, Anomaly, Feature, Label, is_class
+from shardline.trainer.data.features import (
+    CLASS,
+    LABEL,
+    MULTILABEL,
+    REGRESSION,
+    Anomaly,
+    Feature,
+    Label,
+    is_class,
+)
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import BadRecordError, SourceError, printable
 from shardline.trainer.progress import say
 
 SPLIT_NAMES = frozenset({None, *SPLITS})
+
+_TRUTHS = {0: 0, 1: 1}
 
 # Anomalies that an error names in a word; the log tells all.
 _NAMED = 20
@@ -31,47 +44,31 @@ def checked(found: Any, classes: int | None) -> Example:
     Where the number of classes is None, the label is something else, and is not looked at.
     """
     if type(found) is not Example:
-        raise _bad_example(found)
+        if isinstance(found, BadExample):
+            raise BadRecordError(found.name, found.reason)
+        raise SourceError(
+            f"the source yields a {type(found).__name__}, not an Example "
+            "(shardline.components.preprocess.sources)"
+        )
     example: Example = found
     name, label, split = example.key, example.label, example.split
-    if type(name) is not str or not name or split not in SPLIT_NAMES:
-        _check(name, split)
-    if classes is None:
-        return example
-    if type(label) is not int:
-        label = _index(label, name)
-        example = example._replace(label=label)
-    if not 0 <= label < classes:
-        raise _out_of_range(label, classes, name)
-    return example
-
-
-def _bad_example(example: object) -> BadRecordError:
-    if isinstance(example, BadExample):
-        return BadRecordError(example.name, example.reason)
-    raise SourceError(
-        f"the source yields a {type(example).__name__}, not an Example "
-        "(shardline.components.preprocess.sources)"
-    )
-
-
-def _check(name: Any, split: Any) -> None:
     if type(name) is not str or not name:
         raise SourceError(f"key {name!r} of an example is not a text of at least one character")
     if split not in SPLIT_NAMES:
         raise SourceError(f"split {split!r} of {name!r} is unknown; known: {', '.join(SPLITS)}, None")
-
-
-def _index(label: Any, name: str) -> int:
-    """Returns a label that may be an integer of another kind."""
-    try:
-        return operator.index(label)
-    except TypeError:
-        raise SourceError(f"label {label!r} of {name!r} is not an integer") from None
-
-
-def _out_of_range(label: int, classes: int, name: str) -> SourceError:
-    return SourceError(f"label {label} of {name!r} is out of range 0..{classes - 1} of the {classes} classes")
+    if classes is None:
+        return example
+    if type(label) is not int:  # it may be an integer of another kind
+        try:
+            label = operator.index(label)
+        except TypeError:
+            raise SourceError(f"label {label!r} of {name!r} is not an integer") from None
+        example = example._replace(label=label)
+    if not 0 <= label < classes:
+        raise SourceError(
+            f"label {label} of {name!r} is out of range 0..{classes - 1} of the {classes} classes"
+        )
+    return example
 
 
 def check_labels(source: Any) -> tuple[Label, ...]:
@@ -181,3 +178,121 @@ def group_of(values: Mapping[str, Any], group: str, name: str) -> bytes:
     if value is None or value == "" or value != value:  # NaN is not itself
         raise BadRecordError(name, f"has no value of {group!r}, by which examples are grouped")
     return str(value).encode("utf-8", "surrogateescape")
+
+
+class Targets:
+    """Checks, counts and serializes the labels of examples, where they are not one class each.
+
+    Attributes:
+        ranges: Smallest and largest value so far of each number, by label.
+        positives: Examples so far of each class, by label.
+    """
+
+    def __init__(self, labels: Sequence[Label]) -> None:
+        self._labels = labels
+        self._stratum = next((one.name for one in labels if one.kind == CLASS), "")
+        self.positives = {one.name: np.zeros(len(one.class_names), np.int64) for one in labels}
+        self.ranges = {one.name: [[math.inf, -math.inf] for _ in one.outputs] for one in labels}
+
+    def of(self, given: Any, name: str) -> tuple[int, bytes]:
+        """Returns a stratum and the entries of one example.
+
+        Raises BadRecordError if its labels are not those that were declared. Strata are mixed over the
+        shards: those are the classes of the first label that has such, or else one of all examples.
+        """
+        several = len(self._labels) > 1
+        if several and (not isinstance(given, Mapping) or given.keys() != {one.name for one in self._labels}):
+            raise BadRecordError(
+                name, f"has the labels {_short(given)}, not one for each label of the source"
+            )
+        stored, stratum = {}, 0
+        for label in self._labels:
+            value = given[label.name] if several else given
+            stored[label.name] = kept = _store(label, value, name)
+            self._count(label, kept)
+            if label.name == self._stratum:
+                stratum = int(kept[0])
+        return stratum, entries(stored)
+
+    def check(self, count: int) -> None:
+        """Refuses labels that are the same for all of `count` examples: nothing could be learned of them."""
+        for label in self._labels:
+            for output, (least, largest) in zip(label.outputs, self.ranges[label.name], strict=True):
+                if label.kind == REGRESSION and least == largest:
+                    raise SourceError(
+                        f"all {count:,} examples have the value {least:g} of {output!r}; a constant cannot "
+                        "be learned: leave it out of label"
+                    )
+            found = self.positives[label.name]
+            if label.kind == CLASS and (found > 0).sum() == 1:
+                raise SourceError(
+                    f"all {count:,} examples are of one class of {label.name!r}, "
+                    f"{label.outputs[int(found.argmax())]!r}; bring a second"
+                )
+            for output, positives in zip(label.class_names, found.tolist(), strict=True):
+                if label.kind == MULTILABEL and positives in (0, count):
+                    how = "all" if positives else "none"
+                    raise SourceError(
+                        f"{how} of the {count:,} examples have {output!r}: leave it out of label, or bring "
+                        "others"
+                    )
+
+    def _count(self, label: Label, kept: Sequence[float]) -> None:
+        if label.kind == CLASS:
+            self.positives[label.name][int(kept[0])] += 1
+        elif label.kind == MULTILABEL:
+            self.positives[label.name] += np.asarray(kept, np.int64)
+        for span, value in zip(
+            self.ranges[label.name] if label.kind == REGRESSION else (), kept, strict=False
+        ):
+            span[0], span[1] = min(span[0], value), max(span[1], value)
+
+
+def _store(label: Label, value: Any, name: str) -> list[int] | list[float]:
+    """Returns the values of a label as they are stored; BadRecordError for one that it cannot have."""
+    if label.kind == CLASS:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise BadRecordError(name, f"label {label.name!r} is {_short(value)}, not the index of a class")
+        index = value.__index__()
+        if not 0 <= index < len(label.outputs):
+            raise BadRecordError(name, f"label {label.name!r} is out of range 0..{len(label.outputs) - 1}")
+        return [index]
+    if label.kind == REGRESSION:
+        values = [value] if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str) else value
+        if len(values) != len(label.outputs):
+            raise BadRecordError(name, f"has {len(values)} numbers for {len(label.outputs)}")
+        return [_number(one, output, name) for one, output in zip(values, label.outputs, strict=True)]
+    return _truths(label, value, name)
+
+
+def _truths(label: Label, value: Any, name: str) -> list[int]:
+    if (
+        value is None
+        or isinstance(value, str)
+        or not isinstance(value, Sequence | np.ndarray | set | frozenset)
+    ):
+        raise BadRecordError(name, f"label {label.name!r} is {_short(value)}, not a list of names")
+    if all(isinstance(one, str) for one in value):
+        for one in value:
+            if one not in label.outputs:
+                raise BadRecordError(name, f"label {label.name!r} has {one!r}, which is none of its names")
+        chosen = set(value)
+        return [int(output in chosen) for output in label.outputs]
+    if len(value) != len(label.outputs) or any(one not in _TRUTHS for one in value):
+        raise BadRecordError(
+            name, f"label {label.name!r} is {_short(value)}, not a 0 or 1 for each of its names"
+        )
+    return [_TRUTHS[one] for one in value]
+
+
+def _number(value: Any, output: str, name: str) -> float:
+    if isinstance(value, str | bytes | bool) or value is None:
+        raise BadRecordError(name, f"{output!r} is {_short(value)}, not a number")
+    number = float(np.float32(value)) if abs(float(value)) <= LARGEST_FLOAT else math.inf
+    if not math.isfinite(number):
+        raise BadRecordError(name, f"{output!r} is {_short(value)}, not a finite number")
+    return number
+
+
+def _short(value: Any) -> str:
+    return printable(repr(value))[:60]

@@ -1,10 +1,23 @@
 """The preprocessing components: the whole in one task, or planned by one, written by many, finished by one.
 
 The bytes are the same either way. The planning task's Dataset artifact is a directory that all tasks see;
-each writing task adds its shards. KFP embeds the source text of each function alone, so they import inside.
+each writing task adds the shards of its part. KFP embeds the source text of each function alone, so they
+import what they call. A mistake ends the task after one line that says which, with the error's exit code.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 from kfp import dsl
+
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer import files, plugins, progress
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.records import read
+
+_TOPIC = "preprocess"
 
 
 def preprocess(
@@ -28,7 +41,7 @@ def preprocess(
         fingerprint: What the source's content is known by; not read. KFP's cache compares inputs, and the
             source string does not change when the data does.
     """
-    from shardline.components.preprocess.artifact import preprocess_artifact
+    from shardline.components.preprocess.component import preprocess_artifact
 
     preprocess_artifact(data, processes, dataset, metrics, card)
 
@@ -38,34 +51,33 @@ def plan_shards(
     tasks: int,
     data: dict,  # type: ignore[type-arg]
     processes: int = 0,
-) -> list[int]:
+) -> list[str]:
     """Surveys a source and plans its shards.
 
     Args:
         planned: Directory in which the dataset comes into being.
-        tasks: How many tasks write at the same time.
+        tasks: How many parts there are at most, each of which a task writes.
         data: What is read, and how it becomes shards, as for `preprocess`.
         processes: How many processes each of them has; 0 for one per core.
 
     Returns:
-        The numbers of the writing tasks: as many as were asked for and have enough to do.
+        The parts: "0/3", "1/3" and "2/3", each the first input of a task that writes it.
     """
-    from shardline.components.preprocess.artifact import plan_artifact
+    from shardline.components.preprocess.component import plan_artifact
 
     return plan_artifact(data, processes, planned, tasks)
 
 
-def write_shards(planned: dsl.Input[dsl.Dataset], task: int, tasks: int) -> None:
-    """Writes shards, a few at a time that no other task writes, until all are written.
+def write_shards(planned: dsl.Input[dsl.Dataset], part: str) -> None:
+    """Writes the shards of one part, the same bytes however often it is started.
 
     Args:
         planned: What `plan_shards` gave.
-        task: Number of this task; it begins with its share.
-        tasks: As given to `plan_shards`.
+        part: Number of the part, from 0, and of how many: 2/16.
     """
-    from shardline.components.preprocess.artifact import write_artifact
+    from shardline.components.preprocess.component import write_artifact
 
-    write_artifact(planned, task, tasks)
+    write_artifact(planned, part)
 
 
 def finish_dataset(
@@ -83,6 +95,74 @@ def finish_dataset(
         metrics: Records of each split, rejected examples and duplicates.
         card: The dataset card, a page to look at.
     """
-    from shardline.components.preprocess.artifact import finish_artifact
+    from shardline.components.preprocess.component import finish_artifact
 
     finish_artifact(planned, dataset, metrics, card)
+
+
+def preprocess_artifact(
+    data: Mapping[str, Any], processes: int, dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML
+) -> None:
+    """Writes a source into a Dataset artifact, and its metrics and card."""
+    from shardline.components.preprocess.run import preprocess
+
+    with progress.errors_end_the_process(_TOPIC):
+        # A task that is tried again finds what the first try has left: its lock, a whole dataset perhaps.
+        manifest = preprocess(_settings(data, processes), Path(dataset.path), overwrite=True, take_over=True)
+        _describe(manifest, dataset, metrics, card)
+
+
+def plan_artifact(data: Mapping[str, Any], processes: int, dataset: dsl.Dataset, most: int) -> list[str]:
+    """Plans a dataset in the directory of an artifact and returns its parts, at most so many."""
+    from shardline.components.preprocess.run import plan_dataset
+
+    with progress.errors_end_the_process(_TOPIC):
+        plan = plan_dataset(_settings(data, processes), Path(dataset.path), overwrite=True, take_over=True)
+        parts = plan.useful_parts(most)
+        return [f"{part}/{parts}" for part in range(parts)]
+
+
+def write_artifact(dataset: dsl.Dataset, part: str) -> None:
+    """Writes the shards of one part into the directory of an artifact that was planned."""
+    from shardline.components.preprocess.run import write_shards
+
+    with progress.errors_end_the_process(_TOPIC):
+        number, _, parts = part.partition("/")
+        write_shards(Path(dataset.path), int(number), int(parts))
+
+
+def finish_artifact(planned: dsl.Dataset, dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
+    """Makes a dataset of the written shards; `dataset` becomes another name of the directory `planned`."""
+    from shardline.components.preprocess.run import finish
+
+    with progress.errors_end_the_process(_TOPIC):
+        manifest = finish(Path(planned.path), take_over=True)
+        dataset.uri = planned.uri
+        _describe(manifest, dataset, metrics, card)
+
+
+def _settings(data: Mapping[str, Any], processes: int) -> PreprocessSettings:
+    return replace(read(PreprocessSettings, data, "data"), processes=processes)
+
+
+def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
+    """Records what is in a dataset, in its metadata, in the metrics and on its card."""
+    from shardline.components.html import page_path
+    from shardline.components.preprocess.inspect.card import render_card
+
+    records = {f"{name}_records": split.records for name, split in manifest.splits.items()}
+    labels = ", ".join(f"{label.kind} of {len(label.outputs):,}" for label in manifest.labels)
+    dataset.metadata.update(fingerprint=manifest.fingerprint, labels=labels, **records)
+    left_out = {"rejected": sum(manifest.rejected.values()), "duplicates": manifest.duplicates.examples}
+    if "schema" in manifest.settings:
+        left_out["anomalies"] = len(manifest.anomalies)
+    for name, value in {**records, **left_out}.items():
+        metrics.log_metric(name, value)
+    try:
+        page = render_card(Path(dataset.path), manifest)
+    except Exception as failure:  # the dataset is there, and its card only shows it
+        progress.say(_TOPIC, f"no card of the dataset: {plugins.describe(failure)}")
+        page = "<!doctype html><title>No card</title><p>The card could not be drawn; the log says why."
+    path = page_path(card)
+    files.write_text(path, page)
+    progress.fact("dataset card", str(path))

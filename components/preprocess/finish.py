@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
+from itertools import accumulate, chain
 
 import google_crc32c
+import numpy as np
 
 from shardline.components.preprocess import marks, rows, storage
 from shardline.components.preprocess.ahead import in_order
-from shardline.components.preprocess.duplicates import find_duplicates
+from shardline.components.preprocess.digests import repeated
 from shardline.components.preprocess.marks import Found, Images, Mark
 from shardline.components.preprocess.places import NOWHERE
 from shardline.components.preprocess.plan import Plan, PlannedShard
+from shardline.components.preprocess.rows import Numbers
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import WHOLE_FILE
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import files
 from shardline.trainer.data.features import Feature, Label, Tally
-from shardline.trainer.data.manifest import Manifest, Shard, Split
+from shardline.trainer.data.manifest import SPLITS, Duplicates, Manifest, Shard, Split
 from shardline.trainer.errors import RunError, SourceError
+
+#: Groups of equal examples that are named in the manifest, and the most keys of one of them.
+_NAMED, _NAMED_KEYS = 20, 10
 
 
 def describe(plan: Plan, work: WorkDirectory) -> Manifest:
     """Returns the manifest of a dataset whose shards are all done; refuses one of which some are not."""
-    done = find_done(plan, work)
+    done = find_done(plan, plan.shards, work)
     missing = [shard.file for shard in plan.shards if shard.file not in done]
     if missing:
         raise RunError(
@@ -58,7 +64,7 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
         records_in=plan.records_in,
         rejected=dict(sorted(plan.rejected.items())),
         converted=images.converted,
-        duplicates=find_duplicates(plan, work, done),
+        duplicates=_find_duplicates(plan, work, done),
         keys=_write_keys(plan, work),
         anomalies=plan.anomalies,
     )
@@ -109,18 +115,17 @@ def recorded_settings(settings: PreprocessSettings, schema: str) -> dict[str, ob
     return {name: values[name] for name in names} | columns | checked
 
 
-def find_done(plan: Plan, work: WorkDirectory) -> dict[str, Found]:
-    """Returns the marks of the shards that are done exactly as the plan wants them, by file."""
-    work.bring_marks()
+def find_done(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory) -> dict[str, Found]:
+    """Returns the marks of those shards that are done exactly as the plan wants them, by file."""
     known = marks.load(work)
     # To ask a bucket for each one would be a request; its mount knows the sizes of what it has listed.
     there = set(os.listdir(work.shards)) if work.is_far else set()
-    done = {}
-    for shard in plan.shards:
-        for found in known.get(shard.file, ()):
-            if _is_done(shard, found.mark, plan, work, there):
-                done[shard.file] = found
-    return done
+    return {
+        shard.file: found
+        for shard in shards
+        for found in known.get(shard.file, ())
+        if _is_done(shard, found.mark, plan, work, there)
+    }
 
 
 def _is_done(shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, there: set[str]) -> bool:
@@ -129,7 +134,9 @@ def _is_done(shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, t
     if mark.labels.keys() != {label.name for label in plan.labels}:
         return False
     try:
-        path = work.shard(shard.file) if shard.file in there else work.find_shard(shard.file)
+        path = work.shard(shard.file)
+        if shard.file not in there and work.publishing.exists() and not path.exists():
+            path = work.out / shard.file  # an interrupted run has moved it
         if path.stat().st_size != mark.shard.bytes:
             return False
         return mark.surveyed == plan.surveyed or _are_unchanged(shard, plan, work, mark.surveyed)
@@ -174,3 +181,50 @@ def _fingerprint(
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, Found]) -> Duplicates:
+    """Finds the examples of a dataset whose stored content is the same to the byte."""
+    shards = plan.shards
+    starts = np.array([0, *accumulate(shard.records for shard in shards)])
+    by_name = sorted(range(len(shards)), key=lambda number: (shards[number].split, shards[number].file))
+    places = np.argsort(by_name)
+    split_bits = np.array([1 << SPLITS.index(shard.split) for shard in shards], np.uint8)
+    blocks = (block for shard in shards for block in done[shard.file].hashes())
+    repeats = straddling = 0
+    named: list[tuple[int, int, int, list[int]]] = []
+    for hashes, numbers in repeated(blocks, plan.records, work.scratch):
+        begins = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
+        repeats += len(hashes) - len(begins)
+        of_shard = np.searchsorted(starts, numbers, side="right") - 1
+        there = np.bitwise_or.reduceat(split_bits[of_shard], begins).astype(np.int64)
+        splits = (there & 1) + (there >> 1 & 1) + (there >> 2)
+        straddling += int((splits > 1).sum())
+        # Those that straddle splits first: they are what must be looked at.
+        place, ends = places[of_shard[begins]], np.append(begins[1:], len(hashes))
+        for group in np.lexsort((numbers[begins], place, -splits))[:_NAMED].tolist():
+            members = numbers[begins[group] : min(ends[group], begins[group] + _NAMED_KEYS)].tolist()
+            named.append((-int(splits[group]), int(place[group]), members[0], members))
+        named = heapq.nsmallest(_NAMED, named)
+    where = [[_find(number, starts) for number in members] for *_, members in named]
+    return Duplicates(
+        examples=repeats,
+        straddling=straddling,
+        named=tuple(
+            tuple(f"{shards[s].split}: {_key(work, shards[s].file, p)}" for s, p in each) for each in where
+        ),
+    )
+
+
+def _find(number: int, starts: Numbers) -> tuple[int, int]:
+    """Returns the number of the shard of a record, and its position there."""
+    shard = int(np.searchsorted(starts, number, side="right")) - 1
+    return shard, number - int(starts[shard])
+
+
+def _key(work: WorkDirectory, shard: str, position: int) -> str:
+    for block in rows.read(work.rows(shard)):
+        if position < block.count:
+            return rows.key_text(block.keys()[position]).encode("utf-8", "backslashreplace").decode()
+        position -= block.count
+    raise IndexError(position)

@@ -2,7 +2,7 @@
 
     NAME.mark  a line of JSON, the facts about one or more shards, and behind it their hashes
 
-One that was cut off, or is of another plan, says nothing. On a mounted bucket, where each file is a request
+One that was cut off, or is of another plan, says nothing. In a mounted bucket, where each file is a request
 or two, the marks of a few seconds share one.
 """
 
@@ -10,30 +10,45 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import numpy as np
 
 from shardline.components.preprocess import storage
+from shardline.components.preprocess.digests import HASH_BYTES, blocks
+from shardline.components.preprocess.example import parse_entries
 from shardline.components.preprocess.images.codec import Kind
 from shardline.components.preprocess.plan import Plan
+from shardline.components.preprocess.rows import Rows
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import files, records
-from shardline.trainer.data.features import Feature, Tally
+from shardline.trainer.data.features import (
+    CLASS,
+    LABEL,
+    MULTILABEL,
+    REGRESSION,
+    Feature,
+    Label,
+    Spread,
+    Tally,
+    is_class,
+)
 from shardline.trainer.data.manifest import Shard
-from shardline.trainer.errors import RunError
-
-#: Bytes of the hash of one record's content.
-HASH_BYTES = 8
+from shardline.trainer.errors import RunError, printable
 
 _SECONDS_TOGETHER = 5.0
-_BLOCK = HASH_BYTES * 4096
+
+# Shards that wait to be brought to a bucket, on this disk; so many streams share its bandwidth.
+_UPLOADS = 4
 
 
 @dataclass(frozen=True)
@@ -109,12 +124,48 @@ class Found:
         return blocks(self.path, self.offset, HASH_BYTES * self.mark.shard.records)
 
 
-class Marks:
-    """Marks of the shards that this process finishes, from any thread. A context manager."""
+class Counts:
+    """What the labels are in rows, counted block by block.
+
+    Attributes:
+        records: Number of rows so far.
+    """
+
+    def __init__(self, labels: Sequence[Label]) -> None:
+        self._labels = labels
+        self._classes = np.zeros(len(labels[0].outputs), np.int64) if is_class(labels) else None
+        self._values: dict[str, list[list[Any]]] = {label.name: [] for label in labels}
+        self.records = 0
+
+    def add(self, block: Rows) -> None:
+        """Counts some rows."""
+        self.records += block.count
+        if self._classes is not None:
+            self._classes += np.bincount(block.heads["label"], minlength=len(self._classes))
+            return
+        for entry in block.features():
+            stored = parse_entries(entry)
+            for name, values in self._values.items():
+                values.append(stored[name][1])
+
+    def tallies(self) -> dict[str, Tally]:
+        """Returns what each label is in the rows, one or more."""
+        if self._classes is not None:
+            return {LABEL: Tally(tuple(self._classes.tolist()))}
+        return {label.name: tally(label, self._values[label.name]) for label in self._labels}
+
+
+class Delivery:
+    """Brings shards that are written to where they belong, and marks them there. A context manager.
+
+    To a bucket they are on their way while the next ones are written.
+    """
 
     def __init__(self, work: WorkDirectory) -> None:
         self._work = work
-        self._pending: list[tuple[Mark, bytes]] = []
+        self._pool = ThreadPoolExecutor(_UPLOADS, "upload") if work.is_far else None
+        self._uploads: deque[Future[None]] = deque()
+        self._marks: list[tuple[Mark, bytes]] = []
         self._lock = threading.Lock()
         self._saved = time.monotonic()
 
@@ -124,66 +175,74 @@ class Marks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What is done stays done, whatever else went wrong.
-        with self._lock:
-            self._save()
+        try:
+            while self._uploads and error is None:
+                self._uploads.popleft().result()
+        finally:
+            if self._pool:
+                self._pool.shutdown(cancel_futures=True)
+            if self._marks:  # what is done stays done, whatever else went wrong
+                write(self._work, self._marks)
 
-    def add(self, mark: Mark, hashes: bytes) -> None:
-        """Marks a shard that lies whole where it belongs."""
-        with self._lock:
-            self._pending.append((mark, hashes))
-            if not self._work.is_far or time.monotonic() - self._saved >= _SECONDS_TOGETHER:
-                self._save()
-
-    def _save(self) -> None:
-        marks, self._pending, self._saved = self._pending, [], time.monotonic()
-        if not marks:
+    def take(self, temporary: Path, mark: Mark, hashes: bytes) -> None:
+        """Takes a shard that is whole on this machine's disk, and the hashes of what is in it."""
+        if self._pool is None:
+            temporary.replace(self._work.shard(mark.shard.file))
+            write(self._work, [(mark, hashes)])
             return
-        facts = json.dumps([asdict(mark) for mark, _ in marks])
-        path = self._work.done / f"{marks[0][0].shard.file}.mark"
-        files.write_bytes(path, b"".join((facts.encode(), b"\n", *(hashes for _, hashes in marks))))
-        if self._work.is_far:
-            storage.upload(path, self._work.path / path.name)
+        while len(self._uploads) >= _UPLOADS:
+            self._uploads.popleft().result()
+        self._uploads.append(self._pool.submit(self._upload, temporary, mark, hashes))
+
+    def _upload(self, temporary: Path, mark: Mark, hashes: bytes) -> None:
+        path = self._work.shard(mark.shard.file)
+        try:
+            storage.upload(temporary, path, before=self._work.check)
+            with self._lock:
+                self._marks.append((mark, hashes))
+                if time.monotonic() - self._saved >= _SECONDS_TOGETHER:
+                    write(self._work, self._marks)
+                    self._marks, self._saved = [], time.monotonic()
+        except OSError as error:
+            raise unwritable(path, error) from None
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
-def load(work: WorkDirectory) -> Mapping[str, Sequence[Found]]:
-    """Returns all marks that can be read, by the file of their shard.
+def unwritable(path: Path, error: OSError) -> RunError:
+    """Returns the error of a shard that cannot be written."""
+    return RunError(
+        f"cannot write {path}: {error.strerror or error}; make room and run again, it will go on from there"
+    )
 
-    Those that were brought from a bucket and cannot are forgotten, so that they are brought again.
-    """
+
+def write(work: WorkDirectory, marks: Sequence[tuple[Mark, bytes]]) -> None:
+    """Marks shards that lie whole where they belong, given the hashes of each."""
+    facts = json.dumps([asdict(mark) for mark, _ in marks])
+    # Of a part that is written twice at once, marks of several shards are not the same ones.
+    name = secrets.token_hex(8) if work.is_far else marks[0][0].shard.file
+    path = work.done / f"{name}.mark"
+    files.write_bytes(path, b"".join((facts.encode(), b"\n", *(hashes for _, hashes in marks))))
+    if work.is_far:
+        storage.upload(path, work.path / path.name, before=work.check)
+
+
+def load(work: WorkDirectory) -> dict[str, list[Found]]:
+    """Returns all marks that can be read, by the file of their shard."""
     found: dict[str, list[Found]] = {}
-    for path in work.marks():
-        in_file = _read(path)
-        for each in in_file:
-            found.setdefault(each.mark.shard.file, []).append(each)
-        if not in_file and work.is_far:
-            path.unlink(missing_ok=True)
+    for each in (each for path in work.marks() for each in _read(path)):
+        found.setdefault(each.mark.shard.file, []).append(each)
     return found
 
 
 def forget_others(plan: Plan, work: WorkDirectory) -> None:
-    """Removes the marks of shards that another plan wanted, before they are written anew."""
-    identities = {shard.file: plan.identity(shard) for shard in plan.shards}
+    """Removes marks that another plan wanted, before their shards are written anew."""
+    wanted = {(shard.file, plan.identity(shard)) for shard in plan.shards}
     for path in work.marks():
-        found = _read(path)
-        wanted = [each for each in found if each.mark.identity == identities.get(each.mark.shard.file)]
-        if len(wanted) < len(found) or not found:
-            pairs = [(each.mark, b"".join(each.hashes())) for each in wanted]
+        found = {(each.mark.shard.file, each.mark.identity) for each in _read(path)}
+        if not found or not found <= wanted:
             for copy in {path, work.path / path.name}:
                 copy.unlink(missing_ok=True)
-            if pairs:
-                with Marks(work) as marks:
-                    for mark, hashes in pairs:
-                        marks.add(mark, hashes)
-
-
-def blocks(path: Path, offset: int = 0, length: int = sys.maxsize) -> Iterator[bytes]:
-    """Yields a part of a file of hashes, in blocks of whole ones."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        while length and (block := file.read(min(_BLOCK, length))):
-            yield block
-            length -= len(block)
 
 
 def _read(path: Path) -> list[Found]:
@@ -199,3 +258,36 @@ def _read(path: Path) -> list[Found]:
         found.append(Found(mark, path, offset))
         offset += HASH_BYTES * mark.shard.records
     return found if size == offset else []
+
+
+def tally(label: Label, values: Sequence[Sequence[Any]]) -> Tally:
+    """Returns what a label is in some examples, one or more, whose stored values are given."""
+    table = np.asarray(values, np.float64).reshape(len(values), -1)
+    if label.kind == CLASS:
+        return Tally(tuple(np.bincount(table[:, 0].astype(np.int64), minlength=len(label.outputs)).tolist()))
+    if label.kind == MULTILABEL:
+        return Tally(tuple(int(count) for count in table.sum(axis=0)))
+    columns = zip(
+        *(found(table, axis=0).tolist() for found in (np.min, np.max, np.mean, np.std)), strict=True
+    )
+    return Tally(spreads=tuple(Spread(*numbers) for numbers in columns))
+
+
+def describe(label: Label, tallies: Sequence[Tally]) -> str:
+    """Returns a label in a line: "fare, regression, 3.25 to 88 USD"."""
+    name = f"{label.name}, " if label.name != LABEL else ""
+    if label.kind == REGRESSION:
+        units = label.units or ("",) * len(label.outputs)
+        parts = [
+            f"{output}, {min(each.least for each in found):g} to {max(each.largest for each in found):g} "
+            f"{unit}"
+            for output, unit, *found in zip(
+                label.outputs, units, *(one.spreads for one in tallies), strict=True
+            )
+        ]
+        first, _, rest = parts[0].rstrip().partition(", ")
+        if len(parts) == 1:
+            return f"{first}, {label.kind}, {rest}"
+        return f"{name}{label.kind} of {len(parts)} numbers: {'; '.join(map(str.rstrip, parts))}"
+    named = printable(", ".join(label.outputs[:5])) + (", ..." if len(label.outputs) > 5 else "")
+    return f"{name}{label.kind} of {len(label.outputs):,}: {named}"

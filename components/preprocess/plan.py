@@ -1,132 +1,50 @@
-"""Plan: which example goes to which split, shard and position, and the file that says so.
+"""Plan: the shards of a dataset and the rows of each, in order, and the file that says so.
 
-All of it follows from salted hashes of the keys, so that it depends neither on the order in which a source
-yields its examples nor on the machine, and an example keeps its split when the source grows. The digest with
-the seed is the example's position in the order; the second half of the one with the split's salt chooses its
-split, whatever the seed. The second half of the one with 0 is what an example is known by in other datasets.
-
-The file is read by every process and task that writes shards.
+The file is read by every process and part that writes shards.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import repeat
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import xxhash
 
+from shardline.components.preprocess import lock, rows, storage
+from shardline.components.preprocess.ahead import in_order, persistently
+from shardline.components.preprocess.digests import (
+    Digested,
+    SplitCodes,
+    Strata,
+    blocks,
+    digests,
+    points_of,
+    repeated,
+)
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.places import Place
-from shardline.components.preprocess.rows import Numbers
+from shardline.components.preprocess.rows import Numbers, Rows
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.survey import Survey
+from shardline.components.preprocess.work_directory import TOGETHER, WorkDirectory
 from shardline.trainer import files, records
 from shardline.trainer.data.features import Anomaly, Feature, Label
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import RunError, SourceError
 
-#: Codes below this are indices into `SPLITS`; from here on, the example was in the source's "train".
-_FROM_TRAIN = len(SPLITS)
-
-_NO_SPLIT = 255
-_OWN_CODES = {None: _NO_SPLIT} | {split: index for index, split in enumerate(SPLITS)}
-
 #: Part of every shard's identity: raised when the same plan is written as other bytes.
 _WRITER_VERSION = 2
 
-# A slow task, or a lost one, holds up no more than a part of its share.
-_CHUNKS_PER_TASK = 4
-# So many tasks are started whatever there is to do, and more only for so many records each.
-_FEW_TASKS, _RECORDS_PER_TASK = 8, 10_000
+# So many parts there are whatever there is to do, and more only for so many records each.
+_FEW_PARTS, _RECORDS_PER_PART = 8, 10_000
 
-
-def digests(keys: Iterable[bytes], seed: int) -> tuple[Numbers, Numbers]:
-    """Returns both halves of the digest of each key; those of two seeds are independent of each other."""
-    found = b"".join(map(xxhash.xxh3_128_digest, keys, repeat(seed % 2**64)))
-    halves = np.frombuffer(found, ">u8").astype("<u8")
-    return halves[::2], halves[1::2]
-
-
-def choose_split(
-    point: float, own: str | None, existing: Collection[str | None], shares: Mapping[str, float]
-) -> str:
-    """Returns the split of one example, whose hash is `point` (0 <= point < 1).
-
-    An example keeps the split that its source gives it, with one exception: where the source has splits
-    but no validation or test split, the missing one takes its share out of the source's training split.
-    `existing` are all splits that the source gives to any example, None among them where it gives none.
-    """
-    if own in ("validation", "test"):
-        return own
-    reached = 0.0
-    for split in ("validation", "test"):
-        if own is None or split not in existing:
-            reached += shares.get(split, 0.0)
-            if point < reached:
-                return split
-    return "train"
-
-
-class SplitCodes:
-    """One byte per example that gives its split as soon as it is known which splits the source has."""
-
-    def __init__(self, shares: Mapping[str, float]) -> None:
-        self._shares = shares
-        validation, test = shares.get("validation", 0.0), shares.get("test", 0.0)
-        self._bounds = [0.0, *sorted({validation, test, validation + test} - {0.0})]
-        self._numbers = np.array([min(round(each * 2**64), 2**64 - 1) for each in self._bounds], np.uint64)
-        without_split = [SPLITS.index(choose_split(bound, None, (), shares)) for bound in self._bounds]
-        self._without_split = np.array(without_split, np.uint8)
-        self.count = _FROM_TRAIN + len(self._bounds)
-
-    def codes(self, points: Numbers, own: Sequence[str | None]) -> Numbers:
-        """Returns the codes of examples, from the second halves of their digests and their own splits."""
-        regions = (np.searchsorted(self._numbers, points, side="right") - 1).astype(np.uint8)
-        if set(own) == {None}:
-            return cast(Numbers, self._without_split[regions])
-        given = np.array([_OWN_CODES[split] for split in own], np.uint8)
-        carved = np.where(given == SPLITS.index("train"), regions + np.uint8(_FROM_TRAIN), given)
-        return np.where(given == _NO_SPLIT, self._without_split[regions], carved)
-
-    def splits(self, existing: Collection[str | None]) -> tuple[str, ...]:
-        """Returns the split of each code, given all splits that the source gives to any example."""
-        carved = (choose_split(bound, "train", existing, self._shares) for bound in self._bounds)
-        return (*SPLITS, *carved)
-
-
-class Digested:
-    """What follows from the digests of examples, for the heads of their rows.
-
-    `named` says whether an example is known by its key in other datasets.
-    """
-
-    def __init__(self, settings: PreprocessSettings, *, named: bool = True) -> None:
-        self._seed, self._salt, self._named = settings.seed, settings.split_salt, named
-        self._codes = SplitCodes(settings.split)
-        self.codes = self._codes.count
-
-    def fill(
-        self,
-        heads: Numbers,
-        identities: Iterable[bytes],
-        own: Sequence[str | None],
-        groups: Sequence[bytes] = (),
-    ) -> None:
-        """Fills in order, code of the split and what the examples are known by.
-
-        Examples of one group, where there are groups, are in one split.
-        """
-        identities = list(identities)
-        found = {number: digests(identities, number) for number in {0, self._seed, self._salt}}
-        heads["order"], heads["order_low"] = found[self._seed]
-        points = digests(groups, self._salt)[1] if groups else found[self._salt][1]
-        heads["code"] = self._codes.codes(points, own)
-        heads["known"] = found[0][1] if self._named else 0
+# In a bucket: the hash of the plan, written last, when parts can begin.
+_PLANNED, _ROWS = "planned", "rows"
 
 
 def shard_count(records: int, training_records: int, *, readers: int, shards: int) -> int:
@@ -212,29 +130,22 @@ class Plan:
         """Number of examples that are written."""
         return sum(shard.records for shard in self.shards)
 
-    def chunks(self, tasks: int) -> list[Sequence[PlannedShard]]:
-        """Returns the shards in the parts that tasks claim one after the other, some for each of them."""
-        size = max(1, len(self.shards) // (tasks * _CHUNKS_PER_TASK))
-        return [self.shards[first : first + size] for first in range(0, len(self.shards), size)]
-
-    def useful_tasks(self, tasks: int) -> int:
-        """Returns how many of so many tasks have enough to do, each of which costs a machine's start."""
-        return max(1, min(tasks, len(self.shards), max(_FEW_TASKS, self.records // _RECORDS_PER_TASK)))
+    def useful_parts(self, most: int) -> int:
+        """Returns of how many parts, at most so many, each has enough to do for the start of a machine."""
+        return max(1, min(most, len(self.shards), max(_FEW_PARTS, self.records // _RECORDS_PER_PART)))
 
     def make_codec(self, *, checked: bool = False) -> Codec:
         """Returns the codec of the dataset's images; it does not check again those that were `checked`."""
-        names = ("image_size", "resize_mode", "encoding", "max_pixels")
-        check = "header" if checked else self.settings.check_images
-        return Codec(check=check, **{name: getattr(self.settings, name) for name in names})
+        return Codec(**(self.settings.codec | ({"check": "header"} if checked else {})))
 
     def identity(self, shard: PlannedShard) -> str:
         """Returns a hash of all that shapes the bytes of a shard, but for the content of the images."""
-        names = ("image_size", "resize_mode", "encoding", "compression", "max_pixels", "check_images")
         content = [
             _WRITER_VERSION,
             shard.file,
             shard.rows,
-            *(getattr(self.settings, name) for name in names),
+            self.settings.codec,
+            self.settings.compression,
             [asdict(label) for label in self.labels],
             self._places_hash,
         ]
@@ -261,3 +172,188 @@ class Plan:
         if any(shard.file != Path(shard.file).name or shard.records < 1 for shard in plan.shards):
             raise RunError(f"{path} is damaged: a shard lies elsewhere or is empty; {remedy}")
         return plan
+
+
+def deal_rows(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...]:
+    """Writes the rows of all shards into the work directory and returns what the shards will be."""
+    settings = found.settings
+    if found.numbers_copies:
+        found = _number_copies(found, work)
+    strata = None
+    if settings.stratify:
+        strata, found = _stratified(found)
+    split_of = SplitCodes(settings.split).splits(found.existing)
+    counts = _shard_counts(found, split_of)
+    names = {
+        split: [shard_name(split, index, count) for index in range(count)] for split, count in counts.items()
+    }
+    hashers = {name: xxhash.xxh3_128() for shards in names.values() for name in shards}
+    records = dict.fromkeys(hashers, 0)
+    dealt = dict.fromkeys(counts, 0)
+    if settings.key == "content" and not found.numbers_copies:
+        _refuse_equal_keys(found, work)
+    codes = {split: np.array([each == split for each in split_of]) for split in counts}
+    for block in found.buckets:
+        if settings.key != "content":
+            _refuse_equal_digests(block)
+        if strata:
+            block.heads["code"] = strata.codes(points_of(block, settings.key, settings.split_salt))
+        for split, count in counts.items():
+            members = np.flatnonzero(codes[split][block.heads["code"]])
+            for name, part in zip(names[split], deal(members, dealt[split], count), strict=True):
+                if len(part):
+                    hashers[name].update(rows.append(work.rows(name), block.take(part)))
+                    records[name] += len(part)
+            dealt[split] += len(members)
+    return tuple(
+        PlannedShard(name, split, records[name], hashers[name].hexdigest())
+        for split in counts
+        for name in names[split]
+    )
+
+
+def _shard_counts(found: Survey, split_of: Sequence[str]) -> dict[str, int]:
+    """Returns the number of shards of each split that has examples."""
+    settings, records, sizes = found.settings, dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
+    for split, count, size in zip(split_of, found.codes, found.sizes, strict=True):
+        records[split] += count
+        sizes[split] += size
+    refuse_empty_splits(records, settings.split)
+    shards = settings.shards or shards_for_size(sizes["train"], settings.shard_size)
+    return {
+        split: shard_count(count, records["train"], readers=settings.readers, shards=shards)
+        for split, count in records.items()
+        if count
+    }
+
+
+def _stratified(found: Survey) -> tuple[Strata, Survey]:
+    """Returns the splits of all examples, and how many, and about how many bytes, each of them gets."""
+    settings, points, labels = found.settings, [], []
+    for block in found.buckets:
+        points.append(points_of(block, settings.key, settings.split_salt))
+        labels.append(block.heads["label"].copy())
+    strata = Strata(np.concatenate(points), np.concatenate(labels), settings.split)
+    codes = np.zeros(len(found.codes), np.int64)
+    codes[: len(SPLITS)] = strata.counts
+    sizes = codes * sum(found.sizes) // max(codes.sum(), 1)
+    return strata, replace(found, codes=codes.tolist(), sizes=sizes.tolist())
+
+
+def _refuse_equal_digests(block: Rows) -> None:
+    """Refuses keys that occur twice: their rows follow each other."""
+    equal = np.ones(max(block.count - 1, 0), bool)
+    for half in ("order", "order_low"):
+        equal &= block.heads[half][1:] == block.heads[half][:-1]
+    if equal.any():
+        raise _occurs_twice(block.keys()[int(equal.argmax())])
+
+
+def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
+    """Refuses keys that occur twice, where the digests are of something else."""
+    groups = repeated(blocks(work.keys), sum(found.codes), work.scratch)
+    equal = {value for hashes, _ in groups for value in hashes.tolist()}
+    if not equal:
+        return
+    seen = set[bytes]()
+    for block in found.buckets:
+        keys = block.keys()
+        for number, value in enumerate(digests(keys, 0)[1].tolist()):
+            if value in equal and keys[number] in seen:
+                raise _occurs_twice(keys[number])
+            if value in equal:
+                seen.add(keys[number])
+
+
+def _number_copies(found: Survey, work: WorkDirectory) -> Survey:
+    """Gives the second, third, ... example of a key KEY the keys KEY#2, KEY#3, ... in the source's order."""
+    if next(repeated(blocks(work.keys), sum(found.codes), work.scratch), None) is None:
+        return found
+    buckets, codes, sizes = (
+        rows.Buckets(work.buckets / "numbered"),
+        *map(np.array, (found.codes, found.sizes)),
+    )
+    digested = Digested(found.settings)
+    for block in found.buckets:
+        copies = _copies(block)
+        chosen = np.array(list(copies), np.int64)
+        buckets.append(block.take(np.setdiff1d(np.arange(block.count), chosen)))
+        if not copies:
+            continue
+        renamed = block.take(chosen).renamed(list(copies.values()))
+        if found.settings.key != "content":
+            codes_of_groups = renamed.heads["code"].copy()
+            digested.fill(renamed.heads, renamed.keys(), [None] * renamed.count)
+            if found.settings.group:
+                renamed.heads["code"] = codes_of_groups
+        for heads, sign in ((block.heads[chosen], -1), (renamed.heads, 1)):
+            codes += sign * np.bincount(heads["code"], minlength=len(codes))
+            sizes += sign * np.bincount(heads["code"], heads["length"], len(sizes)).astype(np.int64)
+        buckets.append(renamed)
+    return replace(found, buckets=buckets, codes=codes.tolist(), sizes=sizes.tolist())
+
+
+def _copies(block: Rows) -> dict[int, bytes]:
+    """Returns the keys of the rows whose key is that of an earlier one, by the number of the row."""
+    order = block.heads["order"]
+    equal = np.flatnonzero(order[1:] == order[:-1])
+    seen, copies = Counter[bytes](), dict[int, bytes]()
+    for number in np.union1d(equal, equal + 1).tolist():
+        key = block.texts[number][: block.heads["keys"][number]]
+        seen[key] += 1
+        if seen[key] > 1:
+            copies[number] = b"%s#%d" % (key, seen[key])
+    return copies
+
+
+def _occurs_twice(key: bytes) -> SourceError:
+    return SourceError(f"key {rows.key_text(key)!r} occurs twice; the key of an example must be unique")
+
+
+def share(plan: Plan, work: WorkDirectory) -> None:
+    """Brings a plan that is written to a bucket, where parts on other machines find it."""
+    if not work.is_far:
+        return
+    for name in (_PLANNED, work.plan.name):
+        (work.path / name).unlink(missing_ok=True)
+    persistently(lambda path: path.mkdir(exist_ok=True), work.path / _ROWS)
+
+    def upload(name: str) -> int:
+        storage.upload(work.scratch / name, work.path / name, before=work.check)
+        return 1
+
+    names = [f"{_ROWS}/{shard.file}" for shard in plan.shards]
+    names += [path.name for path in (work.spool, work.rejected) if path.exists()]
+    for uploaded in in_order(upload, names, size=int, in_flight=TOGETHER):
+        if isinstance(uploaded, Exception):
+            raise uploaded
+    (work.scratch / _PLANNED).write_text(xxhash.xxh3_128_hexdigest(work.plan.read_bytes()))
+    for name in (work.plan.name, _PLANNED):
+        upload(name)
+
+
+def load_part(work: WorkDirectory, part: int = 0, parts: int = 1) -> tuple[Plan, Sequence[PlannedShard]]:
+    """Returns the plan and the shards of one of its parts, else all; their rows are on this machine then.
+
+    Raises RunError where there is no plan.
+    """
+    planned = lock.read(work.path / _PLANNED) if work.is_far else ""
+    if planned:
+        work.guard = work.guard or (_PLANNED, planned)
+        there = [path.name for path in (work.plan, work.rejected) if (work.path / path.name).exists()]
+        _fetch(work, there, work.scratch)
+    plan = Plan.load(work.plan)
+    shards = plan.shards[part::parts]
+    if work.is_far:
+        if any(place.kind == "spool" for place in plan.places):
+            _fetch(work, [work.spool.name], work.scratch)
+        _fetch(work, [f"{_ROWS}/{shard.file}" for shard in shards], work.scratch / _ROWS)
+        found = xxhash.xxh3_128_hexdigest(work.plan.read_bytes())
+        if {found, lock.read(work.path / _PLANNED)} != {planned}:
+            raise RunError(f"{work.out} is being planned anew; start its parts when that has ended")
+    return plan, shards
+
+
+def _fetch(work: WorkDirectory, names: Sequence[str], directory: Path) -> None:
+    for error in work.fetch(names, directory):
+        raise error

@@ -1,37 +1,34 @@
 """Preprocessing from end to end: a source string becomes a dataset directory.
 
-`preprocess` is the sequence of `plan_dataset`, `write_shards` and `finish`, which can also run as tasks of
-their own on machines that see the same directory. Whatever ends a run, the next one goes on from there.
+`preprocess` is the sequence of `plan_dataset`, `write_shards` and `finish`, which can also run by themselves
+on machines that see the same directory: a part of n writes every n-th shard of the plan, and may be started
+twice or again. Whatever ends a run, the next one goes on from there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
-import gc
 import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.preprocess import copies, handover, marks, storage, work_directory
+from shardline.components.preprocess import copies, marks, storage, work_directory
 from shardline.components.preprocess import finish as finishing
 from shardline.components.preprocess import schema as schemas
 from shardline.components.preprocess.ahead import REPEATED, persistently
 from shardline.components.preprocess.checks import check_anomalies
-from shardline.components.preprocess.claims import Claim, Claims
-from shardline.components.preprocess.deal import deal_rows
-from shardline.components.preprocess.plan import Plan, PlannedShard, shard_name
+from shardline.components.preprocess.marks import describe
+from shardline.components.preprocess.plan import Plan, PlannedShard, deal_rows, load_part, shard_name, share
 from shardline.components.preprocess.pool import Processes
-from shardline.components.preprocess.schema import Schema
 from shardline.components.preprocess.screening import check_buckets, without_bad
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import open_source, snapshots
+from shardline.components.preprocess.sources import snapshots
 from shardline.components.preprocess.survey import Rejected, survey
-from shardline.components.preprocess.targets import describe
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write import write_planned
+from shardline.components.preprocess.write import rarely_collecting, write_planned
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
@@ -40,15 +37,10 @@ from shardline.trainer.progress import Meter
 
 _TOPIC = "preprocess"
 
-# Until a task that has nothing left to claim looks again: short at first, then longer.
-_FIRST_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 10.0
 
-# Objects that are made before Python looks for cycles among them, of which examples have none: with its own
-# number, 700, that takes a tenth of the time that a survey takes.
-_UNCOLLECTED = 50_000
-
-
-def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> Manifest:
+def preprocess(
+    settings: PreprocessSettings, out: Path, *, overwrite: bool = False, take_over: bool = False
+) -> Manifest:
     """Writes a source as a dataset directory: balanced TFRecord shards, then their manifest.
 
     The same source and settings give the same bytes, with any number of processes and after any number of
@@ -58,94 +50,68 @@ def preprocess(settings: PreprocessSettings, out: Path, *, overwrite: bool = Fal
         settings: The source, and how it becomes shards.
         out: A directory that is missing or empty, or in which an earlier run was interrupted.
         overwrite: Whether `out` may hold a dataset, which is replaced when the new one is complete.
+        take_over: Whether the lock of another run in a bucket is taken from it: what starts a task again
+            knows that its last try has ended.
 
     Raises:
         SettingsError: `out` cannot be used.
         SourceError: The source, or one of its examples, cannot be used, or does not fit its schema.
         RunError: Another run is at work in `out`, or writing failed.
     """
-    _check_out(settings, out, overwrite=overwrite)
-    settings, schema = _with_schema(settings)
-    with _working(out) as work, _processes(settings) as processes:
-        settings = _pinned(settings, work)
-        complete = _complete_before(settings, schema, work, overwrite=overwrite)
+    with _planning(settings, out, overwrite=overwrite, take_over=take_over) as (settings, work, processes):
+        complete = _complete_before(settings, work, overwrite=overwrite)
         if complete is None:
-            plan = _make_plan(settings, schema, work, processes)
-            _write(plan, plan.shards, work, processes, work.claim)
-            complete = _finish(work)
+            plan = _make_plan(settings, work, processes)
+            _write(plan, plan.shards, work, processes)
+            complete = _finish(plan, work)
         return complete
 
 
-def plan_dataset(settings: PreprocessSettings, out: Path, *, overwrite: bool = False) -> Plan:
-    """Surveys the source and writes the plan, the first of three steps."""
-    _check_out(settings, out, overwrite=overwrite)
-    settings, schema = _with_schema(settings)
-    with _working(out) as work, _processes(settings) as processes:
-        settings = _pinned(settings, work)
+def plan_dataset(
+    settings: PreprocessSettings, out: Path, *, overwrite: bool = False, take_over: bool = False
+) -> Plan:
+    """Surveys the source and writes the plan, the first of three steps; takes what `preprocess` takes."""
+    with _planning(settings, out, overwrite=overwrite, take_over=take_over) as (settings, work, processes):
         work.publishing.unlink(missing_ok=True)
-        plan = _make_plan(settings, schema, work, processes)
-        handover.put(plan, work)
+        plan = _make_plan(settings, work, processes)
+        share(plan, work)
         _report_repeated()
         return plan
 
 
-def write_shards(out: Path, task: int, tasks: int) -> int:
-    """Writes shards of a plan, one of `tasks` that do so together: the second of three steps.
+def write_shards(out: Path, part: int, parts: int) -> int:
+    """Writes one part of `parts` of a plan, which counts from 0: the second of three steps.
 
-    Each claims a few shards at a time, from its share on (`task` counts from 0), until all are written. It
-    returns the number of records that this one has written.
+    Its bytes follow from the plan alone. Shards that are done stay, the rest is written: so the same part may
+    be started again, or twice at once. It returns the number of records that it has written.
     """
-    if not 0 <= task < tasks:
-        raise SettingsError(f"task must be 0..{tasks - 1}, not {task}")
+    if not 0 <= part < parts:
+        raise SettingsError(f"part must be 0..{parts - 1}, not {part}")
     with _working(out, shared=True) as work:
-        plan = handover.get(work)
-        chunks = plan.chunks(tasks)
-        first = task * len(chunks) // tasks
+        plan, shards = load_part(work, part, parts)
         with _processes(plan.settings) as processes:
-            return _write_claimed(plan, [*chunks[first:], *chunks[:first]], work, processes)
+            written = _write(plan, shards, work, processes)
+        _report_repeated()
+        return written
 
 
-def finish(out: Path) -> Manifest:
+def finish(out: Path, *, take_over: bool = False) -> Manifest:
     """Makes a dataset of the shards, of which none may be missing: the last of three steps."""
-    with _working(out) as work:
-        plan = handover.get(work)
-        handover.get_rows(work, [shard.file for shard in plan.shards])
-        return _finish(work)
-
-
-def _check_out(settings: PreprocessSettings, out: Path, *, overwrite: bool) -> None:
-    """Refuses a directory that cannot become the dataset, or that the source would take for a part of it."""
-    work_directory.check(out, overwrite=overwrite)
-    form, _, rest = settings.source.partition(":")
-    if settings.source.startswith(snapshots.PREFIX):
-        snapshots.parse(settings.source)
-        return
-    path, shard = storage.resolve(rest), Path(os.path.realpath(out)) / shard_name("train", 0, 1)
-    if form in ("images", "text") and not settings.labels:
-        is_part = shard.is_relative_to(os.path.realpath(path))
-    else:
-        is_part = form == "tfrecord" and _matches(shard, os.path.abspath(path))
-    if is_part and not storage.is_remote(path):
-        raise SettingsError(
-            f"{out} lies inside the source {settings.source}, of which the dataset would become a part; give "
-            "a directory outside of it"
-        )
-
-
-def _matches(path: Path, pattern: str) -> bool:
-    return fnmatch.fnmatch(str(path), pattern) if "**" in pattern else path.match(pattern)
+    with _working(out, take_over=take_over) as work:
+        plan, _ = load_part(work)
+        return _finish(plan, work)
 
 
 @contextlib.contextmanager
-def _working(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
+def _working(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterator[WorkDirectory]:
     """Holds the work directory of `out`; what writing into it raises becomes one line."""
-    with work_directory.locked(out, shared=shared) as work:
+    with work_directory.locked(out, shared=shared, take_over=take_over) as work:
         try:
             with copies.kept_in(work.copies):
                 yield work
         except (OSError, RunError) as error:
             with contextlib.suppress(OSError):  # why it cannot be asked has been said
-                _check_claim(work)
+                work.check()
             if isinstance(error, RunError):
                 raise
             raise RunError(
@@ -158,26 +124,58 @@ def _processes(settings: PreprocessSettings) -> Processes:
     return Processes(settings.processes or len(os.sched_getaffinity(0)), check_buckets, write_planned)
 
 
-def _pinned(settings: PreprocessSettings, work: WorkDirectory) -> PreprocessSettings:
-    """Returns the settings with the moment of their source: that of an interrupted run, if there was one."""
-    earlier = ""
+@contextlib.contextmanager
+def _planning(
+    settings: PreprocessSettings, out: Path, *, overwrite: bool, take_over: bool
+) -> Iterator[tuple[PreprocessSettings, WorkDirectory, Processes]]:
+    """Holds the work directory of a run; its settings have the schema and the moment of the source now."""
+    work_directory.check(out, overwrite=overwrite)
+    _refuse_part_of_source(settings, out)
+    schema = schemas.find(settings.source, settings.schema)
+    if schema != settings.schema:
+        progress.say(_TOPIC, f"the source is checked against {schema}")
+    if schema:
+        schemas.read(schema)  # before anything is made
+    with _working(out, take_over=take_over) as work, _processes(settings) as processes:
+        source, earlier = settings.source, ""
+        if source.startswith(snapshots.PREFIX):  # the moment of an interrupted run, if there was one
+            with contextlib.suppress(ShardlineError):
+                published = work_directory.is_published(work)
+                earlier = manifests.load(out).source if published else Plan.load(work.plan).settings.source
+            source = snapshots.pinned(source, earlier=earlier)
+        yield replace(settings, schema=schema, source=source), work, processes
+
+
+def _refuse_part_of_source(settings: PreprocessSettings, out: Path) -> None:
+    """Refuses a directory that the source would take for a part of it."""
+    form, _, rest = settings.source.partition(":")
     if settings.source.startswith(snapshots.PREFIX):
-        with contextlib.suppress(ShardlineError):
-            is_published = work_directory.is_published(work)
-            earlier = (
-                manifests.load(work.out).source if is_published else Plan.load(work.plan).settings.source
-            )
-    return replace(settings, source=snapshots.pinned(settings.source, earlier=earlier))
+        snapshots.parse(settings.source)
+        return
+    path, shard = storage.resolve(rest), Path(os.path.realpath(out)) / shard_name("train", 0, 1)
+    pattern = os.path.abspath(path)
+    if form in ("images", "text") and not settings.labels:
+        is_part = shard.is_relative_to(os.path.realpath(path))
+    else:
+        matches = fnmatch.fnmatch(str(shard), pattern) if "**" in pattern else shard.match(pattern)
+        is_part = form == "tfrecord" and matches
+    if is_part and not storage.is_remote(path):
+        raise SettingsError(
+            f"{out} lies inside the source {settings.source}, of which the dataset would become a part; give "
+            "a directory outside of it"
+        )
 
 
 def _complete_before(
-    settings: PreprocessSettings, schema: Schema | None, work: WorkDirectory, *, overwrite: bool
+    settings: PreprocessSettings, work: WorkDirectory, *, overwrite: bool
 ) -> Manifest | None:
     """Returns the dataset of a run that was interrupted when all but its traces was done."""
     if not work_directory.is_published(work):
+        work_directory.check(work.out, overwrite=overwrite)  # another run may have ended in the meantime
         return None
     manifest = manifests.load(work.out)
-    recorded = finishing.recorded_settings(settings, schema.digest if schema else "")
+    schema = schemas.read(settings.schema).digest if settings.schema else ""
+    recorded = finishing.recorded_settings(settings, schema)
     if (manifest.source, manifest.settings) == (settings.source, recorded):
         work.remove()
         progress.say(_TOPIC, f"{work.out} is complete already")
@@ -187,16 +185,7 @@ def _complete_before(
     return None
 
 
-def _with_schema(settings: PreprocessSettings) -> tuple[PreprocessSettings, Schema | None]:
-    path = schemas.find(settings.source, settings.schema)
-    if path != settings.schema:
-        progress.say(_TOPIC, f"the source is checked against {path}")
-    return replace(settings, schema=path), schemas.read(path) if path else None
-
-
-def _make_plan(
-    settings: PreprocessSettings, schema: Schema | None, work: WorkDirectory, processes: Processes
-) -> Plan:
+def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:
     """Surveys the source and writes the plan into the work directory.
 
     What an earlier run has done stays; what only its survey had made is made anew.
@@ -205,8 +194,8 @@ def _make_plan(
         work.forget_plan()
         surveyed = time.time_ns()
         rejected = Rejected(settings.on_bad_record, work.rejected)
-        with _rarely_collecting():
-            found = survey(open_source(settings, schema), settings, work, rejected, schema)
+        with rarely_collecting():
+            found = survey(settings, work, rejected)
         check_anomalies(found.anomalies, settings)
         plan = Plan(
             settings=settings,
@@ -217,105 +206,48 @@ def _make_plan(
             records_in=sum(found.codes) + found.bad,
             rejected={},
             shards=(),
-            schema=schema.digest if schema else "",
+            schema=found.schema,
             anomalies=found.anomalies,
         )
         if settings.on_bad_record == "skip":
             found = without_bad(found, plan, work, processes, rejected)
             rejected.check(plan.records_in, settings.max_bad_fraction)
             rejected.sort()
-        plan = replace(plan, rejected=dict(rejected.reasons), shards=deal_rows(found, settings, work))
-        _check_claim(work)
-        work.bring_marks()
+        plan = replace(plan, rejected=dict(rejected.reasons), shards=deal_rows(found, work))
+        work.check()
         marks.forget_others(plan, work)
-        work.forget_shards({shard.file for shard in plan.shards})
+        for path in {*work.shards.glob("*.tfrecord")} - {work.shard(shard.file) for shard in plan.shards}:
+            path.unlink()
         plan.save(work.plan)
         return plan
     except ShardlineError:
-        _check_claim(work)
+        work.check()
         # Nothing is left of a source that cannot be used, unless there was something before.
         work.forget_plan()
-        if not work.has_marks():
+        if not work.marks():
             work.remove()
         raise
 
 
-@contextlib.contextmanager
-def _rarely_collecting() -> Iterator[None]:
-    thresholds = gc.get_threshold()
-    if 0 < thresholds[0] < _UNCOLLECTED:
-        gc.set_threshold(_UNCOLLECTED, *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-
-
-def _check_claim(work: WorkDirectory) -> None:
-    """Ends a run that was taken over, before it changes what is another one's now."""
-    if work.claim:
-        work.claim.check()
-
-
-def _write_claimed(
-    plan: Plan, chunks: Sequence[Sequence[PlannedShard]], work: WorkDirectory, processes: Processes
-) -> int:
-    """Writes chunk after chunk that nobody else writes, until all are done, by whomever."""
-    known, written, wait = Claims(work.path, work.pulse), 0, _FIRST_WAIT_SECONDS
-    by_claim = {f"chunk-{chunk[0].file}": chunk for chunk in chunks}
-    while True:
-        done = finishing.find_done(plan, work)
-        left = [name for name, chunk in by_claim.items() if any(shard.file not in done for shard in chunk)]
-        if not left:
-            _report_repeated()
-            return written
-        if wait == _FIRST_WAIT_SECONDS or wait >= 1:
-            progress.say(_TOPIC, f"{len(done)} of {len(plan.shards)} shards done by all tasks")
-        if claim := known.take(*left):
-            chunk = by_claim[claim.path.name.rpartition(".")[0]]
-            with claim:
-                handover.get_rows(work, [shard.file for shard in chunk])
-                _write(plan, chunk, work, processes, claim)
-            written += sum(shard.records for shard in chunk)
-            if missing := {shard.file for shard in chunk} - finishing.find_done(plan, work).keys():
-                raise RunError(
-                    f"{min(missing)} of {work.out} was written, and is not as the plan wants it; does "
-                    "something else write there? Plan the dataset again"
-                )
-        else:
-            time.sleep(wait)
-            wait = min(2 * wait, _WAIT_SECONDS)
-
-
-def _write(
-    plan: Plan,
-    shards: Sequence[PlannedShard],
-    work: WorkDirectory,
-    processes: Processes,
-    claim: Claim | None,
-) -> None:
-    done = finishing.find_done(plan, work)
+def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, processes: Processes) -> int:
+    """Writes those of some shards that are not done, and returns the number of their records."""
+    done = finishing.find_done(plan, shards, work)
     left = [shard for shard in shards if shard.file not in done]
     if len(left) < len(shards):
         progress.say(_TOPIC, f"{len(shards) - len(left)} of {len(shards)} shards already done")
     left.sort(key=lambda shard: -shard.records)
-    meter = Meter("written", sum(shard.records for shard in left), rejected=sum(plan.rejected.values()))
-
-    def report(written: int, size: int) -> None:
-        if claim:
-            claim.check(ask=False)
-        meter.advance(written, size)
-
-    processes.do(write_planned, work.given, [shard.file for shard in left], report)
+    records = sum(shard.records for shard in left)
+    meter = Meter("written", records, rejected=sum(plan.rejected.values()))
+    processes.do(write_planned, work.given, [shard.file for shard in left], meter.advance)
+    return records
 
 
-def _finish(work: WorkDirectory) -> Manifest:
-    plan = Plan.load(work.plan)
+def _finish(plan: Plan, work: WorkDirectory) -> Manifest:
     manifest = finishing.describe(plan, work)
 
     def publish(shards: list[str]) -> None:
         work_directory.publish(work, shards, manifest.fingerprint)
-        _check_claim(work)
+        work.check()
         manifests.save(manifest, work.out)
 
     shards = [shard.file for shard in plan.shards]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from shardline.components.preprocess import labels
 from shardline.components.preprocess.sources.moments import parse_gap
@@ -13,14 +14,16 @@ from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.records import check_types
 
-ENCODINGS = ("keep", "jpeg", "png", "raw")
-RESIZE_MODES = ("crop", "pad", "stretch")
-COMPRESSIONS = ("none", "gzip")
-BAD_RECORD_POLICIES = ("fail", "skip")
-ANOMALY_POLICIES = ("fail", "warn")
-KEYS = ("path", "content")
-#: How far an image that passes untouched is checked.
-CHECKS = ("header", "structure", "decode")
+#: Values of the settings that have a few.
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "key": ("path", "content"),
+    "resize_mode": ("crop", "pad", "stretch"),
+    "encoding": ("keep", "jpeg", "png", "raw"),
+    "compression": ("none", "gzip"),
+    "on_bad_record": ("fail", "skip"),
+    "on_anomaly": ("fail", "warn"),
+    "check_images": ("header", "structure", "decode"),
+}
 
 #: Sides of a stored image in pixels.
 SMALLEST, LARGEST = 4, 4096
@@ -28,8 +31,14 @@ SMALLEST, LARGEST = 4, 4096
 #: Whole numbers are kept in 64 bits, TensorFlow's among them.
 LARGEST_SEED = 2**63 - 1
 
-# Beyond these a number is a slip of the hand, which would take all memory or processes.
-_MOST, _MOST_PROCESSES = 1_000_000, 1_024
+# Beyond a million, or a thousand processes, a number is a slip of the hand, which would take all memory.
+_RANGES = {
+    **dict.fromkeys(("seed", "split_salt"), (0, LARGEST_SEED)),
+    **dict.fromkeys(("shards", "image_size"), (0, 1_000_000)),
+    **dict.fromkeys(("readers", "shard_size"), (1, 1_000_000)),
+    "max_pixels": (1, LARGEST_SEED),
+    "processes": (0, 1_024),
+}
 
 _USUAL_SPLIT = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
@@ -120,18 +129,14 @@ class PreprocessSettings:
     def __post_init__(self) -> None:
         check_types(self)
         object.__setattr__(self, "split", self.split or _USUAL_SPLIT)
-        _check_whole(self, 0, LARGEST_SEED, "seed", "split_salt")
-        _check_whole(self, 0, _MOST, "shards", "image_size")
-        _check_whole(self, 1, _MOST, "readers", "shard_size")
-        _check_whole(self, 1, LARGEST_SEED, "max_pixels")
-        _check_whole(self, 0, _MOST_PROCESSES, "processes")
-        _check_choice(self, "resize_mode", RESIZE_MODES)
-        _check_choice(self, "encoding", ENCODINGS)
-        _check_choice(self, "compression", COMPRESSIONS)
-        _check_choice(self, "on_bad_record", BAD_RECORD_POLICIES)
-        _check_choice(self, "on_anomaly", ANOMALY_POLICIES)
-        _check_choice(self, "key", KEYS)
-        _check_choice(self, "check_images", CHECKS)
+        for name, (least, most) in _RANGES.items():
+            if (number := getattr(self, name)) < least:
+                raise SettingsError(f"{name} must be at least {least}, not {number}")
+            if number > most:
+                raise SettingsError(f"{name} must be at most {most:,}, not {number:,}")
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise SettingsError(f"unknown {name} {value!r}; there are {', '.join(choices)}")
         if self.image_size and not SMALLEST <= self.image_size <= LARGEST:
             raise SettingsError(
                 f"image_size must be {SMALLEST}..{LARGEST} pixels, or 0 to keep the images as they are, "
@@ -159,26 +164,17 @@ class PreprocessSettings:
             )
 
     @property
+    def codec(self) -> dict[str, Any]:
+        """Arguments of the codec of its images, all that shapes these."""
+        names = ("image_size", "resize_mode", "encoding", "max_pixels")
+        return {"check": self.check_images} | {name: getattr(self, name) for name in names}
+
+    @property
     def label_column(self) -> str:
         """Column of the only label, where the settings name one; else ""."""
         wanted = labels.parse(self.label)
         columns = wanted[0].columns if len(wanted) == 1 else ()
         return columns[0] if len(columns) == 1 else self.features.get("label", "")
-
-
-def _check_whole(settings: PreprocessSettings, least: int, most: int, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if value < least:
-            raise SettingsError(f"{name} must be at least {least}, not {value}")
-        if value > most:
-            raise SettingsError(f"{name} must be at most {most:,}, not {value:,}")
-
-
-def _check_choice(settings: PreprocessSettings, name: str, choices: tuple[str, ...]) -> None:
-    value = getattr(settings, name)
-    if value not in choices:
-        raise SettingsError(f"unknown {name} {value!r}; there are {', '.join(choices)}")
 
 
 def _check_split(split: Mapping[str, float]) -> None:

@@ -22,6 +22,7 @@ from shardline.components.preprocess import rows
 from shardline.components.preprocess.anomalies import SchemaCheck
 from shardline.components.preprocess.checks import (
     SPLIT_NAMES,
+    Targets,
     check_classes,
     check_features,
     check_group,
@@ -30,16 +31,15 @@ from shardline.components.preprocess.checks import (
     checked,
     group_of,
 )
+from shardline.components.preprocess.digests import Digested, digests
 from shardline.components.preprocess.example import FeatureEntries
 from shardline.components.preprocess.far import brought
 from shardline.components.preprocess.places import ImageLocator, Place
-from shardline.components.preprocess.plan import Digested, digests
 from shardline.components.preprocess.rows import HEAD, Rows
-from shardline.components.preprocess.schema import Schema
+from shardline.components.preprocess.schema import read as read_schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.slips import check_slips
-from shardline.components.preprocess.sources import BadExample, Example, Source, Span
-from shardline.components.preprocess.targets import Targets
+from shardline.components.preprocess.sources import BadExample, Example, Source, Span, open_source
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import plugins
 from shardline.trainer.data.features import Anomaly, Feature, Label, is_class
@@ -101,6 +101,7 @@ class Survey:
     """Content of a source.
 
     Attributes:
+        schema: Digest of the schema that the source was checked against; "" for none.
         labels: What is to be predicted of every example.
         buckets: A row for every usable example.
         codes: Number of rows by split code.
@@ -112,6 +113,8 @@ class Survey:
         anomalies: What does not fit the schema.
     """
 
+    settings: PreprocessSettings
+    schema: str
     labels: tuple[Label, ...]
     features: tuple[Feature, ...]
     places: Sequence[Place]
@@ -124,27 +127,29 @@ class Survey:
     anomalies: tuple[Anomaly, ...] = ()
 
 
-def survey(
-    source: Source,
-    settings: PreprocessSettings,
-    work: WorkDirectory,
-    rejected: Rejected,
-    schema: Schema | None = None,
-) -> Survey:
-    """Reads a source once. Images that are files, or in files, are not read, unless their content is the key.
+def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected) -> Survey:
+    """Reads the source once; not images that are files, or in files, unless their content is the key.
 
     Examples that can be used are compared with the schema, where there is one.
     A source without examples or with fewer than two classes, and an example that is not one (a key twice, a
     label out of range), is a SourceError.
     """
-    labels, features, length = _described(source)
+    schema = read_schema(settings.schema) if settings.schema else None
+    source = open_source(settings, schema)
+    with plugins.calling("the source failed", SourceError):
+        labels, features = check_labels(source), check_features(source)
+        length = operator.length_hint(source, 0)
     if settings.stratify:
         check_stratified(labels, ())
     by_content = settings.key == "content"
     brings = by_content or not settings.shards or settings.on_bad_record == "skip"
     numbers_copies = bool(getattr(source, "numbers_copies", False))
     named = by_content or getattr(source, "has_keys", True)  # a position may be another example's tomorrow
-    check = _schema_check(schema, source, settings, labels, features) if schema else None
+    check = None
+    if schema:
+        there = {one.name for one in features} | {one.name for one in labels} | {settings.label_column}
+        expected, wholes = schema.of_columns(settings.features, there), getattr(source, "wholes", ())
+        check = SchemaCheck(expected, features, labels, settings.label_column, wholes)
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content or numbers_copies else contextlib.nullcontext() as keys,
@@ -170,6 +175,8 @@ def survey(
     else:
         check_classes(taken.count, taken.seen, labels[0].outputs)
     return Survey(
+        settings=settings,
+        schema=schema.digest if schema else "",
         labels=labels,
         features=features,
         places=images.places,
@@ -181,18 +188,6 @@ def survey(
         numbers_copies=numbers_copies,
         anomalies=check.anomalies() if check else (),
     )
-
-
-def _schema_check(
-    schema: Schema,
-    source: Source,
-    settings: PreprocessSettings,
-    labels: Sequence[Label],
-    features: Sequence[Feature],
-) -> SchemaCheck:
-    there = {one.name for one in features} | {one.name for one in labels} | {settings.label_column}
-    schema = schema.of_columns(settings.features, there)
-    return SchemaCheck(schema, features, labels, settings.label_column, getattr(source, "wholes", ()))
 
 
 class _Columns(NamedTuple):
@@ -381,12 +376,6 @@ class _Taken:
             return columns.lengths
         paths = (path or key for path, key in zip(columns.paths, columns.keys, strict=True))
         return list(map(self._images.size, columns.lengths, paths, heads["place"].tolist()))
-
-
-def _described(source: Source) -> tuple[tuple[Label, ...], tuple[Any, ...], int]:
-    """Returns what a source says of itself: its labels, its features, and how many examples it may have."""
-    with plugins.calling("the source failed", SourceError):
-        return check_labels(source), check_features(source), operator.length_hint(source, 0)
 
 
 def _examples(source: Source, *, brings: bool) -> Iterator[Example | BadExample]:

@@ -48,14 +48,6 @@ def mask(crc: int) -> bytes:
 
 
 @lru_cache(_KNOWN_LENGTHS)
-def record_start(size: int) -> tuple[bytes, bytes]:
-    """Returns the frame before an Example of `size` bytes of features, and the Example's own start."""
-    start = b"\x0a" + varint(size)
-    length = _LENGTH.pack(len(start) + size)
-    return length + mask(google_crc32c.value(length)), start
-
-
-@lru_cache(_KNOWN_LENGTHS)
 def image_start(image: int, tail: int) -> tuple[bytes, bytes, int]:
     """Returns the frame before an Example, the Example up to its image, and the length of the whole record.
 
@@ -66,7 +58,9 @@ def image_start(image: int, tail: int) -> tuple[bytes, bytes, int]:
     for tag in (b"\x0a", b"\x0a", _IMAGE_NAME + b"\x12", b"\x0a"):  # value, list, feature, entry
         start = tag + varint(size) + start if image != NO_IMAGE else b""
         size = max(image, 0) + len(start)
-    frame, example = record_start(size + tail)
+    example = b"\x0a" + varint(size + tail)
+    length = _LENGTH.pack(len(example) + size + tail)
+    frame = length + mask(google_crc32c.value(length))
     return frame, example + start, len(frame) + len(example) + size + tail + _CHECKSUM.size
 
 

@@ -2,10 +2,9 @@
 
 Everything in it can be read by another process or a later run:
 
-    lock                flock: one run at a time
-    claim-N             the same on a mounted bucket, where a lock is known to one machine alone (`claims`)
-    chunk-I.N           who writes some of the shards, where tasks write them together
+    lock                one whole run at a time (`lock`)
     plan.json           settings, places and shards that are to be written (`plan`)
+    planned             its hash, in a bucket: written last, when parts can begin
     spool               images of sources that can be read only once
     copies/             files of the source that are far (`copies`)
     keys                hashes of the keys, where the rows' digests are of the content
@@ -18,32 +17,32 @@ Everything in it can be read by another process or a later run:
     publishing          the fingerprint of the dataset whose shards are being moved to OUT
 
 On a mounted bucket each change of a file is an upload of the whole, and a rename a copy. There all this is on
-scratch, a directory of this run on this machine's disk; in the bucket are claims, marks, and shards, which
-get their own names at once where no dataset is in the way: without a manifest they are none.
+scratch, a directory of this run on this machine's disk; in the bucket are the lock, marks, what parts on
+other machines need of the plan, and shards, which get their own names at once where no dataset is in the way:
+without a manifest they are none.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import functools
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
-from shardline.components.preprocess import claims, storage
-from shardline.components.preprocess.ahead import persistently
-from shardline.components.preprocess.claims import Claim, Claims, Pulse
+from shardline.components.preprocess import lock, storage
+from shardline.components.preprocess.ahead import in_order, persistently
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import KEYS_FILE, MANIFEST_FILE
-from shardline.trainer.errors import DatasetError, RunError, SettingsError, SourceError
+from shardline.trainer.errors import DatasetError, RunError, SettingsError
 from shardline.trainer.files import TEMPORARY
 
 NAME = ".shardline"
@@ -53,8 +52,13 @@ _SHARD = re.compile(r"[a-z]+-\d{5,}-of-\d{5,}\.tfrecord")
 _UNFINISHED = f"{TEMPORARY}{'[0-9a-f]' * 16}-*"
 # Marks have the names of shards; one that is being written has a temporary name that ends as they do.
 _MARKS = "[!.]*.mark"
-_ATTEMPTS = 10
-_NO_LOCKS = {errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
+_LOCK = "lock"
+
+# Until a bucket is asked again who holds the lock.
+_SURE_SECONDS = 0.5
+
+#: Files that are copied to or from a bucket at the same time; each may take 4 MiB of memory.
+TOGETHER = 16
 
 
 class WorkDirectory:
@@ -64,10 +68,13 @@ class WorkDirectory:
         is_far: Whether `out` is on a mounted bucket, or on another file system behind a network.
         path: The directory in `out`.
         scratch: The same one, or where that is far, one on this machine's disk that is given.
+        guard: In a bucket, name and content of the file that says who writes: the lock of a whole run, of a
+            part the hash of its plan.
     """
 
-    def __init__(self, out: Path, scratch: Path | None = None) -> None:
+    def __init__(self, out: Path, scratch: Path | None = None, guard: Sequence[str] = ()) -> None:
         self.out = out
+        self.guard = guard
         self.path = out / NAME
         self.is_far = files.is_mounted(out)
         self.scratch = scratch or self.path
@@ -80,18 +87,26 @@ class WorkDirectory:
         self.identities = self.scratch / KEYS_FILE
         self.done = self.scratch / "done"
         self.publishing = self.path / "publishing"
-        self.claim: Claim | None = None
-        self.pulse = Pulse(self.scratch / "pulse")
+        self._checked = 0.0
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> WorkDirectory:
+    def of(cls, given: Mapping[str, Any]) -> WorkDirectory:
         """Returns the one that another process of a run has `given`."""
-        return cls(Path(given["out"]), Path(given["scratch"]))
+        return cls(Path(given["out"]), Path(given["scratch"]), given["guard"])
 
     @property
-    def given(self) -> dict[str, str]:
+    def given(self) -> dict[str, Any]:
         """What another process of the run finds it by."""
-        return {"out": str(self.out), "scratch": str(self.scratch)}
+        return {"out": str(self.out), "scratch": str(self.scratch), "guard": self.guard}
+
+    def check(self) -> None:
+        """Ends a run that another one has taken over from, before it changes what is that one's."""
+        now = time.time()  # of all clocks the one that goes on while the machine is stopped
+        if not self.guard or now - self._checked < _SURE_SECONDS:
+            return
+        if lock.read(self.path / self.guard[0]) != self.guard[1]:
+            raise RunError(f"another run has taken over {self.out}, or has planned it anew; look at that one")
+        self._checked = now
 
     @functools.cached_property
     def shards(self) -> Path:
@@ -107,11 +122,6 @@ class WorkDirectory:
         """Returns a shard, where it is until the dataset is complete."""
         return self.shards / shard
 
-    def find_shard(self, shard: str) -> Path:
-        """Returns a shard where it is now: an interrupted run may have moved it already."""
-        moved = self.out / shard
-        return moved if self.publishing.exists() and not self.shard(shard).exists() else self.shard(shard)
-
     def forget_plan(self) -> None:
         """Removes what a survey makes, so that a new one starts from nothing; what is done stays."""
         for path in (self.plan, self.spool, self.keys, self.rejected, *self.left_over()):
@@ -121,53 +131,44 @@ class WorkDirectory:
         for directory in (self.scratch / "rows", self.done):
             directory.mkdir(exist_ok=True)
 
-    def forget_shards(self, wanted: Collection[str]) -> None:
-        """Removes shards of an earlier plan; those of the files in `wanted` stay."""
-        for path in self.shards.glob("*.tfrecord"):
-            if path.name not in wanted:
-                path.unlink()
-
-    def bring_marks(self) -> None:
-        """Copies marks that are in the bucket to scratch: of a machine that was lost, or of other tasks.
-
-        What cannot be read is left half-way: another task may be writing it at this moment (`marks.load`).
-        """
-        self.done.mkdir(exist_ok=True)
-        if self.is_far:
-            for path in self.path.glob(_MARKS):
-                if not (self.done / path.name).exists():
-                    with contextlib.suppress(OSError, SourceError):
-                        storage.fetch(str(path), str(self.done / path.name))
-
     def marks(self) -> list[Path]:
-        """Returns the files of the marks that are on this machine, in order."""
+        """Returns the files of the marks; of those in a bucket, copies."""
+        if self.is_far:
+            there = {path.name for path in self.path.glob(_MARKS)}
+            # One that cannot be read, as it is being written, says nothing.
+            self.fetch(sorted(there - {path.name for path in self.done.glob(_MARKS)}), self.done)
         return sorted(self.done.glob(_MARKS))
+
+    def fetch(self, names: Iterable[str], directory: Path) -> list[Exception]:
+        """Copies files of the work directory in a bucket to scratch, many at a time; returns what failed."""
+
+        def copy(name: str) -> int:
+            storage.fetch(str(self.path / name), str(directory / Path(name).name))
+            return 1
+
+        directory.mkdir(exist_ok=True)
+        copied = in_order(copy, names, size=int, in_flight=TOGETHER)
+        return [each for each in copied if isinstance(each, Exception)]
 
     def left_over(self) -> list[Path]:
         """Returns the unfinished files of processes that were killed; only where nobody else is at work."""
         directories = {self.out, self.scratch, self.done}
         return [path for directory in directories for path in directory.glob(_UNFINISHED)]
 
-    def has_marks(self) -> bool:
-        """Returns whether a shard is done."""
-        return bool(self.marks())
-
     def remove(self) -> None:
-        """Removes the work directory, and `out` too if nothing else is in it; not if it is another run's."""
-        if self.claim and not self.claim.holds():
-            return
-        # What says that the dataset is complete goes last: whoever finds the rest knows what it is.
-        for path in sorted(self.path.glob("*"), key=lambda path: path == self.publishing):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            elif not self.claim or path != self.claim.path:
-                path.unlink(missing_ok=True)
-        if self.claim:  # until then nobody else begins
-            self.claim.release()
-        with contextlib.suppress(OSError):
-            self.path.rmdir()
-            if not (self.out / MANIFEST_FILE).exists():
-                self.out.rmdir()
+        """Removes all but the lock in a bucket and `publishing`; refused if it is another run's."""
+        self.check()
+        kept = {self.publishing, *([self.path / _LOCK] if self.is_far else [])}
+        for _ in in_order(_remove, {*self.path.glob("*")} - kept, size=int):
+            pass
+
+
+def _remove(path: Path) -> int:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+    return 1
 
 
 @contextlib.contextmanager
@@ -176,11 +177,11 @@ def _scratch() -> Iterator[Path]:
 
     Nothing is taken over from these: what another machine has done since is in the bucket.
     """
-    host, pid, began = claims.here().split()
+    host, pid, began = lock.here().split()
     prefix = f"shardline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(host.encode())}-"
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         number, _, rest = path.name.removeprefix(prefix).partition("-")
-        if number.isdecimal() and claims.began(int(number)) != rest.partition("-")[0]:
+        if number.isdecimal() and lock.began(int(number)) != rest.partition("-")[0]:
             shutil.rmtree(path, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{prefix}{pid}-{began}-", ignore_cleanup_errors=True) as name:
         yield Path(name)
@@ -207,64 +208,53 @@ def check(out: Path, *, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def locked(out: Path, *, shared: bool = False) -> Iterator[WorkDirectory]:
-    """Makes the work directory and holds its lock; where the file system has no locks, goes without.
+def locked(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterator[WorkDirectory]:
+    """Makes the work directory and holds its lock; at the end removes it, and `out`, where they are empty.
 
-    `shared`: whether others that write shards of the same plan may hold it too. Another run that holds it is
-    a RunError.
+    `shared`: whether others that write shards of the same plan may hold it too; in a bucket they need none.
+    `take_over` is that of `lock.created`. Another run that holds it is a RunError.
     """
     work = WorkDirectory(out)
-    if work.is_far:
-        with _scratch() as scratch:
-            work = WorkDirectory(out, scratch)
-            with _claimed(work, shared=shared):
-                yield work
-        return
-    # The run that was there before may remove the directory, or the lock while we wait for it.
-    for attempt in range(_ATTEMPTS):
+    with contextlib.ExitStack() as stack:
         try:
-            work.path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(work.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            if work.is_far:
+                work = WorkDirectory(out, stack.enter_context(_scratch()))
+            stack.callback(_remove_empty, work)
+            if work.is_far:
+                persistently(lambda path: path.mkdir(parents=True, exist_ok=True), work.path)
+                if not shared:
+                    name = stack.enter_context(lock.created(work.path / _LOCK, take_over=take_over))
+                    work.guard = (_LOCK, name)
+            else:
+                stack.enter_context(lock.flocked(work.path / _LOCK, shared=shared))
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and attempt < _ATTEMPTS - 1:
-                continue
             raise SettingsError(f"cannot write the dataset {out}: {error.strerror}") from None
-        try:
-            if _lock(lock, work.path / "lock", out, shared=shared):
-                yield work
-                return
-        finally:
-            os.close(lock)
-    raise _in_use(out)
+        yield work
 
 
-@contextlib.contextmanager
-def _claimed(work: WorkDirectory, *, shared: bool) -> Iterator[None]:
-    """Makes the work directory in a bucket, and holds a claim instead of a lock.
-
-    Those that write shards of the same plan claim parts of it.
-    """
-    try:
-        persistently(lambda path: path.mkdir(parents=True, exist_ok=True), work.path)
-        claim = None if shared else Claims(work.path, work.pulse).wait_for("claim", lambda: _in_use(work.out))
-    except OSError as error:
-        raise SettingsError(f"cannot write the dataset {work.out}: {error.strerror}") from None
-    with claim or contextlib.nullcontext():
-        work.claim = claim
-        yield
+def _remove_empty(work: WorkDirectory) -> None:
+    with contextlib.suppress(OSError):
+        # What says that the dataset is complete goes last: whoever finds it knows what the rest is.
+        if os.listdir(work.path) == [work.publishing.name]:
+            work.publishing.unlink()
+        work.path.rmdir()
+        if not (work.out / MANIFEST_FILE).exists():
+            work.out.rmdir()
 
 
 def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
     """Moves the shards to `out`, in place of what was there; the manifest is written after that.
 
     The manifest of an earlier dataset goes first. Files are moved one by one: Cloud Storage, mounted as a
-    directory, cannot rename directories.
+    directory, cannot rename directories. To a bucket they are copied, as all is tried again that fails there.
     """
-    if work.claim:
-        work.claim.check()
-    _announce(work, fingerprint)
-    (work.out / MANIFEST_FILE).unlink(missing_ok=True)
-    for name in (REJECTED_FILE, KEYS_FILE):
+    work.check()
+    if work.is_far:
+        (work.scratch / work.publishing.name).write_text(fingerprint)
+        storage.upload(work.scratch / work.publishing.name, work.publishing)
+    else:
+        files.write_text(work.publishing, fingerprint)
+    for name in (MANIFEST_FILE, REJECTED_FILE, KEYS_FILE):
         (work.out / name).unlink(missing_ok=True)
     wanted = set(shards)
     earlier = [path for path in work.out.iterdir() if _SHARD.fullmatch(path.name) and path.name not in wanted]
@@ -275,28 +265,8 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
             work.shard(shard).replace(work.out / shard)
     for path in (work.rejected, work.identities):  # a source without keys has no identities
         if path.exists() and path.stat().st_size:
-            _bring(path, work)
+            storage.upload(path, work.out / path.name) if work.is_far else path.replace(work.out / path.name)
     files.sync(work.out)
-
-
-def _announce(work: WorkDirectory, fingerprint: str) -> None:
-    """Writes `publishing`; a half-written one names no dataset that there is."""
-    if work.is_far:
-        (work.scratch / work.publishing.name).write_text(fingerprint)
-        storage.upload(work.scratch / work.publishing.name, work.publishing)
-    else:
-        files.write_text(work.publishing, fingerprint)
-
-
-def _bring(path: Path, work: WorkDirectory) -> None:
-    """Brings a file from scratch to `out`, where it is the only one or, if that is far, a copy.
-
-    Of what fails in a bucket all is tried again, and then it must still be there.
-    """
-    if work.is_far:
-        storage.upload(path, work.out / path.name)
-    else:
-        path.replace(work.out / path.name)
 
 
 def is_published(work: WorkDirectory) -> bool:
@@ -334,22 +304,3 @@ def _refuse_content(out: Path, *, overwrite: bool) -> None:
         raise SettingsError(
             f"{out} holds {others[0]!r} beside a Shardline dataset; give an empty or new directory"
         )
-
-
-def _lock(lock: int, path: Path, out: Path, *, shared: bool) -> bool:
-    """Takes the lock and returns whether its file is still in its place."""
-    try:
-        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(lock), path.stat())
-    except BlockingIOError:
-        raise _in_use(out) from None
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return True
-
-
-def _in_use(out: Path) -> RunError:
-    return RunError(f"another run is writing {out}; wait until it has ended, or give another directory")

@@ -13,34 +13,31 @@ import operator
 import os
 import struct
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, tee
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import google_crc32c
 import numpy as np
 import xxhash
 
-from shardline.components.preprocess import copies, rows, storage
+from shardline.components.preprocess import copies, rows
 from shardline.components.preprocess.example import entries, key_head
 from shardline.components.preprocess.far import changed
 from shardline.components.preprocess.images.codec import Kind
-from shardline.components.preprocess.marks import Images, Mark, Marks
+from shardline.components.preprocess.marks import Counts, Delivery, Images, Mark, unwritable
 from shardline.components.preprocess.places import NOWHERE, ImageReader
 from shardline.components.preprocess.plan import Plan, PlannedShard
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.rows import Rows
-from shardline.components.preprocess.targets import Counts
 from shardline.components.preprocess.tfrecord import NO_IMAGE, image_start, mask
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import files
 from shardline.trainer.data.features import LABEL, is_class
 from shardline.trainer.data.manifest import Shard
-from shardline.trainer.errors import BadRecordError, RunError
+from shardline.trainer.errors import BadRecordError
 
 # Bytes that are collected before a write: they should not leave the processor's cache.
 _BLOCK = 1 << 18
@@ -49,8 +46,10 @@ _PIECES = 1000 // 3
 # Images up to this size, on average, are copied into their records, which saves calls.
 _SMALL = 8192
 _GZIP = 31
-# Shards that wait to be brought to a bucket, on this disk; so many streams share its bandwidth.
-_UPLOADS = 4
+
+# Objects that are made before Python looks for cycles among them, of which examples have none: with its own
+# number, 700, that takes a tenth of the time that a survey takes.
+_UNCOLLECTED = 50_000
 
 
 class ShardWriter:
@@ -74,38 +73,29 @@ class ShardWriter:
             SourceError: The source changed since the survey.
             RunError: No space is left, or the disk failed.
         """
-        path = self._work.shard(shard.file)
         temporary = files.temporary_name(self._work.scratch / shard.file)
         try:
             counts, kinds = Counts(self._plan.labels), Counter[Kind | None]()
             hashes = list[bytes]()
-            with _opened(temporary, self._plan.settings.compression) as output:
+            with Output(temporary, self._plan.settings.compression) as output:
                 for block in rows.read(self._work.rows(shard.file)):
                     counts.add(block)
                     hashes += self._write_block(block, output, kinds)
             written = Shard(shard.file, counts.records, output.size, f"{output.checksum:08x}")
+            images = Images.of({kind: count for kind, count in kinds.items() if kind})
             identity, surveyed = self._plan.identity(shard), self._plan.surveyed
-            mark = Mark(
-                identity,
-                surveyed,
-                written,
-                counts.tallies(),
-                Images.of({kind: count for kind, count in kinds.items() if kind}),
-            )
-            delivery.take(temporary, path, mark, b"".join(hashes))
-        except BadRecordError as error:
+            mark = Mark(identity, surveyed, written, counts.tallies(), images)
+            delivery.take(temporary, mark, b"".join(hashes))
+        except BaseException as error:
             temporary.unlink(missing_ok=True)
-            if self._plan.settings.on_bad_record == "skip":  # when it was checked, it was good
+            if isinstance(error, BadRecordError) and self._plan.settings.on_bad_record == "skip":
+                # When it was checked, it was good.
                 raise changed(error.name, f"became unusable ({error.reason})") from None
-            raise
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise _unwritable(path, error) from None
-        except BaseException:
-            temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise unwritable(self._work.shard(shard.file), error) from None
             raise
 
-    def _write_block(self, block: Rows, output: _Output, kinds: Counter[Kind | None]) -> Iterator[bytes]:
+    def _write_block(self, block: Rows, output: Output, kinds: Counter[Kind | None]) -> Iterator[bytes]:
         """Writes records, counts kinds of images, and yields the hashes of the contents, many together."""
         keys, extras = block.keys(), block.features()
         labels = (
@@ -150,78 +140,33 @@ def write_planned(given: Mapping[str, Any], items: Iterable[str], report: Report
     work = WorkDirectory.of(given)
     plan = Plan.load(work.plan)
     planned = {shard.file: shard for shard in plan.shards}
-    collects = gc.isenabled()
     with (
+        rarely_collecting(),
         copies.kept_in(work.copies),
         ImageReader(plan.places, work.spool, plan.surveyed) as images,
-        Marks(work) as marks,
-        Delivery(marks, work) as delivery,
+        Delivery(work) as delivery,
     ):
         writer = ShardWriter(plan, work, images, report)
         items, ahead = tee(items)
         images.expect(row for file in ahead for block in rows.read(work.rows(file)) for row in block.fields())
         for file in items:
-            gc.disable()  # the loop makes no cycles, and looking for some takes a twentieth of its time
-            try:
-                writer.write(planned[file], delivery)
-            finally:
-                if collects:
-                    gc.enable()
+            writer.write(planned[file], delivery)
     return {}
 
 
-class Delivery:
-    """Brings shards that are written to where they belong, and marks them. A context manager.
-
-    Where that is far, they are on their way while the next ones are written.
-    """
-
-    def __init__(self, marks: Marks, work: WorkDirectory) -> None:
-        self._marks = marks
-        self._pulse = work.pulse
-        self._pool = ThreadPoolExecutor(_UPLOADS, "upload") if work.is_far else None
-        self._pending: deque[Future[None]] = deque()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            while self._pending and error is None:
-                self._pending.popleft().result()
-        finally:
-            if self._pool:
-                self._pool.shutdown(cancel_futures=True)
-
-    def take(self, temporary: Path, path: Path, mark: Mark, hashes: bytes) -> None:
-        """Takes a shard that is whole on this disk."""
-        if self._pool is None:
-            temporary.replace(path)
-            self._marks.add(mark, hashes)
-            return
-        while len(self._pending) >= _UPLOADS:
-            self._pending.popleft().result()
-        self._pending.append(self._pool.submit(self._bring, temporary, path, mark, hashes))
-
-    def _bring(self, temporary: Path, path: Path, mark: Mark, hashes: bytes) -> None:
-        try:
-            storage.upload(temporary, path, before=self._pulse.wait)
-            self._marks.add(mark, hashes)
-        except OSError as error:
-            raise _unwritable(path, error) from None
-        finally:
-            temporary.unlink(missing_ok=True)
+@contextlib.contextmanager
+def rarely_collecting() -> Iterator[None]:
+    """Has Python look for cycles seldom, as examples make none."""
+    thresholds = gc.get_threshold()
+    if 0 < thresholds[0] < _UNCOLLECTED:
+        gc.set_threshold(_UNCOLLECTED, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
-def _unwritable(path: Path, error: OSError) -> RunError:
-    return RunError(
-        f"cannot write {path}: {error.strerror or error}; make room and run again, it will go on from there"
-    )
-
-
-class _Output:
+class Output:
     """A file that is written in large blocks: `size` and `checksum` are of what was written."""
 
     def __init__(self, path: Path, compression: str) -> None:
@@ -251,11 +196,18 @@ class _Output:
         self._write(pieces)
         return size
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Writes the rest, to the disk itself."""
-        if self._compressor:
-            self._write_through([self._compressor.flush()])
-        os.fsync(self.file)
+        try:
+            if self._compressor and not kind:
+                self._write_through([self._compressor.flush()])
+            if not kind:
+                os.fsync(self.file)
+        finally:
+            os.close(self.file)
 
     def _write(self, pieces: list[bytes]) -> None:
         self._write_through([self._compressor.compress(b"".join(pieces))] if self._compressor else pieces)
@@ -279,13 +231,3 @@ def _masks(crcs: Iterable[int]) -> Iterator[bytes]:
     found = np.fromiter(crcs, np.uint32)
     rotated = ((found >> np.uint32(15) | found << np.uint32(17)) + np.uint32(0xA282EAD8)).astype("<u4")
     return chain.from_iterable(struct.iter_unpack("4s", rotated.tobytes()))
-
-
-@contextlib.contextmanager
-def _opened(path: Path, compression: str) -> Iterator[_Output]:
-    output = _Output(path, compression)
-    try:
-        yield output
-        output.close()
-    finally:
-        os.close(output.file)

@@ -211,7 +211,7 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
     import tensorflow as tf
 
     from shardline.components.preprocess.example import parse
-    from shardline.components.preprocess.targets import tally
+    from shardline.components.preprocess.marks import tally
     from shardline.components.validate.export import take_samples
 
     out.mkdir()

@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from shardline.components.preprocess import settings as preprocessing
-from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.settings import CHOICES, PreprocessSettings
 from shardline.pipelines.cli.options import PATH, foreground, json_option, pairs, show, show_json
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
@@ -22,11 +21,9 @@ _PROCESSES = click.option(
 )
 
 
-def _setting(
-    name: str, text: str, choices: tuple[str, ...] = (), **more: Any
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Returns the option for a setting: its default and type are the setting's own."""
-    default = getattr(PreprocessSettings, name)
+    default, choices = getattr(PreprocessSettings, name), CHOICES.get(name)
     more.setdefault("type", click.Choice(choices) if choices else type(default))
     shown = default != "" and default is not False
     return click.option(f"--{name.replace('_', '-')}", default=default, show_default=shown, help=text, **more)
@@ -63,7 +60,7 @@ def _setting(
 )
 @click.option("--split", metavar="NAME=SHARE,...", help="Default: train=0.8,validation=0.1,test=0.1.")
 @_setting("stratify", "Each class has its share of the examples in every split.", is_flag=True)
-@_setting("key", "What identifies an example; examples of equal keys stay in one split.", preprocessing.KEYS)
+@_setting("key", "What identifies an example; examples of equal keys stay in one split.")
 @_setting("group", "A feature of which examples of one value stay in one split.", metavar="FEATURE")
 @_setting("split_by_time", "A column of times: training before validation before test.", metavar="COLUMN")
 @_setting("split_gap", "How long before validation and test rows are left out: 7d, 36h.", metavar="DURATION")
@@ -77,22 +74,20 @@ def _setting(
 )
 @_setting("readers", "Input workers that will read it; the number of shards is a multiple.")
 @_setting("image_size", "Side of the stored images in pixels; 0 keeps them.", metavar="PX")
-@_setting("resize_mode", "How an image is resized to that size.", preprocessing.RESIZE_MODES)
-@_setting("encoding", "How images are stored.", preprocessing.ENCODINGS)
+@_setting("resize_mode", "How an image is resized to that size.")
+@_setting("encoding", "How images are stored.")
 @_setting("max_pixels", "Refuse images with more pixels.")
-@_setting("check_images", "How far an image that is stored as it came is checked.", preprocessing.CHECKS)
-@_setting("compression", "Compression of whole shards.", preprocessing.COMPRESSIONS)
+@_setting("check_images", "How far an image that is stored as it came is checked.")
+@_setting("compression", "Compression of whole shards.")
 @_setting("processes", "Processes that write; the bytes do not depend on it.")
-@_setting("on_bad_record", "Stop at an unusable example, or leave it out.", preprocessing.BAD_RECORD_POLICIES)
+@_setting("on_bad_record", "Stop at an unusable example, or leave it out.")
 @_setting("max_bad_fraction", "With skip: fail above this share of unusable examples, 0..1.")
 @_setting(
     "schema",
     "A Table Schema (JSON), or a schema.pbtxt of TFX, against which columns and labels are checked.",
     metavar="FILE",
 )
-@_setting(
-    "on_anomaly", "Stop at a source that does not fit --schema, or warn.", preprocessing.ANOMALY_POLICIES
-)
+@_setting("on_anomaly", "Stop at a source that does not fit --schema, or warn.")
 @click.option("--overwrite", is_flag=True, help="Replace the dataset that is in OUT.")
 @click.option(
     "--dry-run", is_flag=True, help="Show what would be read, and of BigQuery what is billed for it."

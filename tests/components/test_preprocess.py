@@ -14,7 +14,6 @@ import tensorflow as tf
 import xxhash
 from PIL import Image
 
-from shardline.components.preprocess import rows
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
@@ -274,13 +273,6 @@ def test_each_example_is_known_by_a_hash_that_its_split_and_place_do_not_change(
     assert len(set(found.values())) == 1797
     if key == "path":
         assert found == {name: xxhash.xxh3_128_digest(name)[8:] for name in found}
-
-
-def test_many_rows_give_the_same_bytes_as_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run("digits", tmp_path / "memory")
-    monkeypatch.setattr(rows, "_ROWS_IN_MEMORY", 300)
-    run("digits", tmp_path / "files")
-    assert contents(tmp_path / "memory") == contents(tmp_path / "files")
 
 
 def test_shards_of_a_size(tmp_path: Path) -> None:

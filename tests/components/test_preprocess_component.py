@@ -55,10 +55,11 @@ def test_the_component(tmp_path: Path) -> None:
 def test_many_tasks_write_the_same_bytes(tmp_path: Path, tasks: int) -> None:
     images = write_images(tmp_path / "images", each=60)
     planned = dsl.Dataset(uri=str(tmp_path / "shared"))
-    numbers = component.plan_shards(planned, tasks, data={"source": f"images:{images}", "shards": 4})
-    assert numbers == list(range(min(tasks, 6)))
-    for task in reversed(numbers):
-        component.write_shards(planned, task, tasks)
+    parts = component.plan_shards(planned, tasks, data={"source": f"images:{images}", "shards": 4})
+    count = min(tasks, 6)
+    assert parts == [f"{number}/{count}" for number in range(count)]
+    for part in reversed(parts):
+        component.write_shards(planned, part)
     artifacts = _artifacts(tmp_path)
     component.finish_dataset(planned, *artifacts)
     assert artifacts[0].uri == planned.uri
@@ -105,5 +106,5 @@ def test_the_component_stands_alone(function: Callable[..., Any]) -> None:
     namespace: dict[str, Any] = {"dsl": dsl}
     exec(inspect.getsource(function), namespace)
     names = set(namespace[function.__name__].__code__.co_names)
-    assert "shardline.components.preprocess.artifact" in names
+    assert "shardline.components.preprocess.component" in names
     assert len(names) == 2  # the module, and what is imported from it

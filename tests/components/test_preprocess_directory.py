@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -131,7 +132,7 @@ def test_a_directory_that_cannot_be_made() -> None:
 
 def test_two_runs_at_once(tmp_path: Path) -> None:
     with work_directory.locked(tmp_path / "out"):
-        with pytest.raises(RunError, match=r"another run is writing .*out; wait"):
+        with pytest.raises(RunError, match=rf"another run is writing .*out \(process {os.getpid()} on"):
             run("digits", tmp_path / "out")
         with (
             pytest.raises(RunError, match="another run"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.preprocess import duplicates
+from shardline.components.preprocess import digests
 from shardline.trainer.data.manifest import SPLITS, Duplicates
 from tests.helpers.preprocessing import read, read_all, run, write_images
 
@@ -30,7 +30,7 @@ def test_none(tmp_path: Path) -> None:
 def test_duplicates_are_named(
     tmp_path: Path, images: Path, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duplicates, "_TOGETHER", together)
+    monkeypatch.setattr(digests, "_TOGETHER", together)
     manifest = run(f"images:{images}", tmp_path / "out")
     splits: dict[bytes, set[str]] = {}
     keys: dict[bytes, list[str]] = {}

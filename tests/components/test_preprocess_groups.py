@@ -12,13 +12,11 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from shardline.components.preprocess.inspect import read_values
 from shardline.components.preprocess.inspect.verify import verify
-from shardline.components.preprocess.run import preprocess
-from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.errors import SourceError
 from tests.helpers.pictures import encoded, scene
+from tests.helpers.preprocessing import run, stored
 
 PATIENTS = 60
 
@@ -35,22 +33,12 @@ def write(path: Path, visits: int = 7, patients: int = PATIENTS, broken: int = -
 
 
 def made(tmp_path: Path, name: str, **settings: object) -> Path:
-    source = write(tmp_path / f"{name}.csv")
-    preprocess(PreprocessSettings(source=source, processes=1, **settings), tmp_path / name)  # type: ignore[arg-type]
+    run(write(tmp_path / f"{name}.csv"), tmp_path / name, **settings)
     return tmp_path / name
 
 
 def patients_by_split(directory: Path) -> dict[str, set[str]]:
-    manifest = manifests.load(directory)
-    return {
-        name: {
-            values["patient"][1][0].decode()
-            for shard in split.shards
-            for _, values in read_values(directory / shard.file, "", lambda records, size: None)
-            if not isinstance(values, str)
-        }
-        for name, split in manifest.splits.items()
-    }
+    return {name: {one.decode() for one in found} for name, found in stored(directory, "patient").items()}
 
 
 def test_all_visits_of_a_patient_are_in_one_split(tmp_path: Path) -> None:
@@ -66,7 +54,7 @@ def test_all_visits_of_a_patient_are_in_one_split(tmp_path: Path) -> None:
 def test_a_patient_keeps_its_split_when_visits_come(tmp_path: Path) -> None:
     before = patients_by_split(made(tmp_path, "before", group="patient"))
     source = write(tmp_path / "more.csv", visits=9)
-    preprocess(PreprocessSettings(source=source, group="patient", processes=2), tmp_path / "after")
+    run(source, tmp_path / "after", group="patient", processes=2)
     assert patients_by_split(tmp_path / "after") == before
 
 
@@ -78,7 +66,7 @@ def test_photos_of_one_patient_stay_together(tmp_path: Path) -> None:
         rows.append(f"{number}.png,p{number % 30},{'ill' if number % 2 else 'well'}")
     (tmp_path / "scans.csv").write_text("\n".join(rows) + "\n")
     source, labels = f"images:{tmp_path}/scans", str(tmp_path / "scans.csv")
-    preprocess(PreprocessSettings(source=source, labels=labels, group="patient"), tmp_path / "out")
+    run(source, tmp_path / "out", labels=labels, group="patient")
     found = patients_by_split(tmp_path / "out")
     assert sum(map(len, found.values())) == 30
     assert not verify(tmp_path / "out", processes=1).damages
@@ -107,7 +95,7 @@ def test_what_cannot_be_grouped_is_refused(
 ) -> None:
     source = write(tmp_path / "table.csv", **written)
     with pytest.raises(SourceError, match=message):
-        preprocess(PreprocessSettings(source=source, processes=1, **settings), tmp_path / "out")  # type: ignore[arg-type]
+        run(source, tmp_path / "out", **settings)
 
 
 def timed(path: Path, **more: list[str]) -> str:
@@ -122,20 +110,10 @@ def timed(path: Path, **more: list[str]) -> str:
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_training_comes_before_validation_and_test(tmp_path: Path, suffix: str) -> None:
     source = timed(tmp_path / f"table.{suffix}")
-    settings = PreprocessSettings(source=source, processes=1, split_by_time="day", split_gap="5d")
-    manifest = preprocess(settings, tmp_path / "out")
+    manifest = run(source, tmp_path / "out", split_by_time="day", split_gap="5d")
     assert [feature.name for feature in manifest.columns] == ["x", "split_time_us"]
     assert (manifest.moment, list(manifest.inputs)) == ("split_time_us", ["x"])
-    ends = {}
-    for name, split in manifest.splits.items():
-        records = (
-            values["x"][1][0]
-            for shard in split.shards
-            for _, values in read_values(tmp_path / "out" / shard.file, "", lambda records, size: None)
-            if not isinstance(values, str)
-        )
-        found = sorted(float(value) for value in records)
-        ends[name] = found[0], found[-1]
+    ends = {name: (min(days), max(days)) for name, days in stored(tmp_path / "out", "x").items()}
     assert ends["validation"][0] - ends["train"][1] == 6
     assert ends["test"][0] - ends["validation"][1] == 6
     assert (manifest.settings["split_by_time"], manifest.settings["split_gap"]) == ("day", "5d")
@@ -148,7 +126,7 @@ def test_a_split_by_time_of_sorted_classes_is_said_to_judge_nothing(
     sorted_by_class = sorted("abcd"[number % 4] for number in range(1000))
     days = sorted(datetime.date(2026, 1, 1) + datetime.timedelta(number % 200) for number in range(1000))
     source = timed(tmp_path / "table.csv", label=sorted_by_class, day=days)
-    preprocess(PreprocessSettings(source=source, processes=1, split_by_time="day"), tmp_path / "out")
+    run(source, tmp_path / "out", split_by_time="day")
     assert "warning: the test split has no class but 'd' that training has" in capsys.readouterr().out
 
 
@@ -164,7 +142,7 @@ def test_verify_names_what_is_not_before_the_next_split(tmp_path: Path) -> None:
 
     out = tmp_path / "out"
     source = timed(tmp_path / "table.csv", key=[f"row {number}" for number in range(1000)])
-    preprocess(PreprocessSettings(source=source, processes=1, split_by_time="day", split_gap="2d"), out)
+    run(source, out, split_by_time="day", split_gap="2d")
     as_it_is = {name: name for name in ("train", "validation", "test")}
     assert not damages(out, as_it_is)
     (damage,) = damages(out, as_it_is | {"validation": "test", "test": "validation"})
@@ -180,4 +158,4 @@ def test_a_feature_of_the_name_of_the_times_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         SourceError, match="has a feature 'split_time_us', as which the times of 'day' are stored"
     ):
-        preprocess(PreprocessSettings(source=source, processes=1, split_by_time="day"), tmp_path / "out")
+        run(source, tmp_path / "out", split_by_time="day")

@@ -17,13 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardline.components.preprocess import marks
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.trainer import files, progress
+from shardline.trainer import progress
 from shardline.trainer.errors import RunError, SourceError
-from tests.helpers.preprocessing import REPOSITORY, contents, run, write_images, write_part
+from tests.helpers.preprocessing import REPOSITORY, contents, run, write_images
 
 
 def _lines(events: list[progress.Event]) -> list[str]:
@@ -34,21 +32,11 @@ def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path, events: list[p
     images = write_images(tmp_path / "images", each=60)
     settings = PreprocessSettings(source=f"images:{images}")
     shards = plan_dataset(settings, tmp_path / "out").shards
-    done = write_part(tmp_path / "out")
+    write_shards(tmp_path / "out", 0, 2)
     run(f"images:{images}", tmp_path / "out")
-    assert f"{done} of {len(shards)} shards already done" in _lines(events)
+    assert f"{len(shards[::2])} of {len(shards)} shards already done" in _lines(events)
     run(f"images:{images}", tmp_path / "fresh")
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
-
-
-def test_a_mark_that_another_task_is_writing_is_not_read(tmp_path: Path) -> None:
-    plan_dataset(PreprocessSettings(source="digits"), tmp_path / "out")
-    write_shards(tmp_path / "out", 0, 1)
-    work = WorkDirectory(tmp_path / "out")
-    assert marks.load(work)
-    for mark in work.marks():
-        mark.rename(files.temporary_name(mark))
-    assert not marks.load(work)
 
 
 def test_other_settings_start_anew(tmp_path: Path, events: list[progress.Event]) -> None:
@@ -132,7 +120,7 @@ def test_finish_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no plan in"):
         write_shards(tmp_path / "out", 0, 1)
     plan_dataset(PreprocessSettings(source="digits"), tmp_path / "out")
-    write_part(tmp_path / "out")
+    write_shards(tmp_path / "out", 0, 2)
     with pytest.raises(RunError, match=r"5 of 10 shards of .*out are not written, train-00001-of-00008"):
         finish(tmp_path / "out")
     write_shards(tmp_path / "out", 1, 2)

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from shardline.components.preprocess import rows
-from shardline.components.preprocess.inspect import read_values
 from shardline.components.preprocess.inspect.verify import verify
-from shardline.components.preprocess.run import plan_dataset, preprocess
+from shardline.components.preprocess.run import plan_dataset, preprocess, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import SettingsError, SourceError
-from tests.helpers.preprocessing import contents, run, write_images, write_part
+from tests.helpers.preprocessing import contents, run, stored, write_images
 
 SIZES = {"often": 700, "seldom": 40, "rare": 3}
 SPLITS = {"often": (560, 70, 70), "seldom": (32, 4, 4), "rare": (1, 1, 1)}
@@ -37,15 +36,8 @@ def counted(manifest: Manifest) -> dict[str, tuple[int, ...]]:
     return dict(zip(manifest.class_names, columns, strict=True))
 
 
-def split_of(out: Path, feature: str = "key") -> dict[object, str]:
-    manifest = manifests.load(out)
-    return {
-        values[feature][1][0]: name
-        for name, split in manifest.splits.items()
-        for shard in split.shards
-        for _, values in read_values(out / shard.file, "", lambda records, size: None)
-        if not isinstance(values, str)
-    }
+def split_of(out: Path) -> dict[object, str]:
+    return {key: name for name, keys in stored(out, "key").items() for key in keys}
 
 
 @pytest.mark.parametrize("salt", [0, 1])
@@ -58,19 +50,10 @@ def test_every_class_has_its_share_of_each_split(tmp_path: Path, salt: int) -> N
     assert counted(run(source, tmp_path / "plain", split_salt=salt)) != SPLITS
 
 
-def test_the_split_follows_from_the_salt_and_not_from_the_seed(tmp_path: Path) -> None:
-    source = write(tmp_path / "table.csv")
-    for name, settings in {"usual": {}, "seed": {"seed": 3}, "salt": {"split_salt": 1}}.items():
-        run(source, tmp_path / name, stratify=True, **settings)
-    usual = split_of(tmp_path / "usual")
-    assert split_of(tmp_path / "seed") == usual
-    assert split_of(tmp_path / "salt") != usual
-
-
-def test_most_examples_keep_their_split_when_others_come(tmp_path: Path) -> None:
+def test_most_examples_keep_their_split_when_others_come_and_with_another_seed(tmp_path: Path) -> None:
     run(write(tmp_path / "before.csv"), tmp_path / "before", stratify=True)
     more = {name: count + count // 10 for name, count in SIZES.items()}
-    run(write(tmp_path / "after.csv", more), tmp_path / "after", stratify=True)
+    run(write(tmp_path / "after.csv", more), tmp_path / "after", stratify=True, seed=3)
     before, after = split_of(tmp_path / "before"), split_of(tmp_path / "after")
     assert sum(after[key] == split for key, split in before.items()) > 0.97 * len(before)
 
@@ -83,7 +66,7 @@ def test_the_bytes_follow_from_source_and_settings_alone(
     settings = PreprocessSettings(source=source, stratify=True, key=key, shards=0)
     preprocess(settings, tmp_path / "out")
     plan_dataset(dataclasses.replace(settings, processes=2), tmp_path / "again")
-    write_part(tmp_path / "again", every=1)
+    write_shards(tmp_path / "again", 0, 1)
     preprocess(dataclasses.replace(settings, processes=2), tmp_path / "again")
     monkeypatch.setattr(rows, "_ROWS_IN_MEMORY", 16)
     run(source, tmp_path / "files", stratify=True, key=key, shards=0, on_bad_record="skip")

@@ -19,14 +19,14 @@ pytest.importorskip("google.cloud.bigquery_storage_v1", reason="pip install 'sha
 
 from shardline.components.configure.fingerprint import fingerprint
 from shardline.components.preprocess import ahead
-from shardline.components.preprocess.run import plan_dataset
+from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span, open_source
 from shardline.pipelines.cli.main import main
 from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import PlatformError, SourceError
 from tests.helpers.fake_bigquery import FakeBigQuery, FakeTable, RefusalError, at, fake_bigquery
-from tests.helpers.preprocessing import contents, run, write_part
+from tests.helpers.preprocessing import contents, run
 
 TABLE = "acme-vision.shop.orders"
 MOMENT = f"{TABLE}@2026-11-20T12:00:00Z"
@@ -204,7 +204,7 @@ def test_an_interrupted_run_keeps_its_moment(fake: FakeBigQuery, tmp_path: Path)
     source = f"bigquery:{TABLE}"
     settings = PreprocessSettings(source=source, features={"key": "id"}, split={"train": 1.0})
     first = plan_dataset(settings, tmp_path / "out")
-    write_part(tmp_path / "out")
+    write_shards(tmp_path / "out", 0, 2)
     fake.tables[TABLE].versions.append((datetime.now(UTC), rows(20)))
     manifest = run(source, tmp_path / "out", features={"key": "id"}, **ALL)
     assert manifest.source == first.settings.source

@@ -10,11 +10,9 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from shardline.components.preprocess.plan import Plan
+from shardline.components.preprocess.inspect import read_values
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write import write_planned
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
 
@@ -39,15 +37,6 @@ class Source:
         yield from (example(index) for index in range(60))
         {last}
 """
-
-
-def write_part(out: Path, every: int = 2) -> int:
-    """Writes the first of every so many shards of a plan, as a task does that is lost then."""
-    work = WorkDirectory(out)
-    plan = Plan.load(work.plan)
-    part = [shard.file for shard in plan.shards[::every]]
-    write_planned(work.given, part, lambda records, size: None)
-    return len(part)
 
 
 def run(source: str, out: Path, *, overwrite: bool = False, **settings: Any) -> Manifest:
@@ -76,6 +65,19 @@ def read(out: Path, split: str) -> list[dict[str, Any]]:
 def read_all(out: Path) -> list[dict[str, Any]]:
     """Returns the examples of all splits."""
     return [example for split in manifests.load(out).splits for example in read(out, split)]
+
+
+def stored(out: Path, feature: str) -> dict[str, list[Any]]:
+    """Returns the values of a feature, one of each example, by split."""
+    return {
+        name: [
+            values[feature][1][0]
+            for shard in split.shards
+            for _, values in read_values(out / shard.file, "", lambda records, size: None)
+            if not isinstance(values, str)
+        ]
+        for name, split in manifests.load(out).splits.items()
+    }
 
 
 def contents(out: Path) -> dict[str, bytes]:

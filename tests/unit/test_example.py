@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardline.components.preprocess.example import (
@@ -23,9 +23,10 @@ from shardline.components.preprocess.example import (
     only_value,
     parse,
     serialize,
+    varint,
 )
 from shardline.components.preprocess.tfrecord import NO_IMAGE
-from shardline.components.preprocess.write import _opened
+from shardline.components.preprocess.write import Output
 from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import BadRecordError
 
@@ -103,14 +104,19 @@ TAILS = st.fixed_dictionaries(
 SHARDS = st.lists(st.tuples(st.none() | st.integers(0, 40_000), TAILS), max_size=20)
 
 
+# Around every length at which a number takes one more byte.
+LENGTHS = [0, 1, 90, 100, 126, 127, 128, 129, 8192, 16300, 16383, 16384, 16400, 2097100, 2097152]
+
+
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(SHARDS, st.sampled_from(["none", "gzip"]))
+@example([(length, {"key": b"key", "number": 300}) for length in LENGTHS], "none")
 def test_random_shards_are_what_tensorflow_writes(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[int | None, dict[str, Any]]], packed: str
 ) -> None:
     path = tmp_path_factory.mktemp("shards") / "shard"
     images = [None if size is None else bytes([size % 256]) * size for size, _ in records]
-    with _opened(path, packed) as output:
+    with Output(path, packed) as output:
         if records:
             output.add(
                 [image or b"" for image in images],
@@ -127,6 +133,13 @@ def test_random_shards_are_what_tensorflow_writes(
         assert path.read_bytes() == plain.read_bytes()
     else:
         assert gzip.decompress(path.read_bytes()) == plain.read_bytes()
+
+
+@pytest.mark.parametrize("value", [0, 127, 128, 2**14 - 1, 2**14, 2**21 - 1, 2**21, 2**40])
+def test_varint(value: int) -> None:
+    assert sum((byte & 0x7F) << 7 * place for place, byte in enumerate(varint(value))) == value
+    assert all(byte >> 7 for byte in varint(value)[:-1])
+    assert not varint(value)[-1] >> 7
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from shardline.components.preprocess import labels
+from shardline.components.preprocess.checks import Targets
 from shardline.components.preprocess.labels import Wanted
-from shardline.components.preprocess.targets import Targets, describe, tally
+from shardline.components.preprocess.marks import describe, tally
 from shardline.trainer.data.features import Label, Tally, find_constant
 from shardline.trainer.errors import BadRecordError, SettingsError, SourceError
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from shardline.components.preprocess import marks
+from shardline.components.preprocess.digests import HASH_BYTES
 from shardline.components.preprocess.inspect import stats
 from shardline.components.preprocess.marks import Images, Mark
 from shardline.components.preprocess.places import Place
@@ -58,7 +59,7 @@ PLAN = Plan(
     shards=(PlannedShard(SHARD.file, "train", 10, "hash"),),
 )
 MARK = Mark("identity", 1, SHARD, counted((4, 6)), Images(8, 8, 3, ("png",), {"alpha": 2}))
-HASHES = bytes(range(marks.HASH_BYTES)) * SHARD.records
+HASHES = bytes(range(HASH_BYTES)) * SHARD.records
 
 tries = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -148,8 +149,7 @@ def test_plan_and_mark_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json") == PLAN
     work = WorkDirectory(tmp_path)
     work.done.mkdir(parents=True)
-    with marks.Marks(work) as all_marks:
-        all_marks.add(MARK, HASHES)
+    marks.write(work, [(MARK, HASHES)])
     ((found,),) = marks.load(work).values()
     assert (found.mark, b"".join(found.hashes())) == (MARK, HASHES)
     found.path.write_bytes(found.path.read_bytes()[:-1])

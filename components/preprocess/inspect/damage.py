@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardline.components.preprocess.digests import Strata, allot, points_of_known
 from shardline.components.preprocess.sources.moments import gap_of, moment_text, parse_gap
-from shardline.components.preprocess.strata import Strata, allot, points_of_known
 from shardline.trainer.data.features import Label, Spread, Tally
 from shardline.trainer.data.manifest import MANIFEST_FILE, SPLITS, Manifest, Split
 from shardline.trainer.errors import printable

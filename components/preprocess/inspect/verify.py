@@ -30,8 +30,8 @@ from shardline.components.preprocess.inspect.damage import (
     says,
     tally_of,
 )
+from shardline.components.preprocess.marks import tally
 from shardline.components.preprocess.pool import Report
-from shardline.components.preprocess.targets import tally
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.text import size
 from shardline.trainer.data import manifest as manifests
