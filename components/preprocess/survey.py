@@ -164,16 +164,7 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
                 check_stratified(labels, examples.existing)
             meter.advance(len(columns.keys))
     check_slips(getattr(source, "slips", ()), settings.group)
-    if not taken.count + examples.bad:
-        raise SourceError("the source is empty: it has no example")
-    if len(taken.groups) == 1:
-        raise SourceError(
-            f"all {taken.count:,} examples are of one group of {settings.group!r}: no split can be made of it"
-        )
-    if examples.targets:
-        examples.targets.check(taken.count)
-    else:
-        check_classes(taken.count, taken.seen, labels[0].outputs)
+    taken.check(examples, labels)
     return Survey(
         settings=settings,
         schema=schema.digest if schema else "",
@@ -370,6 +361,20 @@ class _Taken:
             sizes = self._sizes(columns, heads)
             self.sizes += np.bincount(heads["code"], sizes, len(self.sizes)).astype(np.int64)
         self.buckets.append(Rows(heads, texts))
+
+    def check(self, examples: _Examples, labels: Sequence[Label]) -> None:
+        """Refuses examples of which, all together, no dataset can be made."""
+        if not self.count + examples.bad:
+            raise SourceError("the source is empty: it has no example")
+        if len(self.groups) == 1:
+            raise SourceError(
+                f"all {self.count:,} examples are of one group of {self._settings.group!r}: no split can be "
+                "made of it"
+            )
+        if examples.targets:
+            examples.targets.check(self.count)
+        else:
+            check_classes(self.count, self.seen, labels[0].outputs)
 
     def _sizes(self, columns: _Columns, heads: rows.Numbers) -> Sequence[int]:
         if heads["length"].min() >= 0:
