@@ -43,19 +43,27 @@ def flocked(path: Path, *, shared: bool) -> Iterator[None]:
                 raise
             continue
         try:
-            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock), path.stat()):
-                os.truncate(lock, 0)
-                os.write(lock, here().encode())
+            if _is_taken(lock, path, shared=shared):
                 yield
                 return
-        except BlockingIOError:
-            raise _in_use(path, read(path)) from None
-        except FileNotFoundError:
-            continue
         finally:
             os.close(lock)
     raise _in_use(path, read(path))
+
+
+def _is_taken(lock: int, path: Path, *, shared: bool) -> bool:
+    """Takes the lock and returns whether its file is still in its place."""
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(lock), path.stat()):
+            return False
+        os.truncate(lock, 0)
+        os.write(lock, here().encode())
+        return True
+    except BlockingIOError:
+        raise _in_use(path, read(path)) from None
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
