@@ -97,11 +97,11 @@ def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path):
         ),
         (["--shards", 4, "--shard-size", 64], "give --shards or --shard-size, not both (4 and 64 MiB)"),
         (["--max-bad-fraction", 2], "max_bad_fraction must be 0..1"),
-        (["--max-bad-fraction", "nan"], "max_bad_fraction must be 0..1"),
+        (["--max-bad-fraction", "nan"], "max_bad_fraction must be a finite number"),
         (["--shards", -1], "shards must be at least 0, not -1"),
         (["--processes", -1], "processes must be at least 0, not -1"),
         (["--processes", 100_000], "processes must be at most 1,024, not 100,000"),
-        (["--seed", 2**63], "seed must be at most 9,223,372,036,854,775,807, not 9,223,372,036,854,775,808"),
+        (["--seed", 2**63], "seed must be a whole number of 64 bits"),
     ],
 )
 def test_preprocess_refuses_options_before_it_starts(tmp_path, options, message):
