@@ -139,47 +139,41 @@ class SchemaCheck:
 
 def _columns(features: Sequence[Feature], labels: Sequence[Label]) -> Iterator[tuple[str, _Take, str]]:
     """Yields the columns of a source: name, how their values are taken, and what these are."""
-    several = len(labels) > 1
     for label in labels:
-        name = label.name
-
-        def given(labels: Sequence[Any], name: str = name) -> Sequence[Any]:
-            return [one[name] for one in labels] if several else labels
-
-        if label.kind == CLASS:
-            yield name, _of_class(given, label.outputs), "name"
-        elif label.kind == MULTILABEL:
-            yield name, _of_names(given, label.outputs), LIST
-        else:
-            for place, output in enumerate(label.outputs):
-                yield output, _of_number(given, place), "float32"
+        yield from _of_label(label, several=len(labels) > 1)
     for feature in features:
         kind = feature.dtype + "".join(f"[{side}]" for side in feature.shape)
         yield feature.name, _of_feature(feature.name), kind
 
 
 def _of_feature(name: str) -> _Take:
-    return lambda keys, labels, values: [one[name] for one in values]
+    return lambda _, __, values: [one[name] for one in values]
 
 
-def _of_class(given: Callable[[Sequence[Any]], Sequence[Any]], names: Sequence[str]) -> _Take:
-    return lambda keys, labels, values: [names[one] for one in given(labels)]
+def _of_label(label: Label, *, several: bool) -> Iterator[tuple[str, _Take, str]]:
+    name, outputs = label.name, label.outputs
 
+    def mine(labels: Sequence[Any]) -> Sequence[Any]:
+        return [one[name] for one in labels] if several else labels
 
-def _of_number(given: Callable[[Sequence[Any]], Sequence[Any]], place: int) -> _Take:
-    return lambda keys, labels, values: [
-        float(one[place] if hasattr(one, "__len__") else one) for one in given(labels)
-    ]
-
-
-def _of_names(given: Callable[[Sequence[Any]], Sequence[Any]], names: Sequence[str]) -> _Take:
     def named(value: Any) -> list[str]:
         given = list(value)
         if all(isinstance(one, str) for one in given):
             return given
-        return [name for name, there in zip(names, given, strict=True) if there]
+        return [output for output, there in zip(outputs, given, strict=True) if there]
 
-    return lambda keys, labels, values: list(map(named, given(labels)))
+    def numbers(at: int) -> _Take:
+        return lambda _, labels, __: [
+            float(one[at] if hasattr(one, "__len__") else one) for one in mine(labels)
+        ]
+
+    if label.kind == CLASS:
+        yield name, lambda _, labels, __: [outputs[one] for one in mine(labels)], "name"
+    elif label.kind == MULTILABEL:
+        yield name, lambda _, labels, __: list(map(named, mine(labels))), LIST
+    else:
+        for at, output in enumerate(outputs):
+            yield output, numbers(at), "float32"
 
 
 def _look(field: Field, schema: Schema, kind: str) -> _Look:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from shardline.components.preprocess.labels import is_number
 from shardline.trainer.errors import SourceError, printable
@@ -23,7 +24,8 @@ _RARE = 0.01
 _MOST_VALUES, _TOGETHER, _NAMED = 1 << 20, 1 << 16, 5
 
 
-class Slip(NamedTuple):
+@dataclass
+class Slip:
     """A column of text that is nearly all numbers.
 
     Attributes:
@@ -32,37 +34,35 @@ class Slip(NamedTuple):
     """
 
     column: str
-    row: int
-    value: str
-    texts: int
-    numbers: int
+    row: int = 0
+    value: str = ""
+    texts: int = 0
+    numbers: int = 0
 
 
 class Slips:
     """Looks for slips in columns of text, row by row."""
 
     def __init__(self, columns: Iterable[str]) -> None:
-        self._seen = {column: Slip(column, 0, "", 0, 0) for column in columns}
+        self._seen = list(map(Slip, columns))
 
     def look(self, number: int, values: Mapping[str, Any]) -> None:
         """Counts the numbers in a row's columns of text."""
-        for column, seen in [*self._seen.items()]:
-            value = values[column]
+        for seen in tuple(self._seen):
+            value = values[seen.column]
             if value is None or value.strip() in NO_VALUES:
                 continue
             if is_number(value):
-                seen = seen._replace(numbers=seen.numbers + 1)
+                seen.numbers += 1
             elif not seen.row:
-                seen = seen._replace(row=number, value=value)
-            self._seen[column] = seen._replace(texts=seen.texts + 1)
+                seen.row, seen.value = number, value
+            seen.texts += 1
             if seen.texts == _ENOUGH and seen.numbers < _SHARE * seen.texts:
-                del self._seen[column]
+                self._seen.remove(seen)
 
-    def found(self) -> Iterator[Slip]:
-        """Yields the columns that are nearly all numbers."""
-        for seen in self._seen.values():
-            if seen.row and seen.numbers and seen.numbers >= _SHARE * seen.texts:
-                yield seen
+    def found(self) -> list[Slip]:
+        """Returns the columns that are nearly all numbers."""
+        return [one for one in self._seen if one.row and one.numbers >= max(1, _SHARE * one.texts)]
 
 
 class Rounding:

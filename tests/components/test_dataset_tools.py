@@ -180,13 +180,6 @@ def test_an_empty_shard(dataset: Path) -> None:
     assert found(dataset)[-1] == f"{SHARD}: holds 0 records, the manifest says 15"
 
 
-def test_two_shards_that_were_exchanged(dataset: Path) -> None:
-    first, second = (dataset / SHARD).read_bytes(), (dataset / OTHER).read_bytes()
-    (dataset / SHARD).write_bytes(second)
-    (dataset / OTHER).write_bytes(first)
-    assert found(dataset) == [f"{SHARD}: holds the bytes of {OTHER}", f"{OTHER}: holds the bytes of {SHARD}"]
-
-
 def test_a_missing_shard_and_a_file_too_many(dataset: Path) -> None:
     (dataset / SHARD).rename(dataset / "train-00001.tfrecord")
     assert found(dataset) == [f"{SHARD}: is missing", "train-00001.tfrecord: is not named in the manifest"]
@@ -412,10 +405,13 @@ def test_stats_counts_what_is_in_the_shards(dataset: Path) -> None:
     assert result.tallies == {n: s.labels for n, s in manifests.load(dataset).splits.items()}
     assert result.image_sizes == (((12, 12, 3), 80),)
     assert result.encodings == {"png": 80}
-    spread = result.record_bytes
-    assert (spread.least, spread.median, spread.most) == (sizes[0], sizes[40], sizes[-1])
+    spread = result.record_bytes.spread
+    assert spread
+    assert (spread.least, spread.largest) == (sizes[0], sizes[-1])
     assert spread.mean == pytest.approx(np.mean(sizes))
-    assert result.shard_bytes["train"].most == max(path.stat().st_size for path in dataset.glob("train*"))
+    of_shards = result.shard_bytes["train"].spread
+    assert of_shards
+    assert of_shards.largest == max(path.stat().st_size for path in dataset.glob("train*"))
     shown = stats.render(result)
     assert re.search(r"^12 x 12 x 3 +80 +100.0%$", shown, re.MULTILINE)
     assert all(re.search(rf"^{name} ", shown, re.MULTILINE) for name in CLASS_NAMES)
@@ -623,9 +619,8 @@ def test_the_card_of_a_thousand_classes(dataset: Path) -> None:
     html = render_card(dataset, dataclasses.replace(manifest, splits=splits, labels=(class_label(names),)))
     page = Page(html)
     assert len(html) < 150_000
-    assert "The 10 largest and the 10 smallest" in page.text
+    assert "The 10 largest and 10 smallest of 1,000 classes" in page.text
     assert "Not met among the 80 examples" in page.text
-    assert sum("aria-label" in picture for picture in page.pictures) == 1
 
 
 def test_the_card_of_a_table(tmp_path: Path) -> None:

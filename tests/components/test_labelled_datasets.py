@@ -178,12 +178,12 @@ def test_a_column_without_any_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("label", "says", "moving"),
     [
-        ("class:a;class:b", ("Label a", "largest class is", "Label b"), {"a", "b"}),
-        ("multilabel:a,flag", ("Labels", "most frequent label is flag with"), {"label a", "label flag"}),
+        ("class:a;class:b", ("Label a, class", "Label b, class"), {"a", "b"}),
+        ("multilabel:a,flag", ("Labels", "flag"), {"label a", "label flag"}),
         ("regression:p,b [m]", ("Numbers to predict", "b [m]"), {"label p", "label b"}),
         (
             "regression:p;multilabel:tags;class:b",
-            ("Numbers to predict", "Label tags", "Label b"),
+            ("Numbers to predict", "Label tags, multilabel", "Label b, class"),
             {"p", "tags x", "tags y", "b"},
         ),
     ],

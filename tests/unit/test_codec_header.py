@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
-from shardline.components.preprocess.images.header import Header, read_header
+from shardline.components.preprocess.images.structure import Header, read_header
 from shardline.trainer.data.decode import read_orientation, turn_upright
 from tests.helpers.images import encoded, opened, scene, turned
 

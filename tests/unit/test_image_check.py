@@ -9,10 +9,16 @@ import zlib
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess.images.check import are_whole_pngs, find_fault, is_whole_png
 from shardline.components.preprocess.images.codec import Codec
-from shardline.components.preprocess.images.header import DAMAGED, TRUNCATED, read_header
-from shardline.components.preprocess.images.picture import find_fault as find_fault_of_pixels
+from shardline.components.preprocess.images.structure import (
+    DAMAGED,
+    TRUNCATED,
+    UnreadableError,
+    are_whole_pngs,
+    check_structure,
+    is_whole,
+    read_header,
+)
 from shardline.trainer.errors import BadRecordError
 from tests.helpers import damage
 
@@ -37,6 +43,14 @@ def passes(data: bytes, check: str) -> bool:
         return codec.store(data, "not sampled").data is data
     except BadRecordError:
         return False
+
+
+def find_fault(data: bytes) -> str:
+    try:
+        check_structure(data)
+    except UnreadableError as fault:
+        return str(fault)
+    return ""
 
 
 @pytest.mark.parametrize("kind", SOUND)
@@ -76,10 +90,7 @@ def test_a_marker_is_found_wherever_it_is_in_a_long_scan() -> None:
 
 def test_grey_pixels_below_a_gap_are_found_by_decoding() -> None:
     photo = MISWRITTEN["usual: half a scan and an end"]
-    header = read_header(photo)
-    assert header is not None
-    assert find_fault(photo) == ""
-    assert find_fault_of_pixels(photo, header) == DAMAGED
+    assert is_whole(photo)
     assert passes(photo, "structure")
     assert not passes(photo, "decode")
 
@@ -107,7 +118,7 @@ def test_an_image_that_begins_as_one_before_is_checked_as_well() -> None:
         kinds = codec.known([small, data, small])
         assert kinds[1] is None or reads(data), what
         assert kinds[::2] == codec.known([small]) * 2
-    assert is_whole_png(small)
+    assert is_whole(small)
 
 
 def test_several_images_are_sound_together_if_each_is() -> None:
@@ -115,7 +126,7 @@ def test_several_images_are_sound_together_if_each_is() -> None:
     assert are_whole_pngs([small] * 3)
     for what, data in damage.damaged(small, 60, seed=4):
         if data.startswith(small[:41]) and data.endswith(small[-12:]):
-            assert are_whole_pngs([small, data]) == is_whole_png(data), what
+            assert are_whole_pngs([small, data]) == is_whole(data), what
 
 
 def test_a_decompression_bomb_is_let_go_of() -> None:

@@ -57,9 +57,7 @@ def test_heic_is_read_upright(name: str, turned: bool) -> None:
 
 def test_heic_names_the_package_that_reads_it_where_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    assert pictures.stored(PICTURES["HEIC, with pillow-heif"]) == (
-        "unsupported image format (HEIC); pip install pillow-heif"
-    )
+    assert "pip install pillow-heif" in str(pictures.stored(PICTURES["HEIC, with pillow-heif"]))
 
 
 def patched(tiff: bytes, tag: int, value: int) -> bytes:

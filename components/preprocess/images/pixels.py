@@ -7,6 +7,7 @@ this module is imported only where pixels are needed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import cv2
@@ -14,10 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from shardline.components.preprocess.images.header import DAMAGED
-from shardline.trainer.data.features import Placement
+from shardline.components.preprocess.images.structure import (
+    DAMAGED,
+    Header,
+    UnreadableError,
+    check_sides,
+)
+from shardline.trainer.data.features import REDUCTIONS, Placement, place
 
 Pixels = npt.NDArray[np.uint8]
+
+#: JPEG quality of a resized photo, and of one that is only turned upright.
+QUALITY, TURNED_QUALITY = 90, 95
 
 # Shards are written by one process per core.
 cv2.setNumThreads(1)
@@ -30,8 +39,63 @@ _LEAST_VARIANCE = 0.16
 _KEPT_MEMORY = 1 << 23
 
 
-class UnreadableError(Exception):
-    """The image cannot be decoded; the text says why, in the same words for the same kind of fault."""
+class Converter:
+    """Decodes images, turns them upright, fits and encodes them as a `Codec` is to store them.
+
+    `check_size` takes height and width, and raises an UnreadableError for those that are refused.
+    """
+
+    def __init__(
+        self, size: int, mode: str, encoding: str, channels: int, check_size: Callable[[int, int], None]
+    ) -> None:
+        self._size, self._mode = size, mode
+        self._encoding, self._raw_channels = encoding, channels
+        self._check_size = check_size
+        self._memory = Memory()
+
+    def convert(
+        self, encoded: bytes, header: Header | None
+    ) -> tuple[bytes, int, int, int, str, tuple[str, ...]]:
+        """Returns the values of a `StoredImage`; an UnreadableError says why there are none."""
+        jpeg = header is not None and header.encoding == "jpeg"
+        if header and header.plain:  # with the fast decoder, no larger than needed
+            orientation, kinds = header.orientation, ("exif orientation",) * (header.orientation > 1)
+            size = (header.height, header.width)
+            placed = self._place(*(size if orientation < 5 else size[::-1]))
+            reduction = placed.reduction if placed else 1
+            pixels = decode_jpeg(encoded, size, header.channels, reduction, self._memory)
+        else:
+            from shardline.components.preprocess.images.picture import opened_picture
+
+            with opened_picture(encoded, header) as picture:
+                self._check_size(*picture.size)
+                picture.load()
+                placed, kinds, orientation = self._place(*picture.size), picture.kinds, picture.orientation
+                pixels = picture.to_pixels(placed.reduction if placed else 1)
+        pixels = turn_upright(pixels, orientation)
+        encoding = self._encoding if self._encoding != "keep" else "jpeg" if jpeg else "png"
+        if placed:
+            pixels = fit(pixels, placed, (self._size, self._size), self._memory)
+        if encoding == "raw" and pixels.shape[2] != self._raw_channels:
+            kinds += ("grey",) if self._raw_channels == 3 else ("colour",)
+            pixels = to_channels(pixels, self._raw_channels)
+        height, width, channels = pixels.shape
+        data = encode(pixels, encoding, quality=QUALITY if placed or not jpeg else TURNED_QUALITY)
+        return data, height, width, channels, encoding, kinds
+
+    def _place(self, height: int, width: int) -> Placement | None:
+        return place(height, width, (self._size, self._size), self._mode) if self._size else None
+
+
+def check_pixels(encoded: bytes, header: Header) -> None:
+    """Raises an UnreadableError if the pixels of a JPEG or PNG cannot be decoded."""
+    if header.plain:
+        decode_jpeg(encoded, (header.height, header.width), header.channels, REDUCTIONS[-1])
+        return
+    from shardline.components.preprocess.images.picture import opened_picture
+
+    with opened_picture(encoded, header) as picture:
+        picture.load()
 
 
 class Memory:
@@ -138,29 +202,29 @@ def to_channels(pixels: Pixels, channels: int) -> Pixels:
     return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), np.uint8)[..., None]
 
 
-def encode(pixels: Pixels, encoding: str, *, quality: int = 90) -> bytes:
+def encode(pixels: Pixels, encoding: str, *, quality: int = QUALITY) -> bytes:
     """Encodes uint8 (height, width, 1 or 3) as "jpeg", "png" or "raw" (the values row by row).
 
     A JPEG of quality 90 or less has half the resolution in colour, as photos have; above that, the whole.
 
     Raises:
-        ValueError: When the library refuses to.
+        UnreadableError: A side is longer than the encoding can hold, or the library refuses to.
     """
+    check_sides(pixels.shape[0], pixels.shape[1], encoding)
     pixels = np.ascontiguousarray(pixels)
     grey = pixels.shape[2] == 1
     if encoding == "raw":
         return pixels.tobytes()
     if encoding == "jpeg":
         space, sampling = ("GRAY", "Gray") if grey else ("RGB", "420" if quality <= 90 else "444")
-        return bytes(
-            simplejpeg.encode_jpeg(pixels, quality=quality, colorspace=space, colorsubsampling=sampling)
-        )
+        options = {"quality": quality, "colorspace": space, "colorsubsampling": sampling}
+        return bytes(simplejpeg.encode_jpeg(pixels, **options))
     try:
         done, data = cv2.imencode(".png", pixels if grey else cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
-    except cv2.error as failure:
-        raise ValueError(failure.err) from failure
+    except cv2.error:
+        done = False
     if not done:
-        raise ValueError("OpenCV refuses it")
+        raise UnreadableError("cannot be encoded as png")
     return data.tobytes()
 
 

@@ -5,24 +5,20 @@ Nothing here loads TensorFlow, and nothing writes.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardline.components.preprocess.example import parse
+from shardline.components.preprocess.images.structure import read_header
 from shardline.components.preprocess.pool import Job, Processes, Report
 from shardline.components.preprocess.tfrecord import read_records
+from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import Manifest, Shard
 from shardline.trainer.errors import BadRecordError, DatasetError, SettingsError, SourceError
 from shardline.trainer.progress import Meter
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 # Progress is reported once for so many records.
 _TICK = 256
@@ -107,12 +103,17 @@ def first_records(
             ) from None
 
 
-@contextlib.contextmanager
-def opened_image(encoded: bytes, formats: tuple[str, ...]) -> Iterator[Image]:
-    """Opens a stored image, of which the header is read; its size was accepted when it was written."""
-    from PIL import Image
+def image_kind(encoded: bytes, feature: Feature) -> tuple[int, int, int, str]:
+    """Returns height, width, channels and encoding of a stored image; a SourceError if it has no header."""
+    if feature.encoding == "raw":
+        height, width, channels = (side or 0 for side in feature.shape)
+        return height, width, channels, "raw"
+    header = read_header(encoded)
+    if header is None or not header.height:
+        raise SourceError("cannot be read as an image")
+    return header.height, header.width, header.channels, header.encoding
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with Image.open(io.BytesIO(encoded), formats=formats) as image:
-            yield image
+
+def text(value: bytes | float) -> str:
+    """Returns a value of a feature as text."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else f"{value:g}"

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from shardline.components.html import Picture, Rows, draw_picture, fact_rows, make_picture, render
-from shardline.components.preprocess.inspect import Values, first_records
+from shardline.components.preprocess.inspect import Values, first_records, image_kind, text
 from shardline.components.preprocess.inspect.columns import (
     NUMBER_TITLES,
     TEXT_TITLES,
     ColumnCounter,
+    NumberCounter,
     merged,
+    number_column,
     number_row,
     text_row,
 )
-from shardline.components.preprocess.inspect.stats import describe_feature, header
+from shardline.components.preprocess.inspect.stats import class_table, describe_feature
 from shardline.components.text import size
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
@@ -32,51 +31,7 @@ _RECORDS = 2048
 _BYTES = 64 << 20
 _SIDE = 96
 _ROWS = 10
-
-#: Up to this many classes, each has a row; of more, the largest and the smallest have one.
-_MOST_CLASSES = 40
-_ENDS = 10
-_MOST_BARS = 500
-_BINS = 10
-_BINS_OF_COLUMN = 24
-
-
-class ClassRow(NamedTuple):
-    """A row of the table of classes: examples by split and in all, and against those of the largest class."""
-
-    name: str
-    counts: tuple[int, ...]
-    total: int
-    share: float
-
-
-@dataclass(frozen=True)
-class Balance:
-    """Examples by class, or that have each of several labels.
-
-    Attributes:
-        title: Heading, and what a row is.
-        classes: All of them, or of many the largest and the smallest.
-        profile: Of many, the `d` of an SVG path for each split.
-        of_classes: Whether an example has exactly one of them, not any number of labels.
-    """
-
-    title: str
-    classes: list[ClassRow]
-    count: int
-    largest: ClassRow
-    smallest: ClassRow
-    profile: list[str]
-    of_classes: bool
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A bar of a histogram: what it counts, how many, and that against the longest bar."""
-
-    name: str
-    count: int
-    share: float
+_BINS = 24
 
 
 @dataclass(frozen=True)
@@ -85,17 +40,16 @@ class Sample:
 
     Attributes:
         records: Number of examples looked at.
-        sizes: Images by (height, width).
         pictures: Some images of each class, with their keys, by its name; "examples" where there is not one
             class.
         rows: Some examples of a dataset without images, as text.
         columns: Titles of `rows`: key, labels, then the other features.
-        numbers: What is shown of each column of numbers, and the `d` of an SVG path that is its histogram.
+        numbers: What is shown of each column of numbers, and of the sides of images, and the `d` of an SVG
+            path that is its histogram.
         texts: What is shown of each column of texts.
     """
 
     records: int
-    sizes: Mapping[tuple[int, int], int]
     pictures: Mapping[str, list[tuple[str, Picture]]]
     rows: list[list[str]]
     columns: list[str]
@@ -106,13 +60,13 @@ class Sample:
 def render_card(directory: Path, manifest: Manifest) -> str:
     """Renders the card of a finished dataset: an HTML page without network or script.
 
-    The numbers are the manifest's. Sample images, and image sizes where they differ, come from the first
-    records of some shards, which are a random sample: shards are written in the order of hashes. The same
-    dataset gives the same page; a shard that cannot be read is a DatasetError.
+    The numbers are the manifest's. Sample images, and columns, come from the first records of some shards,
+    which are a random sample: shards are written in the order of hashes. The same dataset gives the same
+    page; a shard that cannot be read is a DatasetError.
     """
-    balances = [_balance(label, manifest) for label in manifest.labels if label.class_names]
-    drawn = [row.name for row in balances[0].classes] if manifest.is_classes else []
-    sample = take_sample(directory, manifest, drawn)
+    tallies = {name: split.labels for name, split in manifest.splits.items()}
+    tables = [class_table(label, tallies, manifest.records) for label in manifest.labels if label.class_names]
+    drawn = [row[0] for row in tables[0].rows] if manifest.is_classes else []
     features = [
         (each.name, describe_feature(each).removeprefix(f"{each.name} ")) for each in manifest.features
     ]
@@ -122,31 +76,12 @@ def render_card(directory: Path, manifest: Manifest) -> str:
         records=manifest.records,
         numbers=_numbers(manifest),
         size=size,
-        balances=balances,
+        classes=tables,
         spreads=list(_spreads(manifest)),
-        ends=_ENDS,
-        bars=_size_bars(sample.sizes),
-        sample=sample,
+        sample=take_sample(directory, manifest, drawn),
         titles=(NUMBER_TITLES, TEXT_TITLES),
         tables=[("Settings", fact_rows(manifest.settings)), ("Features", features)],
     )
-
-
-def _balance(label: Label, manifest: Manifest) -> Balance:
-    counts = list(zip(*(s.labels[label.name].counts for s in manifest.splits.values()), strict=True))
-    largest = max(map(sum, counts))
-    rows = [
-        ClassRow(name, row, sum(row), sum(row) / max(1, largest))
-        for name, row in zip(label.outputs, counts, strict=True)
-    ]
-    by_size = sorted(rows, key=lambda row: (-row.total, row.name))
-    many = len(rows) > _MOST_CLASSES
-    shown = [*by_size[:_ENDS], *by_size[-_ENDS:]] if many else rows
-    profile = _profile([row.counts for row in by_size]) if many else []
-    title = {LABEL: "Class balance" if label.kind == CLASS else "Labels"}.get(
-        label.name, f"Label {label.name}"
-    )
-    return Balance(title, shown, len(rows), by_size[0], by_size[-1], profile, label.kind == CLASS)
 
 
 def _spreads(manifest: Manifest) -> Iterator[tuple[str, ...]]:
@@ -192,45 +127,6 @@ def _target(values: Values, label: Label) -> str:
     return ", ".join(name for name, there in zip(label.outputs, found, strict=True) if there)
 
 
-def _profile(counts: Sequence[tuple[int, ...]]) -> list[str]:
-    """Draws classes, given as examples by class and split, as stacked bars in a box of 100 x 100.
-
-    It returns the `d` of an SVG path for each split.
-    """
-    step = max(1, -(-len(counts) // _MOST_BARS))
-    groups = [counts[i : i + step] for i in range(0, len(counts), step)]
-    bars = [[sum(column) / len(group) for column in zip(*group, strict=True)] for group in groups]
-    width, tallest = 100 / len(bars), max(1.0, max(map(sum, bars)))
-    paths = [""] * len(bars[0])
-    for index, bar in enumerate(bars):
-        floor = 100.0
-        for split, amount in enumerate(bar):
-            height = 100 * amount / tallest
-            floor -= height
-            paths[split] += f"M{index * width:.2f} {floor:.2f}h{width:.2f}v{height:.2f}h-{width:.2f}z"
-    return paths
-
-
-def _size_bars(sizes: Mapping[tuple[int, int], int]) -> list[Bar]:
-    """Counts images by their shorter side: each side by itself, or in ranges where there are many."""
-    sides = Counter[int]()
-    for height_and_width, count in sizes.items():
-        sides[min(height_and_width)] += count
-    least = min(sides, default=0)
-    step = max(1, -(-(max(sides, default=0) - least + 1) // _BINS))
-    counts = Counter[int]()
-    for side, count in sides.items():
-        counts[least + (side - least) // step * step] += count
-    return [
-        Bar(
-            f"{start:,} px" if step == 1 else f"{start:,} to {start + step - 1:,} px",
-            count,
-            count / max(counts.values()),
-        )
-        for start, count in sorted(counts.items())
-    ]
-
-
 def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -> Sample:
     """Looks at the first records of some shards, of a large dataset at about 2,000 in all.
 
@@ -239,37 +135,50 @@ def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -
     image = next((feature for feature in manifest.features if feature.name == "image"), None)
     others = [feature.name for feature in manifest.columns if feature.name != manifest.moment]
     each = 6 if len(classes) <= 10 else 4
-    taken, sizes, counter = 0, Counter[tuple[int, int]](), ColumnCounter(manifest, 1)
+    taken, counter = 0, ColumnCounter(manifest, 1)
+    sides = {name: NumberCounter(_RECORDS) for name in ("image height", "image width") if image}
     rows: list[list[str]] = []
     pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes or ("examples",)}
     for values in first_records(directory, manifest, manifest.shards, records=_RECORDS, room=_BYTES):
         taken += 1
         counter.add(values)
-        key = values["key"][1][0].decode("utf-8", "replace")
+        key = text(values["key"][1][0])
         targets = [_target(values, label) for label in manifest.labels]
         if image is None:
             if len(rows) < _ROWS:
-                rows.append([key, *targets, *(_text(values[other][1][0]) for other in others)])
+                rows.append([key, *targets, *(text(values[other][1][0]) for other in others)])
             continue
         encoded = values["image"][1][0]
-        with contextlib.suppress(SourceError):  # drawn as a box that says so
-            sizes[header(encoded, image)[0][:2]] += 1
+        for side, counted in zip(_sides(encoded, image), sides.values(), strict=False):
+            counted.add(side)
         name = targets[0] if manifest.is_classes else "examples"
         if len(pictures.get(name, [None] * each)) < each:
             pictures[name].append((key, _picture(encoded, image)))
     titles = ["class"] if manifest.is_classes else [_title(label) for label in manifest.labels]
     found = counter.found()
     numbers, texts = merged([found])
-    drawn = [(number_row(each), _histogram(found["numbers"][each.name]["sample"])) for each in numbers]
-    return Sample(
-        taken, sizes, pictures, rows, ["key", *titles, *others], drawn, [text_row(each) for each in texts]
-    )
+    parts = found["numbers"] | {name: counted.found() for name, counted in sides.items()}
+    numbers += [number_column(name, [parts[name]]) for name in sides if parts[name]["examples"]]
+    drawn = [(number_row(each), _histogram(parts[each.name]["sample"])) for each in numbers]
+    columns = ["key", *titles, *others]
+    return Sample(taken, pictures, rows, columns, drawn, [text_row(each) for each in texts])
+
+
+def _sides(encoded: bytes, image: Feature) -> tuple[int, ...]:
+    try:
+        return image_kind(encoded, image)[:2]
+    except SourceError:  # drawn as a box that says so
+        return ()
 
 
 def _histogram(values: Sequence[float]) -> str:
     """Draws how numbers are distributed, in a box of 100 x 100, as the `d` of an SVG path."""
-    counts, _ = np.histogram(values, _BINS_OF_COLUMN)
-    return _profile([(count,) for count in counts.tolist()])[0]
+    counts = np.histogram(values, _BINS)[0]
+    heights, width = 100 * counts / max(1, counts.max()), 100 / _BINS
+    return "".join(
+        f"M{index * width:.2f} {100 - height:.2f}h{width:.2f}v{height:.2f}h-{width:.2f}z"
+        for index, height in enumerate(heights.tolist())
+    )
 
 
 def _picture(encoded: bytes, image: Feature) -> Picture:
@@ -283,7 +192,3 @@ def _picture(encoded: bytes, image: Feature) -> Picture:
         pixels = Image.new("L", (_SIDE, _SIDE // 2), 224)
         ImageDraw.Draw(pixels).multiline_text((8, 8), "cannot be\ndecoded", fill=96)
     return draw_picture(pixels, _SIDE)
-
-
-def _text(value: bytes | int | float) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else f"{value:g}"

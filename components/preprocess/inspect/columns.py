@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -92,41 +92,34 @@ class ColumnCounter:
     """
 
     def __init__(self, manifest: Manifest, shards: int) -> None:
-        self._kept = max(_KEPT_OF_SHARD, _KEPT // shards)
-        self._numbers: dict[str, _Numbers] = {}
-        self._texts: dict[str, _Texts] = {}
-        self._columns: list[tuple[str, str, int, _Numbers | _Texts]] = []
+        kept = max(_KEPT_OF_SHARD, _KEPT // shards)
         labels = [label for label in manifest.labels if label.kind == REGRESSION]
-        places = [(output, one.name, place) for one in labels for place, output in enumerate(one.outputs)]
-        for name, feature, place in places:
-            self._columns.append((name, feature, place, self._numbers.setdefault(name, _Numbers(self._kept))))
-        for column in manifest.columns:
-            if column.shape or column.name == manifest.moment:
-                continue
-            counted: _Numbers | _Texts
-            if column.dtype == "string":
-                counted = self._texts.setdefault(column.name, _Texts())
-            else:
-                counted = self._numbers.setdefault(column.name, _Numbers(self._kept))
-            self._columns.append((column.name, column.name, 0, counted))
+        places = {output: (one.name, place) for one in labels for place, output in enumerate(one.outputs)}
+        columns = [one for one in manifest.columns if not one.shape and one.name != manifest.moment]
+        places |= {one.name: (one.name, 0) for one in columns if one.dtype != "string"}
+        self._numbers = {name: (*at, NumberCounter(kept)) for name, at in places.items()}
+        self._texts = {one.name: (one.name, 0, _TextCounter()) for one in columns if one.dtype == "string"}
 
     def add(self, values: Values) -> None:
         """Counts an example; a DatasetError names a column that it has not."""
-        for name, feature, place, counted in self._columns:
-            found = values.get(feature, ("", ()))[1]
-            if len(found) <= place or (isinstance(found[place], bytes) != isinstance(counted, _Texts)):
-                raise DatasetError(f"an example has no {name!r} as the manifest says")
-            counted.add(found[place])
+        for kind, columns in ((bytes, self._texts), (float | int, self._numbers)):
+            for name, (feature, place, counted) in columns.items():
+                found = values.get(feature, ("", ()))[1]
+                if len(found) <= place or not isinstance(found[place], kind):
+                    raise DatasetError(f"an example has no {name!r} as the manifest says")
+                counted.add(found[place])
 
     def found(self) -> dict[str, dict[str, Any]]:
         """Returns what was found, for `merged`, as JSON can hold it."""
         return {
-            "numbers": {name: counted.found() for name, counted in self._numbers.items()},
-            "texts": {name: counted.found() for name, counted in self._texts.items()},
+            "numbers": {name: counted.found() for name, (*_, counted) in self._numbers.items()},
+            "texts": {name: counted.found() for name, (*_, counted) in self._texts.items()},
         }
 
 
-class _Numbers:
+class NumberCounter:
+    """Counts numbers, and keeps the first `kept` of them."""
+
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._block: list[float] = []
@@ -135,6 +128,7 @@ class _Numbers:
         self._sample: list[float] = []
 
     def add(self, value: float) -> None:
+        """Counts a number."""
         self._block.append(value)
         if len(self._block) == _BLOCK:
             self._sum_up()
@@ -152,14 +146,15 @@ class _Numbers:
             self._spreads = [_pooled([*self._spreads, (len(finite), Spread(*map(float, numbers)))])]
 
     def found(self) -> dict[str, Any]:
+        """Returns what was found, for `number_column`, as JSON can hold it."""
         self._sum_up()
-        spread = [(count, *_astuple(each)) for count, each in self._spreads]
+        spread = [(count, *astuple(each)) for count, each in self._spreads]
         return {
             "examples": self._examples, "zeros": self._zeros, "spread": spread, "sample": self._sample
         }  # fmt: skip
 
 
-class _Texts:
+class _TextCounter:
     def __init__(self) -> None:
         self._counts, self._lengths = Counter[str](), Counter[int]()
         self._has_more = False
@@ -185,12 +180,13 @@ def merged(parts: Iterable[Mapping[str, Any]]) -> tuple[list[NumberColumn], list
     """Returns the columns of a dataset from what a `ColumnCounter` found in each part of it, at least one."""
     found = list(parts)
     return (
-        [_numbers(name, [part["numbers"][name] for part in found]) for name in found[0]["numbers"]],
-        [_texts(name, [part["texts"][name] for part in found]) for name in found[0]["texts"]],
+        [number_column(name, [part["numbers"][name] for part in found]) for name in found[0]["numbers"]],
+        [_text_column(name, [part["texts"][name] for part in found]) for name in found[0]["texts"]],
     )
 
 
-def _numbers(name: str, parts: Sequence[Mapping[str, Any]]) -> NumberColumn:
+def number_column(name: str, parts: Sequence[Mapping[str, Any]]) -> NumberColumn:
+    """Returns a column from what a `NumberCounter` found in each part of a dataset, at least one."""
     spreads = [(count, Spread(*spread)) for part in parts for count, *spread in part["spread"]]
     examples = sum(part["examples"] for part in parts)
     sample = np.concatenate([np.asarray(part["sample"], np.float64) for part in parts])
@@ -212,7 +208,7 @@ def _numbers(name: str, parts: Sequence[Mapping[str, Any]]) -> NumberColumn:
     )
 
 
-def _texts(name: str, parts: Sequence[Mapping[str, Any]]) -> TextColumn:
+def _text_column(name: str, parts: Sequence[Mapping[str, Any]]) -> TextColumn:
     counts, lengths = Counter[str](), Counter[int]()
     for part in parts:
         counts.update(dict(part["counts"]))
@@ -239,35 +235,22 @@ def _pooled(spreads: Sequence[tuple[int, Spread]]) -> tuple[int, Spread]:
     return sum(count for count, _ in spreads), tally.spreads[0]
 
 
-def _astuple(spread: Spread) -> tuple[float, float, float, float]:
-    return spread.least, spread.largest, spread.mean, spread.deviation
-
-
 #: Titles of what `number_row` and `text_row` give.
 NUMBER_TITLES = (
-    "numbers",
-    "least",
-    "5 %",
-    "median",
-    "95 %",
-    "largest",
-    "mean",
-    "deviation",
-    "missing",
-    "zeros",
-)
+    "numbers", "least", "5 %", "median", "95 %", "largest", "mean", "deviation", "missing", "zeros"
+)  # fmt: skip
 TEXT_TITLES = ("text", "different", "empty", "characters", "most frequent")
 
 
-def number_row(column: NumberColumn) -> tuple[str, ...]:
-    """Returns what is shown of a column of numbers."""
+def number_row(column: NumberColumn, shown: Callable[[float], str] = "{:.5g}".format) -> tuple[str, ...]:
+    """Returns what is shown of a column of numbers, which `shown` writes."""
     shares = (f"{count / column.examples:.1%}" for count in (column.missing, column.zeros))
     if column.spread is None:
         return (printable(column.name), *("",) * 7, *shares)
     low, _, middle, _, high = column.quantiles
-    least, largest, mean, deviation = _astuple(column.spread)
+    least, largest, mean, deviation = astuple(column.spread)
     mean = 0.0 if abs(mean) < _ROUNDED * deviation else mean  # of a column that was standardized
-    numbers = (f"{value:.5g}" for value in (least, low, middle, high, largest, mean, deviation))
+    numbers = map(shown, (least, low, middle, high, largest, mean, deviation))
     return (printable(column.name), *numbers, *shares)
 
 

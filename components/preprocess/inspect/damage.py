@@ -1,15 +1,14 @@
-"""Damage: what a dataset's shards say against its manifest."""
+"""Damage: what is wrong with a dataset, and what its splits hold against what its manifest says of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardline.components.preprocess.digests import Strata, allot, points_of_known
 from shardline.components.preprocess.sources.moments import gap_of, moment_text, parse_gap
@@ -17,8 +16,13 @@ from shardline.trainer.data.features import Label, Spread, Tally
 from shardline.trainer.data.manifest import MANIFEST_FILE, SPLITS, Manifest, Split
 from shardline.trainer.errors import printable
 
-#: Damaged records of one shard that are listed one by one.
+#: Damaged records of one shard, groups and classes that are listed one by one.
 MOST_LISTED = 10
+
+#: What a shard holds, as JSON: the sound `records`, the `bytes` of the file, what their `labels` are, all
+#: `damages`, the `groups`, the first and the last of `moments` with the keys of their examples, where the
+#: split is by time, and the `classes` of the examples, where splits are stratified by content.
+Check = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,87 +38,76 @@ class Damage:
         return printable(f"{self.file}{where}: {self.what}")
 
 
-@dataclass(frozen=True)
-class ShardCheck:
-    """Sound records of a shard, what their labels are, the size of the file, all damage, and the groups.
-
-    `moments` are the first and the last time, with the keys of their examples, where the split is by time;
-    `classes` the class of each example, where splits are stratified by content.
-    """
-
-    records: int
-    bytes: int
-    labels: Mapping[str, Tally]
-    damages: Sequence[Damage]
-    groups: Sequence[str] = ()
-    moments: Sequence[tuple[int, str]] = ()
-    classes: npt.ArrayLike = ()
+def says(what: str) -> Damage:
+    """Returns what the manifest says and the shards do not."""
+    return Damage(MANIFEST_FILE, None, f"says {what}")
 
 
-def check_labels(
-    name: str, split: Split, checks: Mapping[str, ShardCheck], labels: Sequence[Label]
-) -> Iterator[Damage]:
-    """Yields the first class or number that is not as the manifest says, where all shards are sound."""
-    mine = [checks[shard.file] for shard in split.shards]
-    if any(check.damages for check in mine):
-        return
-    for label in labels:
-        said = split.labels[label.name]
-        found = Tally.merge([(check.records, check.labels[label.name]) for check in mine])
-        for output, there, expected in zip(label.class_names, found.counts, said.counts, strict=False):
-            if there != expected:
-                yield says(f"class {output!r} has {expected:,} records in {name}, the shards hold {there:,}")
-                return
-        for output, values, spread in zip(label.outputs, found.spreads, said.spreads, strict=False):
-            if not np.allclose(astuple(values), astuple(spread), rtol=1e-9, atol=1e-12):
-                yield says(
-                    f"{output!r} is {spread.least:g} to {spread.largest:g} in {name}, mean "
-                    f"{spread.mean:g}, the "
-                    f"shards hold {values.least:g} to {values.largest:g}, mean {values.mean:g}"
-                )
-                return
-
-
-def check_groups(manifest: Manifest, checks: Mapping[str, ShardCheck]) -> Iterator[Damage]:
-    """Yields the groups that lie in more than one split, where examples are grouped."""
-    splits: dict[str, set[str]] = {}
+def check_labels(manifest: Manifest, checks: Mapping[str, Check]) -> Iterator[Damage]:
+    """Yields the first class or number that is not as the manifest says, in splits of sound shards."""
     for name, split in manifest.splits.items():
-        for group in (group for shard in split.shards for group in checks[shard.file].groups):
-            splits.setdefault(group, set()).add(name)
+        mine = [checks[shard.file] for shard in split.shards]
+        if not any(check["damages"] for check in mine):
+            yield from islice(
+                chain.from_iterable(_check_label(name, split, mine, one) for one in manifest.labels), 1
+            )
+
+
+def _check_label(name: str, split: Split, checks: Sequence[Check], label: Label) -> Iterator[Damage]:
+    said = split.labels[label.name]
+    found = Tally.merge([(check["records"], _tally(check["labels"][label.name])) for check in checks])
+    for output, there, expected in zip(label.class_names, found.counts, said.counts, strict=False):
+        if there != expected:
+            yield says(f"class {output!r} has {expected:,} records in {name}, the shards hold {there:,}")
+    for output, values, spread in zip(label.outputs, found.spreads, said.spreads, strict=False):
+        if not np.allclose(astuple(values), astuple(spread), rtol=1e-9, atol=1e-12):
+            yield says(
+                f"{output!r} is {spread.least:g} to {spread.largest:g} in {name}, mean {spread.mean:g}, the "
+                f"shards hold {values.least:g} to {values.largest:g}, mean {values.mean:g}"
+            )
+
+
+def _tally(found: Mapping[str, Any]) -> Tally:
+    return Tally(tuple(found["counts"]), tuple(Spread(**spread) for spread in found["spreads"]))
+
+
+def check_groups(manifest: Manifest, checks: Mapping[str, Check]) -> Iterator[Damage]:
+    """Yields the groups that lie in more than one split, where examples are grouped."""
+    splits: dict[str, list[str]] = {}
+    for name, split in manifest.splits.items():
+        for group in {group for shard in split.shards for group in checks[shard.file]["groups"]}:
+            splits.setdefault(group, []).append(name)
     if leaks := sorted(group for group, names in splits.items() if len(names) > 1):
         named = ", ".join(
             f"{group!r} in {' and '.join(sorted(splits[group]))}" for group in leaks[:MOST_LISTED]
         )
         more = f" and {len(leaks) - MOST_LISTED:,} more" if len(leaks) > MOST_LISTED else ""
-        feature = manifest.group
-        yield Damage(
-            MANIFEST_FILE, None, f"groups by {feature!r}, and groups are in several splits: {named}{more}"
-        )
+        what = f"groups by {manifest.group!r}, and groups are in several splits: {named}{more}"
+        yield Damage(MANIFEST_FILE, None, what)
 
 
-def check_moments(manifest: Manifest, checks: Mapping[str, ShardCheck]) -> Iterator[Damage]:
+def check_moments(manifest: Manifest, checks: Mapping[str, Check]) -> Iterator[Damage]:
     """Yields the last example of a split that is not, or not by the gap, before the first of the next one."""
     feature, column = manifest.moment, str(manifest.settings.get("split_by_time"))
     gap = str(manifest.settings.get("split_gap") or "")
     if not feature:
         return
     splits = [
-        (name, [time for shard in manifest.splits[name].shards for time in checks[shard.file].moments])
+        (name, [time for shard in manifest.splits[name].shards for time in checks[shard.file]["moments"]])
         for name in SPLITS
         if name in manifest.splits
     ]
     for (before, earlier), (name, later) in pairwise((name, times) for name, times in splits if times):
         (last, key), (first, key_of_first) = max(earlier), min(later)
         if last >= first - gap_of(parse_gap(gap), feature):
-            yield Damage(
-                MANIFEST_FILE,
-                None,
+            what = (
                 f"splits by {column!r}, and {key!r} in {before}, {moment_text(last, feature)}, is not "
-                f"{f'{gap} ' if gap else ''}before {key_of_first!r} in {name}, {moment_text(first, feature)}",
+                f"{f'{gap} ' if gap else ''}before {key_of_first!r} in {name}, {moment_text(first, feature)}"
             )
+            yield Damage(MANIFEST_FILE, None, what)
 
 
-def check_strata(directory: Path, manifest: Manifest, checks: Mapping[str, ShardCheck]) -> Iterator[Damage]:
+def check_strata(directory: Path, manifest: Manifest, checks: Mapping[str, Check]) -> Iterator[Damage]:
     """Yields the classes that have not their share of each split, where a sound dataset is stratified."""
     settings, names = manifest.settings, manifest.class_names
     if not settings.get("stratify") or not manifest.is_classes:
@@ -126,7 +119,7 @@ def check_strata(directory: Path, manifest: Manifest, checks: Mapping[str, Shard
         if settings["key"] == "content" and manifest.keys:
             known = (directory / manifest.keys.file).read_bytes()
             points = points_of_known(known, settings["split_salt"])
-            labels = np.concatenate([checks[shard.file].classes for shard in manifest.shards]).astype(int)
+            labels = np.concatenate([checks[shard.file]["classes"] for shard in manifest.shards]).astype(int)
             wanted = np.zeros_like(found)
             np.add.at(wanted, (labels, Strata(points, labels, shares).codes(points)), 1)
         else:
@@ -142,13 +135,3 @@ def check_strata(directory: Path, manifest: Manifest, checks: Mapping[str, Shard
             f"the splits are stratified, and class {names[place]!r} has {there} examples in "
             f"{' / '.join(SPLITS)}, not {right}"
         )
-
-
-def tally_of(found: Mapping[str, Any]) -> Tally:
-    """Returns a tally that has come from another process."""
-    return Tally(tuple(found["counts"]), tuple(Spread(**spread) for spread in found["spreads"]))
-
-
-def says(what: str) -> Damage:
-    """Returns what the manifest says and the shards do not."""
-    return Damage(MANIFEST_FILE, None, f"says {what}")

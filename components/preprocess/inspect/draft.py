@@ -95,21 +95,12 @@ def _widened(least: float, largest: float, *, whole: bool) -> tuple[float, float
     if whole:
         low, high = int(least) - math.floor(margin), int(largest) + math.floor(margin)
     else:
-        digits = _DIGITS if margin else _DIGITS_OF_ONE
         unit = largest - least or abs(least) or 1.0
-        places = digits - math.floor(math.log10(unit))
+        places = (_DIGITS if margin else _DIGITS_OF_ONE) - math.floor(math.log10(unit))
+        low, high = (round(limit * 10.0**places, 6) for limit in (least - margin, largest + margin))
         low, high = (
-            _rounded(least - margin, places, math.floor),
-            _rounded(largest + margin, places, math.ceil),
+            round(limit / 10.0**places, max(places, 0)) for limit in (math.floor(low), math.ceil(high))
         )
-    low, high = (max(low, 0) if least >= 0 else low), (min(high, 0) if largest <= 0 else high)
-    return _shortest(low), _shortest(high)
-
-
-def _shortest(value: float) -> float:
-    return int(value) if value == int(value) else value
-
-
-def _rounded(value: float, places: int, to_whole: Any) -> float:
-    scaled = round(value * 10.0**places, 6)
-    return round(to_whole(scaled) / 10.0**places, max(places, 0)) if math.isfinite(scaled) else value
+    limits = (max(low, 0) if least >= 0 else low), (min(high, 0) if largest <= 0 else high)
+    low, high = (int(limit) if limit == int(limit) else limit for limit in limits)
+    return low, high

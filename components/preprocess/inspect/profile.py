@@ -6,7 +6,9 @@ Later data are compared with it without the data that it was made of (`shardline
 from __future__ import annotations
 
 import contextlib
+import io
 import math
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shardline.components.preprocess.inspect import KINDS, Values, first_records, opened_image
-from shardline.components.preprocess.inspect.stats import header
+from shardline.components.preprocess.inspect import KINDS, Values, first_records, image_kind
 from shardline.trainer import files
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature
 from shardline.trainer.data.manifest import Manifest, Split
@@ -175,7 +176,7 @@ def _numbers(values: Sequence[float]) -> Numbers:
 
 
 def _of_image(encoded: bytes, feature: Feature) -> dict[str, float]:
-    (height, width, _), _ = header(encoded, feature)
+    height, width, *_ = image_kind(encoded, feature)
     found = {"brightness": _brightness(encoded, feature), "height": float(height), "width": float(width)}
     return {f"{feature.name} {what}": value for what, value in found.items()}
 
@@ -183,9 +184,13 @@ def _of_image(encoded: bytes, feature: Feature) -> dict[str, float]:
 def _brightness(encoded: bytes, feature: Feature) -> float:
     if feature.encoding == "raw":
         return float(np.frombuffer(encoded, np.uint8).mean())
+    from PIL import Image
+
     try:
-        with opened_image(encoded, ("JPEG", "PNG")) as image:
-            image.draft("L", (_SIDE, _SIDE))  # a large JPEG is decoded at a fraction of its size
-            return float(np.asarray(image.convert("L")).mean())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its size was accepted before
+            image = Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG"))
+        image.draft("L", (_SIDE, _SIDE))  # a large JPEG is decoded at a fraction of its size
+        return float(np.asarray(image.convert("L")).mean())
     except Exception as failure:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more
         raise SourceError(f"cannot be decoded: {type(failure).__name__}") from None

@@ -7,51 +7,44 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardline.components import text
-from shardline.components.preprocess.inspect import columns, each_shard, opened_image, read_values
+from shardline.components.preprocess.inspect import columns, each_shard, image_kind, read_values
 from shardline.components.preprocess.inspect.columns import NumberColumn, TextColumn
 from shardline.components.preprocess.pool import Report
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import LABEL, REGRESSION, Feature, Label, Tally
-from shardline.trainer.data.manifest import Duplicates, Manifest
+from shardline.trainer.data.features import CLASS, LABEL, Feature, Label, Tally
+from shardline.trainer.data.manifest import Duplicates, Manifest, Split
 from shardline.trainer.errors import DatasetError, SourceError, printable
 
 _MOST_CLASSES = 20
 _MOST_SIZES = 10
 _MOST_NAMED = 10
+# Sizes of a shard's records of which the quantiles are.
+_KEPT_SIZES = 1000
 _SUMMARY = (
     "source", "fingerprint", "features", "labels", "splits", "compression", "records_in", "records",
     "rejected", "converted", "duplicates", "anomalies", "settings",
 )  # fmt: skip
 _VERIFY = "'shardline dataset verify' lists all damage"
 
+#: Height, width and channels of an image.
 _Size = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Spread of a number: minimum, median, 95th percentile, maximum and mean."""
-
-    least: int
-    median: int
-    p95: int
-    most: int
-    mean: float
-
-
-@dataclass(frozen=True)
 class Stats:
-    """Statistics of a dataset; what the labels are, and sizes of shards, are by split.
+    """Statistics of a dataset; what the labels are is by split.
 
     Attributes:
         image_sizes: Images by (height, width, channels), the most frequent first; none without images.
         encodings: Images by how they are stored.
         record_bytes: Size of a serialized example.
+        shard_bytes: Sizes of files, by split.
         numbers: Columns of numbers, labels that are numbers first.
         texts: Columns of text.
     """
@@ -61,8 +54,8 @@ class Stats:
     tallies: dict[str, Mapping[str, Tally]]
     image_sizes: tuple[tuple[_Size, int], ...]
     encodings: dict[str, int]
-    record_bytes: Spread
-    shard_bytes: dict[str, Spread]
+    record_bytes: NumberColumn
+    shard_bytes: dict[str, NumberColumn]
     numbers: tuple[NumberColumn, ...] = ()
     texts: tuple[TextColumn, ...] = ()
 
@@ -73,6 +66,14 @@ class Stats:
             for (height, width, channels), count in self.image_sizes
         ]
         return asdict(self) | {"image_sizes": sizes}
+
+
+class ClassTable(NamedTuple):
+    """Titles and rows of a table of classes, of many the largest and smallest, and if so what says that."""
+
+    titles: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    note: str
 
 
 def stats(directory: Path, *, processes: int = 0) -> Stats:
@@ -87,92 +88,78 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
     """
     manifest = manifests.load(directory)
     found = each_shard(look_at_shards, directory, manifest, topic="stats", processes=processes)
-    sizes, encodings, record_bytes = Counter[_Size](), Counter[str](), Counter[int]()
+    sizes, encodings = Counter[_Size](), Counter[str]()
     for look in found.values():
         for (height, width, channels, encoding), count in look["images"]:
             sizes[height, width, channels] += count
             encodings[encoding] += count
-        record_bytes.update(dict(look["record_bytes"]))
     numbers, texts = columns.merged(look["columns"] for look in found.values())
+    record_bytes = columns.number_column("record", [look["record_bytes"] for look in found.values()])
     return Stats(
-        records=record_bytes.total(),
+        records=record_bytes.examples,
         labels=manifest.labels,
         tallies={name: split.labels for name, split in manifest.splits.items()},
         image_sizes=tuple(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))),
         encodings=dict(sorted(encodings.items())),
-        record_bytes=spread(list(record_bytes.elements())),
-        shard_bytes={
-            name: spread([shard.bytes for shard in split.shards]) for name, split in manifest.splits.items()
-        },
+        record_bytes=record_bytes,
+        shard_bytes={name: _shard_bytes(name, split) for name, split in manifest.splits.items()},
         numbers=tuple(numbers),
         texts=tuple(texts),
     )
+
+
+def _shard_bytes(name: str, split: Split) -> NumberColumn:
+    counter = columns.NumberCounter(len(split.shards))
+    for shard in split.shards:
+        counter.add(shard.bytes)
+    return columns.number_column(f"shard of {name}", [counter.found()])
 
 
 def look_at_shards(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
     """Counts what is in shards: a job of the process pool, given the `directory` of the dataset.
 
     By shard it returns `images`: pairs of (height, width, channels, encoding) and their number,
-    `record_bytes`: pairs of the size of a record and their number, and `columns`, as `ColumnCounter.found`.
+    `record_bytes`, as `NumberCounter.found`, and `columns`, as `ColumnCounter.found`.
     """
     directory, found = Path(given["directory"]), {}
     manifest = manifests.load(directory)
     features = [feature for feature in manifest.features if feature.encoding]
     for file in items:
-        images, record_bytes = Counter[Any](), Counter[int]()
+        images, record_bytes = Counter[Any](), columns.NumberCounter(_KEPT_SIZES)
         counter = columns.ColumnCounter(manifest, len(manifest.shards))
         read = read_values(directory / file, manifest.compression, report)
         try:
             for number, (size, values) in enumerate(read):
                 if isinstance(values, str):
                     raise SourceError(f"record {number:,}: {values}")
-                record_bytes[size] += 1
+                record_bytes.add(size)
                 counter.add(values)
                 for feature in features:
                     if len(values.get(feature.name, ("", ()))[1]) == 0:
                         raise DatasetError(f"{file}, record {number:,}: has no image; {_VERIFY}")
-                    image_size, encoding = header(values[feature.name][1][0], feature)
-                    images[*image_size, encoding] += 1
+                    images[image_kind(values[feature.name][1][0], feature)] += 1
         except (SourceError, OSError) as error:
             raise DatasetError(f"{file}: {error}; {_VERIFY}") from None
         found[file] = {
             "images": list(images.items()),
-            "record_bytes": list(record_bytes.items()),
+            "record_bytes": record_bytes.found(),
             "columns": counter.found(),
         }
     return found
 
 
-def spread(values: Sequence[int]) -> Spread:
-    """Returns the spread of values, at least one."""
-    ordered = sorted(values)
-
-    def at(share: float) -> int:
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-    return Spread(ordered[0], at(0.5), at(0.95), ordered[-1], sum(ordered) / len(ordered))
-
-
-def header(encoded: bytes, feature: Feature) -> tuple[_Size, str]:
-    """Returns ((height, width, channels), encoding) of a stored image without decoding it."""
-    if feature.encoding == "raw":
-        height, width, channels = (side or 0 for side in feature.shape)
-        return (height, width, channels), "raw"
-    try:
-        with opened_image(encoded, ("JPEG", "PNG")) as image:
-            return (image.height, image.width, len(image.getbands())), str(image.format).lower()
-    except Exception as failure:
-        raise SourceError(f"cannot be read as an image: {type(failure).__name__}") from None
-
-
 def render(found: Stats) -> str:
     """Returns the statistics for a person."""
-    spreads = {"record": found.record_bytes}
-    spreads |= {f"shard of {name}": spread for name, spread in found.shard_bytes.items()}
-    byte_rows = [(name, *(f"{round(value):,}" for value in astuple(each))) for name, each in spreads.items()]
-    byte_titles = ("bytes", "least", "median", "95 %", "most", "mean")
-    parts = [_label_table(label, found) for label in found.labels]
-    parts += [*columns.tables(found.numbers, found.texts), text.table(byte_titles, byte_rows)]
+    bytes_of = [found.record_bytes, *found.shard_bytes.values()]
+    byte_rows = [columns.number_row(each, text.size)[:-2] for each in bytes_of]
+    parts = []
+    for label in found.labels:
+        if label.class_names:
+            titles, rows, note = class_table(label, found.tallies, found.records)
+            table = text.table(titles, [(printable(row[0]), *row[1:]) for row in rows])
+            parts.append(f"{table}\n{note}".rstrip())
+    parts += columns.tables(found.numbers, found.texts)
+    parts.append(text.table(("bytes", *columns.NUMBER_TITLES[1:-2]), byte_rows))
     if found.image_sizes:
         shown = found.image_sizes[:_MOST_SIZES]
         rows = [
@@ -187,38 +174,29 @@ def render(found: Stats) -> str:
     return "\n\n".join(parts)
 
 
-def _label_table(label: Label, found: Stats) -> str:
-    if label.kind == REGRESSION:
-        return _number_table(label, found)
-    by_split = {name: tallies[label.name].counts for name, tallies in found.tallies.items()}
+def class_table(label: Label, tallies: Mapping[str, Mapping[str, Tally]], records: int) -> ClassTable:
+    """Returns the examples of each class, or that have each of several labels, by split (`Stats.tallies`)."""
+    by_split = {name: of_split[label.name].counts for name, of_split in tallies.items()}
     totals = [sum(column) for column in zip(*by_split.values(), strict=True)]
     order = sorted(range(len(totals)), key=lambda index: (-totals[index], index))
     half = _MOST_CLASSES // 2
     shown = order if len(order) <= _MOST_CLASSES else order[:half] + order[-half:]
     rows = [
         (
-            printable(label.outputs[index]),
+            label.outputs[index],
             *(f"{counts[index]:,}" for counts in by_split.values()),
             f"{totals[index]:,}",
-            f"{totals[index] / max(1, found.records):.1%}",
+            f"{totals[index] / max(1, records):.1%}",
         )
         for index in shown
     ]
-    title = "class" if label.name == LABEL else f"{label.name}, {label.kind}"
-    lines = text.table((title, *by_split, "all", "share"), rows)
-    if len(shown) < len(order):
-        lines += f"\nthe {half} largest and {half} smallest of {len(order):,} classes"
-    return lines
-
-
-def _number_table(label: Label, found: Stats) -> str:
-    rows = [
-        (printable(output), split, *(f"{value:g}" for value in astuple(tallies[label.name].spreads[place])))
-        for place, output in enumerate(label.outputs)
-        for split, tallies in found.tallies.items()
-    ]
-    title = "number" if label.name == LABEL else label.name
-    return text.table((title, "split", "least", "largest", "mean", "deviation"), rows, align="llr")
+    title = f"{label.name}, {label.kind}"
+    if label.name == LABEL:
+        title = "class" if label.kind == CLASS else LABEL
+    note = (
+        f"the {half} largest and {half} smallest of {len(order):,} classes" if len(shown) < len(order) else ""
+    )
+    return ClassTable((title, *by_split, "all", "share"), rows, note)
 
 
 def _label_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -13,29 +13,33 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
-import numpy as np
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.images.check import find_fault
-from shardline.components.preprocess.images.header import read_header
-from shardline.components.preprocess.inspect import KINDS, Values, each_shard, read_values
+from shardline.components.preprocess.images.codec import check_whole
+from shardline.components.preprocess.images.structure import UnreadableError, read_header
+from shardline.components.preprocess.inspect import KINDS, Values, each_shard, read_values, text
 from shardline.components.preprocess.inspect.damage import (
     MOST_LISTED,
+    Check,
     Damage,
-    ShardCheck,
     check_groups,
     check_labels,
     check_moments,
     check_strata,
     says,
-    tally_of,
 )
 from shardline.components.preprocess.marks import tally
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.text import size
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature
+from shardline.trainer.data.features import (
+    CLASS,
+    LABEL,
+    MULTILABEL,
+    REGRESSION,
+    Feature,
+)
 from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest, Shard
 from shardline.trainer.errors import RunError, SourceError
 
@@ -85,24 +89,10 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
         DatasetError: There is no manifest that can be read.
     """
     manifest = manifests.load(directory)
-    found = each_shard(check_shards, directory, manifest, topic="verify", processes=processes, deep=deep)
-    checks = {
-        file: ShardCheck(
-            check["records"],
-            check["bytes"],
-            {name: tally_of(tally) for name, tally in check["labels"].items()},
-            [Damage(**damage) for damage in check["damages"]],
-            check["groups"],
-            [(time, key) for time, key in check["moments"]],
-            np.array(check["classes"], np.uint32),
-        )
-        for file, check in found.items()
-    }
+    checks = each_shard(check_shards, directory, manifest, topic="verify", processes=processes, deep=deep)
     damages = list(_check_manifest(manifest))
-    for name, split in manifest.splits.items():
-        for shard in split.shards:
-            damages += checks[shard.file].damages
-        damages += check_labels(name, split, checks, manifest.labels)
+    damages += [Damage(**each) for shard in manifest.shards for each in checks[shard.file]["damages"]]
+    damages += check_labels(manifest, checks)
     damages += check_groups(manifest, checks)
     damages += check_moments(manifest, checks)
     damages += _check_rejected(directory, manifest)
@@ -111,8 +101,8 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     damages += [] if damages else check_strata(directory, manifest, checks)
     return Verification(
         shards=len(checks),
-        records=sum(check.records for check in checks.values()),
-        bytes=sum(check.bytes for check in checks.values()),
+        records=sum(check["records"] for check in checks.values()),
+        bytes=sum(check["bytes"] for check in checks.values()),
         damages=tuple(damages),
     )
 
@@ -140,10 +130,6 @@ def _check_manifest(manifest: Manifest) -> Iterator[Damage]:
                 )
 
 
-def _text(value: bytes | float) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else f"{value:g}"
-
-
 def _check_rejected(directory: Path, manifest: Manifest) -> Iterator[Damage]:
     said = sum(manifest.rejected.values())
     what = ""
@@ -166,10 +152,13 @@ def _check_keys(directory: Path, keys: Shard | None) -> Iterator[Damage]:
         return
     try:
         yield from _differences(keys, *_summed(directory / keys.file, lambda: None))
-    except FileNotFoundError:
-        yield Damage(keys.file, None, "is missing")
     except OSError as error:
-        yield Damage(keys.file, None, f"cannot be read: {error.strerror or error}")
+        yield _unread(keys.file, error)
+
+
+def _unread(file: str, error: OSError) -> Damage:
+    is_missing = isinstance(error, FileNotFoundError)
+    return Damage(file, None, "is missing" if is_missing else f"cannot be read: {error.strerror or error}")
 
 
 def _summed(path: Path, advance: Callable[[], None]) -> tuple[int, str]:
@@ -216,12 +205,12 @@ def _check_extra_files(directory: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def check_shards(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
-    """Checks shards, a job of the process pool: `ShardCheck` by shard, as a dict.
+    """Checks shards, a job of the process pool: a `Check` by shard.
 
     `given` has the `directory` of the dataset, and `deep`: whether images are decoded.
     """
     checker = _Checker(Path(given["directory"]), given["deep"], report)
-    return {file: asdict(checker.check(file)) for file in items}
+    return {file: checker.check(file) for file in items}
 
 
 class _Checker:
@@ -237,10 +226,8 @@ class _Checker:
         self._groups, self._moments = set[str](), list[tuple[int, str]]()
         self._labels = {label.name: label for label in manifest.labels}
         self._shards = {shard.file: shard for shard in manifest.shards}
-        # To tell an exchanged shard from a damaged one.
-        self._names = {(shard.bytes, shard.crc32c): file for file, shard in self._shards.items()}
 
-    def check(self, file: str) -> ShardCheck:
+    def check(self, file: str) -> Check:
         """Reads a shard twice, as bytes and as records, and lists all that is wrong with it.
 
         One that is far is copied to this disk before.
@@ -252,29 +239,28 @@ class _Checker:
         path, shard = self._directory / file, self._shards[file]
         try:
             size = path.stat().st_size
-            if not path.is_file():
-                return ShardCheck(0, size, {}, [Damage(file, None, "is not a file")])
-            with _near(path) as copy:
-                damages += self._check_file(copy, size, shard)
-                damages += self._check_records(copy, shard, values)
-        except FileNotFoundError:
-            damages.append(Damage(file, None, "is missing"))
+            if path.is_file():
+                with _near(path) as copy:
+                    damages += self._check_file(copy, size, shard)
+                    damages += self._check_records(copy, shard, values)
+            else:
+                damages.append(Damage(file, None, "is not a file"))
         except OSError as error:
-            damages.append(Damage(file, None, f"cannot be read: {error.strerror or error}"))
-        records = len(next(iter(values.values())))
-        labels = {name: tally(self._labels[name], of_label) for name, of_label in values.items() if of_label}
-        classes = [int(found[0]) for found in values.get(self._classed, ())]
-        return ShardCheck(records, size, labels, damages, sorted(self._groups), self._moments, classes)
+            damages.append(_unread(file, error))
+        labels = {name: tally(self._labels[name], found) for name, found in values.items() if found}
+        return {
+            "records": len(next(iter(values.values()))),
+            "bytes": size,
+            "labels": {name: asdict(found) for name, found in labels.items()},
+            "damages": list(map(asdict, damages)),
+            "groups": sorted(self._groups),
+            "moments": self._moments,
+            "classes": [int(found[0]) for found in values.get(self._classed, ())],
+        }
 
     def _check_file(self, path: Path, size: int, shard: Shard) -> Iterator[Damage]:
         # The report ends a worker whose parent is gone.
         _, checksum = _summed(path, lambda: self._report(0, 0))
-        if (size, checksum) == (shard.bytes, shard.crc32c):
-            return
-        other = self._names.get((size, checksum))
-        if other:
-            yield Damage(shard.file, None, f"holds the bytes of {other}")
-            return
         yield from _differences(shard, size, checksum)
 
     def _check_records(
@@ -295,9 +281,9 @@ class _Checker:
                     for name, of_label in labels.items():
                         of_label.append(values[name][1])
                     if self._group in values:
-                        self._groups.add(_text(values[self._group][1][0]))
+                        self._groups.add(text(values[self._group][1][0]))
                     if self._moment in values:
-                        times = [*self._moments, (values[self._moment][1][0], _text(values["key"][1][0]))]
+                        times = [*self._moments, (values[self._moment][1][0], text(values["key"][1][0]))]
                         self._moments = [min(times), max(times)]
                 number += 1
         except SourceError as error:
@@ -347,12 +333,9 @@ class _Checker:
         header = read_header(encoded)
         if header is None or feature.encoding not in ("image", header.encoding):
             return f"cannot be decoded as {feature.encoding}: it begins as another file"
-        fault = find_fault(encoded)
-        if not fault and self._deep:
-            from shardline.components.preprocess.images import picture
-
-            fault = picture.find_fault(encoded, header)
-        if fault:
+        try:
+            check_whole(encoded, header, deep=self._deep)
+        except UnreadableError as fault:
             return f"cannot be decoded as {feature.encoding}: {fault}"
         found, said = (header.height, header.width), feature.shape[:2]
         if any(side not in (None, side_found) for side, side_found in zip(said, found, strict=True)):

@@ -16,7 +16,7 @@ import xxhash
 
 from shardline.components.preprocess import labels
 from shardline.components.preprocess.example import Kind, Place, Value, locate, only_span, parse, values
-from shardline.components.preprocess.images.header import JPEG_START, PNG_START
+from shardline.components.preprocess.images.structure import JPEG_START, PNG_START
 from shardline.components.preprocess.sources import Span
 from shardline.components.preprocess.sources.columns import NOTHING_SAID, Batch, Types
 from shardline.components.preprocess.sources.csv_text import is_wide

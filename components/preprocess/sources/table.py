@@ -146,7 +146,7 @@ class Rows:
             yield Example(key, label, image, split, {**values, **self._missing(values), **placed})
         if splits and splits.left_out:
             say("preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test")
-        self.slips = [*slips.found()]
+        self.slips = slips.found()
         rounding.tell()
 
     def _role_fault(self, values: Mapping[str, Any]) -> str:

@@ -1,0 +1,361 @@
+"""Structure of JPEG and PNG files: their headers, and whether they are whole, without decoding them.
+
+What the checks refuse is what the decoders of TensorFlow (libpng, libjpeg-turbo) end with an error on, and
+more. PNG: RFC 2083, every critical chunk with its checksum, and the pixels inflated to their end. JPEG: ITU-T
+T.81 annex B, every segment up to the end marker; libjpeg-turbo says whether their tables and scans are sound.
+Garbage between two markers of a JPEG goes by, as decoders skip it; it shows in the pixels alone, and only
+decoding them finds it. EXIF: the TIFF 6.0 image file directory inside them.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+#: Reasons for which an image cannot be used.
+TRUNCATED, DAMAGED = "truncated image", "damaged image"
+
+#: The longest side that the libraries of TensorFlow, and of everybody else, read and write.
+LONGEST_SIDES = {"jpeg": 65_500, "png": 1_000_000}
+
+JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+_EXIF, _ORIENTATION_TAG = b"Exif\0\0", 0x0112
+_FRAME = struct.Struct(">BHHB")
+_FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# Baseline, extended and progressive; the frames after it are lossless or arithmetically coded.
+_BASELINE, _PROGRESSIVE = 0xC0, 0xC2
+# A marker that is neither a stuffed byte, a fill byte nor a restart.
+_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
+_MARKERS = frozenset(range(0x01, 0xFF)) - frozenset(range(0xD0, 0xD8))
+_END, _SCAN, _APPLICATION = 0xD9, 0xDA, 0xE1
+_TEMPORARY, _ARITHMETIC, _LINES, _COMMENT = 0x01, 0xCC, 0xDC, 0xFE
+_PASSED_OVER = frozenset({*range(0xE0, 0xF0), _COMMENT, _LINES, _ARITHMETIC})
+# Precision, height and width of a frame.
+_TINY = b"\x08\0\x08\0\x08"
+# Of a large photo no more than this is searched at once, so that it does not leave the processor's cache.
+# What is shorter than the second is searched as quickly by `re` alone.
+_SEARCHED_AT_ONCE, _SHORT = 1 << 16, 8192
+
+PNG_START = b"\x89PNG\r\n\x1a\n"
+#: The first chunk of a PNG with its checksum, which says all that `Header` holds, and the name of the second.
+PNG_HEAD, PNG_SECOND = slice(33), 37
+#: The last chunk of a PNG, with its checksum, which is always the same.
+PNG_END = b"IEND\xae\x42\x60\x82"
+_PNG_HEADER, _PNG_CHUNK = struct.Struct(">8xI4sIIBBBBB"), struct.Struct(">I4s")
+_PNG_KINDS = {b"tRNS": "alpha", b"acTL": "animation"}
+_GREY, _PALETTE, _GREY_ALPHA, _ALPHA = 0, 3, 4, 6
+#: Samples per pixel of each colour type, and the bits that a sample may have.
+_PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+# First column and row, and steps, of each pass of an interlaced PNG, and of the only one of any other.
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+_LAST_FILTER = 4
+_LAST_CHUNK, _IDAT_SUM = bytes(4) + PNG_END, zlib.crc32(b"IDAT")
+# Deflate makes at most 1,032 bytes of one: no more than this cannot fill the memory.
+_SURELY_SMALL, _INFLATED_AT_ONCE = 16_384, 1 << 24
+
+
+class Header(NamedTuple):
+    """Header of a JPEG or PNG, with its size in pixels as stored (before an EXIF rotation).
+
+    Attributes:
+        channels: 1 for grey (any alpha channel is not counted), 3 for all others.
+        orientation: EXIF's 1..8; 1 is upright.
+        standard: Whether every decoder reads it; if not, a JPEG of 12 bits, of 2 components, lossless or
+            arithmetically coded.
+        plain: Whether it is a standard JPEG that is not CMYK, which the fast decoder reads.
+        whole: Whether its end is there.
+        kinds: What decoders leave out or convert: "alpha", "16 bit", "animation", "cmyk".
+    """
+
+    encoding: str
+    height: int
+    width: int
+    channels: int
+    orientation: int
+    standard: bool
+    plain: bool
+    whole: bool
+    kinds: tuple[str, ...] = ()
+
+
+class UnreadableError(Exception):
+    """The image cannot be used; the text says why, in the same words for the same kind of fault."""
+
+
+def read_header(data: bytes) -> Header | None:
+    """Returns what a JPEG or PNG says of itself, or None for anything else.
+
+    One that is cut or broken within its header has a height and width of 0.
+    """
+    is_jpeg = data.startswith(JPEG_START)
+    if not is_jpeg and not data.startswith(PNG_START):
+        return None
+    try:
+        return _read_jpeg(data) if is_jpeg else _read_png(data)
+    except (struct.error, IndexError):
+        encoding, end = ("jpeg", _JPEG_END) if is_jpeg else ("png", PNG_END)
+        return Header(encoding, 0, 0, 3, 1, False, False, data.find(end) > 0)
+
+
+def check_structure(encoded: bytes) -> None:
+    """Raises an UnreadableError, TRUNCATED or DAMAGED, if the file of a JPEG or PNG is not sound."""
+    try:
+        if encoded.startswith(JPEG_START):
+            _check_jpeg(encoded)
+        else:
+            _check_png(encoded)
+    except (struct.error, IndexError):
+        raise UnreadableError(TRUNCATED) from None
+
+
+def is_whole(encoded: bytes) -> bool:
+    """Returns whether `check_structure` takes a file."""
+    try:
+        check_structure(encoded)
+    except UnreadableError:
+        return False
+    return True
+
+
+def check_sides(height: int, width: int, encoding: str) -> None:
+    """Raises an UnreadableError if an encoding cannot hold an image of this size."""
+    longest = LONGEST_SIDES.get(encoding)
+    if longest and max(height, width) > longest:
+        raise UnreadableError(f"a side of more than {longest:,} pixels, which no {encoding} has")
+
+
+def read_orientation(exif: bytes) -> int:
+    """Returns the orientation that EXIF data, with their name or without, state in the first directory; or 1.
+
+    Of several EXIF data the first count, as `trainer.data.decode` has it too.
+    """
+    tiff = exif.removeprefix(_EXIF)
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    if order is None:
+        return 1
+    try:
+        (directory,) = struct.unpack_from(order + "I", tiff, 4)
+        (entries,) = struct.unpack_from(order + "H", tiff, directory)
+        for entry in range(directory + 2, directory + 2 + 12 * entries, 12):
+            tag, _, _, value = struct.unpack_from(order + "HHIH", tiff, entry)
+            if tag == _ORIENTATION_TAG:
+                return value if 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
+
+
+def are_whole_pngs(images: Sequence[bytes]) -> bool:
+    """Returns whether several small files, which may be no PNG, all are sound, in half the time.
+
+    Each has to be an IDAT and IEND behind the same IHDR, which was checked before, and not interlaced. If not
+    all are, `is_whole` says which.
+    """
+    starts = {image[PNG_HEAD] for image in images}
+    if len(starts) > 1 or max(map(len, images)) > _SURELY_SMALL:
+        return False
+    (passes,) = map(_png_rows, starts)
+    total, pixels = sum(rows * size for rows, size in passes), list[bytes]()
+    try:
+        for image in images:
+            stream = image[41:-16]
+            end = zlib.crc32(stream, _IDAT_SUM).to_bytes(4) + _LAST_CHUNK
+            if image[33:41] != len(stream).to_bytes(4) + b"IDAT" or not image.endswith(end):
+                return False
+            pixels.append(zlib.decompress(stream)[:total])
+    except zlib.error:
+        return False
+    if len(passes) != 1 or min(map(len, pixels)) < total:
+        return False
+    return _are_filters(b"".join(pixels), [(len(images) * passes[0][0], passes[0][1])])
+
+
+def _read_png(data: bytes) -> Header:
+    length, name, width, height, depth, colour, *_ = _PNG_HEADER.unpack_from(data)
+    if name != b"IHDR" or length != 13:
+        raise IndexError("no IHDR")
+    orientation, position = 0, 33
+    kinds = ["16 bit"] * (depth == 16) + ["alpha"] * (colour in (_GREY_ALPHA, _ALPHA))
+    length, name = _PNG_CHUNK.unpack_from(data, position)
+    while name != b"IDAT" and name != b"IEND":
+        if name == b"eXIf":
+            orientation = orientation or read_orientation(data[position + 8 : position + 8 + length])
+        elif name in _PNG_KINDS:
+            kinds.append(_PNG_KINDS[name])
+        position += 12 + length
+        length, name = _PNG_CHUNK.unpack_from(data, position)
+    whole = name == b"IDAT" and data.rfind(PNG_END) > 0
+    channels = 1 if colour in (_GREY, _GREY_ALPHA) else 3
+    return Header("png", height, width, channels, orientation or 1, True, False, whole, tuple(kinds))
+
+
+def _check_png(data: bytes) -> None:
+    position, names, pixels, palette = 8, [b""], list[bytes](), b""
+    while names[-1] != b"IEND":
+        length, name = _PNG_CHUNK.unpack_from(data, position)
+        content, end = position + 8, position + 8 + length
+        if end + 4 > len(data):
+            raise UnreadableError(TRUNCATED)
+        is_critical = not name[0] & 0x20
+        checksum = int.from_bytes(data[end : end + 4])
+        if not name.isalpha() or (is_critical and zlib.crc32(data[position + 4 : end]) != checksum):
+            raise UnreadableError(DAMAGED)
+        if name == b"IDAT":
+            pixels.append(data[content:end])
+            if len(pixels) > 1 and names[-1] != b"IDAT":
+                raise UnreadableError(DAMAGED)
+        elif name == b"PLTE":
+            palette = palette or (b"" if pixels else data[content:end])
+        elif is_critical and name != b"IEND" and (name != b"IHDR" or position != 8 or length != 13):
+            raise UnreadableError(DAMAGED)
+        names.append(name)
+        position = end + 4
+    is_wrong = data[25] == _PALETTE and (not palette or len(palette) % 3 or len(palette) > 768)
+    if is_wrong or names[1] != b"IHDR" or not _are_pixels(_png_rows(data[PNG_HEAD]), pixels):
+        raise UnreadableError(DAMAGED)
+
+
+@lru_cache(1024)
+def _png_rows(start: bytes) -> tuple[tuple[int, int], ...]:
+    """Returns number and bytes of the rows of each pass of a PNG that starts so; none for an invalid header.
+
+    A row is a byte that names its filter, and pixels.
+    """
+    _, _, width, height, depth, colour, method, filtering, interlace = _PNG_HEADER.unpack_from(start)
+    if depth not in _PNG_DEPTHS.get(colour, ()) or method or filtering or interlace > 1 or not width * height:
+        return ()
+    bits = depth * _PNG_SAMPLES[colour]
+    passes = _PASSES if interlace else ((0, 0, 1, 1),)
+    sizes = [(-(-(height - y) // down), -(-(width - x) // right)) for x, y, right, down in passes]
+    return tuple((rows, (columns * bits + 7) // 8 + 1) for rows, columns in sizes if rows > 0 and columns > 0)
+
+
+def _are_pixels(passes: tuple[tuple[int, int], ...], chunks: Sequence[bytes]) -> bool:
+    """Returns whether chunks inflate to all rows of all passes, each with a known filter.
+
+    The pixels of a large image are never in memory as a whole, nor are their filters looked at.
+    """
+    inflater, made, found = zlib.decompressobj(), bytearray(), 0
+    total = sum(rows * size for rows, size in passes)
+    is_kept = total <= _INFLATED_AT_ONCE
+    try:
+        for chunk in chunks:
+            while chunk and not inflater.eof:
+                block = inflater.decompress(chunk, _INFLATED_AT_ONCE)
+                found += len(block)
+                made += block[: total - len(made)] if is_kept else b""
+                if found > 2 * total + _INFLATED_AT_ONCE:  # more than there is room for: a bomb
+                    return False
+                chunk = inflater.unconsumed_tail
+    except zlib.error:
+        return False
+    return inflater.eof and 0 < total <= found and (not is_kept or _are_filters(made, passes))
+
+
+def _are_filters(pixels: bytes | bytearray, passes: Sequence[tuple[int, int]]) -> bool:
+    position = 0
+    for rows, size in passes:
+        end = position + rows * size
+        if max(pixels[position:end:size]) > _LAST_FILTER:
+            return False
+        position = end
+    return True
+
+
+def _read_jpeg(data: bytes) -> Header:
+    position, orientation = 2, 0
+    while True:
+        marker = data[position + 1]
+        if data[position] != 0xFF or marker == _SCAN:
+            raise IndexError("no frame before the pixels")
+        if marker in _FRAME_MARKERS:
+            break
+        if marker == 0xFF:  # a fill byte
+            position += 1
+            continue
+        if marker == _APPLICATION and data.startswith(_EXIF, position + 4):
+            orientation = orientation or read_orientation(data[position + 4 : position + 0x10001])
+        position += 2 + (data[position + 2] << 8 | data[position + 3])
+    precision, height, width, components = _FRAME.unpack_from(data, position + 4)
+    standard = marker <= _PROGRESSIVE and precision == 8 and components in (1, 3, 4)
+    plain = standard and components < 4
+    # Bytes after the end are harmless, and a preview inside the EXIF data has an end of its own.
+    whole = data.rfind(_JPEG_END, position) > 0
+    channels, kinds = 1 if components == 1 else 3, ("cmyk",) if components == 4 else ()
+    return Header("jpeg", height, width, channels, orientation or 1, standard, plain, whole, kinds)
+
+
+def _check_jpeg(data: bytes) -> None:
+    position, parts, scans, size = 2, [JPEG_START[:2]], 0, len(data)
+    while True:
+        marker = data[position + 1]
+        if data[position] != 0xFF or marker not in _MARKERS:
+            # The pixels of a scan, or what a camera leaves between two segments.
+            found = _MARKER.search(data, _first_suspect(data, position))
+            if found is None:
+                raise UnreadableError(TRUNCATED)
+            position = found.start()
+            marker = data[position + 1]
+        position += 2
+        if marker == _END:
+            break
+        if marker == _TEMPORARY:
+            continue
+        length = data[position] << 8 | data[position + 1]
+        end = position + length
+        if length < 2 or end > size:
+            raise UnreadableError(TRUNCATED if length >= 2 else DAMAGED)
+        if _BASELINE <= marker <= _PROGRESSIVE:
+            parts += data[position - 2 : position + 2], _TINY, data[position + 7 : end]
+        elif marker not in _PASSED_OVER:
+            parts.append(data[position - 2 : end])
+        scans += marker == _SCAN
+        position = end
+    if not scans or not _are_tables(b"".join([*parts, _JPEG_END])):
+        raise UnreadableError(DAMAGED)
+
+
+def _first_suspect(data: bytes, position: int) -> int:
+    """Returns a place that no marker is before: in a photo that of the end, in a third of a search's time."""
+    if len(data) - position < _SHORT:
+        return position
+    import numpy as np
+
+    found = np.frombuffer(data, np.uint8)
+    for start in range(position, len(data) - 1, _SEARCHED_AT_ONCE):
+        block = found[start : start + _SEARCHED_AT_ONCE + 1]
+        suspects = (block[:-1] == 0xFF) & (block[1:] != 0)
+        first = int(suspects.argmax())
+        if suspects[first]:
+            return start + first
+    return len(data)
+
+
+@lru_cache(256)
+def _are_tables(tiny: bytes) -> bool:
+    """Returns whether decoders take the tables and scan headers of a JPEG; those of many are equal.
+
+    `tiny` is a JPEG of these, of 8 x 8 pixels and without their data, whose lack is the only complaint if all
+    else is sound.
+    """
+    import simplejpeg
+
+    components = tiny[tiny.index(_TINY) + len(_TINY)] if _TINY in tiny else 0
+    try:
+        simplejpeg.decode_jpeg(tiny, {1: "GRAY", 4: "CMYK"}.get(components, "RGB"))
+    except ValueError as failure:
+        if "determine subsampling" not in str(failure):
+            return "Corrupt JPEG data: premature end" in str(failure)
+        from PIL import Image  # which reads rarer ones too
+
+        try:
+            Image.open(io.BytesIO(tiny), formats=["JPEG"]).load()
+        except Exception:  # OSError, SyntaxError, ValueError and more
+            return False
+    return True
