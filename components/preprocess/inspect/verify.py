@@ -254,7 +254,7 @@ class _Checker:
             "labels": {name: asdict(found) for name, found in labels.items()},
             "damages": list(map(asdict, damages)),
             "groups": sorted(self._groups),
-            "moments": self._moments,
+            "moments": list(self._moments),
             "classes": [int(found[0]) for found in values.get(self._classed, ())],
         }
 
