@@ -1,6 +1,6 @@
 """Record of a run, run.json: one schema, whether the run was on this machine or on the platform.
 
-`run_directory` reads that of a run on this machine, `vertex.evidence` that of one on the platform.
+`run_directory` reads that of a run on this machine, `vertex.logs` that of one on the platform.
 """
 
 from __future__ import annotations

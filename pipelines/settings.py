@@ -10,8 +10,7 @@ from typing import Any
 
 from shardline.components.conclude.notification import NotifySettings
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
-from shardline.components.vertex.job import CustomJobSettings
-from shardline.components.vertex.machines import TaskMachine
+from shardline.components.vertex.job import CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.remote.environment import DEFAULT, NAMES, TABLE

@@ -12,7 +12,7 @@ from shardline.components.run_directory import observe
 from shardline.components.run_record import FAILED, RUN_VARIABLE, RunRecord, State
 from shardline.components.vertex.causes import Failure, explain
 from shardline.components.vertex.client import Platform
-from shardline.components.vertex.evidence import read_record
+from shardline.components.vertex.logs import read_record
 from shardline.trainer.errors import ShardlineError
 from shardline.trainer.progress import say
 

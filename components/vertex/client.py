@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -24,18 +24,17 @@ from shardline.trainer.errors import PlatformError, SettingsError
 if TYPE_CHECKING:
     from google.api_core.retry import Retry
     from google.auth.transport.requests import AuthorizedSession
-    from google.cloud import aiplatform_v1
     from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
 
 T = TypeVar("T")
 
 #: Seconds that one attempt may take.
 _ATTEMPT_S = 30.0
+#: Attempts after the first one where the service is not reached: the network is not there.
+_UNREACHED_ATTEMPTS = 3
 #: Seconds during which a service that is busy is asked again.
 _PATIENCE_S = 60.0
-#: Seconds during which a service that was never reached is asked again: the network is not there.
-_UNREACHED_S = 3.0
-#: Seconds for both of them while a run is watched, which may take days.
+#: Seconds for it, and for one that is not reached, while a run is watched, which may take days.
 _WATCHING_S = 900.0
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -65,6 +64,23 @@ def check_host(host: str, environ: Mapping[str, str] = os.environ) -> None:
             f"{host!r} is no host of Vertex AI (LOCATION-aiplatform.googleapis.com, NAME.p.googleapis.com) "
             f"and would be given this account's token; if it is yours, {HOSTS_VARIABLE}={host} allows it"
         )
+
+
+def _service(name: str, doc: str) -> cached_property[Any]:
+    """Returns the property of a `Platform` that is a client of Google's, by the name of its class."""
+
+    def client(platform: Platform) -> Any:
+        from google.api_core.client_options import ClientOptions
+        from google.cloud import aiplatform_v1
+
+        # A dedicated endpoint has a host of its own, which speaks REST.
+        transport = "rest" if platform.endpoint.endswith(".prediction.vertexai.goog") else None
+        options = ClientOptions(api_endpoint=platform.host)
+        with platform_errors("sign in to Google Cloud"):
+            return getattr(aiplatform_v1, name)(client_options=options, transport=transport)
+
+    client.__doc__ = doc
+    return cached_property(client)
 
 
 @dataclass(frozen=True)
@@ -102,48 +118,12 @@ class Platform:
         check_host(host)
         return host
 
-    @cached_property
-    def pipelines(self) -> aiplatform_v1.PipelineServiceClient:
-        """Runs of pipelines."""
-        from google.cloud.aiplatform_v1 import PipelineServiceClient
-
-        return self._make(PipelineServiceClient)
-
-    @cached_property
-    def schedules(self) -> aiplatform_v1.ScheduleServiceClient:
-        """Schedules."""
-        from google.cloud.aiplatform_v1 import ScheduleServiceClient
-
-        return self._make(ScheduleServiceClient)
-
-    @cached_property
-    def jobs(self) -> aiplatform_v1.JobServiceClient:
-        """Custom jobs and hyperparameter tuning jobs."""
-        from google.cloud.aiplatform_v1 import JobServiceClient
-
-        return self._make(JobServiceClient)
-
-    @cached_property
-    def models(self) -> aiplatform_v1.ModelServiceClient:
-        """The Model Registry."""
-        from google.cloud.aiplatform_v1 import ModelServiceClient
-
-        return self._make(ModelServiceClient)
-
-    @cached_property
-    def endpoints(self) -> aiplatform_v1.EndpointServiceClient:
-        """Endpoints."""
-        from google.cloud.aiplatform_v1 import EndpointServiceClient
-
-        return self._make(EndpointServiceClient)
-
-    @cached_property
-    def predictions(self) -> aiplatform_v1.PredictionServiceClient:
-        """What is deployed to endpoints; a dedicated one has a host of its own, which speaks REST."""
-        from google.cloud.aiplatform_v1 import PredictionServiceClient
-
-        dedicated = self.endpoint.endswith(".prediction.vertexai.goog")
-        return self._make(PredictionServiceClient, transport="rest" if dedicated else None)
+    pipelines = _service("PipelineServiceClient", "Runs of pipelines.")
+    schedules = _service("ScheduleServiceClient", "Schedules.")
+    jobs = _service("JobServiceClient", "Custom jobs and hyperparameter tuning jobs.")
+    models = _service("ModelServiceClient", "The Model Registry.")
+    endpoints = _service("EndpointServiceClient", "Endpoints.")
+    predictions = _service("PredictionServiceClient", "What is deployed to endpoints.")
 
     @cached_property
     def logs(self) -> LoggingServiceV2Client:
@@ -152,13 +132,6 @@ class Platform:
 
         with platform_errors("sign in to Google Cloud"):
             return LoggingServiceV2Client()
-
-    def _make(self, kind: type[T], transport: str | None = None) -> T:
-        from google.api_core.client_options import ClientOptions
-
-        options = ClientOptions(api_endpoint=self.host)
-        with platform_errors("sign in to Google Cloud"):
-            return kind(client_options=options, transport=transport)  # type: ignore[call-arg]
 
 
 def ask(
@@ -191,16 +164,55 @@ def ask(
     from google.api_core.timeout import ConstantTimeout
 
     transport = getattr(getattr(method, "__self__", None), "transport", None)
-    credentials = getattr(transport, "_credentials", None)
-    attempts = _Attempts(doing, credentials, repeatable=repeatable, watching=watching)
+    failed: list[Exception] = []
+    retry = _retry(doing, getattr(transport, "_credentials", None), failed, repeatable, watching)
     timeout = ConstantTimeout(attempt_s or _ATTEMPT_S)  # type: ignore[no-untyped-call]
     with platform_errors(doing):
         try:
-            return method(request=request, retry=attempts.retry(), timeout=timeout)
+            return method(request=request, retry=retry, timeout=timeout)
         except AlreadyExists:
-            if made is None or not attempts.failed:
+            if made is None or not failed:
                 raise
         return made()
+
+
+def again(doing: str, credentials: Any = None) -> Retry:
+    """Returns api_core's retry for repeatable calls of Google's other clients, and of requests.
+
+    A token of `credentials` that is refused is replaced, once.
+    """
+    return _retry(doing, credentials, [], repeatable=True, watching=False)
+
+
+def _retry(doing: str, credentials: Any, failed: list[Exception], repeatable: bool, watching: bool) -> Retry:
+    """Returns the policy of the attempts at one call, which puts what has failed into a list."""
+    from google.api_core.retry import Retry
+
+    passing = {Kind.BUSY, Kind.LOST, Kind.UNREACHED} if repeatable else {Kind.BUSY}
+    begin = time.monotonic()
+
+    def may_pass(error: Exception) -> bool:
+        kind, expired = kind_of(error), [one for one in failed if kind_of(one) is Kind.EXPIRED]
+        if kind is Kind.EXPIRED and credentials is not None and not expired:
+            credentials.token = None  # gRPC renews it by the clock only, and not when the platform refuses it
+            return True
+        if kind is Kind.UNREACHED and not watching:
+            return repeatable and len(failed) < _UNREACHED_ATTEMPTS
+        return kind in passing and time.monotonic() - begin < (_WATCHING_S if watching else _PATIENCE_S)
+
+    def note(error: Exception) -> None:
+        failed.append(error)
+        # A service that is not reached is given up before anybody has read the line.
+        if watching or kind_of(error) is not Kind.UNREACHED:
+            progress.say("vertex", f"cannot {doing} yet ({in_short(error)}); trying again")
+
+    return Retry(
+        predicate=may_pass,
+        initial=0.5,
+        maximum=60.0 if watching else 8.0,
+        timeout=None,  # the last error is to be raised, not that it was the last
+        on_error=note,
+    )
 
 
 def wait(doing: str, operation: Any, limit_s: float) -> Any:
@@ -223,14 +235,6 @@ def ask_all(
     """Calls a method that lists, page by page, as `ask` does; `limit` items at most, None for all."""
     with platform_errors(doing):  # the pages after the first one are asked for while they are read
         return list(islice(ask(doing, method, request), limit))
-
-
-def again(doing: str, credentials: Any = None) -> Retry:
-    """Returns api_core's retry for repeatable calls of Google's other clients, and of requests.
-
-    A token of `credentials` that is refused is replaced, once.
-    """
-    return _Attempts(doing, credentials).retry()
 
 
 @contextlib.contextmanager
@@ -258,49 +262,6 @@ def _check_credentials(path: Path) -> None:
         raise PlatformError(
             f"cannot sign in to Google Cloud: GOOGLE_APPLICATION_CREDENTIALS: {error}"
         ) from None
-
-
-@dataclass
-class _Attempts:
-    """The attempts at one call: decides whether there is another, and says so."""
-
-    doing: str
-    credentials: Any
-    repeatable: bool = True
-    watching: bool = False
-    failed: int = 0
-    begin: float = field(default_factory=time.monotonic)
-
-    def retry(self) -> Retry:
-        from google.api_core.retry import Retry
-
-        return Retry(
-            predicate=self._may_pass,
-            initial=0.5,
-            maximum=60.0 if self.watching else 8.0,
-            timeout=_WATCHING_S + _ATTEMPT_S,
-            on_error=self._say,
-        )
-
-    def _may_pass(self, error: Exception) -> bool:
-        kind = kind_of(error)
-        patience_s = _UNREACHED_S if kind is Kind.UNREACHED else _PATIENCE_S
-        if self.watching:
-            patience_s = _WATCHING_S
-        if kind is Kind.EXPIRED and self.credentials is not None:
-            # gRPC renews a token by the clock only, and not when the platform refuses it.
-            self.credentials.token, self.credentials = None, None
-        else:
-            passing = kind is Kind.BUSY or (self.repeatable and kind in (Kind.LOST, Kind.UNREACHED))
-            if not passing or time.monotonic() - self.begin > patience_s:
-                return False
-        self.failed += 1
-        return True
-
-    def _say(self, error: Exception) -> None:
-        # A service that is not reached is given up before anybody has read the line.
-        if self.watching or kind_of(error) is not Kind.UNREACHED:
-            progress.say("vertex", f"cannot {self.doing} yet ({in_short(error)}); trying again")
 
 
 @dataclass(frozen=True)

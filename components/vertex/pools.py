@@ -6,10 +6,9 @@ A `WorkerPool` is a WorkerPoolSpec of the CustomJob API (worker_pool_specs) with
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardline.components.vertex.forms import (
@@ -23,6 +22,7 @@ from shardline.components.vertex.forms import (
 from shardline.components.vertex.payload import at, whole
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE
 from shardline.trainer.errors import SettingsError
+from shardline.trainer.records import check_keys, read
 
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 RESERVATION_AFFINITY_TYPES = ("NO_RESERVATION", "ANY_RESERVATION", "SPECIFIC_RESERVATION")
@@ -267,6 +267,12 @@ class Cluster:
         ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Variable:
+    name: str
+    value: str = ""
+
+
 _SLOTS = ("chief", "workers", "parameter_servers", "evaluator")
 
 
@@ -295,77 +301,35 @@ def read_specs(specs: Sequence[Any]) -> Cluster:
 
 
 def _read_pool(name: str, spec: Any) -> WorkerPool | None:
-    values = dict(_read(name, spec, ""))
-    if not values.get("replica_count"):
-        if values.keys() - {"replica_count"}:
+    given = dict(_fields(name, spec, ""))
+    if "replica_count" in given and (count := whole(given["replica_count"])) is not None:
+        given["replica_count"] = count  # int64 may be text in JSON
+    if not given.get("replica_count"):
+        if given.keys() - {"replica_count"}:
             raise SettingsError(f"{name}.replica_count must be at least 1; {{}} leaves the pool empty")
         return None
-    if "machine_type" not in values:
-        raise SettingsError(f"{name}.machine_spec.machine_type is missing")
     if not at(spec, "disk_spec"):
-        values["boot_disk_type"] = ""
-    for told in (ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE):  # of machines that may be others now
-        values.get("env", {}).pop(told, None)
+        given["boot_disk_type"] = ""
+    if isinstance(given.get("env"), list):
+        items = enumerate(given["env"])
+        env = [read(_Variable, item, f"{name}.container_spec.env[{index}]") for index, item in items]
+        # The others are of machines that may be others now.
+        told = (ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE)
+        given["env"] = {item.name: item.value for item in env if item.name not in told}
     try:
-        return WorkerPool(**values)
+        return read(WorkerPool, given, "")
     except SettingsError as error:
         raise SettingsError(f"{name}: {error}") from None
 
 
-def _read(name: str, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _fields(name: str, node: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yields the fields that a table of a WorkerPoolSpec holds, by the table's path."""
     known = dict.fromkeys(full.removeprefix(path).split(".")[0] for full in _PATHS if full.startswith(path))
-    for key, value in _table(name, node, list(known)).items():
-        place = f"{name}.{key}"
-        if (found := _PATHS.get(f"{path}{key}")) is None:
-            yield from _read(place, value, f"{path}{key}.")
-        elif found in _ITEMS:
-            if not isinstance(value, list):
-                raise SettingsError(f"{place} must be a JSON array, got {value!r}")
-            items = tuple(_ITEMS[found](place, item) for item in value)
-            yield found, dict(items) if found == "env" else items
+    if not isinstance(node, Mapping):
+        raise SettingsError(f"{name} must be a mapping with {', '.join(known)}, got {node!r}")
+    check_keys(node, known, f"{name}.")
+    for key, value in node.items():
+        if found := _PATHS.get(f"{path}{key}"):
+            yield found, value
         else:
-            yield found, (_whole if WorkerPool.__annotations__[found] == "int" else _text)(place, value)
-
-
-def _variable(name: str, item: Any) -> tuple[str, str]:
-    table = _table(name, item, ("name", "value"))
-    return _text(f"{name}.name", table.get("name", "")), _text(f"{name}.value", table.get("value", ""))
-
-
-def _mount(name: str, item: Any) -> NfsMount:
-    keys = [known.name for known in fields(NfsMount)]
-    table = _table(name, item, keys)
-    return NfsMount(**{key: _text(f"{name}.{key}", table.get(key, "")) for key in keys})
-
-
-def _table(name: str, value: Any, keys: Sequence[str]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise SettingsError(f"{name} must be a JSON object, got {value!r}")
-    for key in value:
-        if key not in keys:
-            near = difflib.get_close_matches(key, keys, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(keys)}"
-            raise SettingsError(f"unknown key {name}.{key}; {hint}")
-    return value
-
-
-def _whole(name: str, value: Any) -> int:
-    number = whole(value)
-    if number is None:
-        raise SettingsError(f"{name} must be a whole number, got {value!r}")
-    return number
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise SettingsError(f"{name} must be text, got {value!r}")
-    return value
-
-
-#: Reads an item of each field that is a list.
-_ITEMS: dict[str, Callable[[str, Any], Any]] = {
-    "env": _variable,
-    "nfs_mounts": _mount,
-    "reservation_affinity_values": _text,
-}
+            yield from _fields(f"{name}.{key}", value, f"{path}{key}.")

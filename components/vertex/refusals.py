@@ -23,29 +23,15 @@ _ROLES = {
     "secretmanager.": "roles/secretmanager.secretAccessor",
 }
 
-_PERMISSION = re.compile(
-    r"(?:[Pp]ermission ['\"]?|['\"](?=\S+['\"] permission\b))([a-zA-Z]+(?:\.[a-zA-Z]+)+)"
+#: A permission as messages name it.
+_PERMISSION = re.compile(r"[Pp]ermission ['\"]?(\w+(?:\.\w+){2,})|['\"](\w+(?:\.\w+){2,})['\"] permission")
+_ACT_AS = re.compile(r"act as (?:the )?service[_ ]account")
+#: What gRPC, requests and google-auth say of a server that was never spoken to.
+_UNREACHED = re.compile(
+    "certificate|proxy|lookup failed|resolution|failed to resolve|connection refused|connect timeout|"
+    "failed to connect|failed to establish|metadata from plugin",
+    re.IGNORECASE,
 )
-_RESOURCE = re.compile(r"(?:on|for) resource:? ['\"]?(?://[\w.-]+/)?([^\s'\"(][^\s'\"]*)")
-_ACT_AS = re.compile(r"act as (?:the )?service[_ ]account:? ['\"]?([\w.-]+@[\w.-]+\w)")
-_DISABLED = re.compile(r"has not been used in project|is disabled|it is not enabled")
-_API = re.compile(r"\b([a-z]+\.googleapis\.com)")
-_QUOTA = re.compile(r"metric '([^']+)'|\b([a-z]+\.googleapis\.com/[\w.-]+)")
-
-#: Why a server was never spoken to, by what gRPC, requests and google-auth say, in lower case.
-_UNREACHED = {
-    "certificate": "its certificate is not trusted",
-    "proxy": "the proxy did not connect",
-    "lookup failed": "its name cannot be resolved",
-    "resolution": "its name cannot be resolved",
-    "failed to resolve": "its name cannot be resolved",
-    "connection refused": "it refuses connections",
-    "connect timeout": "it does not answer",
-    "failed to connect": "it does not answer",
-    "failed to establish": "it does not answer",
-    "metadata from plugin": "no access token could be obtained",
-}
-_HOST = re.compile(r"\b([a-z0-9-]+(?:\.[a-z0-9-]+)*\.(?:googleapis\.com|pkg\.dev|google\.com))")
 _SIGN_IN = "run 'gcloud auth application-default login', or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
 
 
@@ -74,7 +60,7 @@ def kind_of(error: BaseException | None) -> Kind:
         *(web.ChunkedEncodingError, web.ConnectionError, web.Timeout),
     )
     if isinstance(error, lost):
-        return Kind.UNREACHED if _why_unreached(error) else Kind.LOST
+        return Kind.UNREACHED if _UNREACHED.search(str(error)) else Kind.LOST
     kinds = {
         api.TooManyRequests: Kind.BUSY,
         api.Unauthorized: Kind.EXPIRED,
@@ -118,33 +104,27 @@ def _last(error: Any) -> Any:
     return error
 
 
-def _why_unreached(error: BaseException) -> str:
-    words = str(error).lower()
-    return next((why for phrase, why in _UNREACHED.items() if phrase in words), "")
-
-
 def _reason(error: Exception) -> str:
     from google.api_core import exceptions as api
     from google.auth.exceptions import DefaultCredentialsError, RefreshError
 
-    kind, said = kind_of(error), _short(error)
+    kind, said = kind_of(error), short(" ".join(_message(error).split()).rstrip("."), 300)
     if isinstance(error, DefaultCredentialsError):
         return f"no credentials of Google Cloud were found; {_SIGN_IN}"
     if kind is Kind.UNREACHED:
-        host = _first(_HOST, str(error)) or "Google Cloud"
-        why = _why_unreached(error)
-        return f"{host} was not reached: {why}; check this machine's network connection and the location"
+        return (
+            f"Google Cloud was not reached ({said}); check this machine's network connection and the location"
+        )
     if isinstance(error, RefreshError):
         return f"the credentials were refused ({said}); {_SIGN_IN}"
     if isinstance(error, api.Forbidden):
-        return _forbidden(error)
-    if kind is Kind.BUSY:
-        return _exhausted(error)
+        return _forbidden(error, said)
     if isinstance(error, api.Aborted):
         return f"something else has changed it meanwhile: {said}; try again"
     if isinstance(error, (api.BadRequest, api.FailedPrecondition)):
         return f"the platform refused it: {said}"
     words = {
+        Kind.BUSY: f"too many requests, or a quota is used up: {said}; try again later or ask for more",
         Kind.EXPIRED: f"not signed in ({said}); {_SIGN_IN}",
         Kind.MISSING: f"not found: {said}; look for a mistyped name, project or location",
         Kind.CONFLICT: f"it is there already: {said}; choose another id, or look at what is there",
@@ -153,31 +133,17 @@ def _reason(error: Exception) -> str:
     return words.get(kind, said)
 
 
-def _forbidden(error: Any) -> str:
-    text = _message(error)
-    facts = dict(error.metadata or {})
-    if error.reason == "SERVICE_DISABLED" or _DISABLED.search(text):
-        found = _API.search(facts.get("service", "")) or _API.search(text)
-        api = found[1] if found else "aiplatform.googleapis.com"
-        return f"the API {api} is not enabled in this project; run 'gcloud services enable {api}'"
-    if found := _ACT_AS.search(text):
-        return (
-            f"permission iam.serviceAccounts.actAs is missing on {found[1]}; "
-            f"grant {_ROLES['iam.serviceAccounts.actAs']} on it to {_account()}"
-        )
-    permission = facts.get("permission") or _first(_PERMISSION, text)
+def _forbidden(error: Any, said: str) -> str:
+    facts, found = dict(error.metadata or {}), _PERMISSION.search(said)
+    if error.reason == "SERVICE_DISABLED":
+        return f"{said}; run 'gcloud services enable {facts.get('service', 'aiplatform.googleapis.com')}'"
+    permission = facts.get("permission") or (found and (found[1] or found[2]))
+    if _ACT_AS.search(said):
+        permission = "iam.serviceAccounts.actAs"
     if not permission:
-        return f"permission denied: {_short(error)}; ask for it to be granted to {_account()}"
-    resource = facts.get("resource") or _first(_RESOURCE, text)
-    on = f" on {resource}" if resource else ""
-    return f"permission {permission} is missing{on}; grant {role_of(permission)} to {_account()}"
-
-
-def _exhausted(error: Any) -> str:
-    metric = dict(error.metadata or {}).get("quota_metric") or _first(_QUOTA, _message(error))
-    if metric:
-        return f"the quota {metric} is used up ({_short(error)}); wait, or ask for more of it in the console"
-    return f"too many requests ({_short(error)}); try again later"
+        return f"permission denied to {_account()}: {said}"
+    on = f"on {facts['resource']}" if "resource" in facts else f"({said})"
+    return f"permission {permission} is missing {on}; grant {role_of(permission)} to {_account()}"
 
 
 def _account() -> str:
@@ -193,14 +159,5 @@ def _account() -> str:
     return name or "your account"
 
 
-def _first(pattern: re.Pattern[str], text: str) -> str:
-    found = pattern.search(text)
-    return next((group for group in found.groups() if group), "") if found else ""
-
-
 def _message(error: Exception) -> str:
     return str(getattr(error, "message", "") or error)
-
-
-def _short(error: Exception) -> str:
-    return short(" ".join(_message(error).split()).rstrip("."), 300)

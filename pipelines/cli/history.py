@@ -118,7 +118,7 @@ def compare(
             if isinstance(place, Path):
                 records.append(observe(place))
             else:
-                from shardline.components.vertex.evidence import read_record
+                from shardline.components.vertex.logs import read_record
 
                 records.append(read_record(place, run))
     sections = [_sections(record) for record in records]

@@ -193,7 +193,7 @@ def logs(
                 raise SettingsError("--since is for runs on the platform: here lines have no time")
             lines = read_log(place, task, replica, follow=follow)
         else:
-            from shardline.components.vertex.evidence import read_log as read_platform_log
+            from shardline.components.vertex.logs import read_log as read_platform_log
 
             lines = read_platform_log(
                 place, run, task, _pool_name(replica), since=_time(since), follow=follow
@@ -222,7 +222,7 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
         if isinstance(place, Path):
             found = observe(place)
         else:
-            from shardline.components.vertex.evidence import read_record
+            from shardline.components.vertex.logs import read_record
 
             found = read_record(place, run)
     show(as_json, found.as_json(), *_page(found))

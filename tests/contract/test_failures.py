@@ -180,7 +180,7 @@ def test_what_is_not_there_is_named(fake: FakeServices, command: tuple[str, ...]
     [
         (
             code_pb2.RESOURCE_EXHAUSTED,
-            "the quota aiplatform.googleapis.com/resource_management_requests is used up",
+            "Quota exceeded for quota metric 'aiplatform.googleapis.com/resource_management_requests'",
         ),
         (code_pb2.UNAVAILABLE, "the service did not answer as it should (503 service unavailable"),
     ],

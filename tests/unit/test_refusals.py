@@ -8,6 +8,7 @@ import pytest
 import requests
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
+from google.rpc import error_details_pb2
 
 from shardline.components.vertex.client import again, platform_errors
 from shardline.components.vertex.refusals import Kind, kind_of, role_of
@@ -28,6 +29,9 @@ def http_error(status: int, message: str) -> requests.HTTPError:
     return requests.HTTPError(response=response)
 
 
+DISABLED = error_details_pb2.ErrorInfo(
+    reason="SERVICE_DISABLED", metadata={"service": "secretmanager.googleapis.com"}
+)
 DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googleapis.com/projects/_/b'"
 
 
@@ -36,23 +40,20 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
     [
         (
             api.PermissionDenied(DENIED),
-            "permission storage.objects.get is missing on projects/_/b; grant roles/storage.objectUser to",
+            f"permission storage.objects.get is missing ({DENIED}); grant roles/storage.objectUser to",
         ),
-        # Where the resource is not named, what is said of it is none.
         (
-            api.PermissionDenied(
-                "Permission 'storage.objects.get' denied on resource (or it may not exist)."
-            ),
-            "permission storage.objects.get is missing; grant roles/storage.objectUser to",
+            api.PermissionDenied("You do not have permission to act as service_account: a@b.iam"),
+            "permission iam.serviceAccounts.actAs is missing (You do not have",
         ),
-        (api.PermissionDenied("no"), "permission denied: no; ask for it to be granted to your account"),
+        (api.PermissionDenied("no"), "permission denied to your account: no"),
         (
-            api.PermissionDenied("The API secretmanager.googleapis.com has not been used in project 1"),
-            "the API secretmanager.googleapis.com is not enabled",
+            api.PermissionDenied("has not been used in project 1", error_info=DISABLED),
+            "run 'gcloud services enable secretmanager.googleapis.com'",
         ),
         (
             http_error(403, DENIED.replace("'", "")),
-            "permission storage.objects.get is missing on projects/_/b",
+            "permission storage.objects.get is missing (",
         ),
         (http_error(404, "no such package"), "not found: "),
         (
@@ -60,9 +61,12 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
                 "The following quota metrics exceed quota limits: "
                 "aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus"
             ),
-            "the quota aiplatform.googleapis.com/custom_model_training_nvidia_t4_gpus is used up",
+            "a quota is used up: The following quota metrics exceed quota limits: aiplatform",
         ),
-        (api.TooManyRequests("slow down"), "too many requests (slow down); try again later"),
+        (
+            api.TooManyRequests("slow down"),
+            "too many requests, or a quota is used up: slow down; try again later",
+        ),
         (api.RetryError("given up", cause=api.ServiceUnavailable("busy")), "503 service unavailable: busy"),
         (api.Aborted("race"), "something else has changed it meanwhile: race; try again"),
         (auth.DefaultCredentialsError("none"), "no credentials of Google Cloud were found"),
@@ -72,9 +76,12 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
         ),
         (
             auth.TransportError("HTTPSConnectionPool(host='oauth2.googleapis.com'): Failed to resolve it"),
-            "oauth2.googleapis.com was not reached: its name cannot be resolved",
+            "Google Cloud was not reached (HTTPSConnectionPool(host='oauth2.googleapis.com')",
         ),
-        (requests.ConnectTimeout("connect timeout=3"), "Google Cloud was not reached: it does not answer"),
+        (
+            requests.ConnectTimeout("connect timeout=3"),
+            "Google Cloud was not reached (connect timeout=3); check",
+        ),
         (api.Unauthenticated("who?"), "not signed in (who?); run 'gcloud auth"),
         (api.InvalidArgument("a\nb"), "the platform refused it: a b"),
     ],
