@@ -15,8 +15,7 @@ from shardline.components.configure.component import configure
 from shardline.components.preprocess.component import preprocess
 from shardline.components.register.component import register
 from shardline.components.rehearse.component import rehearse
-from shardline.components.train.component import train
-from shardline.components.train.custom_job import custom_job
+from shardline.components.train.component import custom_job, train
 from shardline.components.validate.component import export_validate
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.components.vertex.pools import Cluster, WorkerPool

@@ -21,8 +21,7 @@ from shardline.components.register.component import (
     upload_task,
 )
 from shardline.components.rehearse.component import rehearse
-from shardline.components.train.component import train
-from shardline.components.train.custom_job import custom_job, custom_job_at_run_time
+from shardline.components.train.component import custom_job, custom_job_at_run_time, train
 from shardline.components.validate.component import export_validate
 from shardline.components.vertex.job import SERVICE_ACCOUNT, CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool

@@ -10,7 +10,7 @@ import yaml
 from google.protobuf import json_format
 from kfp import compiler, dsl
 
-from shardline.components.train.custom_job import custom_job
+from shardline.components.train.component import custom_job
 from shardline.components.train.replica import program
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE, Cluster, NfsMount, WorkerPool

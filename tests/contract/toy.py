@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 from kfp import compiler, dsl
 
-from shardline.components.train.custom_job import custom_job
+from shardline.components.train.component import custom_job
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.components.vertex.pools import Cluster, WorkerPool
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl
 
-from shardline.components.train.component import check_worker_pools
-from shardline.components.train.custom_job import custom_job_at_run_time
+from shardline.components.train.component import check_worker_pools, custom_job_at_run_time
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from tests.helpers.datasets import write_dataset
