@@ -65,44 +65,16 @@ def test_what_passes_untouched_is_the_same_to_tensorflow_and_to_us(name: str) ->
     assert difference.mean() <= (0 if lossless else 2)
 
 
-@pytest.mark.parametrize(
-    ("form", "options", "kind"),
-    [
-        ("GIF", {}, ("gif", "palette")),
-        ("GIF", {"save_all": True, "append_images": FRAMES[1:]}, ("gif", "palette", "animation")),
-        ("BMP", {}, ("bmp",)),
-        ("WEBP", {"lossless": True}, ("webp",)),
-        ("WEBP", {"lossless": True, "save_all": True, "append_images": FRAMES[1:]}, ("webp", "animation")),
-        ("TIFF", {}, ("tiff",)),
-        ("PPM", {}, ("ppm",)),
-    ],
-)
-def test_other_formats_become_png_of_the_same_pixels(form: str, options: Any, kind: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("form", ["GIF", "BMP", "WEBP", "TIFF", "PPM"])
+@pytest.mark.parametrize("frames", [1, 2])
+def test_other_formats_become_png_of_the_same_pixels(form: str, frames: int) -> None:
     image = scene().quantize(200) if form == "GIF" else scene()
-    stored = codec().store(encoded(image, form, **options), "x")
-    assert (stored.encoding, stored.height, stored.width, stored.channels) == ("png", 40, 60, 3)
-    assert stored.converted == kind
-    assert opened(stored.data).format == "PNG"
+    options = (
+        {"save_all": True, "append_images": FRAMES[1:]} if frames > 1 and form in ("GIF", "WEBP") else {}
+    )
+    stored = codec().store(encoded(image, form, lossless=True, **options), "x")
+    assert stored.kind[:4] == (40, 60, 3, "png")
     assert np.array_equal(np.asarray(opened(stored.data)), np.asarray(image.convert("RGB")))
-
-
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        (PASSING["cmyk jpeg"], ("cmyk",)),
-        (PASSING["palette png with transparency"], ("palette", "alpha")),
-        (PASSING["alpha png"], ("alpha",)),
-        (PASSING["grey alpha png"], ("alpha",)),
-        (PASSING["16-bit png"], ("16 bit",)),
-        (PASSING["animated png"], ("animation",)),
-        (PASSING["jpeg"], ()),
-        (PASSING["png"], ()),
-        (encoded(with_alpha("RGB"), "WEBP"), ("webp", "alpha")),
-        (encoded(deep(), "TIFF"), ("tiff", "16 bit")),
-    ],
-)
-def test_what_is_done_to_resized_images_is_counted(data: bytes, kind: tuple[str, ...]) -> None:
-    assert codec(32).store(data, "x").converted == kind
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -131,17 +103,6 @@ def test_every_image_is_stored_in_the_chosen_encoding(form: str, size: int, enco
     assert (stored.data is data) == (form.lower() == encoding and not size)
 
 
-def test_a_jpeg_that_is_resized_stays_one_and_everything_else_becomes_png() -> None:
-    found = {form: codec(32).store(encoded(scene(), form), "x") for form in ("JPEG", "PNG", "GIF", "BMP")}
-    assert {form: stored.encoding for form, stored in found.items()} == {
-        "JPEG": "jpeg",
-        "PNG": "png",
-        "GIF": "png",
-        "BMP": "png",
-    }
-    assert all(opened(stored.data).size == (32, 32) for stored in found.values())
-
-
 @pytest.mark.parametrize("mode", ["crop", "pad", "stretch"])
 def test_an_image_of_the_wanted_size_and_encoding_is_not_encoded_again(mode: str) -> None:
     data = encoded(scene(32, 32), "JPEG")
@@ -166,17 +127,12 @@ def test_arrays_become_png_without_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    "pixels",
-    [
-        pytest.param(np.zeros((8, 8, 1), np.float32), id="float"),
-        pytest.param(np.zeros((8, 8), np.uint8), id="no channels"),
-        pytest.param(np.zeros((8, 8, 4), np.uint8), id="alpha"),
-        pytest.param(np.zeros((0, 8, 3), np.uint8), id="empty"),
-    ],
+    ("shape", "dtype"),
+    [((8, 8, 1), "float32"), ((8, 8), "uint8"), ((8, 8, 4), "uint8"), ((0, 8, 3), "uint8")],
 )
-def test_other_arrays_are_refused(pixels: Any) -> None:
-    with pytest.raises(BadRecordError, match=r"'x': not a uint8 array of shape \(height, width, 1 or 3\)"):
-        codec().from_pixels(pixels, "x")
+def test_other_arrays_are_refused(shape: tuple[int, ...], dtype: str) -> None:
+    with pytest.raises(BadRecordError, match="'x': not a uint8 array"):
+        codec().from_pixels(np.zeros(shape, dtype), "x")
 
 
 NO_IMAGE, UNUSUAL = "not an image that can be read", "an unusual kind of image"
@@ -187,39 +143,27 @@ JPEG, PNG = PASSING["jpeg"], PASSING["png"]
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        pytest.param(b"", "empty file", id="zero bytes"),
-        pytest.param(b"cats and dogs", NO_IMAGE, id="text"),
-        pytest.param(JPEG[:-2], "truncated image", id="jpeg without its end"),
-        pytest.param(JPEG[: len(JPEG) // 2], "truncated image", id="half a jpeg"),
-        pytest.param(JPEG[:20], "truncated image", id="jpeg cut in the header"),
-        pytest.param(JPEG[:3], "truncated image", id="start of a jpeg"),
-        pytest.param(turned(6)[:-2], "truncated image", id="turned jpeg without its end"),
-        pytest.param(PNG[:-4], "truncated image", id="png without its end"),
-        pytest.param(PNG[: len(PNG) // 2], "truncated image", id="half a png"),
-        pytest.param(PNG[:20], "truncated image", id="png cut in the header"),
-        pytest.param(encoded(scene(), "GIF")[:-200], "truncated image", id="half a gif"),
-        pytest.param(encoded(scene(), "BMP")[:300], "truncated image", id="half a bmp"),
-        pytest.param(encoded(scene(), "WEBP")[:300], "damaged image", id="half a webp"),
-        pytest.param(JPEG[:2] + b"\xff\xda" + JPEG[2:], "damaged image", id="jpeg without a frame"),
-        pytest.param(encoded(scene(), "AVIF")[:300], NO_IMAGE, id="half an avif"),
-        pytest.param(b"%!PS-Adobe-3.0 EPSF", NO_IMAGE, id="eps"),
-        pytest.param(encoded(scene(3, 40), "PNG"), "fewer than 4 x 4 pixels", id="small png"),
-        pytest.param(encoded(scene(40, 3), "JPEG"), "fewer than 4 x 4 pixels", id="small jpeg"),
-        pytest.param(encoded(scene(40, 3), "BMP"), "fewer than 4 x 4 pixels", id="small bmp"),
-        pytest.param(
-            encoded(Image.new("L", (2000, 501)), "PNG"), "more than 1,000,000 pixels", id="png bomb"
-        ),
-        pytest.param(
-            encoded(Image.new("L", (2000, 501)), "JPEG"), "more than 1,000,000 pixels", id="jpeg bomb"
-        ),
-        pytest.param(
-            encoded(Image.new("L", (2000, 501)), "GIF"), "more than 1,000,000 pixels", id="gif bomb"
-        ),
-        pytest.param(
-            encoded(Image.new("F", (40, 40)), "TIFF"),
-            UNUSUAL,
-            id="float tiff",
-        ),
+        (b"", "empty file"),
+        (b"cats and dogs", NO_IMAGE),
+        (b"%!PS-Adobe-3.0 EPSF", NO_IMAGE),
+        (encoded(scene(), "AVIF")[:300], NO_IMAGE),
+        (JPEG[:-2], "truncated image"),
+        (JPEG[: len(JPEG) // 2], "truncated image"),
+        (JPEG[:20], "truncated image"),  # in the header
+        (JPEG[:3], "truncated image"),
+        (turned(6)[:-2], "truncated image"),
+        (PNG[:-4], "truncated image"),
+        (PNG[: len(PNG) // 2], "truncated image"),
+        (PNG[:20], "truncated image"),
+        (encoded(scene(), "GIF")[:-200], "truncated image"),
+        (encoded(scene(), "BMP")[:300], "truncated image"),
+        (encoded(scene(), "WEBP")[:300], "damaged image"),
+        (JPEG[:2] + b"\xff\xda" + JPEG[2:], "damaged image"),  # without a frame
+        (encoded(scene(3, 40), "PNG"), "fewer than 4 x 4 pixels"),
+        (encoded(scene(40, 3), "JPEG"), "fewer than 4 x 4 pixels"),
+        (encoded(scene(40, 3), "BMP"), "fewer than 4 x 4 pixels"),
+        *((encoded(Image.new("L", (2000, 501)), form), "more than 1,0") for form in ("PNG", "JPEG", "GIF")),
+        (encoded(Image.new("F", (40, 40)), "TIFF"), UNUSUAL),
     ],
 )
 def test_what_cannot_be_used_is_named_in_fixed_words(data: bytes, reason: str, image_size: int) -> None:
@@ -258,14 +202,15 @@ def test_a_png_that_begins_as_an_earlier_one_is_known(mode: str) -> None:
 @pytest.mark.parametrize(
     "unusual",
     [
-        pytest.param(encoded(FRAMES[1], "PNG")[:-1], id="cut"),
-        pytest.param(encoded(FRAMES[1], "PNG") + b"\0", id="bytes after the end"),
-        pytest.param(turned(6, "PNG"), id="turned"),
-        pytest.param(encoded(FRAMES[1].resize((50, 40)), "PNG"), id="of another size"),
-        pytest.param(encoded(FRAMES[1].convert("L"), "PNG"), id="of another kind"),
-        pytest.param(encoded(FRAMES[1], "JPEG"), id="jpeg"),
-        pytest.param(b"", id="empty"),
+        encoded(FRAMES[1], "PNG")[:-1],
+        encoded(FRAMES[1], "PNG") + b"\0",
+        turned(6, "PNG"),
+        encoded(FRAMES[1].resize((50, 40)), "PNG"),
+        encoded(FRAMES[1].convert("L"), "PNG"),
+        encoded(FRAMES[1], "JPEG"),
+        b"",
     ],
+    ids=["cut", "bytes behind", "turned", "another size", "another kind", "jpeg", "empty"],
 )
 def test_all_other_images_are_parsed(unusual: bytes) -> None:
     store = codec()

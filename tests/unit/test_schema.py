@@ -63,47 +63,30 @@ def test_a_schema_says_what_columns_have(tmp_path: Path) -> None:
     assert wanted.digest == f"sha256:{hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
 
 
+def constrained(kind: str, **constraints: Any) -> dict[str, Any]:
+    return {"name": "a", "type": kind, "constraints": constraints}
+
+
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        (3, "field 1 must be an object"),
-        ({"type": "number"}, "field 1 must be an object"),
-        ({"name": "a"}, "unknown type ''; known: number, integer, string, boolean, list, any"),
-        ({"name": "a", "type": "float"}, "unknown type 'float'; known: number"),
-        ({"name": "a", "type": "number", "format": "x"}, "'format', no property that is checked"),
-        (
-            {"name": "a", "type": "number", "constraints": {"unique": True}},
-            "'unique', no constraint of a number that is checked; known: required, minimum",
-        ),
-        (
-            {"name": "a", "type": "string", "constraints": {"minimum": 1}},
-            "'minimum', no constraint of a string",
-        ),
-        (
-            {"name": "a", "type": "number", "constraints": {"minimum": "1"}},
-            "minimum must be a number, not '1'",
-        ),
-        (
-            {"name": "a", "type": "number", "constraints": {"minimum": 2, "maximum": 1}},
-            "minimum 2 is above maxi",
-        ),
-        ({"name": "a", "type": "number", "constraints": {"enum": ["x"]}}, "enum must be a list of numbers"),
-        (
-            {"name": "a", "type": "string", "constraints": {"enum": []}},
-            "enum must be a list of texts, one or",
-        ),
-        (
-            {"name": "a", "type": "string", "constraints": {"pattern": "("}},
-            "pattern must be a regular expression",
-        ),
-        (
-            {"name": "a", "type": "string", "constraints": {"minLength": -1}},
-            "minLength must be a whole number",
-        ),
-        ({"name": "a", "type": "number", "constraints": {"required": 1}}, "required must be true or false"),
+        (3, "must be an object"),
+        ({"type": "number"}, "must be an object"),
+        ({"name": "a"}, "unknown type ''"),
+        ({"name": "a", "type": "float"}, "unknown type 'float'"),
+        ({"name": "a", "type": "number", "format": "x"}, "'format', no property"),
+        (constrained("number", unique=True), "'unique', no constraint of a number"),
+        (constrained("string", minimum=1), "'minimum', no constraint of a string"),
+        (constrained("number", minimum="1"), "minimum must be a number"),
+        (constrained("number", minimum=2, maximum=1), "minimum 2 is above"),
+        (constrained("number", enum=["x"]), "enum must be a list of numbers"),
+        (constrained("string", enum=[]), "enum must be a list of texts"),
+        (constrained("string", pattern="("), "pattern must be"),
+        (constrained("string", minLength=-1), "minLength must be"),
+        (constrained("number", required=1), "required must be"),
         ({"name": "a", "type": "number", "constraints": 3}, "constraints must be an object"),
-        ({"name": "a", "type": "number", "shardline:maxMissing": 2}, "must be a share, 0..1, not 2"),
-        ({"name": "image", "type": "string"}, "images are checked by check_images"),
+        ({"name": "a", "type": "number", "shardline:maxMissing": 2}, "must be a share"),
+        ({"name": "image", "type": "string"}, "check_images"),
     ],
 )
 def test_what_is_not_checked_is_refused(tmp_path: Path, field: Any, message: str) -> None:
