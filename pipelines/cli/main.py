@@ -1,8 +1,9 @@
-"""The command `shardline`, with its verbs that compile and train."""
+"""The command `shardline`, with its verbs that compile and begin a project."""
 
 from __future__ import annotations
 
-import sys
+import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,14 @@ from shardline.pipelines.cli.champions import champion
 from shardline.pipelines.cli.checks import check, doctor, settings, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
 from shardline.pipelines.cli.history import runs
-from shardline.pipelines.cli.launch import launch
 from shardline.pipelines.cli.models import rehearse, validate
-from shardline.pipelines.cli.new import new
-from shardline.pipelines.cli.options import (
-    MOST_REPLICAS,
-    PATH,
-    foreground,
-    inject_option,
-    network_option,
-    path_option,
-)
+from shardline.pipelines.cli.options import PATH, path_option, show
 from shardline.pipelines.cli.probe import probe
-from shardline.pipelines.cli.run import run
+from shardline.pipelines.cli.run import launch, run, train
 from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
 from shardline.pipelines.cli.schedule import schedule
 from shardline.pipelines.cli.upload import image, upload
+from shardline.pipelines.project.new import KINDS
 from shardline.trainer.crash import as_error
 
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
@@ -99,69 +92,44 @@ def compile(
         click.echo(f"{output} {'written' if changed else 'is up to date'}", err=aside)
 
 
-@main.command(context_settings={"ignore_unknown_options": True})
-@click.argument("dataset", type=PATH)
-@click.argument("out", type=PATH)
+@main.command()
+@click.argument("directory", type=PATH, metavar="DIR")
 @click.option(
-    "--replicas",
-    type=click.IntRange(1, MOST_REPLICAS),
-    default=1,
+    "--kind",
+    type=click.Choice(list(KINDS)),
+    default="images",
     show_default=True,
-    help="Replicas that train: a chief, the rest workers.",
+    help="What the examples are.",
 )
-@click.option(
-    "--ps",
-    type=click.IntRange(0, MOST_REPLICAS),
-    default=0,
-    show_default=True,
-    help="Parameter servers, which need workers.",
-)
-@click.option("--evaluator", is_flag=True, help="Add a replica that evaluates every checkpoint.")
-@network_option
-@inject_option
-@click.argument("trainer_options", nargs=-1, type=click.UNPROCESSED)
-def train(
-    dataset: Path,
-    out: Path,
-    replicas: int,
-    ps: int,
-    evaluator: bool,
-    network: str,
-    injections: tuple[str, ...],
-    trainer_options: tuple[str, ...],
-) -> None:
-    """Train a model on DATASET with a cluster on this machine, without a pipeline, and write it to OUT.
+@click.option("--name", default="", help="Name of the package.  [default: that of DIR]")
+def new(directory: Path, kind: str, name: str) -> None:
+    """Write a project of your own to DIR: model, source, settings, parameters, tests, Makefile, CI.
 
-    TRAINER_OPTIONS are those of `python -m shardline.trainer.task --help`; --model mnist_cnn unless given.
+    What it holds runs as it is, on data of its own, here with `make run` and on Vertex AI with `make submit`;
+    model and source are then replaced by yours. DIR is new, or empty.
     """
-    from shardline.pipelines.local.injections import parse_injection
-    from shardline.pipelines.local.job import CustomJob
-    from shardline.pipelines.local.supervisor import run_job
-    from shardline.trainer import attempts, plugins, task
-    from shardline.trainer.data import manifest as manifests
-    from shardline.trainer.models import import_string
+    from shardline.pipelines.project import new as projects
 
-    arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
-    # Refuses mistakes before any replica starts.
-    given = task.parse(arguments)
-    manifests.load(Path(given.dataset))
-    plugins.look(import_string(given.model), "model")
-    job = CustomJob.with_roles(
-        [sys.executable, "-m", "shardline.trainer.task", *arguments],
-        replicas,
-        ps=ps,
-        evaluator=evaluator,
-        # All-reduce cannot go on without a peer; a chief with parameter servers can do without a worker.
-        restart_job_on_worker_restart=not ps,
-    )
-    failures = [parse_injection(text) for text in injections]
-    attempts.forget(Path(given.model_dir))
-    with foreground() as terminal:
-        run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
+    name = name or projects.package_name(directory)
+    files = projects.write(directory, kind, name, projects.origin())
+    head = f"{directory}: {KINDS[kind].data}, and a model of them, in a package {name} for you to replace"
+    steps = (f"cd {shlex.quote(str(directory))}", "make run", "make test")
+    show(False, None, head, "", *_tree(files), "", "Next:", "", *(f"    {step}" for step in steps))
+
+
+def _tree(files: Iterable[Path]) -> Iterator[str]:
+    """Yields a line for each folder and file, indented by its depth."""
+    shown: set[Path] = set()
+    for file in sorted(files, key=lambda path: (len(path.parts) == 1, path)):
+        for folder in reversed(file.parents[:-1]):
+            if folder not in shown:
+                shown.add(folder)
+                yield f"{'  ' * len(folder.parts)}{folder.name}/"
+        yield f"{'  ' * len(file.parts)}{file.name}"
 
 
 _CHECKS = (check, settings, doctor)
-_PARTS = (run, launch, preprocess, dataset, drift, rehearse, validate, probe, champion)
+_PARTS = (run, launch, train, preprocess, dataset, drift, rehearse, validate, probe, champion)
 _PLATFORM = (image, upload, submit, runs, status, cancel, logs, explain, schedule)
-for command in (new, *_CHECKS, *_PARTS, *_PLATFORM):
+for command in (*_CHECKS, *_PARTS, *_PLATFORM):
     main.add_command(command)

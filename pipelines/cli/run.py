@@ -1,7 +1,8 @@
-"""Command that runs a compiled pipeline on this machine: `shardline run`."""
+"""Commands that run on this machine: `shardline run` a pipeline, `launch` a program, `train` a model."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import click
 
 from shardline.pipelines.cli.options import (
     EVERY_RUN,
+    MOST_REPLICAS,
     OUR_RUNS,
     PATH,
     foreground,
@@ -79,6 +81,114 @@ def run(
         with foreground():
             parameters = failed.with_checkpoints(parameters)
     run_pipeline(pipeline, parameters, runs_dir=runs_dir, **options)
+
+
+@click.command()
+@click.argument("replicas", type=click.IntRange(1, MOST_REPLICAS), metavar="N")
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module, as of python -m.")
+@click.option(
+    "--ps",
+    type=click.IntRange(0, MOST_REPLICAS),
+    default=0,
+    show_default=True,
+    help="Parameter servers, which need workers.",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="How often all replicas start again when one has failed.",
+)
+@click.option("--timeout", type=float, help="Seconds after which all replicas are stopped.")
+@click.option("--logs", type=PATH, metavar="DIR", help="Where logs go.  [default: a new temporary directory]")
+@network_option
+@click.option(
+    "--strategy/--no-strategy",
+    default=None,
+    help="Make shardline.strategy() before the program begins.  [default: where it imports shardline]",
+)
+def launch(program: str, arguments: tuple[str, ...], module: bool, logs: Path | None, **options: Any) -> None:
+    """Run PROGRAM with ARGS, any Python program, as each of N replicas here, with a TF_CONFIG for each.
+
+    The first replica is the chief, the others are workers. Their lines are shown with their names in front.
+    When one fails, all are stopped, and the command fails; it succeeds when all have. None outlives it.
+
+    Options of PROGRAM follow "--", which ends those of this command:
+
+    \b
+      shardline launch 2 -- program.py --epochs 3
+      shardline launch 2 --restarts 1 -m -- package.program --epochs 3
+    """  # noqa: D301  # click wants the character itself
+    require_local(EVERY_RUN)
+    from shardline.pipelines.local.launch import launch
+
+    if program == "-m" and arguments:
+        module, program, arguments = True, arguments[0], arguments[1:]
+    launch(program, arguments=arguments, module=module, logs=logs, **options)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("dataset", type=PATH)
+@click.argument("out", type=PATH)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, MOST_REPLICAS),
+    default=1,
+    show_default=True,
+    help="Replicas that train: a chief, the rest workers.",
+)
+@click.option(
+    "--ps",
+    type=click.IntRange(0, MOST_REPLICAS),
+    default=0,
+    show_default=True,
+    help="Parameter servers, which need workers.",
+)
+@click.option("--evaluator", is_flag=True, help="Add a replica that evaluates every checkpoint.")
+@network_option
+@inject_option
+@click.argument("trainer_options", nargs=-1, type=click.UNPROCESSED)
+def train(
+    dataset: Path,
+    out: Path,
+    replicas: int,
+    ps: int,
+    evaluator: bool,
+    network: str,
+    injections: tuple[str, ...],
+    trainer_options: tuple[str, ...],
+) -> None:
+    """Train a model on DATASET with a cluster on this machine, without a pipeline, and write it to OUT.
+
+    TRAINER_OPTIONS are those of `python -m shardline.trainer.task --help`; --model mnist_cnn unless given.
+    """
+    from shardline.pipelines.local.injections import parse_injection
+    from shardline.pipelines.local.job import CustomJob
+    from shardline.pipelines.local.supervisor import run_job
+    from shardline.trainer import attempts, plugins, task
+    from shardline.trainer.data import manifest as manifests
+    from shardline.trainer.models import import_string
+
+    arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
+    # Refuses mistakes before any replica starts.
+    given = task.parse(arguments)
+    manifests.load(Path(given.dataset))
+    plugins.look(import_string(given.model), "model")
+    job = CustomJob.with_roles(
+        [sys.executable, "-m", "shardline.trainer.task", *arguments],
+        replicas,
+        ps=ps,
+        evaluator=evaluator,
+        # All-reduce cannot go on without a peer; a chief with parameter servers can do without a worker.
+        restart_job_on_worker_restart=not ps,
+    )
+    failures = [parse_injection(text) for text in injections]
+    attempts.forget(Path(given.model_dir))
+    with foreground() as terminal:
+        run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
 
 
 def _show_localized(pipeline: Path, given: Mapping[str, Any]) -> None:

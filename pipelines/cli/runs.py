@@ -81,7 +81,6 @@ def submit(
     """
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.remote import submit as submission
-    from shardline.pipelines.remote.summary import summary
 
     if how["full"] and not how["dry_run"]:
         raise click.UsageError("--full needs --dry-run: it shows the request and sends nothing")
@@ -104,7 +103,7 @@ def submit(
     if how["dry_run"] and (how["full"] or how["as_json"]):
         show_json(request)
     elif how["dry_run"]:
-        show(False, None, summary(request, parameters, file=template_uri or pipeline, proof=proof))
+        show(False, None, submission.summary(request, parameters, file=template_uri or pipeline, proof=proof))
         click.echo("nothing was sent; --full shows the whole request")
     else:
         run = submission.submit(environment.platform, request)

@@ -26,7 +26,7 @@ from google.rpc import code_pb2, status_pb2
 
 from shardline.components.run_record import RunRecord
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.remote.summary import _machines
+from shardline.pipelines.remote.submit import _machines
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER

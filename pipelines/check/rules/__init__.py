@@ -1,13 +1,11 @@
 """The rules, a file for each noun; importing this package registers them all."""
 
 from shardline.pipelines.check.rules import (  # noqa: F401  # the rules register themselves
-    access,
     images,
     jobs,
     machines,
     payload,
     places,
-    pools,
     schedules,
     structure,
 )

@@ -1,16 +1,21 @@
-"""Rules about container images, what they install, and environment variables."""
+"""Rules about containers: images, what they install, environment variables, and secrets.
+
+A finding never shows the secret.
+"""
 
 from __future__ import annotations
 
 import datetime
 import re
 from collections import Counter
+from typing import Any
 
 from shardline.components.vertex.forms import MOST_VARIABLES, PLATFORM_VARIABLE, VARIABLE
-from shardline.components.vertex.payload import argv, known_text, lacks
+from shardline.components.vertex.payload import argv, known_text, lacks, list_at
 from shardline.pipelines.check.job import Pool, jobs
-from shardline.pipelines.check.pipeline import Executor, Pipeline
+from shardline.pipelines.check.pipeline import Executor, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import Found, rules
+from shardline.pipelines.check.secrets import kind_of
 from shardline.pipelines.image.build import has_registry
 
 #: Vertex AI's prebuilt images: the documentation demands the tag `latest` for them.
@@ -127,6 +132,43 @@ def variables(pool: Pool) -> Found:
             yield "SL322", f"the pool sets {name} itself"
         if count > 1:
             yield "SL323", f"the environment variable {name} is set {count} times"
+
+
+@rules(Parameter, Task, Pool, Executor)
+def secrets(part: Parameter | Task | Pool | Executor) -> Found:
+    """Secrets where everybody can read them.
+
+    SL811 error: A pipeline's parameter holds no secret.
+        Fix: read it from Secret Manager at run time, take it out, and revoke it
+        Source: docs.cloud.google.com, secret-manager/docs/best-practices; parameters are shown in the
+            console.
+    SL812 error: A constant that a task is given holds no secret.
+    SL814 error: A container's environment, command and source hold no secret.
+        Fix: read it from Secret Manager at run time, take it out, and revoke it
+        Source: docs.cloud.google.com, secret-manager/docs/best-practices.
+    SL813 error: A replica's environment variables hold no secret.
+        Fix: read it from Secret Manager at run time, take it out, and revoke it
+        Source: docs.cloud.google.com, secret-manager/docs/best-practices: not in environment variables.
+    """
+    match part:
+        case Parameter():
+            code, values = "SL811", [(part.name, part.pipeline.value(part.name))]
+        case Task():
+            given = part.inputs("parameters").items()
+            constants = [name for name, item in given if item and "runtimeValue" in item]
+            code, values = "SL812", [(name, part.value(name)) for name in constants]
+        case Pool():
+            code, values = "SL813", _variables(part.env)
+        case Executor():
+            commands = [("command", argument) for argument in argv(part.container)]
+            code, values = "SL814", [*_variables(list_at(part.container, "env")), *commands]
+    for name, value in values:
+        if kind := kind_of(name, value):
+            yield code, f"{name} holds {kind}"
+
+
+def _variables(env: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    return [(str(item.get("name", "")), item.get("value")) for item in env]
 
 
 def _loose(image: str) -> str:

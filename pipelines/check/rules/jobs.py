@@ -1,14 +1,169 @@
-"""Rules about custom jobs: provisioning, restarts, labels, and numbers that have to fit together."""
+"""Rules about custom jobs: worker pools, provisioning, restarts, labels, access."""
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
+from shardline.components.vertex import forms
 from shardline.components.vertex.forms import DURATION, MOST_LABELS, is_label_key, is_label_value, seconds
 from shardline.components.vertex.job import SEVEN_DAYS_S, STRATEGIES
-from shardline.components.vertex.payload import at, known_text, lacks, whole
-from shardline.pipelines.check.job import Job, jobs
-from shardline.pipelines.check.pipeline import Pipeline, Task
+from shardline.components.vertex.payload import at, known_text, lacks, list_at, whole
+from shardline.pipelines.check.job import Job, Pool
+from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.check.rules.machines import is_tpu
+
+ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluators")
+
+#: Arguments and parameters by which trainers are told their tf.distribute strategy.
+_STRATEGY_NAMES = ("strategy", "distribution_strategy", "distribute_strategy", "training_strategy")
+
+
+@rules(Job)
+def slots(job: Job) -> Found:
+    """Slots of worker pools.
+
+    The launcher drops empty pools, so that each later pool moves up and gets another role.
+
+    SL101 error: Pool 0 has exactly one replica.
+        Fix: set replica_count to 1 and put further replicas into the second pool
+        Source: docs.cloud.google.com, training/distributed-training: the primary replica.
+    SL102 error: A job has at most four worker pools.
+        Fix: use at most four pools: chief, workers, parameter servers or Reduction Server, evaluators
+        Source: docs.cloud.google.com, training/distributed-training, the table of task roles.
+    SL103 error: No pool comes after an empty one.
+        Fix: keep the slot with {"replica_count": "0"}, as a text, or fill it
+        Source: recursive_remove_empty in google_cloud_pipeline_components,
+            container/v1/gcp_launcher/utils/json_util.py.
+    SL104 error: A job has a worker pool.
+        Fix: give worker_pool_specs with one pool at least
+        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: worker_pool_specs is required.
+    """
+    chief = job.pool(0)
+    if chief and chief.replica_count not in (1, None):
+        yield "SL101", f"worker pool 0 has replica_count {chief.replica_count}"
+    elif job.pools and not chief:
+        yield "SL101", "worker pool 0 is empty"
+    count = len(list_at(job.spec, "worker_pool_specs"))
+    if count > len(ROLES):
+        yield "SL102", f"the job has {count} worker pools"
+    kept = [index for index, pool in enumerate(job.written_pools) if pool]
+    for index, after in enumerate(kept):
+        if index != after:
+            moved = f"pool {after} ({_role(after)}) becomes {index} ({_role(index)})"
+            yield "SL103", f"pool {index} is empty: {moved}"
+            break
+    if not job.fault and not job.pools and "{{$" not in str(job.spec.get("worker_pool_specs", "")):
+        yield "SL104", "no worker pool is left after the launcher has dropped the empty ones"
+
+
+@rules(Pool)
+def pools(pool: Pool) -> Found:
+    """Contents of a worker pool. The launcher drops a count of zero, and the rest of the pool stays.
+
+    SL105 error: A pool runs either a container or a Python package.
+        Fix: give the pool a container_spec, or a python_package_spec, and not both
+        Source: google.cloud.aiplatform_v1.types.WorkerPoolSpec: a oneof.
+    SL106 error: replica_count is a whole number.
+        Fix: give a whole number of replicas, 1 or more; leave the pool out for none
+        Source: google.cloud.aiplatform_v1.types.WorkerPoolSpec; recursive_remove_empty of the launcher.
+    SL124 warning: A Reduction Server's own machines have no GPUs.
+        Fix: leave the accelerators out: n1-highcpu-16 is what is recommended
+        Source: docs.cloud.google.com, training/distributed-training: "You do not use GPUs for the Reduction
+            Server nodes".
+    SL131 error: An NFS mount names server, path and mount point.
+        Fix: give server, path and mount_point of every mount
+        Source: google.cloud.aiplatform_v1.types.NfsMount: all three are required.
+    """
+    found = [key for key in ("container_spec", "python_package_spec") if not lacks(pool.spec, key)]
+    if len(found) != 1 and not isinstance(pool.spec, str):
+        what = " and ".join(found) or "neither container_spec nor python_package_spec"
+        yield "SL105", f"the pool has {what}"
+    written = at(pool.spec).get("replica_count")
+    if written is None:
+        if _was_zero(pool):
+            yield "SL106", "replica_count is 0: the launcher drops the number and keeps the pool"
+    elif "{{$" not in str(written) and (whole(written) is None or pool.replicas < 1):
+        yield "SL106", f"replica_count is {written!r}"
+    if pool.is_reduction_server and pool.accelerator_type:
+        yield "SL124", f"the Reduction Server's machines have {pool.accelerator_type}"
+    for mount in list_at(pool.spec, "nfs_mounts"):
+        missing = [key for key in ("server", "path", "mount_point") if not at(mount).get(key)]
+        if missing:
+            yield "SL131", f"an NFS mount has no {', '.join(missing)}"
+
+
+@rules(Job)
+def roles(job: Job) -> Found:
+    """Roles of worker pools: parameter servers, Reduction Server, evaluators; and NFS.
+
+    SL107 error: Parameter servers belong to the parameter-server strategy.
+        Fix: train with the parameter_server strategy, or leave the pool empty
+        Source: tensorflow.org, tf.distribute.ParameterServerStrategy: no other strategy uses "ps" tasks.
+    SL108 error: The parameter-server strategy has parameter servers.
+        Fix: put the parameter servers into worker pool 2
+        Source: tensorflow.org, tf.distribute.ParameterServerStrategy: variables live on "ps" tasks.
+    SL109 error: Reduction Server is worker pool 2.
+        Fix: put the Reduction Server into worker pool 2, after chief and workers
+        Source: docs.cloud.google.com, training/distributed-training, "Reduction Server".
+    SL110 warning: Reduction Server serves workers with GPUs.
+        Fix: give chief and workers GPUs, or leave the Reduction Server out
+        Source: docs.cloud.google.com, training/distributed-training, "Prerequisites": "You are performing
+            distributed training with GPU workers".
+    SL125 warning: A TensorFlow job has one evaluator at most.
+        Fix: set replica_count of the evaluators' pool to 1
+        Source: docs.cloud.google.com, training/distributed-training: "TensorFlow generally expects that you
+            use no more than one evaluator".
+    SL130 error: NFS mounts have a network to reach the server by.
+        Fix: set network (or psc_interface_config) so that the replicas reach the NFS server
+        Source: docs.cloud.google.com, training/train-nfs-share: set up Private Service Connect or VPC
+            peering.
+    """
+    strategy = _training_strategy(job)
+    if strategy and strategy not in ("parameter_server", "auto") and job.has_parameter_servers:
+        yield "SL107", f"worker pool 2 holds parameter servers, and the strategy is {strategy}"
+    if strategy == "parameter_server" and not job.has_parameter_servers:
+        yield "SL108", "the strategy is parameter_server, and worker pool 2 holds no parameter servers"
+    servers = [pool for pool in job.pools if pool.is_reduction_server]
+    for pool in servers:
+        if pool.index != 2:
+            yield "SL109", f"Reduction Server is worker pool {pool.index} ({_role(pool.index)})"
+    workers = [pool for pool in job.pools if pool.index < 2]
+    if servers and all(lacks(pool.spec, "machine_spec", "accelerator_type") for pool in workers):
+        yield "SL110", "there is a Reduction Server, and neither chief nor workers have GPUs"
+    evaluators = job.pool(3)
+    if evaluators and evaluators.replicas > 1:
+        yield "SL125", f"worker pool 3 has {evaluators.replica_count} evaluators"
+    mounted = [str(pool.index) for pool in job.pools if list_at(pool.spec, "nfs_mounts")]
+    if mounted and lacks(job.spec, "network") and lacks(job.spec, "psc_interface_config"):
+        yield "SL130", f"worker pool {', '.join(mounted)} mounts NFS, and the job has no network"
+
+
+def _role(index: int) -> str:
+    return ROLES[index] if index < len(ROLES) else "no role"
+
+
+def _was_zero(pool: Pool) -> bool:
+    kept = [written for written in pool.job.written_pools if written]
+    return pool.index < len(kept) and at(kept[pool.index]).get("replica_count") == 0
+
+
+def _training_strategy(job: Job) -> str:
+    """Returns the tf.distribute strategy that the trainer is told; "" when it is not said or not known.
+
+    The job's own parameter `strategy` is how machines are provisioned, not how training is distributed.
+    """
+    for name in _STRATEGY_NAMES[1:]:
+        if name in job.task.declared("parameters"):
+            return known_text(job.task.value(name))
+    for pool in job.pools[:1]:
+        for argument, following in pairwise([*pool.argv, ""]):
+            option = re.fullmatch(r"--([\w-]+)(?:=(.*))?", argument, re.DOTALL)
+            if option and option[1].replace("-", "_") in _STRATEGY_NAMES:
+                return known_text(option[2] if option[2] is not None else following)
+    return ""
+
 
 _DEPRECATED = ("ON_DEMAND", "LOW_COST")
 _FLEX_START_GPUS = ("L4", "A100", "H100", "H200", "B200")
@@ -106,6 +261,68 @@ def _has_place(job: Job) -> bool:
     return bool(outputs and "--executor_input" in arguments) or "checkpoint" in arguments.lower()
 
 
+@rules(Job)
+def connections(job: Job) -> Found:
+    """Accounts, networks and places of a custom job.
+
+    SL211 error: TensorBoard needs a service account.
+        Fix: set service_account; {{$.pipeline_service_account}} is the pipeline's own
+        Source: google.cloud.aiplatform.CustomJob.run: "service_account is required with provided
+            tensorboard".
+    SL212 error: A job has a peered network or Private Service Connect, not both.
+        Fix: leave out network or psc_interface_config
+        Source: docs.cloud.google.com, training/psc-i-egress and general/vpc-peering: one is the alternative
+            to the other.
+    SL213 warning: A job on a persistent resource names its service account.
+        Fix: set service_account; {{$.pipeline_service_account}} is the pipeline's own
+        Source: google.cloud.aiplatform_v1.types.ServiceAccountSpec: a resource with
+            enable_custom_service_account enforces one on every job.
+    SL214 warning: TensorBoard has a directory of logs to read.
+        Fix: set base_output_directory: the trainer writes to AIP_TENSORBOARD_LOG_DIR below it
+        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: AIP_TENSORBOARD_LOG_DIR is set only with
+            base_output_directory.
+    SL220 warning: Reserved IP ranges belong to a network.
+        Fix: set network, or leave out reserved_ip_ranges
+        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: ranges "under the VPC network".
+    SL215 error: A TensorBoard is given by its full name.
+        Fix: write projects/PROJECT/locations/LOCATION/tensorboards/ID
+        Source: google.cloud.aiplatform_v1.types.CustomJobSpec.
+    SL216 error: A network is given by its full name, with the project's number.
+        Fix: write projects/PROJECT_NUMBER/global/networks/NAME, with the project's number
+        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: "{project} is a project number".
+    SL217 error: An encryption key is given by its full name.
+        Fix: write projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY
+        Source: google.cloud.aiplatform_v1.types.EncryptionSpec.
+    SL218 error: A service account is given by its e-mail address.
+        Fix: write the account's e-mail address, NAME@PROJECT.iam.gserviceaccount.com
+        Source: docs.cloud.google.com, training/custom-service-account.
+    SL219 error: base_output_directory is a Cloud Storage location.
+        Fix: write gs://BUCKET/PATH
+        Source: google.cloud.aiplatform_v1.types.GcsDestination.
+    """
+    spec = job.spec
+    if job.text("tensorboard") and lacks(spec, "service_account"):
+        yield "SL211", "the job has a tensorboard and no service_account"
+    if known_text(spec.get("network")) and spec.get("psc_interface_config"):
+        yield "SL212", "the job has both network and psc_interface_config"
+    if known_text(spec.get("persistent_resource_id")) and lacks(spec, "service_account"):
+        yield "SL213", "the job runs on a persistent resource and has no service_account"
+    if job.text("tensorboard") and lacks(spec, "base_output_directory", "output_uri_prefix"):
+        yield "SL214", "the job has a tensorboard and no base_output_directory"
+    if spec.get("reserved_ip_ranges") and lacks(spec, "network"):
+        yield "SL220", "the job has reserved_ip_ranges and no network"
+    key = at(job.content, "encryption_spec").get("kms_key_name")
+    for code, form, name, value in (
+        ("SL215", forms.TENSORBOARD, "tensorboard", job.spec.get("tensorboard")),
+        ("SL216", forms.NETWORK, "network", job.spec.get("network")),
+        ("SL217", forms.ENCRYPTION_KEY, "kms_key_name", key),
+        ("SL218", forms.SERVICE_ACCOUNT, "service_account", job.spec.get("service_account")),
+        ("SL219", forms.BUCKET_PATH, "base_output_directory", job.base_output_directory),
+    ):
+        if (text := known_text(value)) and not form.fits(text):
+            yield code, f"{name} is {text!r}"
+
+
 _RESERVED = "vertex-ai-pipelines-run-billing-id"
 
 
@@ -140,48 +357,3 @@ def labels(part: Job | Pipeline) -> Found:
             yield code, f"the label key {key[:80]!r} is not allowed"
         elif not is_label_value(value):
             yield code, f"the value {value[:80]!r} of the label {key} is not allowed"
-
-
-_GLOBAL_BATCH = ("global_batch_size", "total_batch_size")
-_SHARDS = ("shards", "num_shards", "shard_count")
-_READERS = ("readers", "input_workers", "num_input_workers")
-
-
-@rules(Job)
-def batches(job: Job) -> Found:
-    """Batch sizes; each accelerator of a machine is a replica of its own.
-
-    SL701 error: A global batch can be divided among the replicas.
-        Fix: take a multiple of the number of replicas, or say the batch size per replica
-        Source: tensorflow.org, tf.distribute.InputContext.get_per_replica_batch_size: it raises ValueError.
-    """
-    machines = job.training_replicas
-    chief = job.pool(0)
-    devices = whole(chief.machine.get("accelerator_count", 1)) if chief else None
-    for name in _GLOBAL_BATCH:
-        batch = whole(job.task.value(name)) if name in job.task.declared("parameters") else None
-        if batch and machines and devices and batch % (machines * devices):
-            yield "SL701", f"{name} is {batch}, and there are {machines * devices} replicas"
-
-
-@rules(Task)
-def shards(task: Task) -> Found:
-    """Numbers of shards.
-
-    SL702 warning: The number of shards is a multiple of the training workers.
-        Fix: take a multiple of the number of workers, chief included
-        Source: tensorflow.org, tf.data.experimental.AutoShardPolicy.FILE: with fewer files than workers it
-            fails, and with a number that does not divide some workers read more.
-    """
-    given = {name: task.value(name) for name in task.declared("parameters")}
-    for fields in [value for value in given.values() if isinstance(value, dict)]:
-        given = {**fields, **given}  # an object of parameters, as preprocess takes it
-    # Where the writer is told how many will read, it sees to the shards itself.
-    told = [name for name in _READERS if name in given] or [name for name in _SHARDS if name in given]
-    if not task.container or not told:
-        return
-    for workers in sorted({job.training_replicas or 1 for job in jobs(task.pipeline)} - {1}):
-        for name in told:
-            count = whole(given[name])
-            if count and count % workers:
-                yield "SL702", f"{name} is {count}, and {workers} workers read the shards"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardline.components.vertex.forms import LONGEST_NAME
-from shardline.components.vertex.payload import argv, at, list_at
-from shardline.pipelines.check.job import Job, Pool
+from shardline.components.vertex.payload import argv, at, list_at, whole
+from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import PARAMETER, PLACEHOLDER, Executor, Task, without_unknown
 from shardline.pipelines.check.registry import Found, rules
 
@@ -57,6 +57,51 @@ def inputs(task: Task) -> Found:
     count = len(task.declared("artifacts")) + len(at(task.component, "outputDefinitions", "artifacts"))
     if count > _ARTIFACTS:
         yield "SL313", f"the task has {count} artifacts"
+
+
+_GLOBAL_BATCH = ("global_batch_size", "total_batch_size")
+_SHARDS = ("shards", "num_shards", "shard_count")
+_READERS = ("readers", "input_workers", "num_input_workers")
+
+
+@rules(Job)
+def batches(job: Job) -> Found:
+    """Batch sizes; each accelerator of a machine is a replica of its own.
+
+    SL701 error: A global batch can be divided among the replicas.
+        Fix: take a multiple of the number of replicas, or say the batch size per replica
+        Source: tensorflow.org, tf.distribute.InputContext.get_per_replica_batch_size: it raises ValueError.
+    """
+    machines = job.training_replicas
+    chief = job.pool(0)
+    devices = whole(chief.machine.get("accelerator_count", 1)) if chief else None
+    for name in _GLOBAL_BATCH:
+        batch = whole(job.task.value(name)) if name in job.task.declared("parameters") else None
+        if batch and machines and devices and batch % (machines * devices):
+            yield "SL701", f"{name} is {batch}, and there are {machines * devices} replicas"
+
+
+@rules(Task)
+def shards(task: Task) -> Found:
+    """Numbers of shards.
+
+    SL702 warning: The number of shards is a multiple of the training workers.
+        Fix: take a multiple of the number of workers, chief included
+        Source: tensorflow.org, tf.data.experimental.AutoShardPolicy.FILE: with fewer files than workers it
+            fails, and with a number that does not divide some workers read more.
+    """
+    given = {name: task.value(name) for name in task.declared("parameters")}
+    for fields in [value for value in given.values() if isinstance(value, dict)]:
+        given = {**fields, **given}  # an object of parameters, as preprocess takes it
+    # Where the writer is told how many will read, it sees to the shards itself.
+    told = [name for name in _READERS if name in given] or [name for name in _SHARDS if name in given]
+    if not task.container or not told:
+        return
+    for workers in sorted({job.training_replicas or 1 for job in jobs(task.pipeline)} - {1}):
+        for name in told:
+            count = whole(given[name])
+            if count and count % workers:
+                yield "SL702", f"{name} is {count}, and {workers} workers read the shards"
 
 
 #: Parameters of GCPC's CustomTrainingJobOp (2.22).
