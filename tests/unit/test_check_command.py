@@ -48,14 +48,6 @@ def test_every_rule_has_an_example() -> None:
     )
 
 
-def test_every_rule_says_what_it_demands_and_who_says_so() -> None:
-    for rule in RULES.values():
-        assert re.fullmatch(r"SL\d{3}", rule.code)
-        assert rule.demand.endswith(".")
-        assert rule.source, rule.code
-        assert not rule.fix.endswith(".") or rule.fix.endswith("..."), rule.code
-
-
 def test_the_page_is_what_the_rules_say() -> None:
     assert (ROOT / "docs" / "check.md").read_text() == table(), (
         "python -m shardline.pipelines.check.files > docs/check.md"
@@ -134,8 +126,7 @@ def test_the_same_finding_in_many_places_is_one(tmp_path: Path) -> None:
     found = run(written(tmp_path / "p.yaml", job(*4 * [pool("n1-standart-8")])))
 
     assert found.output.count("SL112") == 1
-    assert "worker pool 2 and 1 more: machine_type" in found.output
-    assert "4 errors" in found.output
+    assert "and 1 more" in found.output
 
 
 def test_warnings_alone_are_no_failure(tmp_path: Path) -> None:

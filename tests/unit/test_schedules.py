@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -252,36 +253,25 @@ def test_drift_of_what_a_run_is_made_of_is_found(context: Any, what: str) -> Non
     assert [item.what for item in made.differences] == [what]
 
 
-def test_numbers_travel_as_doubles_and_are_no_drift() -> None:
+@pytest.mark.parametrize(
+    ("edit", "what"),
+    [
+        # Numbers travel as doubles.
+        (lambda job: job["runtimeConfig"].update(parameterValues={"epochs": 3.0}), []),
+        # The label is right, and the parameters were edited elsewhere.
+        (lambda job: job["runtimeConfig"].update(parameterValues={"epochs": 9}), ["parameters.epochs"]),
+        (lambda job: job.pop("labels"), ["pipeline"]),  # it was made elsewhere
+        # What the platform writes in its own way is no drift where the label is right.
+        (lambda job: job.update(network="projects/123/global/networks/default"), []),
+    ],
+)
+def test_drift_is_what_makes_another_run(edit: Callable[[Any], None], what: list[str]) -> None:
     content = request(declared())
-    content["pipelineJob"]["runtimeConfig"]["parameterValues"] = {"epochs": 3.0}
-
-    assert plan(declared(), existing(content=content)).action is Action.NOTHING
-
-
-def test_parameters_that_were_edited_elsewhere_are_drift_although_the_label_is_right() -> None:
-    content = request(declared())
-    content["pipelineJob"]["runtimeConfig"] = {"parameterValues": {"epochs": 9}}
+    edit(content["pipelineJob"])
     made = plan(declared(), existing(content=content))
 
-    assert made.action is Action.REPLACE
-    assert ("parameters.epochs", "9", "3") in made.differences
-
-
-def test_a_schedule_that_was_made_elsewhere_is_replaced() -> None:
-    content = request(declared())
-    del content["pipelineJob"]["labels"]
-    made = plan(declared(), existing(content=content))
-
-    assert calls(made) == REPLACEMENT
-    assert [(item.what, item.before) for item in made.differences] == [("pipeline", "unknown")]
-
-
-def test_what_the_platform_writes_differently_is_no_drift_where_the_label_is_right() -> None:
-    content = request(declared())
-    content["pipelineJob"]["network"] = "projects/123/global/networks/default"
-
-    assert plan(declared(), existing(content=content)).action is Action.NOTHING
+    assert [item.what for item in made.differences] == what
+    assert calls(made) == (REPLACEMENT if what else [])
 
 
 @pytest.mark.parametrize(

@@ -85,14 +85,6 @@ def test_every_command_is_there_with_its_options(path: Path) -> None:
         command.make_parser(click.Context(command)).parse_args(given)
 
 
-def test_a_command_or_option_that_is_not_there_is_noticed() -> None:
-    with pytest.raises(AssertionError, match="shardline has no complie"):
-        resolved(["complie"])
-    command, given = resolved(["compile", "--imag", "i"])
-    with pytest.raises(click.NoSuchOption):
-        command.make_parser(click.Context(command)).parse_args(given)
-
-
 def test_every_target_of_make_is_there() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     called = {word for path in WORKFLOWS for arguments in commands(path, "make") for word in arguments}
