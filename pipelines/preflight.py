@@ -148,14 +148,10 @@ _LONGEST = 40
 
 @dataclass(frozen=True)
 class Proofs:
-    """Where runs on this machine are, and whether a pipeline has to have succeeded in one of them.
-
-    `parameters` are the options by which a command was given those of the run, " --params FILE".
-    """
+    """Where runs on this machine are, and whether a pipeline has to have succeeded in one of them."""
 
     runs_dir: Path
     required: bool = False
-    parameters: str = ""
 
     def of(self, content: bytes, spec: Mapping[str, Any]) -> str:
         """Returns in one line whether a file of this content has run here, and how that came out.
@@ -176,9 +172,7 @@ class Proofs:
             times = "once" if len(same) == 1 else f"{len(same)} times"
             line = f"this file has run here {times}: {_words([*succeeded, *same][0], spec)}"
         if self.required and not succeeded:
-            raise PipelineError(
-                f"{line}; --proven wants a run that succeeded: 'shardline run{self.parameters}' makes one"
-            )
+            raise PipelineError(f"{line}; --proven wants a run that succeeded: 'shardline run' makes one")
         return line
 
 

@@ -7,8 +7,7 @@ import functools
 import importlib.util
 import json
 import os
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -139,19 +138,9 @@ def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_proofs(*args: Any, proven: bool, runs_dir: Path, **values: Any) -> Any:
         from shardline.pipelines.preflight import Proofs
 
-        given = _as_given(click.get_current_context().params)
-        return command(*args, proofs=Proofs(runs_dir, required=proven, parameters=given), **values)
+        return command(*args, proofs=Proofs(runs_dir, required=proven), **values)
 
     return with_proofs
-
-
-def _as_given(values: Mapping[str, Any]) -> str:
-    """Returns the pipeline and the parameters that a command was given, as `shardline run` takes them."""
-    if "texts" not in values or "://" in values["pipeline"]:
-        return ""
-    file = ("--params", str(values["file"])) if values["file"] else ()
-    texts = (word for text in values["texts"] for word in ("--param", text))
-    return f" {shlex.join([values['pipeline'], *file, *texts])}"
 
 
 #: Replicas that one machine may be asked for.

@@ -63,25 +63,7 @@ def diagnoses(**values: Any) -> dict[str, Diagnosis]:
 
 
 def test_a_platform_that_is_ready_is_said_to_be(project: Any) -> None:
-    found = diagnoses()
-
-    assert {what: item.level for what, item in found.items()} == {
-        "credentials": "ok",
-        "project": "ok",
-        "permissions": "ok",
-        "APIs": "ok",
-        "bucket": "ok",
-        "service account": "ok",
-        "roles": "ok",
-    }
-
-
-def test_a_bucket_elsewhere_is_a_warning(project: Any) -> None:
-    Client(project=PROJECT).create_bucket("far-away", location="US")
-
-    found = diagnoses(pipeline_root="gs://far-away/runs")["bucket"]
-
-    assert (found.level, found.found) == ("warning", f"gs://far-away is in us, and runs in {LOCATION}")
+    assert {item.level for item in diagnoses().values()} == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -109,12 +91,11 @@ def test_what_is_missing_is_named_with_what_mends_it(project: Any) -> None:
 
     found = diagnoses()
 
-    assert found["APIs"].level == "error"
-    assert found["APIs"].fix == f"run 'gcloud services enable logging.googleapis.com --project {PROJECT}'"
-    assert found["permissions"].found == "this account lacks aiplatform.schedules.create"
-    assert found["service account"].found == f"this account may not act as {ACCOUNT}"
+    levels = {what: item.level for what, item in found.items() if item.level != "ok"}
+    assert levels == {"APIs": "error", "permissions": "error", "service account": "error", "roles": "warning"}
+    assert "gcloud services enable logging.googleapis.com" in found["APIs"].fix
+    assert "aiplatform.schedules.create" in found["permissions"].found
     assert "roles/storage.objectUser" in found["roles"].found
-    assert found["roles"].level == "warning"
 
 
 @pytest.mark.parametrize(
@@ -132,10 +113,19 @@ def test_a_service_account_that_cannot_be_used(project: Any, account: str, words
 
 
 @pytest.mark.parametrize(
-    ("root", "words"), [("gs://nowhere-at-all/x", "gs://nowhere-at-all does not exist"), ("", "is not given")]
+    ("root", "level", "words"),
+    [
+        ("gs://nowhere-at-all/x", "error", "does not exist"),
+        ("", "warning", "not given"),
+        ("gs://far-away/runs", "warning", "is in us"),
+    ],
 )
-def test_a_bucket_that_cannot_be_used(project: Any, root: str, words: str) -> None:
-    assert words in diagnoses(pipeline_root=root)["bucket"].found
+def test_a_bucket_that_cannot_be_used(project: Any, root: str, level: str, words: str) -> None:
+    Client(project=PROJECT).create_bucket("far-away", location="US")
+    found = diagnoses(pipeline_root=root)["bucket"]
+
+    assert found.level == level
+    assert words in found.found
 
 
 def test_what_may_not_be_looked_at_is_a_warning_and_the_rest_goes_on(
@@ -152,19 +142,6 @@ def test_what_may_not_be_looked_at_is_a_warning_and_the_rest_goes_on(
     assert found["service account"].level == "ok"
 
 
-def test_without_credentials_nothing_else_is_asked(
-    project: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
-
-    first, then = examine(environment())
-
-    assert (first.what, first.level) == ("credentials", "error")
-    assert "gcloud auth application-default login" in first.fix
-    assert (then.what, then.level) == ("not looked at", "warning")
-
-
 def settings(tmp_path: Path) -> Path:
     path = tmp_path / "settings.toml"
     path.write_text(SETTINGS)
@@ -178,11 +155,8 @@ def test_image_and_quota_are_looked_at_with_settings(
 
     (image,) = (item for item in found if item.what == "image")
     assert (image.level, image.found) == ("error", f"{IMAGE}:1 does not exist")
-    quota = {item.found: item.level for item in found if item.what == "quota"}
-    assert quota == {
-        f"training needs 32 of {CPUS}; the limit is 42 (what is in use is not known)": "ok",
-        f"training needs 4 of {GPUS}; the limit is 4 (what is in use is not known)": "ok",
-    }
+    quota = {item.found.partition(";")[0]: item.level for item in found if item.what == "quota"}
+    assert quota == {f"training needs 32 of {CPUS}": "ok", f"training needs 4 of {GPUS}": "ok"}
     project.quotas[GPUS] = 1
     again = [item for item in examine(environment(), load(settings(tmp_path))) if item.what == "quota"]
     assert [item.level for item in again] == ["error", "ok"]
@@ -205,9 +179,7 @@ def test_it_is_said_who_reaches_the_replicas(
     path.write_text(f"{SETTINGS}\n[train.job]\n{job}\n")
     found = {item.what: item for item in examine(environment(network=network), load(path))}
     assert found["training network"].level == level
-    assert (
-        "mine can" in found["training network"].found or "mine who" in found["training network"].found
-    ) == (level == "warning")
+    assert ("mine" in found["training network"].found) == (level == "warning")
 
 
 def test_without_credentials_it_is_said_what_was_not_looked_at(
@@ -219,9 +191,8 @@ def test_without_credentials_it_is_said_what_was_not_looked_at(
     found = {item.what: item for item in examine(environment(), load(settings(tmp_path)))}
 
     assert [what for what, item in found.items() if item.level == "error"] == ["credentials"]
-    assert found["not looked at"].found == (
-        "project, permissions, APIs, bucket, service account, roles, image, quota"
-    )
+    assert "gcloud auth application-default login" in found["credentials"].fix
+    assert found["not looked at"].level == "warning"
     assert found["training network"].level == "ok"  # which settings say
 
 

@@ -187,7 +187,7 @@ def test_a_file_is_sent_with_what_came_of_it_here(fake: FakeVertex) -> None:
     assert done.exit_code == 2
     assert (
         "has not run here, in runs; --proven wants a run that succeeded: "
-        "'shardline run pipeline.yaml --param count=3' makes one" in done.stderr
+        "'shardline run' makes one" in done.stderr
     )
     ran("2027-01-30T09-00-00Z", state="failed")
     done = submit("--proven")

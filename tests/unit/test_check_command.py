@@ -94,21 +94,6 @@ pipeline = "https://europe-west4-kfp.pkg.dev/acme-vision/pipelines/retrain/lates
     assert "remote" not in found.output
 
 
-@pytest.mark.parametrize(
-    ("machine", "meant"),
-    [
-        ("n1-standard-9", "n1-standard-8"),
-        ("n1-standard-15", "n1-standard-16"),
-        ("n1-highmem-1000", "n1-highmem-96"),
-        ("n1-standart-8", "n1-standard-8"),
-    ],
-)
-def test_a_machine_type_that_there_is_not_has_a_neighbour(tmp_path: Path, machine: str, meant: str) -> None:
-    found = run(written(tmp_path / "p.yaml", job(pool(machine), display_name="train")))
-
-    assert f"did you mean {meant}?" in found.output
-
-
 def test_an_error_says_where_and_why_and_what_to_do(tmp_path: Path) -> None:
     found = run(written(tmp_path / "p.yaml", BROKEN))
 

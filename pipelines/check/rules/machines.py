@@ -145,7 +145,7 @@ def machines(pool: Pool) -> Found:
         yield "SL111", "the pool has no machine_type"
     machine, topology = pool.machine_type, pool.machine.get("tpu_topology")
     if machine and machine not in MACHINE_TYPES and not machine.startswith(TPU_FAMILIES):
-        yield "SL112", f"machine_type {machine} is not in the list ({TABLE}){_like(machine)}"
+        yield "SL112", f"machine_type {machine} is not in the list ({TABLE}){_hint(machine, MACHINE_TYPES)}"
     topologies = TPU_TOPOLOGIES.get(machine)
     if topologies and topology not in topologies and "{{$" not in str(topology):
         yield "SL120", f"{machine} has the topologies {', '.join(topologies)}, not {topology!r}"
@@ -260,16 +260,6 @@ _GIGABYTES = {
     "Gi": 1.0737,
     "Ti": 1099.5,
 }
-
-
-def _like(machine: str) -> str:
-    """Returns a hint at the machine type of the same series that is nearest in size, or written alike."""
-    series, _, size = machine.rpartition("-")
-    same = [known for known in MACHINE_TYPES if known.rpartition("-")[0] == series]
-    sizes = sorted(int(number) for known in same if (number := known.rpartition("-")[2]).isdecimal())
-    if not size.isdecimal() or not sizes:
-        return _hint(machine, MACHINE_TYPES)
-    return f"; did you mean {series}-{min(sizes, key=lambda known: abs(known - int(size)))}?"
 
 
 def _hint(found: str, known: Iterable[str]) -> str:
