@@ -369,7 +369,8 @@ def _read(message: Any) -> Existing:
     from google.protobuf import json_format
 
     content: dict[str, Any] = json_format.MessageToDict(type(message).pb(message))
-    return {name: value for name, value in content.items() if value not in (0, False, "", "0")}
+    given = {name: value for name, value in content.items() if value not in (0, False, "", "0")}
+    return {"state": "", **given}
 
 
 def moment_of(text: str | None) -> datetime.datetime | None:

@@ -214,8 +214,6 @@ def ran(name: str, **facts: Any) -> None:
     ("arguments", "message"),
     [
         ([], "the parameter count (int) has no default and must be given"),
-        (["-p", "count=many"], "the parameter count is declared as int, got 'many'"),
-        (["-p", "count=3", "-p", "coutn=3"], "no parameter 'coutn'; did you mean count?"),
         (["-p", "count=3", "--job-id", "Toy"], "id must begin with a letter"),
         (
             ["-p", "count=3", "--label", "Team=a"],
@@ -366,10 +364,7 @@ def test_status_lists_the_latest_runs(fake: FakeVertex) -> None:
     assert f"/runs/toy-0?project={PROJECT}" in full
 
 
-def test_a_run_that_is_not_there_or_elsewhere(fake: FakeVertex) -> None:
-    done = shardline("status", "nobody")
-    assert done.exit_code == 3
-    assert "cannot read the run nobody: not found" in done.output
+def test_a_run_that_is_elsewhere(fake: FakeVertex) -> None:
     done = shardline("status", NAME.replace(LOCATION, "us-east1") + "/toy")
     assert done.exit_code == 2
     assert "give --location us-east1" in done.output
