@@ -38,22 +38,6 @@ def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]
     )
 
 
-def check_pipeline(
-    spec: Mapping[str, Any],
-    parameters: Mapping[str, Any] | None = None,
-    schedule: Schedule | None = None,
-    aim: Aim = Aim.ASKED,
-) -> list[Finding]:
-    """Returns what is wrong with a compiled pipeline (IR); errors first.
-
-    `parameters` are what the run is given, None while nothing is known about it.
-
-    Raises:
-        PipelineError: When the spec is not built as a pipeline is.
-    """
-    return check(Pipeline(spec, parameters, aim=aim), schedule)
-
-
 def refuse_errors(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
     """Checks a pipeline, as `check` does, and returns the warnings.
 

@@ -16,11 +16,11 @@ from shardline.components.rehearse import rehearsal
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines import settings
-from shardline.pipelines.check.checks import check_pipeline
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
 from shardline.trainer.errors import SettingsError
+from tests.helpers.checks import check_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,8 +8,8 @@ import yaml
 
 from shardline.components.configure.component import configure
 from shardline.pipelines import settings
-from shardline.pipelines.check.checks import check_pipeline
 from shardline.pipelines.compile import compile_pipeline
+from tests.helpers.checks import check_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = settings.load(ROOT / "settings" / "local.toml")

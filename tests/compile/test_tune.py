@@ -12,13 +12,13 @@ from click.testing import CliRunner
 
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.pipelines import settings
-from shardline.pipelines.check.checks import check_pipeline
 from shardline.pipelines.check.job import jobs
 from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Pipeline
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.preflight import load_study
 from shardline.trainer.errors import SettingsError
+from tests.helpers.checks import check_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL, STUDY = ROOT / "settings" / "local.toml", ROOT / "settings" / "tune.toml"

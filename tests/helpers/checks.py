@@ -7,9 +7,22 @@ import functools
 import json
 from typing import Any
 
-from shardline.pipelines.check.checks import check_pipeline
+from shardline.pipelines.check.checks import check
+from shardline.pipelines.check.pipeline import Aim, Pipeline
+from shardline.pipelines.check.registry import Finding
+from shardline.pipelines.check.rules.schedules import Schedule
 
 CONTAINER = {"image_uri": "registry/trainer:1", "command": ["python3", "-m", "shardline.trainer.task"]}
+
+
+def check_pipeline(
+    spec: dict[str, Any],
+    parameters: dict[str, Any] | None = None,
+    schedule: Schedule | None = None,
+    aim: Aim = Aim.ASKED,
+) -> list[Finding]:
+    """Returns what is wrong with a pipeline."""
+    return check(Pipeline(spec, parameters, aim=aim), schedule)
 
 
 def codes(spec: dict[str, Any], **context: Any) -> set[str]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.check.checks import check, check_pipeline
+from shardline.pipelines.check.checks import check
 from shardline.pipelines.check.pipeline import Aim, Pipeline
-from tests.helpers.checks import codes, component, job, pipeline, task
+from tests.helpers.checks import check_pipeline, codes, component, job, pipeline, task
 
 KEY = "AIza" + 35 * "x"
 MANY = {f"a{n}": {} for n in range(101)}
