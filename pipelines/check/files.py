@@ -17,7 +17,7 @@ from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.preflight import load_study
 from shardline.pipelines.remote.environment import read_environment
 from shardline.pipelines.remote.schedules import TABLE as SCHEDULES
-from shardline.pipelines.remote.schedules import Declared, load_schedules
+from shardline.pipelines.remote.schedules import load_schedules
 from shardline.pipelines.settings import load, load_image
 from shardline.pipelines.spec import read_pipeline
 from shardline.pipelines.tables import read_file
@@ -41,17 +41,14 @@ def check_file(
         return []
     if SCHEDULES not in keys:
         return check(read(path, given), schedule)
-    return [
-        replace(finding, where=f"schedules.{name}: {finding.where}")
-        for name, declared in load_schedules(path).items()
-        for finding in _check_declared(declared)
-    ]
-
-
-def _check_declared(declared: Declared) -> list[Finding]:
-    if declared.pipeline.startswith("https://"):
-        return list(apply({Schedule: [declared]}))
-    return check(read(Path(declared.pipeline), declared.parameters), declared)
+    found = []
+    for name, declared in load_schedules(path).items():
+        if declared.pipeline.startswith("https://"):
+            findings = list(apply({Schedule: [declared]}))
+        else:
+            findings = check(read(Path(declared.pipeline), declared.parameters), declared)
+        found += [replace(finding, where=f"schedules.{name}: {finding.where}") for finding in findings]
+    return found
 
 
 def read(path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:

@@ -115,8 +115,11 @@ def load_environment(
         if not values.get(name):
             raise missing(name)
     environment = Environment(**{"project": "", "location": ""} | values, origins=origins, file=settings)  # type: ignore[arg-type]  # each is of its field's type
-    if needed:
-        _refuse_placeholders(values, origins)
+    for name, value in values.items() if needed else ():
+        if found := placeholder_value(value):
+            raise SettingsError(
+                f"{name} is {value!r} (from {origins[name]}), where {found} stands for your own; write yours"
+            )
     return environment
 
 
@@ -132,14 +135,6 @@ def placeholder(text: str) -> str:
 def placeholder_value(value: Any) -> str:
     """Returns the word that a value of the table [vertex] still has, or is, as `placeholder` does."""
     return str(value) if value in _WORDS else placeholder(str(value))
-
-
-def _refuse_placeholders(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-    for name, value in values.items():
-        if found := placeholder_value(value):
-            raise SettingsError(
-                f"{name} is {value!r} (from {origins[name]}), where {found} stands for your own; write yours"
-            )
 
 
 def read_values(

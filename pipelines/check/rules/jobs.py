@@ -82,7 +82,8 @@ def pools(pool: Pool) -> Found:
         yield "SL105", f"the pool has {what}"
     written = at(pool.spec).get("replica_count")
     if written is None:
-        if _was_zero(pool):
+        kept = [before for before in pool.job.written_pools if before]
+        if pool.index < len(kept) and at(kept[pool.index]).get("replica_count") == 0:
             yield "SL106", "replica_count is 0: the launcher drops the number and keeps the pool"
     elif "{{$" not in str(written) and (whole(written) is None or pool.replicas < 1):
         yield "SL106", f"replica_count is {written!r}"
@@ -142,11 +143,6 @@ def roles(job: Job) -> Found:
 
 def _role(index: int) -> str:
     return ROLES[index] if index < len(ROLES) else "no role"
-
-
-def _was_zero(pool: Pool) -> bool:
-    kept = [written for written in pool.job.written_pools if written]
-    return pool.index < len(kept) and at(kept[pool.index]).get("replica_count") == 0
 
 
 def _training_strategy(job: Job) -> str:

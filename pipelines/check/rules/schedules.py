@@ -193,7 +193,9 @@ def times(schedule: Schedule) -> Found:
         yield "SL904", f"cron {schedule.cron!r} names no day of any year"
     odd = _odd(cron, zone) if cron and zone else None
     if odd:
-        words = f"{odd:%H:%M} comes twice" if _exists(odd) else f"there is no {odd:%H:%M}"
+        back = odd.astimezone(datetime.UTC).astimezone(odd.tzinfo)
+        is_shown = back.replace(tzinfo=None) == odd.replace(tzinfo=None)
+        words = f"{odd:%H:%M} comes twice" if is_shown else f"there is no {odd:%H:%M}"
         yield "SL905", f"cron {schedule.cron!r}: {words} on {odd:%Y-%m-%d}"
 
 
@@ -250,8 +252,3 @@ def _odd(cron: Cron, zone: ZoneInfo) -> datetime.datetime | None:
             if local.utcoffset() != local.replace(fold=1).utcoffset():
                 return local
     return None
-
-
-def _exists(local: datetime.datetime) -> bool:
-    back = local.astimezone(datetime.UTC).astimezone(local.tzinfo)
-    return back.replace(tzinfo=None) == local.replace(tzinfo=None)

@@ -213,7 +213,9 @@ def caching(task: Task) -> Found:
     if task.inputs("artifacts") or _may_change(task):
         return
     for name, value in task.values().items():
-        if isinstance(value, str) and _is_location(name, value) and not _WRITTEN.search(name):
+        if not isinstance(value, str) or _WRITTEN.search(name):
+            continue
+        if _LOCATION.match(value) or ("table" in name and _TABLE.fullmatch(value)):
             shown = short(" ".join(value.split()), 60)
             yield (
                 "SL513",
@@ -230,10 +232,6 @@ def _may_change(task: Task) -> bool:
         or _OWN_PLACEHOLDERS.search(str(task.value(name)))
         for name in task.inputs("parameters")
     )
-
-
-def _is_location(name: str, value: str) -> bool:
-    return bool(_LOCATION.match(value) or ("table" in name and _TABLE.fullmatch(value)))
 
 
 def _is_passed_down(task: Task, name: str) -> bool:
