@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from shardline.components.preprocess.sources import Example, Span
+from shardline.components.preprocess.sources.example import Example, Span
 
 CLASSES = 5
 

@@ -25,7 +25,7 @@ from shardline.components.preprocess.digests import repeated
 from shardline.components.preprocess.plan import Plan
 from shardline.components.preprocess.run import plan_dataset
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import Example, Span
+from shardline.components.preprocess.sources.example import Example, Span
 from shardline.components.preprocess.work_directory import WorkDirectory
 
 _MANY = 100_000_000

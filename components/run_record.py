@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import os
 import socket
@@ -66,11 +65,10 @@ def held(directory: Path, *, shared: bool = False) -> Iterator[bool]:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            free = files.lock(descriptor, shared=shared)
         except OSError:
-            yield False
-        else:
-            yield True
+            free = False
+        yield free
     finally:
         os.close(descriptor)
 

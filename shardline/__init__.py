@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardline.components.preprocess.run import preprocess
     from shardline.components.preprocess.settings import PreprocessSettings
-    from shardline.components.preprocess.sources import BadExample, Example, Source, Span
+    from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
     from shardline.components.validate.gate import Gate
     from shardline.components.validate.validation import validate
     from shardline.pipelines.compile import compile_pipeline
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 #: Module of each public name.
 _MODULES = {
-    "BadExample": "shardline.components.preprocess.sources",
+    "BadExample": "shardline.components.preprocess.sources.example",
     "DatasetInfo": "shardline.trainer.data.manifest",
-    "Example": "shardline.components.preprocess.sources",
+    "Example": "shardline.components.preprocess.sources.example",
     "Feature": "shardline.trainer.data.features",
     "Gate": "shardline.components.validate.gate",
     "Label": "shardline.trainer.data.features",
@@ -48,8 +48,8 @@ _MODULES = {
     "PreprocessSettings": "shardline.components.preprocess.settings",
     "QuantileLoss": "shardline.trainer.models.quantiles",
     "ShardlineError": "shardline.trainer.errors",
-    "Source": "shardline.components.preprocess.sources",
-    "Span": "shardline.components.preprocess.sources",
+    "Source": "shardline.components.preprocess.sources.example",
+    "Span": "shardline.components.preprocess.sources.example",
     "TrainSettings": "shardline.trainer.settings",
     "compile_pipeline": "shardline.pipelines.compile",
     "evaluate": "shardline.trainer.scoring",

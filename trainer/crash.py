@@ -44,7 +44,7 @@ _SHOWN_LETTERS = 400
 _RINGS = ("shardline", "trainer", "components", "pipelines")
 #: What the extra `local` installs beside what every installation has, as it is imported.
 _OF_EXTRAS = {
-    *("cv2", "fsspec", "google_crc32c", "jinja2", "keras", "matplotlib", "numpy", "optuna", "PIL", "psutil"),
+    *("cv2", "google_crc32c", "jinja2", "keras", "matplotlib", "numpy", "optuna", "PIL", "psutil"),
     *("pyarrow", "rich", "scipy", "simplejpeg", "sklearn", "tensorboard", "tensorflow", "xxhash"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
@@ -115,6 +116,18 @@ def replacing(path: Path) -> Iterator[Path]:
         sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Locks an open file until it is closed, and returns whether no other process has locked it.
+
+    A process that is killed has closed its files. Raises OSError where the file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def sync(path: Path) -> None:

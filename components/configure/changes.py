@@ -29,7 +29,7 @@ from shardline.components.model_store.champions import (
 )
 from shardline.components.preprocess import schema
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import bigquery, many_files
+from shardline.components.preprocess.sources import bigquery, columns
 from shardline.components.preprocess.sources.snapshots import pinned
 from shardline.components.text import quality, short
 from shardline.components.train.settings import TrainingSettings
@@ -209,7 +209,7 @@ def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:
     check_installed(formats)
     form, _, path = data.source.partition(":")
     if formats and form in ("table", "bigquery") and "image" not in data.features:
-        found = many_files.open_table(path)[0] if form == "table" else bigquery.open_columns(data.source)
+        found = columns.open_table(path)[0] if form == "table" else bigquery.open_columns(data.source)
         if "image" not in found.types:
             refuse_table(formats)
 

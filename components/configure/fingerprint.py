@@ -24,7 +24,7 @@ from shardline.components.preprocess.ahead import Room, TruncatedError, in_order
 from shardline.components.preprocess.listing import File, below, find_files, matching
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, open_source
-from shardline.components.preprocess.sources.many_files import is_pattern, open_table
+from shardline.components.preprocess.sources.columns import is_pattern, open_table
 from shardline.components.run_plugins import plugins_of
 from shardline.components.text import size as size_text
 from shardline.trainer import plugins
@@ -117,9 +117,7 @@ def _of_files(files: Iterable[File], deep: bool) -> Fingerprint:
     count = size = 0
     for file in _with_contents(files) if deep else files:
         count += 1
-        size += max(0, file.size)
-        if not file.version:
-            return _unknown(f"of {file.path} neither version nor time of change is known; deep=true reads it")
+        size += file.size
         ways.add(file.is_generation)
         digest.update(repr((file.name, file.size, file.version)).encode())
     text = f"{count:,} file{'' if count == 1 else 's'}, {size_text(size)}"
@@ -146,7 +144,7 @@ def _with_content(file: File) -> File:
 
 
 def _with_far_content(room: Room, file: File) -> File:
-    if not 0 <= file.size <= _SMALL:
+    if file.size > _SMALL:
         with room.taken(_ROOM - _SMALL):  # ranges of it are in flight
             return _with_content(file)
     with room.taken(file.size), storage.one_line(file.path):

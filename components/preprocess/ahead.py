@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
+
+from shardline.components.vertex.refusals import Kind, kind_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -22,26 +22,16 @@ Result = TypeVar("Result")
 IN_FLIGHT = 128
 #: Bytes that are held at most, about, of results that nobody has taken.
 ROOM = 32 << 20
+#: Seconds during which a request is sent again.
+PATIENCE_S = 20.0
 
 # So many reads are sent before the size of any is known.
 _FIRST = 16
 
-_ATTEMPTS = 7
-_FIRST_PAUSE_SECONDS = 0.2
 _AGAIN = {
     errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED,
     errno.EPIPE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EREMOTEIO,
 }  # fmt: skip
-# 401: a token that has just expired. Of a photo none of these says that it is bad.
-_NO_TOKEN, _SERVER_ERROR = 401, 500
-_PASSING = (_NO_TOKEN, 408, 429)
-# Errors of connections, by the module of their class, and those of them that will not pass: a certificate.
-_CLIENTS = ("aiohttp", "requests", "google")
-_LOST = {
-    *("ClientConnectionError", "ClientPayloadError"),
-    *("ConnectionError", "Timeout", "ChunkedEncodingError", "TransportError"),
-}
-_UNTRUSTED = {"SSLError", "ClientSSLError", "CertificateError"}
 
 
 class Tally:
@@ -98,34 +88,42 @@ class TruncatedError(OSError):
 
 def is_transient(error: BaseException) -> bool:
     """Returns whether the same request may succeed a moment later."""
-    response = getattr(error, "response", None)
-    status = getattr(error, "status", None) or getattr(error, "code", getattr(response, "status_code", None))
-    if isinstance(status, int):
-        passing = status in _PASSING or status >= _SERVER_ERROR
-        return passing and not (status == _NO_TOKEN and "Anonymous caller" in str(error))
-    kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith(_CLIENTS)}
-    if kinds & _LOST:
-        return not kinds & _UNTRUSTED
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and isinstance(error.errno, int):
         return error.errno in _AGAIN
     if isinstance(error, TimeoutError | ConnectionError):
         return True
+    kind = kind_of(error)
+    if kind is Kind.UNREACHED:
+        return "certificate" not in str(error).lower()
     # What renews a token raises an error of its own from that of the connection.
-    return bool(kinds and error.__cause__ and is_transient(error.__cause__))
+    cause = error.__cause__ if type(error).__module__.startswith("google.auth") else None
+    return kind in (Kind.BUSY, Kind.LOST) or (cause is not None and is_transient(cause))
 
 
 def persistently(request: Callable[[Item], Result], item: Item) -> Result:
     """Returns what a request gives, sent again after errors that may pass, each time after a longer pause."""
-    for attempt in range(_ATTEMPTS - 1):
-        try:
-            return request(item)
-        except Exception as error:
-            if not is_transient(error):
-                raise
-        REPEATED.add(1)
-        # Not all at the same moment: that is what the bucket complains about.
-        time.sleep(_FIRST_PAUSE_SECONDS * 2**attempt * random.uniform(0.5, 1.5))
-    return request(item)
+    try:
+        return request(item)
+    except Exception as error:
+        if not is_transient(error):
+            raise
+        failed = [error]
+    # Only now, as it takes a tenth of a second to load.
+    from google.api_core.exceptions import RetryError
+    from google.api_core.retry import Retry
+
+    def attempt() -> Result:
+        if failed:
+            raise failed.pop()
+        return request(item)
+
+    policy = Retry(
+        is_transient, initial=0.5, maximum=8.0, timeout=PATIENCE_S, on_error=lambda _: REPEATED.add(1)
+    )
+    try:
+        return policy(attempt)()
+    except RetryError as over:
+        raise over.cause from over.cause.__cause__
 
 
 def in_order(

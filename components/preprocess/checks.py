@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardline.components.preprocess.example import OWN_FEATURES, entries
 from shardline.components.preprocess.labels import LARGEST_FLOAT
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import BadExample, Example
+from shardline.components.preprocess.sources.example import BadExample, Example
 from shardline.trainer.data.features import (
     CLASS,
     LABEL,
@@ -48,7 +48,7 @@ def checked(found: Any, classes: int | None) -> Example:
             raise BadRecordError(found.name, found.reason)
         raise SourceError(
             f"the source yields a {type(found).__name__}, not an Example "
-            "(shardline.components.preprocess.sources)"
+            "(shardline.components.preprocess.sources.example)"
         )
     example: Example = found
     name, label, split = example.key, example.label, example.split

@@ -21,7 +21,7 @@ from shardline.components.preprocess.places import NOWHERE
 from shardline.components.preprocess.plan import Plan, PlannedShard
 from shardline.components.preprocess.rows import Numbers
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import WHOLE_FILE
+from shardline.components.preprocess.sources.example import WHOLE_FILE
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import files
 from shardline.trainer.data.features import Feature, Label, Tally

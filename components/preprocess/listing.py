@@ -1,4 +1,4 @@
-"""Listings of sources: names, sizes and versions of files, here, in a bucket, or behind another URL.
+"""Listings of sources: names, sizes and versions of files on this machine and in buckets.
 
 Of a bucket, mounted or not, the API tells of 1,000 files a request, and a mount of one: the API is asked, and
 the mount where it does not answer. In each way hidden files are left out, and the order is that of the bytes
@@ -12,43 +12,40 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple, Protocol, TypeVar
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.ahead import in_order, persistently
-from shardline.components.vertex.objects import Names, Object, Page
+from shardline.components.preprocess.ahead import in_order
+from shardline.components.vertex.objects import Bucket, Page, parse_uri
 from shardline.trainer import files, progress
 from shardline.trainer.errors import PlatformError, SourceError
-
-#: Version of an object in Cloud Storage, by the name that gcsfs has for it too.
-_GENERATION = "generation"
-#: What other file systems call the version of a file, the surest first.
-_VERSIONS = (
-    "etag", "ETag", "md5Hash", "crc32c", "checksum",
-    "mtime", "LastModified", "last_modified", "updated", "created",
-)  # fmt: skip
 
 T = TypeVar("T")
 
 # Names that Cloud Storage FUSE remembers unless told otherwise, and folders that are listed for it.
 _KNOWN, _FOLDERS = 20_000, 1_000
 
+# Into how many ranges the names of a bucket are divided at most, how many of these are listed at the same
+# time, and how many bytes are held, about, of those that nobody has taken.
+_RANGES, _TOGETHER, _ROOM = 16, 8, 64 << 20
+
 _WILD = re.compile(r"[*?[]")
 
 
 class File(NamedTuple):
-    """One file of a source, here or behind a URL.
+    """One file of a source, here or in a bucket.
 
-    `name` is relative to the directory that was listed, else the whole path; `size` is in bytes, -1 where the
-    file system does not say. `version` is the time of change in nanoseconds, or what a remote file system has
-    in its place, "" for none; `is_generation` tells that it is that of an object.
+    `name` is relative to the directory that was listed, else the whole path; `size` is in bytes. `version` is
+    the time of change in nanoseconds, or of an object its generation, as `is_generation` tells. Of a file of
+    a `Directory`, size is -1 and version "".
     """
 
     name: str
     path: str
-    size: int
-    version: str
+    size: int = -1
+    version: str = ""
     is_generation: bool = False
 
 
@@ -68,8 +65,23 @@ def below(directory: str, *, to_read: bool = False) -> Iterator[File]:
     `to_read`: whether they will all be read in this order, which a mount that has listed them does faster.
     """
     root = storage.resolve(directory)
-    found = None if to_read and not storage.is_remote(root) else far(root)
-    return found.files() if found else _walked(root)
+    found = Directory(root) if to_read and not storage.is_remote(root) else listed(root)
+    return _described(found.files(), root) if isinstance(found, Directory) else found.files()
+
+
+def listed(root: str) -> Listing:
+    """Returns the listing of a resolved directory, by the API of its bucket if it has one that answers.
+
+    Raises PlatformError or SourceError where it is in a bucket that is not mounted, and cannot be listed.
+    """
+    if uri := _uri(root):
+        bucket, prefix = parse_uri(uri)
+        found = Objects(bucket, prefix and f"{prefix}/", root)
+        if _first(found.top(), bucket, root):
+            return found
+        if storage.is_remote(root):
+            raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
+    return Directory(root)
 
 
 def tell_mount(folders: Sequence[str]) -> None:
@@ -125,12 +137,11 @@ def matching(pattern: str) -> Iterator[File]:
 def _matching(pattern: str) -> Iterator[File]:
     pattern = storage.resolve(pattern)
     found = _matching_objects(pattern)
-    first = next(found, None)
-    if first:
+    if first := next(found, None):
         return itertools.chain([first], found)
     if storage.is_remote(pattern):
-        return _matching_urls(pattern)
-    return _described(((path, path) for path in _globbed(pattern)), storage.is_far(os.path.dirname(pattern)))
+        raise NoFileError(f"no file matches {pattern!r}")
+    return _described((File(path, path) for path in _globbed(pattern)), os.path.dirname(pattern))
 
 
 def find_files(pattern: str) -> list[str]:
@@ -138,40 +149,26 @@ def find_files(pattern: str) -> list[str]:
     return [file.path for file in matching(pattern)]
 
 
-def far(root: str) -> Listing | None:
-    """Returns the listing of a bucket or of a URL; None of a directory that has to be walked."""
-    uri = _uri(root)
-    if uri:
-        bucket, _, prefix = uri.removeprefix("gs://").partition("/")
-        found = Objects(Names(bucket), prefix and f"{prefix}/", root)
-        if _first(found.top(), bucket, root):
-            return found
-    return Url(root) if storage.is_remote(root) else None
-
-
 def _uri(path: str) -> str:
     """Returns the gs:// URI of a path in a bucket, mounted or not; "" of any other."""
-    if storage.is_remote(path):
-        return path.rstrip("/") if path.startswith("gs://") else ""
-    return files.bucket_uri(path)
+    return path.rstrip("/") if storage.is_remote(path) else files.bucket_uri(path)
 
 
-def _first(found: Iterator[T], bucket: str, path: str) -> T | None:
-    """Returns the first thing that a bucket's API says; where it does not answer, why is said once."""
+def _first(found: Iterator[T], bucket: Bucket, path: str) -> T | None:
+    """Returns the first thing that a bucket's API says; where it does not answer for a mount, why is said."""
     try:
         return next(found, None)
-    except (PlatformError, ImportError) as error:
-        _say(
-            f"gs://{bucket}",
-            "by gcsfs" if storage.is_remote(path) else "through its mount, a request a file",
-            str(error),
-        )
+    except PlatformError as error:
+        if storage.is_remote(path):
+            raise
+        _say(bucket.name, str(error))
         return None
 
 
 @functools.cache
-def _say(bucket: str, way: str, why: str) -> None:
-    progress.say("listing", f"{bucket} is listed {way}, as its API does not answer: {why}")
+def _say(bucket: str, why: str) -> None:
+    way = "through its mount, a request a file"
+    progress.say("listing", f"gs://{bucket} is listed {way}, as its API does not answer: {why}")
 
 
 class Objects:
@@ -180,13 +177,13 @@ class Objects:
     `prefix` is that of its names, `root` the path by which its files are read.
     """
 
-    def __init__(self, names: Names, prefix: str, root: str) -> None:
-        self._names, self._prefix, self._root = names, prefix, root.rstrip("/")
+    def __init__(self, bucket: Bucket, prefix: str, root: str) -> None:
+        self._bucket, self._prefix, self._root = bucket, prefix, root.rstrip("/")
         self._folders: Sequence[str] = ()
 
     @functools.cached_property
     def _first(self) -> Page:
-        page = next(self._names.pages(self._prefix, delimiter="/"))
+        page = next(self._bucket.pages(self._prefix, delimiter="/"))
         self._folders = page.folders
         return page
 
@@ -194,7 +191,7 @@ class Objects:
         """Yields the names in the folder, and those of folders with a slash behind."""
         pages, folders = iter([self._first]), list[str]()
         if token := self._first.token:
-            pages = itertools.chain(pages, self._names.pages(self._prefix, token, delimiter="/"))
+            pages = itertools.chain(pages, self._bucket.pages(self._prefix, token, delimiter="/"))
         for page in pages:
             folders += page.folders
             for name in itertools.chain((each.name for each in page), page.folders):
@@ -203,87 +200,88 @@ class Objects:
         self._folders = folders
 
     def files(self) -> Iterator[File]:
-        """Yields all files below the folder."""
+        """Yields all files below the folder, of which several ranges are listed at the same time."""
         start, mounted = len(self._prefix), not storage.is_remote(self._root)
-        for name, size, generation in self._names.objects(self._prefix, self._folders):
+        cuts = list(self._folders[:: -(-len(self._folders) // _RANGES) or 1])[1:]
+        for name, size, generation in itertools.chain.from_iterable(self._pages(cuts)):
             inner = name[start:]
             # A mount shows no name with an empty part.
             if _is_visible(inner) and inner[-1] != "/" and not (mounted and "//" in f"/{inner}"):
                 yield File(inner, f"{self._root}/{inner}", size, str(generation), True)
 
+    def _pages(self, cuts: Sequence[str]) -> Iterator[Page]:
+        if not cuts:
+            yield from self._bucket.pages(self._prefix)
+            return
 
-class Url:
-    """Listing of what is behind any other URL, which is held."""
+        def pages(ends: tuple[str, str]) -> list[Page]:
+            options = dict(zip(("start_offset", "end_offset"), ends, strict=True))
+            return list(
+                self._bucket.pages(self._prefix, **{name: end for name, end in options.items() if end})
+            )
+
+        def weight(found: list[Page]) -> int:
+            return sum(page.weight for page in found)
+
+        ranges = itertools.pairwise(["", *cuts, ""])
+        for found in in_order(pages, ranges, size=weight, in_flight=_TOGETHER, room=_ROOM):
+            if isinstance(found, Exception):
+                raise found
+            yield from found
+
+
+class Directory:
+    """Listing of a directory of this machine, or of a mount, of which no file is asked by its name."""
 
     def __init__(self, root: str) -> None:
-        file_system, inner = storage.remote(root)
-        with storage.one_line(root, "the directory "):
-            found = persistently(functools.partial(file_system.find, detail=True), inner)
-        prefix, root = inner.rstrip("/") + "/", root.rstrip("/")
-        self._files = [
-            _remote_file(name, f"{root}/{name}", found[path])
-            for path in sorted(found)
-            if path.startswith(prefix) and _is_visible(name := path.removeprefix(prefix))
-        ]
-        if not self._files:
-            raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
+        self._root = root
 
     def top(self) -> Iterator[str]:
-        """Yields the names in the directory, and those of folders with a slash behind."""
-        heads = (name.partition("/")[:2] for name, *_ in self._files)
-        return iter(dict.fromkeys(map("".join, heads)))
+        """Yields the names in the directory, those of folders with a slash behind."""
+        return iter(_names(self._root, follow=True))
 
     def files(self) -> Iterator[File]:
-        """Yields all files below the directory."""
-        return iter(self._files)
+        """Yields all files below the directory; of links, those in it may lead to folders."""
+        return _walk(self._root, "")
+
+
+def _walk(directory: str, prefix: str) -> Iterator[File]:
+    for name in _names(directory, follow=not prefix):
+        path = f"{directory.rstrip('/')}/{name}"
+        if name[-1] == "/":
+            yield from _walk(path[:-1], prefix + name)
+        else:
+            yield File(prefix + name, path)
+
+
+def _names(directory: str, *, follow: bool) -> list[str]:
+    with storage.one_line(directory, "the directory "), os.scandir(directory) as entries:
+        return sorted(
+            f"{entry.name}/" if entry.is_dir(follow_symlinks=follow) else entry.name
+            for entry in entries
+            if entry.name[0] != "."
+        )
+
+
+def _described(found: Iterable[File], root: str) -> Iterator[File]:
+    """Yields files with size and version; many are asked for at the same time where they are far."""
+    try:
+        for file in in_order(_stat, found, size=lambda _: 1) if storage.is_far(root) else map(_stat, found):
+            if isinstance(file, Exception):
+                raise file
+            yield file
+    except OSError as error:
+        raise SourceError(f"cannot read {error.filename!r}: {storage.reason(error)}") from None
+
+
+def _stat(file: File) -> File:
+    status = os.stat(file.path)
+    return File(file.name, file.path, status.st_size, str(status.st_mtime_ns))
 
 
 def _is_visible(name: str) -> bool:
     """Returns whether a name, relative to what was listed, is one and no part of it is hidden."""
     return name != "" and "/." not in f"/{name}"
-
-
-def _remote_file(name: str, url: str, details: Mapping[str, Any]) -> File:
-    size, generation = details.get("size"), details.get(_GENERATION)
-    version = generation or next((details[key] for key in _VERSIONS if details.get(key)), "")
-    return File(name, url, -1 if size is None else int(size), str(version), bool(generation))
-
-
-def _walked(root: str) -> Iterator[File]:
-    return _described(_walk(root, ""), storage.is_far(root))
-
-
-def _walk(directory: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yields names and paths of all files below a directory."""
-    with storage.one_line(directory, "the directory "), os.scandir(directory) as entries:
-        names = sorted(
-            f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
-            for entry in entries
-            if entry.name[0] != "."
-        )
-    for name in names:
-        path = f"{directory.rstrip('/')}/{name}"
-        if name[-1] == "/":
-            yield from _walk(path[:-1], prefix + name)
-        else:
-            yield prefix + name, path
-
-
-def _described(names: Iterable[tuple[str, str]], is_far: bool) -> Iterator[File]:
-    """Yields files, given name and path of each; many are asked for at the same time where they are far."""
-    try:
-        for found in in_order(_file, names) if is_far else map(_file, names):
-            if isinstance(found, Exception):
-                raise found
-            yield found
-    except OSError as error:
-        raise SourceError(f"cannot read {error.filename!r}: {storage.reason(error)}") from None
-
-
-def _file(names: tuple[str, str]) -> File:
-    name, path = names
-    status = os.stat(path)
-    return File(name, path, status.st_size, str(status.st_mtime_ns))
 
 
 def _globbed(pattern: str) -> list[str]:
@@ -301,39 +299,31 @@ def _globbed(pattern: str) -> list[str]:
     return sorted(found)
 
 
-def _matching_urls(pattern: str) -> Iterator[File]:
-    file_system, inner = storage.remote(pattern)
-    with storage.one_line(pattern):
-        found = persistently(functools.partial(file_system.glob, detail=True), inner)
-    if not found:
-        raise NoFileError(f"no file matches {pattern!r}")
-    for path in sorted(found):
-        url = file_system.unstrip_protocol(path)
-        yield _remote_file(url, url, found[path])
-
-
 def _matching_objects(pattern: str) -> Iterator[File]:
-    """Yields the files of a bucket that match a pattern; none where its API does not answer."""
-    bucket, _, wanted = _uri(pattern).removeprefix("gs://").partition("/")
-    if not wanted or _WILD.search(bucket):
+    """Yields the files of a bucket that match a pattern; none where the API of a mounted one is silent."""
+    bucket, wanted = parse_uri(_uri(pattern))
+    if not wanted or _WILD.search(bucket.name):
         return
-    names = Names(bucket)
-    page = _first(names.pages(wanted, page_size=1), bucket, pattern)  # the name itself may have brackets
+    page = _first(bucket.pages(wanted, page_size=1), bucket, pattern)  # the name itself may have brackets
     first, wild = next(iter(page or ()), None), _WILD.search(wanted)
-    root = f"gs://{bucket}" if storage.is_remote(pattern) else str(files.local_path(f"gs://{bucket}"))
-
-    def file(found: Object) -> File:
-        path = f"{root}/{found.name}"
-        return File(path, path, found.size, str(found.generation), True)
-
+    uri = f"gs://{bucket.name}"
+    root = uri if storage.is_remote(pattern) else str(files.local_path(uri))
     if first and first.name == wanted:
-        yield file(first)
+        yield File(f"{root}/{wanted}", f"{root}/{wanted}", first.size, str(first.generation), True)
     elif page and wild:
-        from fsspec.utils import glob_translate
-
-        matches, start = re.compile(glob_translate(wanted)).match, wanted.rfind("/", 0, wild.start()) + 1
+        parts, start = wanted.split("/"), wanted.rfind("/", 0, wild.start()) + 1
         folder = {} if "/" in wanted[wild.start() :] or "**" in wanted else {"delimiter": "/"}
-        for page in names.pages(wanted[: wild.start()], **folder):
-            for each in page:
-                if matches(each.name) and _is_visible(each.name[start:]) and each.name[-1] != "/":
-                    yield file(each)
+        for name, size, generation in itertools.chain.from_iterable(
+            bucket.pages(wanted[: wild.start()], **folder)
+        ):
+            if _is_visible(name[start:]) and name[-1] != "/" and _matches(name.split("/"), parts):
+                yield File(f"{root}/{name}", f"{root}/{name}", size, str(generation), True)
+
+
+def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
+    """Returns whether the parts of a name match those of a pattern, as `glob` has it: ** is any number."""
+    if not parts:
+        return not names
+    if parts[0] == "**":
+        return any(_matches(names[skipped:], parts[1:]) for skipped in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], parts[0]) and _matches(names[1:], parts[1:])

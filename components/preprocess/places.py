@@ -15,12 +15,11 @@ from typing import Any, Self
 import numpy as np
 import xxhash
 
-from shardline.components.preprocess import copies, storage
+from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import in_order
-from shardline.components.preprocess.far import changed, read_far
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.rows import Fields, Rows, key_text
-from shardline.components.preprocess.sources import WHOLE_FILE, Span
+from shardline.components.preprocess.sources.example import WHOLE_FILE, Span, changed, read_far
 from shardline.trainer.errors import BadRecordError, SourceError
 
 #: Number of the place of examples without an image.
@@ -176,7 +175,7 @@ class ImageReader:
         copy = ""
         if place.kind == "file" and storage.is_far(place.path):
             with storage.one_line(place.path):
-                copy = copies.find(place.path, storage.fetch)
+                copy = storage.find_copy(place.path)
         try:
             path = copy or (self._spool if place.kind == "spool" else place.path)
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -186,7 +185,7 @@ class ImageReader:
         status = os.fstat(file)
         # Of a file that is far, what there is now that the copy is here: it is no later.
         found = storage.stamp(place.path) if copy else (status.st_size, status.st_mtime_ns)
-        if place.kind == "file" and (found[0] or 0, found[1]) != (place.size, place.changed):
+        if place.kind == "file" and found != (place.size, place.changed):
             raise changed(place.path, "changed")
         return file
 
@@ -303,7 +302,7 @@ class ImageLocator:
         known = self._numbers.setdefault((kind, path), len(self.places))
         if known == len(self.places):
             size, changed = storage.stamp(path) if kind == "file" else (0, 0)
-            self.places.append(Place(kind, path, size or 0, changed))
+            self.places.append(Place(kind, path, size, changed))
         return known
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.preprocess import copies, marks, storage, work_directory
 from shardline.components.preprocess import finish as finishing
+from shardline.components.preprocess import marks, storage, work_directory
 from shardline.components.preprocess import schema as schemas
 from shardline.components.preprocess.ahead import REPEATED, persistently
 from shardline.components.preprocess.checks import check_anomalies
@@ -107,7 +107,7 @@ def _working(out: Path, *, shared: bool = False, take_over: bool = False) -> Ite
     """Holds the work directory of `out`; what writing into it raises becomes one line."""
     with work_directory.locked(out, shared=shared, take_over=take_over) as work:
         try:
-            with copies.kept_in(work.copies):
+            with storage.kept_in(work.copies):
                 yield work
         except (OSError, RunError) as error:
             with contextlib.suppress(OSError):  # why it cannot be asked has been said

@@ -1,24 +1,27 @@
-"""Files that are read: on this machine, in Cloud Storage mounted under /gcs/, or behind any other URL.
+"""Files that are read: on this machine, in a bucket mounted under /gcs/, or in one that is not, gs://.
 
 Whatever cannot be found, opened or read is a SourceError of one line. What is far, behind a network, is read
-in ranges that are fetched ahead.
+in ranges that are fetched ahead, or from a copy that a run keeps on this machine's disk while it lasts
+(`kept_in`): a source may read its files more than once, and a writer reads them again record by record.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import io
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
-from shardline.components.preprocess import copies
+import xxhash
+
 from shardline.components.preprocess.ahead import TruncatedError, in_order, persistently
+from shardline.components.vertex.objects import parse_uri
 from shardline.trainer import files
 from shardline.trainer.errors import ShardlineError, SourceError
 
@@ -28,23 +31,34 @@ _LONGEST_LINE = 64 << 20
 # Bytes of a range, how many are under way for one file, and the part of one that a single stream copies.
 _RANGE, _RANGES, _PART = 4 << 20, 6, 64 << 20
 
+# Files that are copied at the same time; of large ones ranges are, too.
+_TOGETHER = 32
+
 
 def resolve(path: str) -> str:
-    """Returns how a path is best read: gs://bucket/x as /gcs/bucket/x where the bucket is mounted."""
-    if not path.startswith("gs://"):
+    """Returns how a path is best read: gs://bucket/x as /gcs/bucket/x where the bucket is mounted.
+
+    Raises SourceError for any other URL.
+    """
+    if not is_remote(path):
+        if "://" in path:
+            raise SourceError(
+                f"cannot read {path!r}: of URLs only gs://BUCKET/PATH is read; copy it into a bucket, or "
+                "read it in a source class of your own"
+            )
         return os.path.expanduser(path)
     bucket = "/".join(path.split("/", 3)[:3])
     return str(files.local_path(path)) if files.local_path(bucket).is_dir() else path
 
 
 def is_remote(path: str) -> bool:
-    """Returns whether a resolved path is a URL, to be read through fsspec."""
-    return "://" in path
+    """Returns whether a resolved path is an object, to be read by the API of Cloud Storage."""
+    return path.startswith("gs://")
 
 
 @contextlib.contextmanager
 def one_line(path: str, what: str = "") -> Iterator[None]:
-    """Turns what reading a file raises into one line; of a URL that is anything (HTTP, credentials)."""
+    """Turns what reading a file raises into one line; of a bucket that is anything (HTTP, credentials)."""
     try:
         yield
     except ShardlineError:
@@ -63,12 +77,12 @@ def is_far(path: str) -> bool:
 def open_read(path: str) -> BinaryIO:
     """Opens a file for reading; a local one without a buffer, as its readers ask for large blocks.
 
-    Of one that is far, the copy is opened that is on this disk (`copies`), or else ranges are read ahead.
+    Of one that is far, the copy is opened that is kept on this disk, or else ranges are read ahead.
     """
     with one_line(path):
         if not is_far(path):
             return _open_local(path)
-        copy = copies.find(path, fetch)
+        copy = find_copy(path)
         return _open_local(copy) if copy else cast(BinaryIO, io.BufferedReader(Ranges(path), _RANGE))
 
 
@@ -108,8 +122,8 @@ def upload(source: Path, target: Path, before: Callable[[], None] = lambda: None
 def read_whole(path: str, generation: int = 0) -> bytes:
     """Returns the content of a file, far or near, in one request; of an object, perhaps of one generation."""
     if is_remote(path):
-        file_system, inner = remote(path)
-        return _content(file_system, inner, **_pinned(generation))
+        bucket, name = parse_uri(path)
+        return bucket.read(name, generation)
     with _open_local(path) as file:
         return file.read()
 
@@ -128,11 +142,7 @@ class Ranges(io.RawIOBase):
 
     def __init__(self, path: str) -> None:
         self._path = path
-        (size, self._changed), self._whole = stamp(path), None
-        if size is None:  # a server that does not say
-            self._whole = persistently(read_whole, path)
-            size = len(self._whole)
-        self.size = size
+        self.size, self._changed = stamp(path)
         self._blocks: Iterator[bytes | Exception] = iter(())
         self._block = memoryview(b"")
         self._position = 0
@@ -201,51 +211,39 @@ class Ranges(io.RawIOBase):
 
     def _range(self, start: int, end: int = 0) -> bytes:
         end = end or min(start + _RANGE, self.size)
-        if self._whole is not None:
-            return self._whole[start:end]
-        if is_remote(self._path):
-            file_system, inner = remote(self._path)
-            try:
-                data = _content(file_system, inner, start=start, end=end, **_pinned(self._changed))
-            except FileNotFoundError:
-                raise self._replaced() from None
-            if len(data) != end - start:
-                raise TruncatedError(self._path, len(data), end - start)
-            return data
-        return b"".join(self.parts(start, end))
+        if not is_remote(self._path):
+            return b"".join(self.parts(start, end))
+        bucket, name = parse_uri(self._path)
+        try:
+            data = bucket.read(name, self._changed, start, end)
+        except FileNotFoundError:
+            raise self._replaced() from None
+        if len(data) != end - start:
+            raise TruncatedError(self._path, len(data), end - start)
+        return data
 
 
-def stamp(path: str) -> tuple[int | None, int]:
-    """Returns the size of a file in bytes, None where nobody says it, and what another content has not.
+def stamp(path: str) -> tuple[int, int]:
+    """Returns the size of a file in bytes, and what another content has not.
 
-    That is the generation of an object, the time of the last change of a file here or in a mounted bucket, in
-    nanoseconds since the epoch, and of what is behind other URLs 0.
+    That is the generation of an object, or the time of the last change of a file here or in a mounted bucket,
+    in nanoseconds since the epoch.
     """
     with one_line(path):
         return persistently(_stamp, path)
 
 
-def _stamp(path: str) -> tuple[int | None, int]:
-    if not is_remote(path):
-        with _open_local(path) as file:
-            return _stamp_of(file)
-    file_system, inner = remote(path)
-    found = file_system.info(inner)
-    return found.get("size"), int(found.get("generation") or 0)
+def _stamp(path: str) -> tuple[int, int]:
+    if is_remote(path):
+        bucket, name = parse_uri(path)
+        return bucket.find(name)[1:]
+    with _open_local(path) as file:
+        return _stamp_of(file)
 
 
 def _stamp_of(file: BinaryIO) -> tuple[int, int]:
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
-
-
-def _content(file_system: Any, inner: str, **how: Any) -> bytes:
-    return cast(bytes, file_system.cat_file(inner, **how))
-
-
-def _pinned(generation: int) -> dict[str, str]:
-    """Returns the argument of gcsfs that reads one generation of an object, and no other."""
-    return {"generation": str(generation)} if generation else {}
 
 
 def open_text(path: str) -> TextIO:
@@ -268,36 +266,66 @@ def lines(text: TextIO, path: str) -> Iterator[str]:
 
 def reason(error: BaseException) -> str:
     """Returns the words of the operating system, or the first line of another message."""
-    if isinstance(error, FileNotFoundError):  # from fsspec these have no words of their own
-        return "No such file or directory"
     words = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(words).strip().partition("\n")[0]
 
 
-@functools.cache
-def _gs(host: str | None) -> Any:
-    """Returns the file system of Cloud Storage for all threads; fsspec makes one for each, which signs in.
+class _Copies:
+    """Copies of files that are far in a directory of this disk, each made once, some at the same time."""
 
-    It sends a request once, as `persistently` sends it again. gcsfs would, too, and log each failure with a
-    traceback.
-    """
-    from gcsfs.core import GCSFileSystem as Base
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.pool = ThreadPoolExecutor(_TOGETHER, "copies")
+        self._begun: dict[str, Future[str]] = {}
+        self._lock = threading.Lock()
 
-    return type("CloudStorage", (Base,), {"_request": inspect.unwrap(Base._request)})()
+    def begin(self, path: str) -> Future[str]:
+        """Has a file copied, unless it is being or has been; the result is the path of the copy."""
+        with self._lock:
+            if path not in self._begun:
+                self._begun[path] = self.pool.submit(self._copy, path)
+            return self._begun[path]
+
+    def _copy(self, path: str) -> str:
+        name = xxhash.xxh3_128_hexdigest(path.encode("utf-8", "surrogateescape"))
+        copy = self.directory / name
+        if not copy.exists():
+            copy.parent.mkdir(exist_ok=True)
+            # Another process of this machine may be at it.
+            temporary = files.temporary_name(copy)
+            try:
+                fetch(path, str(temporary))
+                temporary.replace(copy)
+            finally:
+                temporary.unlink(missing_ok=True)
+        return str(copy)
 
 
-def remote(url: str) -> tuple[Any, str]:
-    """Returns the file system of a URL and the path inside it."""
+_copies: _Copies | None = None
+
+
+@contextlib.contextmanager
+def kept_in(directory: Path) -> Iterator[None]:
+    """Has files that are far copied to a directory when they are opened, while the context lasts."""
+    global _copies
+    if _copies and _copies.directory == directory:
+        yield
+        return
+    _copies = made = _Copies(directory)
     try:
-        import fsspec
+        yield
+    finally:
+        _copies = None
+        made.pool.shutdown(cancel_futures=True)
 
-        if url.startswith("gs://"):
-            file_system, inner = _gs(os.environ.get("STORAGE_EMULATOR_HOST")), url.removeprefix("gs://")
-        else:
-            file_system, inner = fsspec.core.url_to_fs(url)
-    except ImportError as missing:
-        hint = "; pip install 'shardline[gcs]'" if url.startswith("gs://") else ""
-        raise SourceError(f"cannot read {url!r}: {missing}{hint}") from None
-    except Exception as error:  # of credentials, settings, unknown protocols
-        raise SourceError(f"cannot read {url!r}: {reason(error)}") from None
-    return file_system, inner
+
+def expect(paths: Iterable[str]) -> None:
+    """Begins to copy files that will be opened, in this order; where no copies are kept, nothing happens."""
+    if _copies:
+        for path in paths:
+            _copies.begin(path)
+
+
+def find_copy(path: str) -> str:
+    """Returns the path of the copy of a file, once it is whole; "" where no copies are kept."""
+    return _copies.begin(path).result() if _copies else ""

@@ -33,13 +33,13 @@ from shardline.components.preprocess.checks import (
 )
 from shardline.components.preprocess.digests import Digested, digests
 from shardline.components.preprocess.example import FeatureEntries
-from shardline.components.preprocess.far import brought
 from shardline.components.preprocess.places import ImageLocator, Place
 from shardline.components.preprocess.rows import HEAD, Rows
 from shardline.components.preprocess.schema import read as read_schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.slips import check_slips
-from shardline.components.preprocess.sources import BadExample, Example, Source, Span, open_source
+from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, brought
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import plugins
 from shardline.trainer.data.features import Anomaly, Feature, Label, is_class

@@ -23,15 +23,15 @@ import google_crc32c
 import numpy as np
 import xxhash
 
-from shardline.components.preprocess import copies, rows
+from shardline.components.preprocess import rows, storage
 from shardline.components.preprocess.example import entries, key_head
-from shardline.components.preprocess.far import changed
 from shardline.components.preprocess.images.codec import Kind
 from shardline.components.preprocess.marks import Counts, Delivery, Images, Mark, unwritable
 from shardline.components.preprocess.places import NOWHERE, ImageReader
 from shardline.components.preprocess.plan import Plan, PlannedShard
 from shardline.components.preprocess.pool import Report
 from shardline.components.preprocess.rows import Rows
+from shardline.components.preprocess.sources.example import changed
 from shardline.components.preprocess.tfrecord import NO_IMAGE, image_start, mask
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import files
@@ -142,7 +142,7 @@ def write_planned(given: Mapping[str, Any], items: Iterable[str], report: Report
     planned = {shard.file: shard for shard in plan.shards}
     with (
         rarely_collecting(),
-        copies.kept_in(work.copies),
+        storage.kept_in(work.copies),
         ImageReader(plan.places, work.spool, plan.surveyed) as images,
         Delivery(work) as delivery,
     ):

@@ -149,7 +149,7 @@ def _show_source(settings: PreprocessSettings, as_json: bool) -> None:
     settings = replace(settings, source=snapshots.pinned(settings.source))
     found = {"source": settings.source, "content": fingerprint(settings, deep=False).text}
     if settings.source.startswith(snapshots.PREFIX):
-        found["cost"] = bigquery.BigQuery(settings.source, settings.features, settings.label).cost()
+        found["cost"] = bigquery.BigQuery(settings).cost()
     show(as_json, found, *(f"{name}: {text}" for name, text in found.items()))
 
 

@@ -7,11 +7,9 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, get_type_hints
+from typing import get_type_hints
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from kfp import dsl
 
 from shardline.components import model_store, run_record
@@ -415,46 +413,6 @@ def test_a_fingerprint_that_is_none_is_one_line(answer, plugin, history, events)
 
     assert caught.value.code == 2
     assert events[-1].text.startswith("fingerprint() of 'own_source:Own' ")
-
-
-def test_files_behind_a_url(history, tmp_path):
-    file_system = fsspec.filesystem("memory")
-    file_system.store.clear()
-    file_system.pipe("/bucket/cat/1.png", b"1")
-    file_system.pipe("/bucket/dog/1.png", b"2")
-    source = "images:memory://bucket"
-    train(history, source, tmp_path)
-    assert not look(history, source).changed
-
-    # The same name and size, written anew.
-    file_system.store["/bucket/cat/1.png"].created = datetime(2030, 1, 1, tzinfo=UTC)
-    assert look(history, source).reason == "the data has changed (2 files, 2 B, as before)"
-    file_system.store.clear()
-
-
-class Forgetful(MemoryFileSystem):
-    """Of its files, only name and size are known, as of many a server's."""
-
-    protocol = "forgetful"
-    store: ClassVar = {"/bucket/cat/1.png": MemoryFile(None, "/bucket/cat/1.png", b"1")}
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return super()._strip_protocol(path.removeprefix("forgetful:/"))
-
-    def find(self, path, **options):
-        return {name: {**found, "created": None} for name, found in super().find(path, **options).items()}
-
-
-def test_files_of_which_no_version_is_known_always_train(history):
-    fsspec.register_implementation("forgetful", Forgetful, clobber=True)
-    source = "images:forgetful://bucket"
-
-    found = look(history, source)
-
-    assert "neither version nor time of change is known; deep=true reads it" in found.state
-    assert known_as(look(history, source)) != known_as(found)
-    assert known_as(look(history, source, deep=True)) == known_as(look(history, source, deep=True))
 
 
 def test_tables_and_the_images_that_they_name(photos, history, tmp_path):

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import fsspec
 import pytest
 
 from shardline.components.configure import fingerprint as fingerprints
 from shardline.components.configure.fingerprint import Fingerprint
 from shardline.components.preprocess import listing
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import Example, open_source
-from shardline.components.preprocess.sources.images import ListedImages
+from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.sources.directories import ClassFolders
+from shardline.components.preprocess.sources.example import Example
 from shardline.components.vertex import objects
 from shardline.trainer import files
 from shardline.trainer.errors import SourceError
@@ -94,10 +94,6 @@ def test_every_way_finds_the_same_in_the_same_order(
 ) -> None:
     bucket.write(*(f"data/{name}" for name in (*NAMES, *HIDDEN)), "database/x", "data.txt")
     bucket.objects.update({"data/": b"", "data/bird/": b"", "data/cat//2.jpg": b"never shown by a mount"})
-    memory = fsspec.filesystem("memory")
-    memory.store.clear()
-    for name in (*NAMES, *HIDDEN):
-        memory.pipe(f"/data/{name}", f"data/{name}".encode())
 
     by_api = list(listing.below(f"{bucket.root}/data"))
 
@@ -106,12 +102,10 @@ def test_every_way_finds_the_same_in_the_same_order(
     assert [Path(file.path).read_bytes() for file in by_api] == [f"data/{name}".encode() for name in NAMES]
     bucket.fates[0] = "before"
     assert facts(listing.below(f"{bucket.root}/data")) == [(*each, False) for each in expected]
-    assert facts(listing.below("memory://data")) == [(*each, False) for each in expected]
     unmount(monkeypatch, tmp_path)
     bucket.fates[0] = ""
     there = [name for name, *_ in listing.below(f"gs://{bucket.root.name}/data")]
     assert there == sorted([*NAMES, "cat//2.jpg"])
-    memory.store.clear()
 
 
 def test_a_thousand_names_are_a_request(bucket: Mounted) -> None:
@@ -122,23 +116,12 @@ def test_a_thousand_names_are_a_request(bucket: Mounted) -> None:
     assert len(bucket.requests) == 1 + 3 * 3
 
 
-@pytest.mark.parametrize("room", [0, 1 << 20])
-def test_ranges_are_listed_together_and_taken_in_order(
-    room: int, bucket: Mounted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranges_are_listed_together_and_taken_in_order(bucket: Mounted) -> None:
     names = sorted(f"{folder:03}/{number}" for folder in range(100) for number in range(60))
     bucket.objects.update(dict.fromkeys(names, b""))
-    monkeypatch.setattr(objects, "_ROOM", room)
 
-    folders = [f"{folder:03}/" for folder in range(100)]
-    found = [each.name for each in objects.Names(bucket.root.name).objects("", folders)]
-
-    assert found == names
-    assert len(bucket.requests) <= 16
-    some = objects.Names(bucket.root.name).objects("", folders)
-    assert next(some).name == names[0]
-    some.close()  # type: ignore[attr-defined]  # those that wait for room end
-    assert not [thread for thread in threading.enumerate() if "names" in thread.name]
+    assert [file.name for file in listing.below(str(bucket.root))] == names
+    assert len(bucket.requests) <= 1 + 16
 
 
 def test_a_page_that_is_lost_is_asked_for_again(bucket: Mounted) -> None:
@@ -238,7 +221,7 @@ def test_images_of_a_mounted_bucket_are_listed_by_its_api(
     source = open_source(PreprocessSettings(source=f"images:{bucket.root}"))
     examples = [example for example in source if isinstance(example, Example)]
 
-    assert isinstance(source, ListedImages)
+    assert isinstance(source, ClassFolders)
     assert source.class_names == ("cat", "cat-big", "cat.old", "dog")
     assert [example.key for example in examples] == list(NAMES)
     assert [source.class_names[example.label] for example in examples] == [

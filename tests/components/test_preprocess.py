@@ -26,7 +26,7 @@ from tests.helpers.data import real_data
 from tests.helpers.preprocessing import REPOSITORY, contents, read, read_all, run, write_images
 
 MANY = """
-from shardline.components.preprocess.sources import Example
+from shardline.components.preprocess.sources.example import Example
 
 COUNT = 0
 PNG = bytes.fromhex(
@@ -178,7 +178,7 @@ def test_a_users_own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 FEATURES = """
-from shardline.components.preprocess.sources import Example
+from shardline.components.preprocess.sources.example import Example
 from shardline.trainer.data.features import Feature
 
 class Source:

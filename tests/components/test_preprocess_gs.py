@@ -1,19 +1,18 @@
-"""Preprocessing of a source in a bucket that is not mounted, by gcsfs, against a server on this machine."""
+"""Preprocessing of a source in a bucket that is not mounted, against a server on this machine."""
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess import ahead, storage
+from shardline.components.preprocess import ahead
 from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -45,15 +44,13 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bucket(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
-    monkeypatch.setattr(ahead.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     objects = Bucket(
         (f"photos/{path.relative_to(photos)}", path.read_bytes()) for path in photos.rglob("*.png")
     )
     with fake_storage("bucket", objects, lambda number: objects.fate(number)) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         yield objects
-    fsspec.get_filesystem_class("gs").clear_instance_cache()
 
 
 def same(out: Path, near: Path) -> bool:
@@ -98,27 +95,20 @@ def test_a_bucket_that_fails_now_and_then_costs_time_and_nothing_else(
         pytest.param("cut", marks=pytest.mark.matrix),
     ],
 )
-def test_a_bucket_that_stops_to_answer_is_one_line(bucket: Bucket, tmp_path: Path, fault: str) -> None:
+def test_a_bucket_that_stops_to_answer_is_one_line(
+    bucket: Bucket, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No photo is left out for that."""
+    monkeypatch.setattr(ahead, "PATIENCE_S", 0.5)
     bucket.fate = lambda number: fault if number > 30 else ""  # the listing is over
     with pytest.raises(SourceError, match=r"^cannot read 'gs://bucket/photos/.*', however often it is tried"):
         run(PHOTOS, tmp_path / "out", on_bad_record="skip", max_bad_fraction=1.0)
 
 
-def test_the_log_of_gcsfs_is_left_as_it_is(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
-    """It belongs to the whole process, which may use gcsfs for something of its own."""
-    log = logging.getLogger("gcsfs")
-    before = (log.level, list(log.filters), list(log.handlers))
-    bucket.fate = lambda number: "503" if number < 4 else ""
-    photo = "photos/cat/001.png"
-
-    assert ahead.persistently(storage.read_whole, f"gs://bucket/{photo}") == bucket[photo]
-
-    assert (log.level, log.filters, log.handlers) == before
-    assert [line for line in caplog.messages if "retry" in line or "exception" in line] == []
-
-
-def test_less_than_was_listed_is_never_stored(bucket: Bucket, tmp_path: Path) -> None:
+def test_less_than_was_listed_is_never_stored(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "PATIENCE_S", 0.5)
     bucket.fate = lambda number: "short" if number > 10 else ""
     with pytest.raises(SourceError, match=r"however often it is tried: \d+ of \d+ bytes were read"):
         run(PHOTOS, tmp_path / "out", on_bad_record="skip", max_bad_fraction=1.0)

@@ -91,7 +91,7 @@ def test_a_source_that_changes_while_it_is_read(tmp_path: Path, change: str, mes
 
 
 SPANS = """
-from shardline.components.preprocess.sources import Example, Span
+from shardline.components.preprocess.sources.example import Example, Span
 
 class Source:
     class_names = ("no", "yes")

@@ -101,7 +101,7 @@ def test_duplicates_stay_together_even_of_two_classes(tmp_path: Path) -> None:
 
 
 COPIES = """
-from shardline.components.preprocess.sources import Example
+from shardline.components.preprocess.sources.example import Example
 
 class Source:
     class_names = ("no", "yes")

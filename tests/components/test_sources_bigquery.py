@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,8 @@ from shardline.components.configure.fingerprint import fingerprint
 from shardline.components.preprocess import ahead
 from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span, open_source
+from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
 from shardline.pipelines.cli.main import main
 from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import PlatformError, SourceError
@@ -63,7 +65,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeBigQuery]:
 @pytest.fixture
 def fake(served: FakeBigQuery, monkeypatch: pytest.MonkeyPatch) -> FakeBigQuery:
     """The fake with one table, of ten rows at 10:00 and twelve from 14:00 on."""
-    monkeypatch.setattr(ahead, "_FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     clean = FakeBigQuery()
     for name in ("answer", "failures", "streams", "message_rows"):
         setattr(served, name, getattr(clean, name))

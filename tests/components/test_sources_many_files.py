@@ -15,7 +15,8 @@ from shardline.components.configure.changes import fill_in_date
 from shardline.components.configure.fingerprint import fingerprint
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import Example, open_source
+from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.sources.example import Example
 from shardline.trainer.errors import SourceError
 
 

@@ -14,15 +14,8 @@ import pytest
 
 from shardline.components.preprocess import slips
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import (
-    WHOLE_FILE,
-    BadExample,
-    Example,
-    Source,
-    Span,
-    columns,
-    open_source,
-)
+from shardline.components.preprocess.sources import columns, open_source
+from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Source, Span
 from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import SettingsError, SourceError
 

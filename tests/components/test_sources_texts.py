@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from shardline.components.configure.fingerprint import fingerprint
 from shardline.components.preprocess.checks import check_labels
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import BadExample, Example, Source, open_source, texts
+from shardline.components.preprocess.sources import directories, open_source
+from shardline.components.preprocess.sources.example import BadExample, Example, Source
 from shardline.trainer.data.features import Feature, Label
 from shardline.trainer.errors import SettingsError, SourceError
+from tests.helpers.fake_storage import fake_storage
 from tests.helpers.preprocessing import run
 
 
@@ -40,7 +41,7 @@ def test_a_folder_per_class(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_text_are_bad_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "LARGEST_BYTES", 20)
+    monkeypatch.setattr(directories, "LARGEST_BYTES", 20)
     contents = {"a/1.txt": b"fits", "a/2.txt": b" \n", "a/3.txt": b"\xff\xfe", "b/4.txt": b"x" * 21}
     found = list(opened(write(tmp_path / "in", contents)))
     assert found[1:] == [
@@ -50,16 +51,12 @@ def test_files_that_are_no_text_are_bad_examples(tmp_path: Path, monkeypatch: py
     ]
 
 
-def test_texts_behind_a_url() -> None:
-    fsspec.filesystem("memory").store.clear()
-    for name in ("bad/1.txt", "good/2.txt"):
-        with fsspec.open(f"memory://bucket/in/{name}", "wb") as file:
-            file.write(name.encode())
-    assert [example.features for example in opened("memory://bucket/in") if isinstance(example, Example)] == [
-        {"text": "bad/1.txt"},
-        {"text": "good/2.txt"},
-    ]
-    fsspec.filesystem("memory").store.clear()
+def test_texts_in_a_bucket_that_is_not_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("bad/1.txt", "good/2.txt")
+    with fake_storage("bucket", {f"in/{name}": name.encode() for name in names}) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        found = [example.features for example in opened("gs://bucket/in") if isinstance(example, Example)]
+    assert found == [{"text": name} for name in names]
 
 
 def test_a_table_labels_texts(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 import tensorflow_datasets as tfds
 
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import Source, open_source
+from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.sources.example import Source
 from shardline.trainer import progress
 from shardline.trainer.errors import SourceError
 from tests.helpers.data import payload, real_data

@@ -19,7 +19,8 @@ import tensorflow as tf
 from shardline.components.preprocess import rows
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import BadExample, Example, Seen, Source, Span, open_source
+from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
 from shardline.components.preprocess.tfrecord import mask, read_records
 from shardline.components.validate.signatures import (
     DEFAULT,
@@ -500,10 +501,3 @@ def test_whole_numbers_with_gaps_stay_whole(tmp_path: Path) -> None:
     assert np.isnan(found[-1].features["few"])
     assert [one.features["few"] for one in said] == ["7"] * 5 + [""]
     assert said[0].features["tract"] == float(tracts[0])
-
-
-def test_many_keys_are_told_apart() -> None:
-    seen = Seen()
-    values = [0] + [value * 0x9E3779B97F4A7C15 % 2**64 for value in range(1, 100_000)]
-    assert all(map(seen.add, values))
-    assert not any(map(seen.add, values))

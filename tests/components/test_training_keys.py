@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from shardline.components.model_store import KEYS_FILE, Export
 from shardline.components.model_store.champions import publish as publish_model
-from shardline.components.preprocess.sources import Example
+from shardline.components.preprocess.sources.example import Example
 from shardline.components.validate import validation
 from shardline.components.validate.challenge import TrainingKeys, describe_overlap, find_trained_on
 from shardline.components.validate.evaluate import Examples

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.components.model_store.champions import publish
-from shardline.components.preprocess.sources import Example
-from shardline.components.preprocess.sources.digits import Digits
+from shardline.components.preprocess.sources.datasets import Digits
+from shardline.components.preprocess.sources.example import Example
 from shardline.components.validate.gate import Gate
 from shardline.components.validate.validation import validate
 from shardline.components.validate.verdict import Blessing

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.sources import WHOLE_FILE, Span
+from shardline.components.preprocess.sources.example import WHOLE_FILE, Span
 
 
 def real_data() -> Path:

@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).parents[2]
 SOURCE = """
 import numpy as np
 from pathlib import Path
-from shardline.components.preprocess.sources import BadExample, Example, Span
+from shardline.components.preprocess.sources.example import BadExample, Example, Span
 
 IMAGE = np.zeros((8, 8, 1), np.uint8)
 

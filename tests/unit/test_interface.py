@@ -57,7 +57,7 @@ def test_what_a_type_checker_sees_is_what_there_is() -> None:
 
 
 def test_a_name_is_loaded_when_it_is_used() -> None:
-    from shardline.components.preprocess.sources import Example
+    from shardline.components.preprocess.sources.example import Example
 
     assert shardline.Example is Example
 

@@ -10,7 +10,7 @@ import pytest
 
 from shardline.components.preprocess import rows
 from shardline.components.preprocess.rows import HEAD, Buckets, Rows
-from shardline.components.preprocess.sources import WHOLE_FILE
+from shardline.components.preprocess.sources.example import WHOLE_FILE
 from shardline.trainer.data.manifest import KEY_BYTES
 
 

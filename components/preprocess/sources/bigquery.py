@@ -10,7 +10,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from queue import Full, Queue
 from typing import Any
@@ -19,16 +19,10 @@ import xxhash
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import persistently
-from shardline.components.preprocess.sources import WHOLE_FILE, Span
-from shardline.components.preprocess.sources.columns import (
-    NOTHING_SAID,
-    Batch,
-    TypedColumns,
-    Types,
-    as_lists,
-    as_said,
-)
-from shardline.components.preprocess.sources.moments import ByTime
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources.columns import TypedColumns, as_lists, as_said
+from shardline.components.preprocess.sources.csv_text import NOTHING_SAID, Batch, Found, Types
+from shardline.components.preprocess.sources.example import WHOLE_FILE, Span
 from shardline.components.preprocess.sources.snapshots import Reference, parse
 from shardline.components.preprocess.sources.table import Rows
 from shardline.components.text import size as size_text
@@ -193,7 +187,7 @@ class _Stream:
         return message
 
 
-class _Columns:
+class _Columns(TypedColumns):
     """Columns of a table, or of what a query gives; of the query nothing is billed until they are read."""
 
     def __init__(self, reference: Reference, said: Types = NOTHING_SAID) -> None:
@@ -204,11 +198,7 @@ class _Columns:
             schema, self._processed = job.schema, job.total_bytes_processed or 0
         else:
             schema, self._processed = self._service.find_table(reference.table).schema, 0
-        self.types: Types = as_said({field.name: _word(field) for field in schema or ()}, said)
-        self.gaps: Set[str] = frozenset()  # nobody counts them
-        self.wide: Set[str] = frozenset()
-        self.codes: Mapping[str, str] = {}
-        self.guessed = False
+        super().__init__(Found(as_said({field.name: _word(field) for field in schema or ()}, said)))
 
     @functools.cached_property
     def _table(self) -> str:
@@ -290,17 +280,10 @@ class BigQuery(Rows):
         PlatformError: Credentials or a permission are missing, or the service is not reached.
     """
 
-    def __init__(
-        self,
-        source: str,
-        features: Mapping[str, str],
-        label: str = "",
-        by_time: ByTime | None = None,
-        said: Types = NOTHING_SAID,
-    ) -> None:
-        reference = parse(source)
-        self._own = _Columns(reference, said)
-        super().__init__(reference.name, self._own, features, ("string", "bytes"), label, by_time, said)
+    def __init__(self, settings: PreprocessSettings) -> None:
+        reference = parse(settings.source)
+        self._own = _Columns(reference, settings.columns)
+        super().__init__(reference.name, self._own, settings, ("string", "bytes"))
         self.numbers_copies = "key" not in self._names
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Columns of a table in a file: CSV, JSONL or Parquet, read as batches of rows.
+"""Columns of a table in a file, CSV, JSONL or Parquet, or in many of them, read as batches of rows.
 
 The types of columns are those that an Example can hold: int64 (booleans too), float32 and string; and for
 labels strings, lists of text.
@@ -10,37 +10,43 @@ import contextlib
 import io
 import json
 import operator
+import os
+import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from itertools import islice
+from itertools import count, islice
 from pathlib import PurePosixPath
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import Any, TextIO
+from urllib.parse import unquote
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.sources.csv_text import EXACT, ColumnTypes, Stream, is_wide
+from shardline.components.preprocess.listing import find_files
+from shardline.components.preprocess.sources.csv_text import (
+    EXACT,
+    NOTHING_SAID,
+    Batch,
+    Found,
+    Types,
+    arrow_type,
+    codec_of,
+    csv_batches,
+    csv_found,
+    is_wide,
+    opened,
+)
 from shardline.trainer.data.features import COLUMN_TYPES
-from shardline.trainer.errors import ShardlineError, SourceError
+from shardline.trainer.errors import ShardlineError, SourceError, printable
 
-#: Values of one batch, a list by column; None where there is none.
-Batch = Mapping[str, Sequence[Any]]
+#: Names the rows in place of a column: the file, and the row's number in it from 1 on.
+ROW = "\0row"
 
-#: Types of columns by name, in the words of `Columns.types`.
-Types = Mapping[str, str]
+#: In place of a column too, where columns say so: the split that a row is in, and why it cannot be used.
+SPLIT, FAULT = "\0split", "\0fault"
 
-#: No types, in the words of `COLUMN_TYPES`, by column.
-NOTHING_SAID: Types = MappingProxyType({})
-
-
-class Found(NamedTuple):
-    """What is found out of columns before they are read; each as `TypedColumns` has it."""
-
-    types: Types
-    gaps: Set[str] = frozenset()
-    wide: Set[str] = frozenset()
-    codes: Mapping[str, str] = NOTHING_SAID
-
+_PATTERN = re.compile(r"[*?\[]|\{[^{}]*,")
+# Of a path such as year=2026/month=11/part-0.parquet.
+_PARTITION = re.compile(r"([^/=]+)=([^/]*)")
 
 _JSON_ROWS = 4096
 _PARQUET_ROWS = 16_384
@@ -53,7 +59,32 @@ _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-class Columns:
+class TypedColumns:
+    """Columns that can be read as batches of rows: of a file, or of a database.
+
+    Attributes:
+        types: "int64", "float32", "string", "strings", "bytes", or the place's own word for any other type,
+            by column; with a length behind it, such as float32[3], for lists that all have it.
+        gaps: Columns in which some rows are known to have no value.
+        wide: Columns of whole numbers that are known to have some beyond those that 32-bit floats hold.
+        codes: Columns that are text though their values could be read as numbers, and the first of those that
+            would lose something of how they are written.
+        guessed: Whether only the values say the types, as in CSV.
+        about: What `batches` says of rows beside the columns: some of `ROW`, `SPLIT`, `FAULT`.
+    """
+
+    guessed = False
+    about: Sequence[str] = ()
+
+    def __init__(self, found: Found) -> None:
+        self.types, self.gaps, self.wide, self.codes = found
+
+    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
+        """Yields the values of some columns, row by row."""
+        raise NotImplementedError
+
+
+class Columns(TypedColumns):
     """Columns of a file whose name says its format.
 
     The types of CSV and JSONL are found by reading the file once: the narrowest that fits all. Attributes are
@@ -70,7 +101,7 @@ class Columns:
     """
 
     def __init__(self, path: str, said: Types = NOTHING_SAID, known: Found | None = None) -> None:
-        plain = path.removesuffix(_codec(path)[1])
+        plain = path.removesuffix(codec_of(path)[1])
         suffix = PurePosixPath(plain).suffix.lower()
         if suffix not in _FORMATS or (plain != path and suffix == ".parquet"):
             raise SourceError(
@@ -82,96 +113,24 @@ class Columns:
         find_types, self._read = _FORMATS[suffix]
         with _one_line(path):
             self.found = known or find_types(path, said)
-        self.types, self.gaps, self.wide, self.codes = self.found
+        super().__init__(self.found)
         if not self.types:
             raise SourceError(f"{path!r} is empty: it has no column")
 
     def batches(self, names: Sequence[str]) -> Iterator[Batch]:
         """Yields the values of some columns, row by row of the file."""
         with _one_line(self._path):
-            yield from self._read(self._path, self.types, names)
-
-
-def _codec(path: str) -> tuple[str, str]:
-    """Returns how a whole file is compressed, in pyarrow's words, and the end of its name that says so."""
-    ends = {".gz": "gzip", ".zst": "zstd"}
-    return next(((codec, end) for end, codec in ends.items() if path.lower().endswith(end)), ("", ""))
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[Any]:
-    """Opens the plain content of a file."""
-    codec, _ = _codec(path)
-    with storage.open_read(path) as file:
-        if not codec:
-            yield file
-            return
-        import pyarrow as pa
-
-        with pa.CompressedInputStream(pa.PythonFile(file, "r"), codec) as plain:
-            yield plain
+            yield from self._read(self._path, self.found.types, names)
 
 
 @contextlib.contextmanager
 def _opened_text(path: str) -> Iterator[TextIO]:
-    if not _codec(path)[0]:
+    if not codec_of(path)[0]:
         with storage.open_text(path) as text:
             yield text
         return
-    with _opened(path) as plain:
+    with opened(path) as plain:
         yield io.TextIOWrapper(io.BufferedReader(plain), "utf-8-sig", "surrogateescape", newline="")
-
-
-def _csv_types(path: str, said: Types) -> Found:
-    import pyarrow as pa
-
-    line = 2
-    try:
-        with _opened(path) as file, _csv_reader(Stream(file)) as reader:
-            names = reader.schema.names
-        for name in names:
-            if names.count(name) > 1 or not name:
-                raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
-        as_text = dict.fromkeys(names, pa.string())
-        with _opened(path) as file:
-            stream = Stream(file, len(names))
-            found = ColumnTypes(names, said, stream.delimiter)
-            with _csv_reader(stream, as_text, empty_is_none=True) as reader:
-                for batch in reader:
-                    found.take(batch)
-                    line = found.line
-    except pa.ArrowInvalid as error:
-        words, _, more = str(error).partition("\n")
-        if not more and "straddling" not in words:
-            raise
-        where = f"{path!r} from line {line:,} on"
-        raise SourceError(
-            f"cannot read {where}: quotes take in more than a row ({words}); close them"
-        ) from None
-    found.finish(path)
-    return Found(found.types, found.gaps, found.wide, found.codes)
-
-
-def _csv_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
-    all_types = {name: _arrow_type(kind) for name, kind in types.items()}
-    with _opened(path) as file, _csv_reader(Stream(file), all_types) as reader:
-        for batch in reader:
-            yield {name: batch[name].to_pylist() for name in names}
-
-
-def _csv_reader(
-    stream: Stream, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False
-) -> Any:
-    """Opens values below a line with the names. Empty fields and NA, null, NaN are no value."""
-    import pyarrow.csv
-
-    return pyarrow.csv.open_csv(
-        io.BufferedReader(stream, 1 << 20),
-        # Only with one thread do messages name the row.
-        read_options=pyarrow.csv.ReadOptions(use_threads=False, encoding=stream.encoding),
-        parse_options=pyarrow.csv.ParseOptions(delimiter=stream.delimiter, newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=empty_is_none),
-    )
 
 
 def _parquet_types(path: str, said: Types) -> Found:
@@ -223,7 +182,7 @@ def as_lists(batch: Any, types: Types, names: Sequence[str]) -> Batch:
     """Returns some columns of a pyarrow.RecordBatch, as their types say."""
     return {
         name: (
-            column if types[name] not in _CONVERSIONS else column.cast(_arrow_type(types[name]))
+            column if types[name] not in _CONVERSIONS else column.cast(arrow_type(types[name]))
         ).to_pylist()
         for name, column in zip(names, batch.select(list(names)).columns, strict=True)
     }
@@ -290,14 +249,6 @@ def _json_type(value: Any) -> str:
     return {float: "float32", str: "string"}.get(type(value), f"a {type(value).__name__}")
 
 
-def _arrow_type(kind: str) -> Any:
-    import pyarrow as pa
-
-    # Floats are read as they are and rounded to 32 bits when they are stored.
-    text = pa.string()
-    return {"int64": pa.int64(), "float32": pa.float64(), "string": text, "strings": pa.list_(text)}[kind]
-
-
 @contextlib.contextmanager
 def _one_line(path: str) -> Iterator[None]:
     """Turns what pyarrow raises about a file into one line; of a damaged one that may be anything."""
@@ -315,31 +266,109 @@ _FindTypes = Callable[[str, Types], Found]
 _ReadBatches = Callable[[str, Types, Sequence[str]], Iterator[Batch]]
 _JSON = (_json_types, _json_batches)
 _FORMATS: Mapping[str, tuple[_FindTypes, _ReadBatches]] = {
-    ".csv": (_csv_types, _csv_batches),
+    ".csv": (csv_found, csv_batches),
     ".jsonl": _JSON,
     ".ndjson": _JSON,
     ".parquet": (_parquet_types, _parquet_batches),
 }
 
 
-class TypedColumns(Protocol):
-    """Columns that can be read as batches of rows: of a file, or of a database.
+def open_table(path: str, said: Types = NOTHING_SAID) -> tuple[TypedColumns, str]:
+    """Returns the columns of a table, a file or a pattern of files, and the directory that it is in.
 
-    Attributes:
-        types: "int64", "float32", "string", "strings", "bytes", or the place's own word for any other type,
-            by column; with a length behind it, such as float32[3], for lists that all have it.
-        gaps: Columns in which some rows are known to have no value.
-        wide: Columns of whole numbers that are known to have some beyond those that 32-bit floats hold.
-        codes: Columns that are text though their values could be read as numbers, and the first of those that
-            would lose something of how they are written.
-        guessed: Whether only the values say the types, as in CSV.
+    `said` are types of columns, as `Columns` takes them.
+
+    Raises:
+        SourceError: No file matches, one cannot be read, or they have not the same columns.
+    """
+    path = storage.resolve(path)
+    if not is_pattern(path):
+        return Columns(path, said), os.path.dirname(path)
+    root = path[: _PATTERN.search(path).start()].rpartition("/")[0]  # type: ignore[union-attr]
+    return ManyFiles(root, find_files(path), said), root
+
+
+def is_pattern(path: str) -> bool:
+    """Returns whether a path stands for all files that match it."""
+    return bool(_PATTERN.search(path))
+
+
+class ManyFiles(TypedColumns):
+    """Columns of several files, which are read one after the other in the order of their paths.
+
+    Types are the narrowest that fit all files, those of the partitions in the paths int64, else string.
     """
 
-    types: Types
-    gaps: Set[str]
-    wide: Set[str]
-    codes: Mapping[str, str]
-    guessed: bool
+    about = (ROW,)
+
+    def __init__(self, root: str, paths: Sequence[str], said: Types) -> None:
+        self._root, self._paths = root, paths
+        found = [self._found(path, said) for path in paths]
+        first = dict(found[0].types)
+        for path, (types, *_) in zip(paths[1:], found[1:], strict=True):
+            for column in sorted(first.keys() ^ types.keys()):
+                has, lacks = (paths[0], path) if column in first else (path, paths[0])
+                raise SourceError(
+                    f"{lacks!r} has no column {column!r}, which {has!r} has; make the files' columns the same"
+                )
+            first = {name: self._joined(name, first[name], types[name], path) for name in first}
+        gaps: Set[str] = frozenset().union(*(one.gaps for one in found))
+        wide: Set[str] = frozenset().union(*(one.wide for one in found))
+        codes = {name: code for one in reversed(found) for name, code in one.codes.items()}
+        super().__init__(Found(first, gaps, wide, codes))
+        self.guessed = any(".csv" in os.path.basename(path).lower() for path in paths)
 
     def batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        """Yields the values of some columns, row by row."""
+        """Yields the values of some columns, `ROW` among them if wanted, row by row and file by file."""
+        for path in self._paths:
+            partitions = self._partitions(path)
+            stored = [name for name in names if name not in partitions and name != ROW]
+            # Where only partitions are wanted, some column says how many rows there are.
+            stored = stored or [next(name for name in self.types if name not in partitions)]
+            place, numbers = os.path.relpath(path, self._root or "."), count(1)
+            for batch in Columns(path, known=Found(self.types)).batches(stored):
+                rows = len(batch[stored[0]])
+                yield {
+                    name: [f"{place} row {next(numbers)}" for _ in range(rows)]
+                    if name == ROW
+                    else [partitions[name]] * rows
+                    if name in partitions
+                    else batch[name]
+                    for name in names
+                }
+
+    def _found(self, path: str, said: Types) -> Found:
+        columns, partitions = Columns(path, said), self._partitions(path, typed=False)
+        for name in partitions:
+            if name in columns.types:
+                raise SourceError(f"{path!r} has a column {name!r} in it and in its path; rename one")
+        kinds = {name: "int64" if _is_whole(str(value)) else "string" for name, value in partitions.items()}
+        kinds |= {name: "string" for name in kinds if said.get(name) == "text"}
+        return columns.found._replace(types={**columns.types, **kinds})
+
+    def _partitions(self, path: str, *, typed: bool = True) -> dict[str, str | int]:
+        found: dict[str, str | int] = {
+            unquote(name): unquote(value) for name, value in _PARTITION.findall(os.path.dirname(path))
+        }
+        if typed:
+            found = {
+                name: int(value) if self.types[name] == "int64" else value for name, value in found.items()
+            }
+        return found
+
+    def _joined(self, column: str, one: str, other: str, path: str) -> str:
+        kinds = {one, other}
+        if len(kinds) == 1:
+            return one
+        if kinds == {"int64", "float32"}:
+            return "float32"
+        if kinds <= {"int64", "float32", "string"} and not path.endswith(".parquet"):
+            return "string"  # of text files only the values say the type
+        raise SourceError(
+            f"column {printable(column)!r} is {other} in {path!r}, and {one} in {self._paths[0]!r}; make the "
+            "files' columns the same"
+        )
+
+
+def _is_whole(text: str) -> bool:
+    return bool(re.fullmatch(r"-?(0|[1-9]\d*)", text)) and abs(int(text)) < 1 << 63

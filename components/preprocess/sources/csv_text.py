@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from shardline.components.preprocess import storage
 from shardline.components.preprocess.labels import is_number
 from shardline.trainer.errors import SourceError
+
+#: Values of one batch, a list by column; None where there is none.
+Batch = Mapping[str, Sequence[Any]]
+
+#: Types of columns by name, in the words of `Columns.types`.
+Types = Mapping[str, str]
+
+#: No types, in the words of `COLUMN_TYPES`, by column.
+NOTHING_SAID: Types = MappingProxyType({})
+
 
 #: Whole numbers up to this one are floats of 32 bits, too, each another one.
 EXACT = 1 << 24
@@ -27,6 +40,35 @@ _BARE_EXPONENT, _FRACTION = r"^-?[0-9]+[eE][0-9]+$", r"[.]|[eE][+-]"
 # A value of lines with as many cells as rows takes in rows where this share of at least so many cells are
 # numbers in columns of numbers; in a table of texts where it has so many lines.
 _SHARE, _NUMBERS, _LINES = 0.9, 2, 20
+
+
+class Found(NamedTuple):
+    """What is found out of columns before they are read; each as `columns.TypedColumns` has it."""
+
+    types: Types
+    gaps: Set[str] = frozenset()
+    wide: Set[str] = frozenset()
+    codes: Mapping[str, str] = NOTHING_SAID
+
+
+def codec_of(path: str) -> tuple[str, str]:
+    """Returns how a whole file is compressed, in pyarrow's words, and the end of its name that says so."""
+    ends = {".gz": "gzip", ".zst": "zstd"}
+    return next(((codec, end) for end, codec in ends.items() if path.lower().endswith(end)), ("", ""))
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[Any]:
+    """Opens the plain content of a file."""
+    codec, _ = codec_of(path)
+    with storage.open_read(path) as file:
+        if not codec:
+            yield file
+            return
+        import pyarrow as pa
+
+        with pa.CompressedInputStream(pa.PythonFile(file, "r"), codec) as plain:
+            yield plain
 
 
 class Stream(io.RawIOBase):
@@ -70,7 +112,6 @@ class ColumnTypes:
         delimiter: Between the cells of a row.
 
     Attributes:
-        types, gaps, wide, codes: As those of `columns.Found`.
         line: Line in which the next row begins, unless there are empty lines.
     """
 
@@ -92,7 +133,7 @@ class ColumnTypes:
             self._fit(name, column)
         self._look_at_quotes(batch)
 
-    def finish(self, path: str) -> None:
+    def finish(self, path: str) -> Found:
         """Decides what only all values can; raises SourceError where a quote takes in rows."""
         if not self._has_ended:
             raise SourceError(f"{path!r} ends within the quotes that open in line {self._last:,}; close them")
@@ -106,6 +147,7 @@ class ColumnTypes:
         for name in {*self._bare} - self._fractions:
             if self.types[name] == "float32":
                 self.types[name], self.codes[name] = "string", self._bare[name]
+        return Found(self.types, self.gaps, self.wide, self.codes)
 
     def _fit(self, name: str, column: Any) -> None:
         import pyarrow as pa
@@ -171,3 +213,65 @@ def _first(text: Any, pattern: str) -> str:
 
     found = text.filter(pc.match_substring_regex(text, pattern))
     return str(found[0]) if len(found) else ""
+
+
+def csv_found(path: str, said: Types) -> Found:
+    """Returns what the values of a CSV file say of its columns."""
+    import pyarrow as pa
+
+    line = 2
+    try:
+        with opened(path) as file, _csv_reader(Stream(file)) as reader:
+            names = reader.schema.names
+        for name in names:
+            if names.count(name) > 1 or not name:
+                raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
+        as_text = dict.fromkeys(names, pa.string())
+        with opened(path) as file:
+            stream = Stream(file, len(names))
+            found = ColumnTypes(names, said, stream.delimiter)
+            with _csv_reader(stream, as_text, empty_is_none=True) as reader:
+                for batch in reader:
+                    found.take(batch)
+                    line = found.line
+    except pa.ArrowInvalid as error:
+        words, _, more = str(error).partition("\n")
+        if not more and "straddling" not in words:
+            raise
+        where = f"{path!r} from line {line:,} on"
+        raise SourceError(
+            f"cannot read {where}: quotes take in more than a row ({words}); close them"
+        ) from None
+    return found.finish(path)
+
+
+def csv_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
+    """Yields the values of some columns, row by row."""
+    all_types = {name: arrow_type(kind) for name, kind in types.items()}
+    with opened(path) as file, _csv_reader(Stream(file), all_types) as reader:
+        for batch in reader:
+            yield {name: batch[name].to_pylist() for name in names}
+
+
+def _csv_reader(
+    stream: Stream, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False
+) -> Any:
+    """Opens values below a line with the names. Empty fields and NA, null, NaN are no value."""
+    import pyarrow.csv
+
+    return pyarrow.csv.open_csv(
+        io.BufferedReader(stream, 1 << 20),
+        # Only with one thread do messages name the row.
+        read_options=pyarrow.csv.ReadOptions(use_threads=False, encoding=stream.encoding),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=stream.delimiter, newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=empty_is_none),
+    )
+
+
+def arrow_type(kind: str) -> Any:
+    """Returns the type of Arrow in which a column is read."""
+    import pyarrow as pa
+
+    # Floats are read as they are and rounded to 32 bits when they are stored.
+    text = pa.string()
+    return {"int64": pa.int64(), "float32": pa.float64(), "string": text, "strings": pa.list_(text)}[kind]

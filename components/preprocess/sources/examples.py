@@ -7,9 +7,9 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import xxhash
@@ -17,11 +17,10 @@ import xxhash
 from shardline.components.preprocess import labels
 from shardline.components.preprocess.example import Kind, Place, Value, locate, only_span, parse, values
 from shardline.components.preprocess.images.structure import JPEG_START, PNG_START
-from shardline.components.preprocess.sources import Span
-from shardline.components.preprocess.sources.columns import NOTHING_SAID, Batch, Types
-from shardline.components.preprocess.sources.csv_text import is_wide
-from shardline.components.preprocess.sources.many_files import FAULT, ROW, SPLIT
-from shardline.components.preprocess.sources.moments import ByTime
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns
+from shardline.components.preprocess.sources.csv_text import Batch, Found, is_wide
+from shardline.components.preprocess.sources.example import Span
 from shardline.components.preprocess.sources.table import Rows
 from shardline.components.preprocess.tfrecord import Record, read_records
 from shardline.trainer.data.features import COLUMN_TYPES, LABEL
@@ -70,21 +69,17 @@ class ExampleRows(Rows):
         self,
         name: str,
         files: Sequence[File],
-        features: Mapping[str, str],
-        label: str = "",
-        by_time: ByTime | None = None,
-        said: Types = NOTHING_SAID,
+        settings: PreprocessSettings,
     ) -> None:
-        features, size = dict(features), ""
+        features, size, said = dict(settings.features), "", settings.columns
         if sized := _SIZED.fullmatch(features.get("image", "")):
             features["image"], size = sized[1], sized[2]
         image = features.get("image", "image")
-        targets = {column for one in labels.parse(label) for column in one.columns}
+        targets = {column for one in labels.parse(settings.label) for column in one.columns}
         targets = targets or {features.get(LABEL, LABEL)}
         found = _survey(files, image)
         if image in found:
-            times = [by_time.column] if by_time else []
-            wanted = {"key", image, *features.values(), *targets, *times}
+            wanted = {"key", image, *features.values(), *targets, settings.split_by_time}
             found = {column: one for column, one in found.items() if column in wanted}
         self.numbers_copies = "key" not in {*features, *found}
         types = {column: one.word(is_target=column in targets) for column, one in found.items()}
@@ -97,8 +92,8 @@ class ExampleRows(Rows):
         self._shape = pixels.shape
         gaps = {column for column, one in found.items() if one.lengths[0]}
         wide = {column for column, one in found.items() if one.is_wide}
-        columns = _Columns(files, types, gaps, wide, image, pixels)
-        super().__init__(name, columns, features, ("bytes",), label, by_time, said)
+        columns = _Columns(files, Found(types, gaps, wide), image, pixels)
+        super().__init__(name, columns, replace(settings, features=features), ("bytes",))
 
     def _image_fault(self, value: Any) -> str:
         return ""
@@ -219,24 +214,15 @@ def _survey(files: Sequence[File], image: str) -> dict[str, _Found]:
     return found
 
 
-class _Columns:
+class _Columns(TypedColumns):
     """Features of the records of some files, as columns by their names."""
 
-    guessed, about = False, (ROW, SPLIT, FAULT)
-    codes: Mapping[str, str] = MappingProxyType({})
+    about = (ROW, SPLIT, FAULT)
 
-    def __init__(
-        self,
-        files: Sequence[File],
-        types: Types,
-        gaps: Set[str],
-        wide: Set[str],
-        image: str,
-        pixels: _Pixels,
-    ) -> None:
+    def __init__(self, files: Sequence[File], found: Found, image: str, pixels: _Pixels) -> None:
+        super().__init__(found)
         self._files, self._image, self._pixels = files, image, pixels
         self._root = os.path.commonpath([path for path, *_ in files])
-        self.types, self.gaps, self.wide = types, gaps, wide
 
     def batches(self, names: Sequence[str]) -> Iterator[Batch]:
         """Yields the values of some columns, row by row and file by file."""

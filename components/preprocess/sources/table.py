@@ -11,12 +11,12 @@ from typing import Any
 
 from shardline.components.preprocess import labels, storage
 from shardline.components.preprocess.labels import LARGEST_CLASS, LARGEST_FLOAT
+from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.slips import Rounding, Slips
-from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span
-from shardline.components.preprocess.sources.columns import NOTHING_SAID, TypedColumns, Types
-from shardline.components.preprocess.sources.images import is_outside
-from shardline.components.preprocess.sources.many_files import FAULT, ROW, SPLIT, open_table
-from shardline.components.preprocess.sources.moments import ByTime, TimeSplits, feature_of, moment
+from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns, open_table
+from shardline.components.preprocess.sources.csv_text import Types
+from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
+from shardline.components.preprocess.sources.moments import ByTime, TimeSplits, feature_of, moment, parse_gap
 from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.errors import SourceError, printable
 from shardline.trainer.progress import say
@@ -39,11 +39,10 @@ class Rows:
     Args:
         name: Name of the table in messages.
         columns: Columns that it has.
-        features: Names of columns by ours.
+        settings: Of these `features`, names of columns by ours; `label`, else what features say of it;
+            `columns`, their types; and `split_by_time`, no feature unless it is named as one.
         images: Types that a column with images may have: "string", a path or a URL; "bytes", the image.
-        label: Columns to predict and their kinds, as `labels.parse` reads them; "" for what features say.
-        by_time: Column of times by which rows are split. It is no feature unless it is named as one.
-        said: Types of columns, as `columns.Columns` has taken them.
+        said: Types of columns, as `columns.Columns` has taken them, where there are more.
 
     Attributes:
         wholes: Features that are text for the sake of gaps in columns of whole numbers.
@@ -56,15 +55,14 @@ class Rows:
         self,
         name: str,
         columns: TypedColumns,
-        features: Mapping[str, str],
+        settings: PreprocessSettings,
         images: Sequence[str],
-        label: str,
-        by_time: ByTime | None = None,
-        said: Types = NOTHING_SAID,
+        said: Types | None = None,
     ) -> None:
+        features, label, by_time = settings.features, settings.label, _by_time(settings)
         self._name = name
         self._columns = columns
-        self._said = said
+        self._said = settings.columns if said is None else said
         self._check_said()
         types = columns.types
         self._wanted = _wanted(name, types, features, label)
@@ -111,7 +109,7 @@ class Rows:
         if self._by_time:
             splits = TimeSplits(self._by_time, self._moment, self._values(self._by_time.column))
             theirs.append(self._by_time.column)
-        about = getattr(self._columns, "about", ())
+        about = self._columns.about
         theirs += about
         checks = self._checks()
         self._tell_of_texts()
@@ -332,16 +330,9 @@ class Table(Rows):
         SourceError: The file cannot be read, is empty, or has not these columns.
     """
 
-    def __init__(
-        self,
-        path: str,
-        features: Mapping[str, str],
-        label: str = "",
-        by_time: ByTime | None = None,
-        said: Types = NOTHING_SAID,
-    ) -> None:
+    def __init__(self, path: str, settings: PreprocessSettings, said: Types) -> None:
         columns, self._root = open_table(path, said)
-        super().__init__(storage.resolve(path), columns, features, ("string",), label, by_time, said)
+        super().__init__(storage.resolve(path), columns, settings, ("string",), said)
         self.has_keys = "key" in self._names
 
     def _image_fault(self, value: str) -> str:
@@ -351,6 +342,18 @@ class Table(Rows):
 
     def _image(self, value: str) -> Span:
         return Span(os.path.join(self._root, os.path.normpath(value)), 0, WHOLE_FILE)
+
+
+def is_outside(path: str) -> bool:
+    """Returns whether a normalized path does not stay in the directory that it is relative to."""
+    return os.path.isabs(path) or path == ".." or path.startswith("../")
+
+
+def _by_time(settings: PreprocessSettings) -> ByTime | None:
+    gap = settings.split_gap
+    if not settings.split_by_time:
+        return None
+    return ByTime(settings.split_by_time, settings.split, parse_gap(gap), duration=gap[-1:].isalpha())
 
 
 def _empty(feature: Feature) -> Any:

@@ -10,14 +10,13 @@ from typing import cast
 
 import xxhash
 
-from shardline.components.preprocess import copies, storage
+from shardline.components.preprocess import storage
 from shardline.components.preprocess.example import Layouts, Value, locate, only_value, parse
 from shardline.components.preprocess.labels import LARGEST_CLASS
 from shardline.components.preprocess.listing import find_files
-from shardline.components.preprocess.sources import BadExample, Example, Source, Span
-from shardline.components.preprocess.sources.columns import NOTHING_SAID, Types
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
 from shardline.components.preprocess.sources.examples import ExampleRows, File, to_text
-from shardline.components.preprocess.sources.moments import ByTime
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
 from shardline.trainer.data.features import Feature, Scalar
 from shardline.trainer.errors import BadRecordError, SourceError
@@ -33,13 +32,7 @@ _FOLDER = re.compile(r"Split-(.+)")
 _SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
 
-def open_tfrecords(
-    pattern: str,
-    features: Mapping[str, str],
-    label: str = "",
-    by_time: ByTime | None = None,
-    said: Types = NOTHING_SAID,
-) -> Source:
+def open_tfrecords(pattern: str, settings: PreprocessSettings) -> Source:
     """Returns the examples of TFRecord files, plain or gzip (told by their first bytes).
 
     Those with an encoded image and one class each are read record by record, all others as a table.
@@ -48,7 +41,7 @@ def open_tfrecords(
         SourceError: No file matches, one is not a TFRecord file, or the first record has not these features.
     """
     paths = [path for path in find_files(pattern) if os.path.basename(path) != "schema.pbtxt"]
-    copies.expect(filter(storage.is_far, paths), storage.fetch)
+    storage.expect(filter(storage.is_far, paths))
     splits = _splits_of(paths)
     files = [File(path, detect_compression(path), split) for path, split in zip(paths, splits, strict=True)]
     path, first = next(_sound_records(files), ("", None))
@@ -56,12 +49,12 @@ def open_tfrecords(
         places = locate(first.data) if first else {}
     except ValueError as fault:
         raise SourceError(f"{path!r}: the first record: {fault}") from None
+    features = settings.features
     image = places.get(features.get("image", "image").encode())
-    is_table = (
-        label or by_time or said or (image and image.kind != "bytes") or features.get("image", "")[-1:] == "]"
-    )
+    is_table = bool(settings.label or settings.split_by_time or settings.columns)
+    is_table |= (image is not None and image.kind != "bytes") or features.get("image", "").endswith("]")
     if places and (is_table or not (image or "image" in features)):
-        return ExampleRows(pattern, files, features, label, by_time, said)
+        return ExampleRows(pattern, files, settings)
     return TfRecords(files, features)
 
 

@@ -25,8 +25,6 @@ from shardline.trainer.models import BUILT_IN, KERAS_PREFIX
 
 #: How a path begins that every task sees: buckets, through the mount.
 _MOUNTED = ("gs://", "/gcs/")
-#: URLs that the image's libraries (fsspec, gcsfs, aiohttp) read.
-_READ_FROM = ("gs", "gcs", "http", "https")
 #: Forms of a source that have a path behind the colon.
 _FILES = ("images", "text", "tfrecord", "table")
 #: Options of the trainer that are a path, and whether they are written.
@@ -38,12 +36,11 @@ _OF_KFP = "python:"
 
 
 class _Place(NamedTuple):
-    """A path in a parameter: which, its text, whether it is written, and whether any URL may be read."""
+    """A path in a parameter: which, its text, and whether it is written."""
 
     name: str
     path: str
     written: bool = False
-    urls: bool = False
 
 
 @rules(Pipeline)
@@ -77,7 +74,7 @@ def places(pipeline: Pipeline) -> Found:
         Source: components/preprocess/storage.py.
     SL609 error: A URL is of a kind that the parameter takes.
         Fix: copy it into a bucket and give gs://BUCKET/PATH, or read it in a source class of your own
-        Source: components/preprocess/storage.py: the image has gcsfs and aiohttp for fsspec.
+        Source: components/preprocess/storage.py: no other URL is read.
     SL610 error: What a run writes is in a bucket.
         Fix: give gs://BUCKET/PATH
         Source: components/model_store, components/configure; a container's disk ends with it.
@@ -149,10 +146,9 @@ def _values(pipeline: Pipeline) -> dict[str, Any]:
 def _places(known: Mapping[str, Any]) -> Iterator[_Place]:
     form, _, path = str(known.get("source", "")).partition(":")
     if form in _FILES:
-        yield _Place("source", path, urls=True)
-    for name in ("labels", "schema"):
-        yield _Place(name, str(known.get(name, "")), urls=True)
-    yield _Place("data_dir", str(known.get("data_dir", "")))
+        yield _Place("source", path)
+    for name in ("labels", "schema", "data_dir"):
+        yield _Place(name, str(known.get(name, "")))
     for name in ("champion_uri", "history_uri"):
         yield _Place(name, str(known.get(name, "")), written=True)
     options = known.get("train_options") or {}
@@ -165,15 +161,12 @@ def _places(known: Mapping[str, Any]) -> Iterator[_Place]:
 
 def _fault(place: _Place) -> tuple[str, str] | None:
     """Returns the code of the rule that a path breaks, and what was found."""
-    name, path, written, urls = place
+    name, path, written = place
     if not path or path.startswith(_MOUNTED) or "{{$" in path:
         return None
     is_path = f"{name} is {path!r}"
-    if scheme := _SCHEME.match(path):
-        if urls and scheme[1].lower() in _READ_FROM:
-            return None
-        takes = "gs://, /gcs/, http:// and https://" if urls else "gs:// and /gcs/"
-        return "SL609", f"{is_path}; it takes {takes}"
+    if _SCHEME.match(path):
+        return "SL609", f"{is_path}; it takes gs:// and /gcs/"
     if slash := re.match(r"(gs|gcs):/*", path):
         return "SL609", f"{is_path}; did you mean gs://{path[slash.end() :]}?"
     if written:

@@ -1,20 +1,51 @@
-"""Image classification datasets of TensorFlow Datasets. TensorFlow is loaded only when one is opened."""
+"""Datasets that come with a library: the digits of scikit-learn, and images of TensorFlow Datasets.
+
+TensorFlow is loaded only when one of its datasets is opened.
+"""
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import itertools
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from shardline.components.preprocess.sources import Example
+from shardline.components.preprocess.sources.example import Example
 from shardline.trainer import progress, tensorflow_internals
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import SourceError
 
+#: Ink per pixel in scikit-learn's data is 0..16.
+_FULL_INK = 16.0
+_COUNT = 1797
+
 # Large photos of a batch are in memory together.
 _BATCH = 32
+
+
+class Digits:
+    """The 1,797 handwritten digits inside scikit-learn: grey images of 8 x 8 pixels in ten classes."""
+
+    class_names = tuple(str(digit) for digit in range(10))
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("sklearn") is None:
+            raise SourceError("source 'digits' needs scikit-learn: pip install 'shardline[preprocess]'")
+
+    def __len__(self) -> int:
+        return _COUNT
+
+    def __iter__(self) -> Iterator[Example]:
+        # Not above: it takes a second, and a check of the source alone does without.
+        import numpy as np
+        from sklearn.datasets import load_digits
+
+        loaded = load_digits()
+        images = np.rint(loaded.images * (255.0 / _FULL_INK)).astype(np.uint8)[..., np.newaxis]
+        for index, (pixels, label) in enumerate(zip(images, loaded.target, strict=True)):
+            yield Example(key=f"digits/{index:04d}", label=int(label), image=pixels)
 
 
 class Tfds:

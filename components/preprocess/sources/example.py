@@ -1,17 +1,97 @@
-"""Image files that are far: each read in one request, many at a time where their content is needed early."""
+"""Examples of a source, and what is in their files; knows no source.
+
+Files that are far are each read in one request, many at a time where their content is needed early.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import TruncatedError, in_order, is_transient, persistently
-from shardline.components.preprocess.sources import WHOLE_FILE, BadExample, Example, Span
+from shardline.trainer.data.features import Scalar
 from shardline.trainer.errors import BadRecordError, SourceError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+#: Length of a span that is a whole file, of whatever size.
+WHOLE_FILE = -1
+
+
+class Span(NamedTuple):
+    """Bytes inside a local file, which a writer reads for itself when their turn comes.
+
+    With the length `WHOLE_FILE`, or a lower one, it is the same as the file's path, and faster than a Path is
+    made. Then the length is ~size, where a listing gave the size, and the offset the generation of an object,
+    0 where there is none: what is read must be that.
+    """
+
+    file: str
+    offset: int
+    length: int
+
+
+class Example(NamedTuple):
+    """One labelled example of a source.
+
+    Attributes:
+        key: Name that is unique in the source and stays the same when the source grows: the split and
+            the order of the examples follow from it.
+        label: Index into the source's `class_names`. Where the source declares `labels`: for a "class" its
+            index, for "multilabel" the names that it has, or 0 or 1 for each, for "regression" a number or a
+            list of them; of several labels a dict by their names.
+        image: An encoded image as bytes, the path of an image file, a span of a file that holds an encoded
+            image, or pixels as a uint8 array of shape (height, width, channels) with 1 or 3 channels, values
+            0..255. None where the source has no images (a table). Paths and spans are read only when they
+            are written: prefer them.
+        split: "train", "validation" or "test" where the source has splits of its own, else None.
+        features: Further values by name, as the source's `features` declare them: of a shape (n,) a list.
+    """
+
+    key: str
+    label: Any
+    image: bytes | Path | Span | npt.NDArray[np.uint8] | None = None
+    split: str | None = None
+    features: Mapping[str, Scalar | Sequence[Scalar]] = MappingProxyType({})
+
+
+class BadExample(NamedTuple):
+    """An example that cannot be used. A generator cannot go on after an error, so it yields one of these.
+
+    Attributes:
+        name: The example's key, or file and row.
+        reason: Why, without the name: the same words for the same kind of fault.
+    """
+
+    name: str
+    reason: str
+
+
+class Source(Protocol):
+    """Labelled examples, to be read once from the first to the last.
+
+    It has `class_names`, the name of each class, at least two, into which a label is an index. In place of
+    that it may have `labels`, a sequence of `trainer.data.features.Label`, for other kinds of labels.
+
+    A source may also have `__len__` (progress then shows how much is left), `features`, a sequence of
+    `trainer.data.features.Feature` that declares what is in every `Example.features`, and `fingerprint()`,
+    which returns a text that is another one whenever the examples are (a version, a time of change):
+    without it, a scheduled run cannot know that nothing has changed.
+    One whose keys are positions, which other examples may have tomorrow, says `has_keys = False`; one whose
+    keys follow from the content, so that copies have the same, `numbers_copies = True`: the second one of the
+    key k then gets k#2.
+    """
+
+    def __iter__(self) -> Iterator[Example | BadExample]:
+        """Yields every example once, in any order; of those that cannot be used, their name and why."""
 
 
 def read_far(path: str, key: str, surveyed: int, size: int = 0, generation: int = 0) -> bytes:

@@ -1,0 +1,171 @@
+"""Files of a directory, images or texts: a folder per class, or a table that lists them; here or in a bucket.
+
+Where each question costs a request, in a mounted bucket, none is asked of a single file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardline.components.preprocess import labels, listing, storage
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources.columns import Columns
+from shardline.components.preprocess.sources.example import (
+    WHOLE_FILE,
+    BadExample,
+    Example,
+    Source,
+    Span,
+    brought,
+)
+from shardline.components.preprocess.sources.table import Rows, is_outside
+from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
+from shardline.trainer.errors import SourceError, printable
+
+#: Bytes of the largest text: a novel has about as many, and every example is in memory many times.
+LARGEST_BYTES = 1 << 20
+
+# The column of the files' paths, relative to their directory, and letters of the columns that are shown.
+_PATH, _SHOWN = "path", 300
+
+
+def open_directory(directory: str, settings: PreprocessSettings) -> Source:
+    """Returns the files of a directory as images.
+
+    Without a table, the class is the folder directly under the directory, the key the path relative to it.
+    Folders inside a class folder belong to that class. Names that start with a dot are ignored; every other
+    file must be an image (whether it is one is found when it is read).
+
+    With `labels` of the settings, this table lists the files in its column path; `label` says which of its
+    columns are to be predicted, "" for the column label, the name of a class; and `group` is a feature.
+
+    Raises:
+        SourceError: The directory is missing or holds something else, or the table cannot be used.
+    """
+    root = storage.resolve(directory)
+    if not settings.labels:
+        return ClassFolders(root)
+    if not storage.is_remote(root) and not os.path.isdir(root):
+        raise SourceError(f"cannot read the directory {root!r}: it is not there")
+    if not settings.label:
+        columns = {LABEL: "text", **settings.columns}  # names of classes, though they be numbers
+        settings = replace(settings, label=LABEL, columns=columns)
+    return ListedFiles(root, settings)
+
+
+class ClassFolders:
+    """Files in a folder per class."""
+
+    def __init__(self, root: str) -> None:
+        self._root, self._listing = root, listing.listed(root)
+        folders = []
+        for name in self._listing.top():
+            if not name.endswith("/"):
+                raise SourceError(
+                    f"{root} has {name!r} beside the class folders; put every file into the folder of its "
+                    "class, or give a CSV file of labels"
+                )
+            folders.append(name[:-1])
+        self.class_names = tuple(sorted(folders))
+
+    def __iter__(self) -> Iterator[Example | BadExample]:
+        labels = {name: label for label, name in enumerate(self.class_names)}
+        seen = bytearray(len(labels))
+        if isinstance(self._listing, listing.Objects) and not storage.is_remote(self._root):
+            listing.tell_mount([os.path.join(self._root, name) for name in self.class_names])
+        for file in self._listing.files():
+            label = labels.get(file.name.partition("/")[0])
+            if label is None:
+                raise SourceError(
+                    f"{file.path!r} came while the source was read; run again when nothing writes to it"
+                )
+            seen[label] = 1
+            generation = int(file.version) if file.is_generation else 0
+            yield Example(file.name, label, Span(file.path, generation, ~max(file.size, 0)))
+        for folder in itertools.compress(self.class_names, map(operator.not_, seen)):
+            raise SourceError(f"class folder {folder!r} of {self._root} is empty; remove it or fill it")
+
+
+class ListedFiles(Rows):
+    """Files that the column path of a table lists, with labels of any kind; the key is the path."""
+
+    def __init__(self, root: str, settings: PreprocessSettings) -> None:
+        self._root, self._far, table = root, storage.is_far(root), storage.resolve(settings.labels)
+        columns = _chosen(table, settings)
+        super().__init__(table, columns, replace(settings, features={"image": _PATH}), images=("string",))
+
+    def _row_name(self, place: str, values: Mapping[str, Any]) -> str:
+        return os.path.normpath(values["image"]) if values["image"] else place
+
+    def _image_fault(self, value: str) -> str:
+        path = os.path.normpath(value)
+        if is_outside(path):
+            return "lies outside the directory of images"
+        if not self._far and not os.path.isfile(os.path.join(self._root, path)):
+            return "there is no such file"
+        return ""
+
+    def _image(self, value: str) -> Span:
+        return Span(os.path.join(self._root, os.path.normpath(value)), 0, WHOLE_FILE)
+
+
+def _chosen(table: str, settings: PreprocessSettings) -> Columns:
+    """Returns columns of a table: the path, the group, and what is to be predicted; others are not read."""
+    columns = Columns(table, {_PATH: "text?", **settings.columns})
+    if _PATH not in columns.types:
+        there = printable(", ".join(columns.types))[:_SHOWN]
+        raise SourceError(f"{table!r} has the columns {there}; one called path is needed")
+    wanted = {column for one in labels.parse(settings.label) for column in one.columns}
+    wanted |= {settings.group} if settings.group else set()
+    for column in wanted - columns.types.keys():
+        raise labels.unknown_column(table, column, columns.types, labelled=column != LABEL)
+    columns.types = {name: kind for name, kind in columns.types.items() if name in {_PATH, *wanted}}
+    return columns
+
+
+class Texts:
+    """Text files of a directory, in UTF-8, as features; the key is the path.
+
+    Args:
+        files: The files, as `open_directory` gives them.
+    """
+
+    features = (Feature("text", "string"),)
+
+    def __init__(self, files: Source) -> None:
+        self._files = files
+
+    @property
+    def labels(self) -> Sequence[Label]:
+        """What is to be predicted."""
+        declared: Sequence[Label] = getattr(self._files, "labels", ())
+        return declared or (Label(LABEL, CLASS, tuple(self._files.class_names)),)  # type: ignore[attr-defined]
+
+    def __iter__(self) -> Iterator[Example | BadExample]:
+        for example in brought(self._files):
+            yield example if isinstance(example, BadExample) else _read(example)
+
+
+def _read(example: Example) -> Example | BadExample:
+    """Returns an example of a text in the place of one of its file."""
+    data = example.image
+    try:
+        if isinstance(data, Span):
+            with storage.open_read(data.file) as file:
+                data = file.read(LARGEST_BYTES + 1)
+        assert isinstance(data, bytes)
+        if len(data) > LARGEST_BYTES:
+            return BadExample(example.key, "has more than 1 MiB")
+        text = data.decode("utf-8-sig")
+    except (OSError, SourceError) as error:  # a pipe too, which would be waited for
+        return BadExample(example.key, f"cannot be read: {storage.reason(error)}")
+    except UnicodeDecodeError:
+        return BadExample(example.key, "is no text in UTF-8")
+    if not text.strip():
+        return BadExample(example.key, "is empty")
+    return example._replace(image=None, features={"text": text})
