@@ -11,29 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import getpass
 import os
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from functools import cached_property
-from itertools import islice
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from shardline.components.vertex.client import again, platform_errors
-from shardline.components.vertex.objects import Names
-from shardline.components.vertex.refusals import Kind, kind_of
+from shardline.components.vertex import objects
 from shardline.trainer import crash, files
-from shardline.trainer.errors import ModelError, PlatformError, RunError, SettingsError
-
-if TYPE_CHECKING:
-    from google.cloud.storage import Blob, Client
-
-T = TypeVar("T")
+from shardline.trainer.errors import ModelError, RunError, SettingsError
 
 #: The file that is locked, on a disk, while another one is replaced.
 LOCK_FILE = ".lock"
@@ -182,14 +173,10 @@ def _lock(descriptor: int, path: Path) -> None:
     """
     end, link = time.monotonic() + _PATIENCE_S, Path(f"{path}.link")
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise RunError(f"{path} has been locked for {_PATIENCE_S:.0f} s; try again") from None
-                time.sleep(0.01)
+        while not files.lock(descriptor):
+            if time.monotonic() > end:
+                raise RunError(f"{path} has been locked for {_PATIENCE_S:.0f} s; try again")
+            time.sleep(0.01)
         link.unlink(missing_ok=True)
         link.hardlink_to(path)
         link.unlink()
@@ -212,7 +199,7 @@ class Bucket:
         self.prefix = "/".join(part for part in prefix.split("/") if part not in ("", "."))
         if not self.bucket:
             raise SettingsError(f"{uri!r} names no bucket; write gs://BUCKET/PATH")
-        self._objects = Names(self.bucket)
+        self._objects = objects.Bucket(self.bucket)
 
     def where(self, name: str) -> str:
         """Returns a URI, gs://."""
@@ -220,26 +207,21 @@ class Bucket:
 
     def read(self, name: str) -> Seen:
         """Returns an object as text with its generation; a bucket that is not there is an error."""
-        blob = self._blob(name)
-        data: bytes | None = self._find(f"read {self.where(name)}", blob.download_as_bytes)
-        if data is None:
+        found = self._objects.content(self._key(name))
+        if found is None:
             next(self._objects.pages(self._key(""), page_size=1))
             return Seen(None)
+        data, generation = found
         if len(data) > files.MAX_TEXT_BYTES:
             raise ModelError(f"{self.where(name)} has more than {files.MAX_TEXT_BYTES >> 20} MiB")
         # What is not UTF-8 is not JSON either, and can be replaced by hand.
-        return Seen(data.decode("utf-8-sig", "replace"), int(blob.generation or 0))
+        return Seen(data.decode("utf-8-sig", "replace"), generation)
 
     def replace(self, name: str, text: str, seen: Seen) -> bool:
         """Replaces an object in the generation that was seen, and in no other."""
-        try:
-            self._upload(name, text, if_generation_match=seen.generation)
-        except PlatformError as error:
-            if kind_of(error.__cause__) is not Kind.CONFLICT:
-                raise
-            # After an attempt whose answer was lost, the next one finds its own.
-            return self.read(name).text == text
-        return True
+        # After an attempt whose answer was lost, the next one finds its own.
+        written = self._objects.write(self._key(name), text, seen.generation)
+        return written or self.read(name).text == text
 
     def names(self, directory: str) -> list[str]:
         """Returns the names of objects and directories below a prefix, sorted."""
@@ -253,12 +235,12 @@ class Bucket:
         """Uploads the files of a local directory."""
         for path in files_below(source):
             name = f"{directory}/{path.relative_to(source).as_posix()}"
-            self._ask(f"write {self.where(name)}", self._blob(name).upload_from_filename, str(path))
+            self._objects.upload(self._key(name), path)
 
     def remove(self, directory: str) -> None:
         """Removes all below a prefix."""
-        for item in self._objects.objects(self._key(f"{directory}/")):
-            self._remove(item.name)
+        for item in self._below(self._key(f"{directory}/")):
+            self._objects.remove(item.name)
 
     @contextlib.contextmanager
     def fetched(self, directory: str) -> Iterator[Path]:
@@ -269,56 +251,27 @@ class Bucket:
         prefix = self._key(f"{directory}/".lstrip("/"))
         with tempfile.TemporaryDirectory(prefix="shardline-") as temporary:
             target = Path(temporary).resolve()
-            for item in self._objects.objects(prefix):
+            for item in self._below(prefix):
                 path = target / item.name.removeprefix(prefix)
                 if path.resolve().is_relative_to(target) and not item.name.endswith("/"):
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    blob = self._client.bucket(self.bucket).blob(item.name)
-                    self._ask(f"read gs://{self.bucket}/{item.name}", blob.download_to_filename, str(path))
+                    self._objects.download(item.name, path)
             yield target
 
     def check(self) -> None:
         """Writes an object and removes it, which takes the permissions that publishing takes."""
-        self._upload(_CHECK_FILE, "")
-        self._remove(self._key(_CHECK_FILE))
+        self._objects.write(self._key(_CHECK_FILE), "")
+        self._objects.remove(self._key(_CHECK_FILE))
 
     def who(self) -> str:
         """Returns the service account of the credentials, or user@host where they have none."""
-        account = getattr(self._client._credentials, "service_account_email", "")
-        return account if "@" in account else user_and_host()
-
-    @cached_property
-    def _client(self) -> Client:
-        return self._objects._client
+        return self._objects.account or user_and_host()
 
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name
 
-    def _blob(self, name: str) -> Blob:
-        return self._client.bucket(self.bucket).blob(self._key(name))
-
-    def _upload(self, name: str, text: str, **conditions: int) -> None:
-        blob = self._blob(name)
-        blob.cache_control = "no-store"  # a public object would be shown from a cache for an hour
-        doing = f"write {self.where(name)}"
-        self._ask(doing, blob.upload_from_string, text, content_type="application/json", **conditions)
-
-    def _remove(self, key: str) -> None:
-        blob = self._client.bucket(self.bucket).blob(key)  # not of one generation
-        self._find(f"remove gs://{self.bucket}/{key}", blob.delete)
-
-    def _find(self, doing: str, call: Callable[..., T]) -> T | None:
-        """Returns what a call gives; None where there is no such object."""
-        try:
-            return self._ask(doing, call)
-        except PlatformError as error:
-            if kind_of(error.__cause__) is Kind.MISSING:
-                return None
-            raise
-
-    def _ask(self, doing: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        with platform_errors(doing):
-            return again(doing, self._client._credentials)(call)(*args, **options, retry=None)
+    def _below(self, prefix: str) -> Iterator[objects.Object]:
+        return chain.from_iterable(self._objects.pages(prefix))
 
 
 def files_below(directory: Path) -> Iterator[Path]:

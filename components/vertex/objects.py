@@ -1,4 +1,4 @@
-"""Objects of Cloud Storage: what is read, and the names in a bucket, 1,000 a request."""
+"""Objects of Cloud Storage: listed 1,000 a request, read by ranges and generations, replaced if unchanged."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ import functools
 import json
 import os
 from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from shardline.components.vertex.client import again, platform_errors
+from shardline.components.vertex.refusals import Kind, kind_of
+from shardline.trainer.errors import PlatformError
 
 if TYPE_CHECKING:
     from google.auth.transport.urllib3 import AuthorizedHttp
-    from google.cloud.storage import Client
+    from google.cloud.storage import Blob, Client
+
+T = TypeVar("T")
 
 #: Connections that are kept, for as many reads at the same time.
 CONNECTIONS = 128
@@ -99,11 +104,12 @@ class _Client:
 class Bucket:
     """The objects of a bucket; names are in the order of their UTF-8 bytes.
 
-    What is read is asked for once, and Google's and requests' errors are raised as they are.
+    Methods ask again where the service was busy, and may raise PlatformError; but `find` and `read`, of which
+    there may be many at the same time, ask once and raise the errors of Google's clients.
     """
 
     name: str
-    _client: _Client
+    _client: _Client = field(default_factory=lambda: _Client())
 
     def pages(self, prefix: str, token: str = "", **options: str | int) -> Iterator[Page]:
         """Yields the pages of the names that begin with a prefix, each asked for when it is wanted.
@@ -113,14 +119,9 @@ class Bucket:
             token: That of the first page.
             options: `delimiter` "/" lists a folder alone, `start_offset` and `end_offset` are the first name
                 and the one behind the last, `page_size` is the number of names.
-
-        Raises:
-            PlatformError: The bucket cannot be listed.
         """
-        doing = f"list gs://{self.name}/{prefix}"
         while True:
-            with platform_errors(doing):
-                page: Page = again(doing, self._client.api._credentials)(self._page)(prefix, token, **options)
+            page = self._ask(f"list gs://{self.name}/{prefix}", self._page, prefix, token, **options)
             yield page
             if not (token := page.token):
                 return
@@ -138,6 +139,67 @@ class Bucket:
             tuple(sorted(found.prefixes)),
             found.next_page_token or "",
         )
+
+    @property
+    def account(self) -> str:
+        """The service account in whose name objects are written; "" where the credentials name none."""
+        account = getattr(self._client.api._credentials, "service_account_email", "")
+        return account if "@" in account else ""
+
+    def content(self, name: str) -> tuple[bytes, int] | None:
+        """Returns the content of an object, and its generation; None where there is none."""
+        blob = self._blob(name)
+        try:
+            data = self._ask(self._doing("read", name), blob.download_as_bytes, retry=None)
+        except PlatformError as error:
+            if kind_of(error.__cause__) is Kind.MISSING:
+                return None
+            raise
+        return data, int(blob.generation or 0)
+
+    def write(self, name: str, text: str, generation: int | None = None) -> bool:
+        """Writes an object of JSON, which is there whole or not at all.
+
+        With a generation, only in its place, 0 for an object that is not there; returns whether it was.
+        """
+        blob = self._blob(name)
+        blob.cache_control = "no-store"  # a public object would be shown from a cache for an hour
+        options = {} if generation is None else {"if_generation_match": generation}
+        call = functools.partial(blob.upload_from_string, text, content_type="application/json", **options)
+        try:
+            self._ask(self._doing("write", name), call, retry=None)
+        except PlatformError as error:
+            if generation is None or kind_of(error.__cause__) is not Kind.CONFLICT:
+                raise
+            return False
+        return True
+
+    def upload(self, name: str, path: Path) -> None:
+        """Writes a file of this disk as an object."""
+        self._ask(self._doing("write", name), self._blob(name).upload_from_filename, str(path), retry=None)
+
+    def download(self, name: str, path: Path) -> None:
+        """Copies an object to this disk."""
+        self._ask(self._doing("read", name), self._blob(name).download_to_filename, str(path), retry=None)
+
+    def remove(self, name: str) -> None:
+        """Removes an object, in whatever generation, if it is there."""
+        try:
+            self._ask(self._doing("remove", name), self._blob(name).delete, retry=None)
+        except PlatformError as error:
+            if kind_of(error.__cause__) is not Kind.MISSING:
+                raise
+
+    def _blob(self, name: str) -> Blob:
+        return self._client.api.bucket(self.name).blob(name)
+
+    def _doing(self, verb: str, name: str) -> str:
+        return f"{verb} gs://{self.name}/{name}"
+
+    def _ask(self, doing: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        with platform_errors(doing):
+            answer: T = again(doing, self._client.api._credentials)(call)(*args, **options)
+        return answer
 
     def find(self, name: str) -> Object:
         """Returns what is known of an object; raises FileNotFoundError where there is none."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from types import FrameType
 
 import psutil
 
+from shardline.trainer import files
 from shardline.trainer.errors import EXIT_FAILED, RunError
 from shardline.trainer.progress import Event
 
@@ -193,7 +193,7 @@ def scratch_directory() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
     lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        files.lock(lock)
         path = made.rename(parent / made.name.replace(_NEW, _PREFIX))  # from now on it may be swept
         try:
             yield path
@@ -222,7 +222,7 @@ def _sweep(parent: Path) -> None:
         with contextlib.suppress(OSError):  # another user's, or gone
             lock = os.open(path / _LOCK, os.O_RDWR)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                if files.lock(lock):
+                    shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(lock)
