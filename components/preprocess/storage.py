@@ -8,6 +8,7 @@ in ranges that are fetched ahead, or from a copy that a run keeps on this machin
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import shutil
@@ -17,8 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
-
-import xxhash
 
 from shardline.components.preprocess.ahead import TruncatedError, in_order, persistently
 from shardline.components.vertex.objects import parse_uri
@@ -287,8 +286,7 @@ class _Copies:
             return self._begun[path]
 
     def _copy(self, path: str) -> str:
-        name = xxhash.xxh3_128_hexdigest(path.encode("utf-8", "surrogateescape"))
-        copy = self.directory / name
+        copy = self.directory / hashlib.sha256(os.fsencode(path)).hexdigest()
         if not copy.exists():
             copy.parent.mkdir(exist_ok=True)
             # Another process of this machine may be at it.

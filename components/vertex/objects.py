@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -95,9 +96,11 @@ class _Client:
         import urllib3
         from google.auth.transport.urllib3 import AuthorizedHttp
 
-        # Half the processor's time of a read by the client's own session.
-        pool = urllib3.PoolManager(maxsize=CONNECTIONS, ca_certs=certifi.where())
-        return AuthorizedHttp(self.api._credentials, pool)  # type: ignore[no-untyped-call]
+        # A third of the processor's time of the client's own session; only tokens come from elsewhere.
+        pools = urllib3.PoolManager(maxsize=CONNECTIONS, ca_certs=certifi.where())
+        host = pools.connection_from_url(self.api.api_endpoint)
+        http = SimpleNamespace(urlopen=host.urlopen, request=pools.request, headers={})
+        return AuthorizedHttp(self.api._credentials, http)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,7 @@ class Bucket:
 
     def _get(self, path: str, name: str, query: str, headers: dict[str, str] | None = None) -> bytes:
         with platform_errors("sign in to Google Cloud"):
-            connections, host = self._client.connections, self._client.api.api_endpoint
+            connections = self._client.connections
         import requests
         from google.api_core.exceptions import from_http_status
         from urllib3.exceptions import HTTPError
@@ -232,7 +235,7 @@ class Bucket:
         try:
             answer = connections.urlopen(  # type: ignore[no-untyped-call]
                 "GET",
-                f"{host}{path}/{quote(name, safe='')}?{query}",
+                f"{path}/{quote(name, safe='')}?{query}",
                 headers={"Accept-Encoding": "gzip"} | (headers or {}),  # what is stored so is read as it is
                 timeout=_ATTEMPT_S,
                 retries=False,
