@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import socket
@@ -20,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardline.components.preprocess.ahead import persistently
+from shardline.trainer import files
 from shardline.trainer.errors import RunError
 
 _ATTEMPTS = 10
@@ -54,14 +54,13 @@ def flocked(path: Path, *, shared: bool) -> Iterator[None]:
 def _is_taken(lock: int, path: Path, *, shared: bool) -> bool:
     """Takes the lock and returns whether its file is still in its place."""
     try:
-        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if not files.lock(lock, shared=shared):
+            raise _in_use(path, read(path))
         if not os.path.samestat(os.fstat(lock), path.stat()):
             return False
         os.truncate(lock, 0)
         os.write(lock, here().encode())
         return True
-    except BlockingIOError:
-        raise _in_use(path, read(path)) from None
     except FileNotFoundError:
         return False
 
