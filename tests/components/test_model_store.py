@@ -32,6 +32,7 @@ from shardline.components.model_store.champions import (
     rollback,
 )
 from shardline.components.model_store.places import Bucket, Disk
+from shardline.components.vertex import objects
 from shardline.trainer.errors import ModelError, PlatformError, RunError, SettingsError
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
@@ -196,7 +197,7 @@ def test_a_record_that_is_gone_damaged_or_of_an_earlier_release_is_no_first_run(
     if content is None and isinstance(place, Disk):
         (place.path / "champion.json").unlink()
     elif isinstance(place, Bucket) and content is None:
-        place._remove(place._key("champion.json"))
+        place._objects.remove(place._key("champion.json"))
 
     actions = (current, lambda of: publish(exported, of, **NEXT), lambda of: promote(of, first.version))
     for use in (*actions, lambda of: prune(of, 0), champions.check_champion):
@@ -215,14 +216,14 @@ def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, monkeypatch: pyt
         lost, losing = losing, False
         return "lost" if lost else ""
 
-    upload = Bucket._upload
+    write = objects.Bucket.write
 
-    def lose_the_answer(self: Bucket, name: str, text: str, **conditions: int) -> None:
+    def lose_the_answer(self: objects.Bucket, name: str, text: str, generation: int | None = None) -> bool:
         nonlocal losing
         losing = True
-        upload(self, name, text, **conditions)
+        return write(self, name, text, generation)
 
-    monkeypatch.setattr(Bucket, "_upload", lose_the_answer)
+    monkeypatch.setattr(objects.Bucket, "write", lose_the_answer)
     with fake_storage("bucket", {}, fate) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         for _ in range(2):
@@ -236,7 +237,7 @@ def test_a_version_says_which_service_account_has_published_it() -> None:
     shelf = Bucket("gs://bucket/champion")
     for email, expected in ((account, account), ("default", f"@{socket.gethostname()}")):
         credentials = SimpleNamespace(service_account_email=email)
-        shelf.__dict__["_client"] = SimpleNamespace(_credentials=credentials)
+        shelf._objects._client.__dict__["api"] = SimpleNamespace(_credentials=credentials)
         assert shelf.who().endswith(expected)
 
 
