@@ -43,6 +43,7 @@ from shardline.trainer.settings import TrainSettings
 #: Settings of the trainer that `fit` takes by their names.
 OPTIONS = (
     *OF_STRATEGY,
+    "averaging_steps",
     "checkpoint_minutes",
     "checkpoint_steps",
     "deterministic",

@@ -93,7 +93,7 @@ class Training:
         self.engine = make_engine(self.position)
         self._count_steps()
         self.logs: Logs = dict(resumed.host.get("logs", {})) if resumed else {}
-        self._merge = replica_merger(run.strategy, model)
+        self._merge = replica_merger(run.strategy, model, weights=run.settings.averaging_steps > 0)
         asked = run.settings.steps_per_execution or _compiled_steps(model)
         self._fixed = asked or int(hooks.by_step)
         self._test_fixed = (asked or 1) if hooks.by_test_step else 0

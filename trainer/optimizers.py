@@ -74,6 +74,7 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
     }
     using = {
         **tuning,
+        "averaging_steps": settings.averaging_steps > 0,
         "fine_tuning_learning_rate": settings.fine_tuning_learning_rate > 0,
     }
     if model.optimizer is None and (names := [name for name, given in using.items() if given]):

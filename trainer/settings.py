@@ -108,6 +108,11 @@ class TrainSettings:
         "TensorFlow's own ring or nccl.",
     ] = "auto"
     gradient_compression: Annotated[str, "Type in which gradients travel; none is float32, exact."] = "none"
+    averaging_steps: Annotated[
+        int,
+        "Steps that each worker takes by itself until weights are averaged (local SGD, another "
+        "algorithm); 0 exchanges the gradients of every step.",
+    ] = 0
     shard_policy: Annotated[
         str,
         "How data reaches the workers: file, whole shards to each; data, each keeps its share of all "
@@ -164,6 +169,10 @@ class TrainSettings:
         if self.unfreeze_at_epoch > self.epochs:
             raise SettingsError(
                 f"unfreeze_at_epoch {self.unfreeze_at_epoch} never comes: the run has {self.epochs} epochs"
+            )
+        if self.averaging_steps and self.gradient_accumulation_steps > 1:
+            raise SettingsError(
+                "averaging_steps and gradient_accumulation_steps exclude each other; give one of them"
             )
         if self.transform and self.class_weights:
             raise SettingsError(

@@ -17,8 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.cluster.collectives import GradientExchange, Summation
+from shardline.trainer.cluster.collectives import GradientExchange, Summation, average, own_gradients
 from shardline.trainer.keras_internals import (
+    Gradients,
     flat_logs,
     optimizers,
     random_by_replica,
@@ -26,7 +27,7 @@ from shardline.trainer.keras_internals import (
     update_after_gradients,
 )
 from shardline.trainer.own_logs import OwnLogs, Shapes
-from shardline.trainer.replica_losses import exact_losses, sharing
+from shardline.trainer.replica_losses import exact_losses, sharing, undivided_losses
 from shardline.trainer.tensorflow_internals import keep_iterator, seed_by_process
 
 #: Metrics by name as callbacks get them: numbers as floats, of several numbers (F1Score) an array.
@@ -59,6 +60,7 @@ class Loop:
         summation: Summation,
         *,
         sized: bool = False,
+        averaging_steps: int = 0,
         jit_compile: bool = False,
         deterministic: bool = False,
         single_loss: Callable[[], None] = lambda: None,
@@ -66,9 +68,10 @@ class Loop:
         """Traces the step of a model compiled and built inside the strategy's scope.
 
         `batches` are distributed, as `model.train_step` takes them, or where they are `sized`, pairs of that
-        and the examples of all replicas. TensorFlow, asked to be `deterministic`, refuses to tell the time in
-        a function: the wait for input is not known then. `single_loss` is told of a loss function that
-        returns one number for a batch.
+        and the examples of all replicas. After `averaging_steps` by itself each replica averages its weights
+        with the others'; 0 sums the gradients of every step. TensorFlow, asked to be `deterministic`, refuses
+        to tell the time in a function: the wait for input is not known then. `single_loss` is told of a loss
+        function that returns one number for a batch.
         """
         self.evaluation: Evaluation | None = None
         #: Called with the graph in which a step has been traced, before the first is taken.
@@ -77,10 +80,14 @@ class Loop:
         self._strategy = strategy
         self._batches = keep_iterator(batches)
         self._sized = sized
-        self._losses = functools.partial(exact_losses, single_loss)
+        self._summation = summation
+        self._averaging_steps = averaging_steps
+        # Replicas that take steps by themselves do not meet in them.
+        self._losses = undivided_losses if averaging_steps else functools.partial(exact_losses, single_loss)
         self._jit_compile = jit_compile
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
-        self._exchange = GradientExchange(model, summation)
+        own = own_gradients(strategy.num_replicas_in_sync)
+        self._exchange = GradientExchange(model, own if averaging_steps else summation)
         if strategy.num_replicas_in_sync == 1 and not (jit_compile or model.run_eagerly):
             for optimizer in optimizers(model):
                 update_after_gradients(optimizer)
@@ -147,6 +154,9 @@ class Loop:
                 finite = strategy.experimental_local_results(strategy.run(step, args=(data, size)))
             if not model.run_eagerly:
                 self.traced(tf.compat.v1.get_default_graph())
+            if self._averaging_steps:
+                due = model.optimizer.iterations % self._averaging_steps == 0
+                tf.cond(due, self._average, lambda: due)
             return i + 1, waited, tf.where(tf.reduce_all(tf.stack(finite)), diverged, tf.minimum(diverged, i))
 
         def steps(batches: Iterator[Any], sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Any]:
@@ -166,6 +176,15 @@ class Loop:
         # To look for it among the functions that have been traced takes longer than the call itself.
         found: _Steps = tf.function(steps, signature, autograph=False).get_concrete_function()
         return found
+
+    def _average(self) -> tf.Tensor:
+        replicas, variables = self._strategy.num_replicas_in_sync, self._model.trainable_variables
+
+        def mean(values: Gradients) -> Gradients:
+            return [total / replicas for total in self._summation(values)]
+
+        self._strategy.run(lambda: average(self._strategy, variables, mean))
+        return tf.constant(True)
 
 
 class Evaluation:

@@ -246,6 +246,7 @@ def _one_step(settings: TrainSettings, dataset: Path, model: Path, sample: Manif
         per_replica_batch_size=max(1, min(settings.per_replica_batch_size, records)),
         strategy="auto",
         communication="auto",
+        averaging_steps=0,
         cpu_devices=0,
         evaluator=False,
         jit_compile="off",

@@ -117,6 +117,7 @@ def test_settings_are_applied_to_each_of_several_optimizers(dataset):
     ("optimizer", "changes", "message"),
     [
         (None, {"warmup_steps": 3}, "warmup_steps needs a model that is compiled with an optimizer"),
+        (None, {"averaging_steps": 3}, "averaging_steps needs a model that is compiled with an optimizer"),
         (
             None,
             {"unfreeze_at_epoch": 2, "fine_tuning_learning_rate": 0.1},

@@ -266,6 +266,12 @@ def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
             ModelError,
             "the model cannot be saved: weights stay here",
         ),
+        ({"averaging_steps": 4}, SettingsError, "averaging_steps needs strategy multi_worker_mirrored"),
+        (
+            {"averaging_steps": 4, "gradient_accumulation_steps": 2},
+            SettingsError,
+            "exclude each other; give one",
+        ),
         ({"gradient_compression": "int8"}, SettingsError, "unknown gradient_compression 'int8'"),
         ({"cache": "disk"}, SettingsError, "unknown cache 'disk'"),
     ],

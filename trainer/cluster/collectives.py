@@ -5,6 +5,10 @@ replica before it sums them, accumulates them where TensorFlow forbids an exchan
 if they are finite, and counts a smaller last batch as much as a full one. Here the sum comes first, exact and
 once for each update; what follows works on the same numbers everywhere (`keras_internals` replaces methods of
 optimizers). They travel through TensorFlow's own collectives, or between CPUs through a ring of sockets.
+
+Periodic averaging (local SGD: Stich, "Local SGD converges fast and communicates little", 2019) is another
+algorithm, to be chosen explicitly: each replica takes steps of its own, and every few, weights are averaged.
+Optimizers keep their own slots on each replica; a checkpoint averages them too.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from shardline.trainer.cluster.ring import Numbers, Ring, make_ring, on_one_mach
 from shardline.trainer.errors import ClusterError
 from shardline.trainer.keras_internals import Gradients, Variables
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.tensorflow_internals import SumBuffers
+from shardline.trainer.tensorflow_internals import SumBuffers, assign_in_replica
 
 #: Returns the sums of gradients, of the same shapes on each replica, inside of one; they may travel in a
 #: shorter type.
@@ -98,7 +102,7 @@ def _sum_over_processes(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor
 
 def make_summation(settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: Cluster) -> Summation:
     """Returns how this run's gradients are summed. A collective."""
-    compressed = settings.gradient_compression
+    compressed = "none" if settings.averaging_steps else settings.gradient_compression
     wire = tf.float32 if compressed == "none" else tf.as_dtype(compressed)
     if strategy.num_replicas_in_sync == 1:
         return TensorFlowSummation(wire)
@@ -128,12 +132,13 @@ def _announce(settings: TrainSettings, strategy: tf.distribute.Strategy, cluster
     if not cluster.is_chief:
         return
     kind = "GPU" if "GPU" in strategy.extended.worker_devices[0].upper() else "CPU"
-    asked = settings.gradient_compression
+    what = "averaged weights" if settings.averaging_steps else "gradients"
+    asked = "none" if settings.averaging_steps else settings.gradient_compression
     wire = "float32, which costs less within a machine than" if way == _UNIX else "as"
     shorter = f", {wire} {asked}" if asked != "none" else ""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         way = "NCCL" if kind == "GPU" else "sums in this process"
-    progress.say("train", f"gradients: {way} between {count} {kind}s{shorter}")
+    progress.say("train", f"{what}: {way} between {count} {kind}s{shorter}")
 
 
 def _uses_ring(settings: TrainSettings, strategy: tf.distribute.Strategy) -> bool:
@@ -297,23 +302,46 @@ def _on_values(
     return function(gradient)
 
 
-def replica_merger(strategy: tf.distribute.Strategy, model: keras.Model) -> Callable[[], None]:
+def own_gradients(replicas: int) -> Summation:
+    """Returns, in place of a sum, a replica's own gradients: they are weighted by its share of a step."""
+    return lambda gradients: [_on_values(lambda values: values * replicas, one) for one in gradients]
+
+
+def average(strategy: tf.distribute.Strategy, variables: Variables, mean: Summation) -> None:
+    """Gives every replica the mean of variables that each has for itself; to be called inside a replica."""
+    assign_in_replica(strategy, [variable.value for variable in variables], mean(_values(variables)))
+
+
+def replica_merger(
+    strategy: tf.distribute.Strategy, model: keras.Model, *, weights: bool = False
+) -> Callable[[], None]:
     """Returns a collective that gives every replica the mean of what each keeps for itself.
 
     Keras 3 updates BatchNormalization's moving statistics on every replica alone and would save those of the
-    first; gradients that are being accumulated are each replica's own, too.
+    first; gradients that are being accumulated are each replica's own, too; and with `weights` (periodic
+    averaging) the weights and the optimizers' slots.
     """
     if strategy.num_replicas_in_sync == 1:
         return lambda: None
 
     def merge() -> None:
-        each = [*model.non_trainable_weights, *keras_internals.accumulators(model)]
-        kept = [variable for variable in each if keras.backend.is_float_dtype(variable.dtype)]
+        kept = _floats([*model.non_trainable_weights, *keras_internals.accumulators(model)])
         if kept:
-            # identity: a variable's own read has no device in a graph, and the exchange asks for one.
-            values = [tf.identity(tf.convert_to_tensor(variable)) for variable in kept]
-            for variable, mean in zip(kept, exact_means(values), strict=True):
+            for variable, mean in zip(kept, exact_means(_values(kept)), strict=True):
                 variable.assign(mean)
+        if weights:
+            states = [one for each in keras_internals.optimizers(model) for one in each.variables]
+            slots = [one for one in _floats(states) if one.shape]
+            average(strategy, [*model.trainable_variables, *slots], exact_means)
 
     merge_all: Callable[[], None] = tf.function(lambda: strategy.run(merge), autograph=False)
     return merge_all
+
+
+def _floats(variables: Variables) -> list[keras.Variable]:
+    return [variable for variable in variables if keras.backend.is_float_dtype(variable.dtype)]
+
+
+def _values(variables: Variables) -> Gradients:
+    # identity: a variable's own read has no device in a graph, and the exchange asks for one.
+    return [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]

@@ -57,6 +57,11 @@ def check(settings: TrainSettings, name: str) -> None:
         raise SettingsError(
             f"jit_compile needs strategy one_device: XLA compiles no exchange, as {name} needs it"
         )
+    if settings.averaging_steps and name != "multi_worker_mirrored":
+        raise SettingsError(
+            "averaging_steps needs strategy multi_worker_mirrored, workers with weights of their own; "
+            f"this run has {name}"
+        )
 
 
 def _check_communication(asked: str, name: str, cluster: Cluster) -> None:
