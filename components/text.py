@@ -40,6 +40,12 @@ def short(value: object, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
+def enumerate_names(names: Sequence[str], most: int = 20, separator: str = ", ") -> str:
+    """Returns names as a list of at most so many: "a, b and 4 more"."""
+    more = len(names) - most
+    return separator.join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
 #: The metric that counts first, of numbers, of one class, or of several labels; no label has two of them.
 _FIRST = {"rmse": "{:,.4g}", "accuracy": "{:.4f}", "macro_f1": "{:.4f}"}
 

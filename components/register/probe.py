@@ -48,7 +48,7 @@ class Probe:
     """Outcome of a probe.
 
     Attributes:
-        difference: Largest difference of an answer from a golden one, as in `Agreement`.
+        difference: Largest difference of an answer from a golden one, as in `Comparison`.
         words: What differs most; "" where nothing does.
         examples: Number of golden examples that were sent.
         tolerance: Largest difference with which they agree.

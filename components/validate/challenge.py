@@ -18,6 +18,7 @@ import xxhash
 
 from shardline.components import model_store
 from shardline.components.model_store import KEYS_FILE, Export, TrainingData, champions
+from shardline.components.text import enumerate_names
 from shardline.components.validate.drift import Before, read_profile
 from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.evaluation import Evaluation, Lead
@@ -27,8 +28,6 @@ from shardline.components.validate.verdict import Absence
 from shardline.trainer import files
 from shardline.trainer.data.manifest import KEY_BYTES, Manifest
 from shardline.trainer.errors import DatasetError, ModelError, ShardlineError
-
-_MOST_NAMES = 5
 
 #: Examples on which a model and the champion must at least be compared, where others are left out.
 MIN_COMPARED = 50
@@ -138,13 +137,9 @@ def check_comparable(export: Export, version: str, manifest: Manifest) -> None:
     for kind, found, wanted in compared:
         if found != wanted:
             raise ModelError(
-                f"the champion {version} has other {kind} ({_enumerate(found)}) than the dataset "
-                f"({_enumerate(wanted)}); publish this model to another champion_uri"
+                f"the champion {version} has other {kind} ({enumerate_names(found)}) than the dataset "
+                f"({enumerate_names(wanted)}); publish this model to another champion_uri"
             )
-
-
-def _enumerate(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 @dataclass(frozen=True)

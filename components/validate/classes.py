@@ -167,8 +167,11 @@ def score(outcomes: ClassOutcomes, bins: tuple[Bin, ...]) -> dict[str, float]:
         if there.any():
             found["log_loss"] = float(losses[there].mean())
         found["ece"] = sum(item.examples * abs(item.accuracy - item.confidence) for item in bins) / total
-        if len(outcomes.label.outputs) > _TOP:
-            found["top5_accuracy"] = float(_in_top(finite).sum()) / len(labels)
+        if (classes := len(outcomes.label.outputs)) > _TOP:
+            right = metrics.top_k_accuracy_score(
+                finite.true, finite.said, k=_TOP, normalize=False, labels=range(classes)
+            )
+            found["top5_accuracy"] = float(right) / len(labels)
     return found
 
 
@@ -218,17 +221,6 @@ def _measure(sums: Floats) -> dict[str, Floats]:
             "roc_auc": (roc / examples).clip(0.0, 1.0),
             "pr_auc": (pr / examples).clip(0.0, 1.0),
         }
-
-
-def _in_top(finite: ClassOutcomes) -> Chosen:
-    """Returns where the true class is among the five most probable; of equal ones the last come first."""
-    truth = finite.true[:, None]
-    of_truth = np.take_along_axis(finite.said, truth, axis=1)
-    above = np.count_nonzero(finite.said > of_truth, axis=1)
-    equal = finite.said == of_truth
-    before = np.count_nonzero(equal & (np.arange(equal.shape[1]) > truth), axis=1)
-    within: Chosen = above + before < _TOP
-    return within
 
 
 def _cells(*columns: Ints, copies: Ints | None = None) -> tuple[Ints, Ints]:

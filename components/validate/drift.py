@@ -105,12 +105,9 @@ def warnings(evaluation: Evaluation) -> list[str]:
         "Moved since the champion was trained": evaluation.drift,
         f"Different in the {evaluation.split} split": evaluation.skew,
     }
-    moved = {words: [item for item in drift if item.moved] for words, drift in found.items()}
+    moved = {words: [str(item) for item in drift if item.moved] for words, drift in found.items()}
     return [
-        f"{words}: {'; '.join(map(str, some[:_MOST_NAMED]))}"
-        + (f" and {len(some) - _MOST_NAMED:,} more" if len(some) > _MOST_NAMED else "")
-        for words, some in moved.items()
-        if some
+        f"{words}: {text.enumerate_names(some, _MOST_NAMED, '; ')}" for words, some in moved.items() if some
     ]
 
 

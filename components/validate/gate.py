@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluation import MIN_SLICE
 from shardline.components.validate.formats import check_names
 from shardline.components.validate.metrics import (
@@ -23,8 +24,6 @@ from shardline.trainer import files
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import SettingsError
-
-_MOST_NAMES = 20
 
 #: Policies for rules about a champion that cannot be measured, and the default one.
 FIRST_RUNS = ("bless", "block")
@@ -179,9 +178,10 @@ class Gate:
             if feature == part and value not in label.outputs:
                 raise SettingsError(
                     f"the rule {rule.text!r} is about {part} {value!r}; the dataset has "
-                    f"{_enumerate(label.outputs)}"
+                    f"{enumerate_names(label.outputs)}"
                 )
-            if feature == part and label.class_names and not _tested(value, label, manifest):
+            test = manifest.splits.get("test") if feature == part and label.class_names else None
+            if test and not test.labels[label.name].counts[label.outputs.index(value)]:
                 raise SettingsError(
                     f"the rule {rule.text!r} is about {part} {value!r}, of which the test split has no "
                     "example; bring some, or take another split_salt"
@@ -189,7 +189,7 @@ class Gate:
             if feature and feature != part and feature not in known:
                 raise SettingsError(
                     f"the rule {rule.text!r} is about feature {feature!r}; the dataset can be sliced by "
-                    f"{_enumerate([part, *known])}"
+                    f"{enumerate_names([part, *known])}"
                 )
 
     def check_quantiles(self, labels: Sequence[Label], quantiles: Mapping[str, tuple[float, ...]]) -> None:
@@ -227,12 +227,6 @@ class Gate:
                 )
 
 
-def _tested(name: str, label: Label, manifest: Manifest) -> bool:
-    """Whether the test split, if there is one, has an example of a class."""
-    test = manifest.splits.get("test")
-    return test is None or test.labels[label.name].counts[label.outputs.index(name)] > 0
-
-
 def _find_label(rule: Rule, labels: Sequence[Label]) -> Label:
     """Returns the label that a rule is about; of several the first where it is about none of them."""
     return next((label for label in labels if label.name == rule.label), labels[0])
@@ -242,7 +236,7 @@ def _check_label(rule: Rule, labels: Sequence[Label]) -> None:
     """Refuses a rule about a label or a metric that is not there."""
     names = [label.name for label in labels]
     if rule.label and (rule.label not in names or len(labels) == 1):
-        there = _enumerate(names) if len(labels) > 1 else "one label, whose metrics stand alone"
+        there = enumerate_names(names) if len(labels) > 1 else "one label, whose metrics stand alone"
         raise SettingsError(f"the rule {rule.text!r} is about label {rule.label!r}; the dataset has {there}")
     part = rule.slice.partition("=")[0]
     of_label = rule.worst or bool(rule.slice and rule.metric != DRIFT) or rule.metric in _OF_QUALITY
@@ -251,7 +245,7 @@ def _check_label(rule: Rule, labels: Sequence[Label]) -> None:
     if len(labels) > 1 and not rule.label and not rule.format:
         raise SettingsError(
             f"the rule {rule.text!r} does not say which label it is about; write the label's name before the "
-            f"metric, {names[0]}.{rule.text}: there are {_enumerate(names)}"
+            f"metric, {names[0]}.{rule.text}: there are {enumerate_names(names)}"
         )
     kind = _find_label(rule, labels).kind
     own, of_part = PARTS[kind]
@@ -284,7 +278,8 @@ def _check_drift(rule: Rule, manifest: Manifest) -> None:
             names += [feature.name, *([f"{feature.name} length"] if feature.dtype == "string" else [])]
     if rule.slice not in names:
         raise SettingsError(
-            f"the rule {rule.text!r} is about feature {rule.slice!r}; what may drift is {_enumerate(names)}"
+            f"the rule {rule.text!r} is about feature {rule.slice!r}; what may drift is "
+            f"{enumerate_names(names)}"
         )
 
 
@@ -307,8 +302,3 @@ def read_gate(path: Path) -> Gate:
         return Gate(**content).with_rules(rules)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
-
-
-def _enumerate(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")

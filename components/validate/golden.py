@@ -37,8 +37,8 @@ _SHORT.maxstring = 80
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Agreement of some answers with the golden ones.
+class Comparison:
+    """Comparison of some answers with the golden ones.
 
     Attributes:
         difference: Largest difference of a probability, or of a number in standard deviations; at least 1
@@ -55,7 +55,7 @@ def start() -> CleanProcess:
     return CleanProcess()
 
 
-def ask(process: CleanProcess, exported: Path) -> Callable[[], Agreement]:
+def ask(process: CleanProcess, exported: Path) -> Callable[[], Comparison]:
     """Asks a clean process for an export's golden answers.
 
     Returns what waits for them and compares them; where there are none, nothing agrees.
@@ -66,24 +66,24 @@ def ask(process: CleanProcess, exported: Path) -> Callable[[], Agreement]:
     number = process.ask(exported / model_store.SAVED_MODEL, request)
 
     @functools.cache
-    def check() -> Agreement:
+    def check() -> Comparison:
         try:
             return compare(export, process.answer(number))
         except ModelError as error:
-            return Agreement(1.0, str(error))
+            return Comparison(1.0, str(error))
 
     return check
 
 
-def compare(export: Export, predictions: Any) -> Agreement:
+def compare(export: Export, predictions: Any) -> Comparison:
     """Compares answers, one object for each golden example, with the golden ones of an export."""
     expected = (export.golden or {}).get("predictions", [])
     if not isinstance(predictions, Sequence) or len(predictions) != len(expected):
         found = len(predictions) if isinstance(predictions, Sequence) else "no"
-        return Agreement(1.0, f"{found} answers to {len(expected)} examples")
+        return Comparison(1.0, f"{found} answers to {len(expected)} examples")
     gaps = [_compare_row(*pair, export) for pair in zip(expected, predictions, strict=True)]
     number, worst = max(enumerate(gaps), key=lambda item: item[1].difference)
-    return Agreement(worst.difference, f"example {number}: {worst.words}" if worst.words else "")
+    return Comparison(worst.difference, f"example {number}: {worst.words}" if worst.words else "")
 
 
 def is_answer(row: Any, export: Export) -> bool:
@@ -116,9 +116,9 @@ def _is_said(row: Mapping[str, Any], label: Label, names: Sequence[str], export:
     )
 
 
-def _compare_row(expected: Mapping[str, Any], found: Any, export: Export) -> Agreement:
+def _compare_row(expected: Mapping[str, Any], found: Any, export: Export) -> Comparison:
     if not isinstance(found, Mapping) or (missing := [name for name in expected if name not in found]):
-        return Agreement(1.0, f"no {', '.join(missing)}" if isinstance(found, Mapping) else "no outputs")
+        return Comparison(1.0, f"no {', '.join(missing)}" if isinstance(found, Mapping) else "no outputs")
     names = name_outputs(export.labels, export.quantiles)
     answers = (_compare_label(expected, found, label, names[label.name], export) for label in export.labels)
     return max(answers, key=lambda agreement: agreement.difference)
@@ -126,7 +126,7 @@ def _compare_row(expected: Mapping[str, Any], found: Any, export: Export) -> Agr
 
 def _compare_label(
     expected: Mapping[str, Any], found: Mapping[str, Any], label: Label, names: Sequence[str], export: Export
-) -> Agreement:
+) -> Comparison:
     what = "value" if label.kind == REGRESSION else "probability"
     wanted, given, of = expected[names[0]], found[names[0]], label.outputs
     if label.kind == REGRESSION and len(label.outputs) == 1:
@@ -136,16 +136,18 @@ def _compare_label(
             wanted, given = [*wanted, *expected[names[1]]], [*given, *quantiles]
             of += tuple(f"{label.outputs[0]}, quantile {share:g}" for share in shares)
     if not isinstance(given, Sequence) or len(given) != len(wanted):
-        return Agreement(1.0, f"no {len(wanted)} {'values' if label.kind == REGRESSION else 'probabilities'}")
+        return Comparison(
+            1.0, f"no {len(wanted)} {'values' if label.kind == REGRESSION else 'probabilities'}"
+        )
     units = export.deviations.get(label.name) or (1.0,) * len(wanted)
     units = (*units, *units[:1] * (len(wanted) - len(units)))
     gaps = [_gap(*three) for three in zip(wanted, given, units, strict=True)]
     gap = max(gaps)
     if other := _other_answer(expected, found, label, names, gap):
-        return Agreement(max(1.0, gap), other)
+        return Comparison(max(1.0, gap), other)
     place = gaps.index(gap)
     words = f"{what} of {of[place]!r} is {_SHORT.repr(given[place])} instead of {wanted[place]}"
-    return Agreement(gap, words if gap else "")
+    return Comparison(gap, words if gap else "")
 
 
 def _other_answer(

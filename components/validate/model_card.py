@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from shardline.components.html import Rows, fact_rows, render
 from shardline.components.model_store import SETTINGS_FILE, Export, TrainingData
-from shardline.components.text import short
+from shardline.components.text import enumerate_names, short
 from shardline.components.validate.evaluation import Evaluation
 from shardline.trainer import files
 from shardline.trainer.data.features import LABEL, MULTILABEL, REGRESSION, Label
@@ -204,9 +204,7 @@ def _use(manifest: Manifest) -> Section:
 
 
 def _use_of(label: Label, taken: str) -> str:
-    names = ", ".join(_with_units(label)[:_MOST_CLASSES])
-    more = len(label.outputs) - _MOST_CLASSES
-    names += f" and {more:,} more" if more > 0 else ""
+    names = enumerate_names(_with_units(label), _MOST_CLASSES)
     of = "" if label.name == LABEL else f"{label.name}: "
     if label.kind == REGRESSION:
         return f"{of}Tells of {taken} how much {names} {'is' if len(label.outputs) == 1 else 'are'}."

@@ -17,7 +17,7 @@ from shardline.trainer.data.decode import (
     encode_stored,
     parse_batch,
 )
-from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
+from shardline.trainer.data.features import CLASS, REGRESSION, Feature
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.models.export_check import check_operations
 from shardline.trainer.models.head import Heads, output_order, to_answers, to_quantiles
@@ -61,10 +61,17 @@ def make_signatures(
         said = to_answers(outputs, heads, manifest.labels, order)
         quantiles = to_quantiles(outputs, heads, manifest.labels, order)
         found: Answer = {}
-        for label in manifest.labels:
-            told = _tell(said[label.name], label)
+        for label in manifest.labels:  # in the order of `answers.OUTPUTS`
+            values = said[label.name]
+            if label.kind == REGRESSION:
+                told = [values[:, 0] if len(label.outputs) == 1 else values]
+            elif label.kind == CLASS:
+                index = tf.argmax(values, axis=-1)
+                told = [values, index, tf.gather(tf.constant(label.outputs), index)]
+            else:
+                told = [values, tf.cast(values >= THRESHOLD, tf.int64)]
             if label.name in quantiles:
-                told += (quantiles[label.name],)
+                told.append(quantiles[label.name])
             found.update(zip(names[label.name], told, strict=True))
         return found
 
@@ -81,16 +88,6 @@ def read_quantiles(heads: Heads) -> dict[str, tuple[float, ...]]:
     """Returns the quantiles that a model gives, by name of the label, of those of which it does."""
     found = {name: quantiles_of_head(head) for name, head in heads.items()}
     return {name: quantiles for name, quantiles in found.items() if quantiles}
-
-
-def _tell(said: tf.Tensor, label: Label) -> tuple[tf.Tensor, ...]:
-    """Returns what a signature gives of a label, in the order of `answers.OUTPUTS`."""
-    if label.kind == REGRESSION:
-        return (said[:, 0] if len(label.outputs) == 1 else said,)
-    if label.kind == CLASS:
-        index = tf.argmax(said, axis=-1)
-        return said, index, tf.gather(tf.constant(label.outputs), index)
-    return said, tf.cast(said >= THRESHOLD, tf.int64)
 
 
 def argument_names(inputs: Collection[str]) -> dict[str, str]:

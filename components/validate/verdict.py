@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, Literal
 
 from shardline.components.model_store import BLESSED, NOT_BLESSED, Verdict
+from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluation import Evaluation, Interval, Lead
 from shardline.components.validate.gate import CHAMPION, EXAMPLES, VARIETY, Gate
 from shardline.components.validate.metrics import CHECKS, SHARES
@@ -153,8 +154,8 @@ def judge(
 
 def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Absence | None) -> list[str]:
     blind = [f"{one.name.partition('=')[2]} ({one.examples:,})" for one in evaluation.never_predicted]
-    more = f" and {len(blind) - _MOST_NAMES:,} more" if len(blind) > _MOST_NAMES else ""
-    found = [f"Never predicted, with test examples: {', '.join(blind[:_MOST_NAMES])}{more}"] if blind else []
+    named = enumerate_names(blind, _MOST_NAMES)
+    found = [f"Never predicted, with test examples: {named}"] if blind else []
     if off := [rule.name for rule in rules if rule.verdict == "off"]:
         found.append(f"Rules of the gate that are switched off: {', '.join(off)}")
     if CHAMPION in off and absence and not absence.first:

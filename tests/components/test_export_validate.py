@@ -1,7 +1,4 @@
-"""Export, evaluation, verdict and report, with real small models.
-
-A model here has weights set by hand: it scores how much brighter each band of the image is.
-"""
+"""Export, evaluation and verdict, with real small models."""
 
 import contextlib
 import dataclasses
@@ -47,28 +44,10 @@ from tests.helpers.datasets import (
 )
 from tests.helpers.heads import read_head
 from tests.helpers.labels import class_label, counted
+from tests.helpers.models import band_model
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90
-
-
-def band_model(*, bias=(0.0, 0.0, 0.0), activation="softmax", loss=None, shape=SHAPE, classes=3, gain=30.0):
-    """Returns a compiled model that is right on every image, or, with a bias, sometimes wrong."""
-    model = keras.Sequential(
-        [
-            keras.Input(shape, dtype="uint8"),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Flatten(),
-            keras.layers.Dense(classes, activation=activation),
-        ]
-    )
-    model.compile("sgd", loss or keras.losses.SparseCategoricalCrossentropy())
-    kernel = np.zeros((*shape, classes), np.float32)
-    for label in range(min(3, classes)):
-        kernel[shape[0] * label // 3 : shape[0] * (label + 1) // 3, :, :, label] = gain / np.prod(shape)
-    offset = np.resize(np.asarray(bias, np.float32), classes)
-    model.layers[-1].set_weights([kernel.reshape(-1, classes), offset])
-    return model
 
 
 def sometimes_wrong():
@@ -375,14 +354,6 @@ def test_every_way_of_storing_is_evaluated_alike(encoding, compression, exported
     assert Image.open(io.BytesIO(ours.mistakes[0].image)).size == SHAPE[:2]
 
 
-def test_the_batch_size_changes_nothing(exported, evaluated, dataset):
-    small, large = evaluated, evaluate(exported[1] / model_store.SAVED_MODEL, dataset, batch_size=64)
-
-    assert (small.accuracy, small.confusion) == (large.accuracy, large.confusion)
-    assert small.log_loss == pytest.approx(large.log_loss, abs=1e-6)
-    assert [mistake.key for mistake in small.mistakes] == [mistake.key for mistake in large.mistakes]
-
-
 def test_a_shard_that_the_manifest_does_not_name_is_not_read(exported, dataset, tmp_path, examples):
     copy = copied(dataset, tmp_path)
     stray = make_example("stray", examples[1][0], 0)
@@ -399,51 +370,46 @@ def copied(dataset, directory):
     return copy
 
 
-def with_test_examples(dataset, directory, records):
-    """Returns a copy of a dataset whose test split is one shard of these examples."""
-    copy = copied(dataset, directory)
-    manifest = manifests.load(copy)
-    shard = write_shard(copy / "test-00000-of-00001.tfrecord", records)
-    split = manifests.Split((shard,), counted((len(records), 0, 0)))
-    manifests.save(dataclasses.replace(manifest, splits={**manifest.splits, "test": split}), copy)
-    return copy
+def write(*examples):
+    """Returns what puts examples in the place of those of the test split of a dataset."""
+
+    def damage(copy):
+        shard = write_shard(copy / "test-00000-of-00001.tfrecord", [*examples])
+        manifest = manifests.load(copy)
+        split = manifests.Split((shard,), counted((len(examples), 0, 0)))
+        manifests.save(dataclasses.replace(manifest, splits={**manifest.splits, "test": split}), copy)
+
+    return damage
 
 
-@pytest.mark.parametrize(
-    ("records", "message"),
-    [
-        (
-            lambda image: [make_example("a", image, 0), make_example("b", image, 3)],
-            r"'b' has label 3, .* 0\.\.2",
-        ),
-        (
-            lambda _: [make_example("c", b"no image", 0)],
-            r"between 'c' and 'c' cannot be served: .*image file",
-        ),
-        (lambda _: [tf.train.Example().SerializeToString()], "is damaged after 0 examples"),
-    ],
-)
-def test_an_example_that_cannot_be_is_refused(records, message, exported, dataset, tmp_path, examples):
-    copy = with_test_examples(dataset, tmp_path, records(examples[1][0]))
+def shard_of(copy):
+    return copy / "test-00002-of-00004.tfrecord"
 
-    with pytest.raises(DatasetError, match=message):
-        evaluate(exported[1] / model_store.SAVED_MODEL, copy)
+
+BAND = encode_png(band_image(0, SHAPE, np.random.default_rng(0)))
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-5]), r"bytes, the manifest says"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-5] + b"12345"), r"is damaged after \d+ examples"),
-        (lambda path: path.unlink(), r"cannot read .*test-00002.*No such file"),
+        (write(make_example("a", BAND, 0), make_example("b", BAND, 3)), r"'b' has label 3, .* 0\.\.2"),
+        (write(make_example("c", b"no image", 0)), "between 'c' and 'c' cannot be served: .*image file"),
+        (write(tf.train.Example().SerializeToString()), "is damaged after 0 examples"),
+        (lambda copy: shard_of(copy).write_bytes(shard_of(copy).read_bytes()[:-5]), "the manifest says"),
+        (lambda copy: flip(shard_of(copy)), r"is damaged after \d+ examples"),
+        (lambda copy: shard_of(copy).unlink(), r"cannot read .*test-00002.*No such file"),
     ],
 )
-def test_a_damaged_shard_is_refused(damage, message, exported, dataset, tmp_path):
+def test_damaged_examples_are_refused(damage, message, exported, dataset, tmp_path):
     copy = copied(dataset, tmp_path)
-    damage(copy / "test-00002-of-00004.tfrecord")
+    damage(copy)
 
     with pytest.raises(DatasetError, match=message):
         evaluate(exported[1] / model_store.SAVED_MODEL, copy)
+
+
+def flip(path):
+    path.write_bytes(path.read_bytes()[:-5] + b"12345")
 
 
 def test_a_model_of_another_dataset_is_refused(manifest, dataset, tmp_path):
@@ -650,7 +616,7 @@ def test_an_output_directory_that_is_a_file_is_refused(weak, dataset, tmp_path, 
 def test_a_verdict_never_outlives_the_model_it_was_reached_on(weak, dataset, tmp_path, events):
     model_file, out = weak[2] / "model/model.keras", tmp_path / "out"
     shutil.copytree(weak[2] / "out/exported", out)
-    broken = with_test_examples(dataset, tmp_path, [make_example("broken", b"no image", 0)])
+    write(make_example("broken", b"no image", 0))(broken := copied(dataset, tmp_path))
 
     with pytest.raises(DatasetError):
         validate(model_file, broken, out, gate=Gate().with_min_accuracy(0.9))

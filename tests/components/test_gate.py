@@ -1,7 +1,4 @@
-"""Verdicts on real small models: what is measured of them, and what a gate makes of it.
-
-A model here has weights set by hand: it scores how much brighter each band of the image is.
-"""
+"""Verdicts on real small models: what is measured of them, and what a gate makes of it."""
 
 import dataclasses
 import functools
@@ -31,31 +28,10 @@ from tests.helpers.datasets import write_dataset, write_table
 from tests.helpers.exports import publish_next
 from tests.helpers.fake_storage import fake_storage
 from tests.helpers.labels import counted
+from tests.helpers.models import band_model
 
 SHAPE = (12, 12, 3)
 TEST_RECORDS = 90
-
-
-def band_model(*, bias=(0.0, 0.0, 0.0), order=(0, 1, 2), layers=(), nan=False):
-    """Returns a compiled model that is right on every image, or, with a bias, sometimes wrong."""
-    outputs = keras.layers.Dense(3, "softmax")
-    model = keras.Sequential(
-        [
-            keras.Input(SHAPE, dtype="uint8"),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Flatten(),
-            *layers,
-            outputs,
-        ]
-    )
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    kernel = np.zeros((*SHAPE, 3), np.float32)
-    for label in range(3):
-        kernel[4 * label : 4 * (label + 1), :, :, order[label]] = 30 / np.prod(SHAPE)
-    if nan:
-        kernel[0, 0, 0, 0] = np.nan
-    outputs.set_weights([kernel.reshape(-1, 3), np.asarray(bias, np.float32)])
-    return model
 
 
 PRESENT = {"bias": (4.7, 0.0, 0.0)}  # right on about two thirds
@@ -227,7 +203,7 @@ MODELS = {
     "better": {},
     "blind to one class": {"bias": (0, 0, -9.0)},
     "other labels": {"order": (1, 2, 0)},
-    "not a number": {"nan": True},
+    "not a number": {"bias": np.nan},
     "too large": {"layers": [Large()]},
     "too slow": {"layers": [Slow()]},
 }
@@ -371,26 +347,21 @@ def write_when_loaded(saved_model, path):
     path.unlink()  # it was written
 
 
-def test_an_empty_place_for_champions_is_a_first_run(dataset, tmp_path, measured):
-    beside = challenge_champion(measured, str(tmp_path), examples(dataset), min_slice=10)
+def test_only_an_empty_place_for_champions_is_a_first_run(dataset, champion, tmp_path, measured):
+    def challenge(place):
+        return challenge_champion(measured, str(place), examples(dataset), min_slice=10)
 
-    assert (beside.champion, beside.absence.first, beside.evaluation.champion) == ("", True, None)
+    (tmp_path / "empty").mkdir()
+    gone = shutil.copytree(champion, tmp_path / "gone")
+    (gone / "champion.json").unlink()
 
+    empty, without_record = challenge(tmp_path / "empty"), challenge(gone)
 
-def test_a_place_for_champions_that_is_not_there_is_no_first_run(dataset, tmp_path, measured):
+    assert (empty.champion, empty.absence.first, empty.evaluation.champion) == ("", True, None)
+    assert not without_record.absence.first
+    assert "champion.json is gone, but" in without_record.absence.text
     with pytest.raises(SettingsError, match=r"there is no directory .*mount the disk .*or begin"):
-        challenge_champion(measured, str(tmp_path / "mnt"), examples(dataset), min_slice=10)
-
-
-def test_a_champion_whose_record_is_gone_is_no_first_run(dataset, champion, tmp_path, measured):
-    place = tmp_path / "champions"
-    shutil.copytree(champion, place)
-    (place / "champion.json").unlink()
-
-    beside = challenge_champion(measured, str(place), examples(dataset), min_slice=10)
-
-    assert not beside.absence.first
-    assert "champion.json is gone, but" in beside.absence.text
+        challenge(tmp_path / "mnt")
 
 
 def test_a_champion_in_a_bucket_that_is_not_mounted_is_measured(
@@ -406,16 +377,10 @@ def test_a_champion_in_a_bucket_that_is_not_mounted_is_measured(
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         there = challenge_champion(measured, "gs://bucket/digits", examples(dataset), min_slice=10)
 
-    assert (there.champion, there.absence) == (here.champion, None)
-    assert there.evaluation.champion.confusion == here.evaluation.champion.confusion
-
-
-def test_the_version_that_was_judged_against_is_kept(champion, challenges):
-    beside = challenges("equal", True)
-
     (version,) = (champion / "versions").iterdir()
-    assert (beside.champion, beside.absence) == (version.name, None)
-    assert judge(beside.evaluation, Gate(), champion=beside.champion).champion == version.name
+    assert (there.champion, there.absence) == (here.champion, None) == (version.name, None)
+    assert judge(here.evaluation, Gate(), champion=here.champion).champion == version.name
+    assert there.evaluation.champion.confusion == here.evaluation.champion.confusion
 
 
 def test_what_decides_nothing_is_a_warning(dataset, tmp_path):

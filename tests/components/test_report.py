@@ -6,14 +6,17 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from shardline.components.html import moved
 from shardline.components.model_store import TrainingData
-from shardline.components.validate.evaluation import Curve, Mistake, Slice
+from shardline.components.validate.evaluation import Curve, Lead, Mistake, Slice
+from shardline.components.validate.metrics import QUALITY, SERVING
 from shardline.components.validate.model_card import TrainingRecord
-from shardline.components.validate.report import Origin
+from shardline.components.validate.plots import ConfusedPair, confused_pairs, most_confused
+from shardline.components.validate.report import Origin, metric_rows, show_interval
 from shardline.components.validate.verdict import JudgedRule
 from shardline.trainer.data.features import Feature
 from tests.helpers.reports import (
@@ -317,3 +320,91 @@ def test_the_learning_curves_are_found_where_all_attempts_of_a_job_write_them(tm
 
     assert Origin.of(model, TrainingRecord({}, {}), "retrain-1").logs == str(logs)
     assert Origin.of(model, TrainingRecord({}, {}), "retrain-2").logs == ""
+
+
+# Parts of it
+
+LOG_LOSS = next(one for one in QUALITY if one.name == "log_loss")
+ACCURACY = next(one for one in QUALITY if one.name == "accuracy")
+
+
+def metric_row(measure, value, before, lead=None):
+    evaluation = with_champion(make_evaluation(("a", "b")))
+    champion = dataclasses.replace(evaluation.champion, metrics={measure.name: before})
+    leads = {measure.name: lead} if lead else {}
+    changed = dataclasses.replace(evaluation, metrics={measure.name: value}, leads=leads, champion=champion)
+    return metric_rows(changed, (measure,))[0]
+
+
+@pytest.mark.parametrize(
+    ("measure", "value", "before", "lead", "difference", "change"),
+    [
+        (ACCURACY, 0.9, 0.8, None, "+0.1000", "better"),
+        (ACCURACY, 0.8, 0.9, None, "-0.1000", "worse"),
+        (ACCURACY, 0.9, 0.9, None, "±0.0000", ""),
+        (LOG_LOSS, 0.3, 0.2, None, "+0.1000", "worse"),  # less is better here
+        (LOG_LOSS, 0.2, 0.3, None, "-0.1000", "better"),
+        (ACCURACY, 0.9, 0.8, Lead(0.1, (0.05, 0.15), 0.0), "+0.1000", "better"),
+        (ACCURACY, 0.9, 0.89, Lead(0.01, (-0.02, 0.04), 0.3), "+0.0100", "unclear"),  # may be chance
+    ],
+)
+def test_a_difference_from_the_champion(measure, value, before, lead, difference, change):
+    shown = metric_row(measure, value, before, lead)
+
+    assert (shown.difference, shown.change) == (difference, change)
+
+
+def test_what_was_not_measured_is_left_out():
+    evaluation = make_evaluation(("a", "b"))
+
+    rows = metric_rows(evaluation, QUALITY + SERVING)
+
+    assert {one.name for one in rows} == set(evaluation.metrics)
+    assert rows[0].champion == rows[0].difference == rows[0].change == ""
+
+
+def test_values_carry_their_units():
+    rows = metric_rows(make_evaluation(("a", "b")), SERVING)
+
+    assert [one.value for one in rows] == ["12.50 ms", "1.50 MB"]
+
+
+def test_intervals():
+    assert show_interval(None) == ""
+    assert show_interval((-0.01, 0.02)) == "-0.0100 to 0.0200"
+
+
+LETTERS = ("a", "b", "c", "d")
+MATRIX = (
+    (9, 1, 0, 0),
+    (0, 10, 0, 0),
+    (3, 0, 5, 2),
+    (0, 0, 0, 0),  # no example of this class
+)
+
+
+def test_a_small_matrix_stays_as_it_is():
+    whole = most_confused(MATRIX, LETTERS, 4)
+
+    assert (whole.names, whole.counts, whole.left_out) == (LETTERS, MATRIX, 0)
+
+
+def test_of_a_large_one_the_classes_with_the_most_mistakes_are_kept_in_their_order():
+    some = most_confused(MATRIX, LETTERS, 2)
+
+    assert some.names == ("a", "c", "2 others")  # 4, 5 mistakes; b has 1, d has 2
+    assert some.counts == ((9, 0, 1), (3, 5, 2), (0, 0, 10))
+    assert some.left_out == 2
+    assert np.sum(some.counts) == np.sum(MATRIX)
+
+
+def test_pairs_come_by_frequency_and_only_where_there_was_a_mistake():
+    pairs = confused_pairs(MATRIX, LETTERS, 10)
+
+    assert pairs == (
+        ConfusedPair("c", "a", 3, 0.3),
+        ConfusedPair("c", "d", 2, 0.2),
+        ConfusedPair("a", "b", 1, 0.1),
+    )
+    assert confused_pairs(MATRIX, LETTERS, 1) == pairs[:1]
+    assert confused_pairs(np.diag([3, 4]).tolist(), LETTERS[:2], 10) == ()

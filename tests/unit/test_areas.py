@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -111,3 +113,43 @@ def test_outputs_that_are_not_finite_have_no_part_in_areas() -> None:
     fields = found.summarize(20)
     assert fields["non_finite"] == 30
     assert fields["metrics"]["roc_auc"] == measure_areas(sound.true, sound.said).means["roc_auc"]
+
+
+def right(probabilities: Any, **columns: Any) -> ClassOutcomes:
+    """Returns outcomes of two classes, all of the first, all of them right."""
+    found = np.array(probabilities, np.float32)
+    nothing = np.zeros(len(found), np.int64)
+    arrays = {name: np.array(values) for name, values in columns.items()}
+    return ClassOutcomes(class_label(("no", "yes")), nothing, found, arrays, predicted=nothing)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param([1.005, -0.005], id="beside 0 to 1"),
+        pytest.param([0.0, 0.0], id="a sum of 0"),
+        pytest.param([-0.5, -0.5], id="all below 0"),
+        pytest.param([2.0, -2.0], id="a sum of 0 of other than 0"),
+    ],
+)
+def test_rows_that_are_no_probabilities_have_a_log_loss(row: list[float]) -> None:
+    found = score(right([row, [0.5, 0.5], [0.5, 0.5]]), ())
+
+    halves, ones = (2, 1) if max(row) > 0 else (2, 0)
+    assert found["log_loss"] == pytest.approx(np.log(2) * halves / (halves + ones), abs=1e-6)
+
+
+def test_where_no_row_is_a_probability_there_is_no_log_loss() -> None:
+    assert "log_loss" not in score(right([[0.0, 0.0]] * 3), ())
+
+
+@pytest.mark.parametrize("distinct", [3, 100])
+def test_values_that_are_not_finite_are_a_slice(distinct: int) -> None:
+    prices = [*(float(i % distinct) for i in range(300)), np.nan, np.nan, np.inf, -np.inf]
+    found = right([[1, 0]] * 304, price=prices).slices(1)
+
+    sizes = {item.name: item.examples for item in found if item.name.startswith("price=")}
+    assert sizes.pop("price=missing") == 4
+    assert sum(sizes.values()) == 300
+    assert len(sizes) == (3 if distinct == 3 else 4)
+    assert not any("inf" in name or "nan" in name for name in sizes)

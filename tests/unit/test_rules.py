@@ -259,12 +259,9 @@ def test_a_rule_about_a_class_without_test_examples_is_refused():
 
 
 @pytest.mark.parametrize("min_accuracy", [-0.01, 1.01, 95.0, float("nan")])
-def test_min_accuracy_out_of_range_is_refused(min_accuracy):
+def test_a_smallest_accuracy_is_one_more_rule_within_its_range(min_accuracy):
     with pytest.raises(SettingsError, match=r"within 0\.\.1, got"):
         Gate().with_min_accuracy(min_accuracy)
-
-
-def test_a_smallest_accuracy_is_one_more_rule_and_zero_is_none():
     assert [rule.text for rule in Gate().with_min_accuracy(0.9).rules[len(DEFAULTS) :]] == ["accuracy >= 0.9"]
     assert Gate().with_min_accuracy(0.0) == Gate()
 
@@ -364,15 +361,8 @@ def test_each_of_the_gates_own_rules_blocks(changes, broken, headline):
     assert [rule.name for rule in blessing.rules if rule.verdict == "failed"] == [broken]
     assert not blessing.blessed
     assert judge(sound(), Gate()).blessed
-
-
-def test_a_model_that_needs_more_than_tensorflow_is_blocked_with_the_cause():
-    cause = "the export cannot be used with TensorFlow alone: NotFoundError: Op type not registered 'Mine'"
-    evaluated = dataclasses.replace(sound(golden_difference=1.0), notes={"golden_difference": cause})
-    blessing = judge(evaluated, Gate())
-
-    assert not blessing.blessed
-    assert cause in blessing.reason
+    noted = dataclasses.replace(sound(golden_difference=1.0), notes={"golden_difference": "Op 'Mine'"})
+    assert "Op 'Mine'" in judge(noted, Gate()).reason
 
 
 @pytest.mark.parametrize("first_run", ["bless", "block"])
@@ -525,5 +515,3 @@ def test_a_rule_about_a_format_that_is_not_made_is_refused():
 
     with pytest.raises(SettingsError, match=r"is not converted; add it to formats, or to --also$"):
         gate.check_formats(["onnx"])
-    with pytest.raises(SettingsError, match="no format 'coreml'; there are tflite, int8, onnx"):
-        gate.check_formats(["coreml"])
