@@ -192,12 +192,14 @@ def draft_schema(directory: Path, output: Path | None, processes: int) -> None:
 
     Edit it: it says what this dataset has, not what the next one may have.
     """
-    from shardline.components.preprocess.inspect.draft import draft
+    from shardline.components.preprocess.inspect.stats import stats
+    from shardline.components.preprocess.schema import draft
+    from shardline.trainer.data import manifest as manifests
 
     if output and output.exists():
         raise SettingsError(f"{output} is there already; give another --output, or remove it")
     with foreground(sys.stderr):
-        found = draft(directory, processes=processes)
+        found = draft(manifests.load(directory), stats(directory, processes=processes))
     if not output:
         show_json(found)
         return

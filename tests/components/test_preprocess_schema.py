@@ -18,10 +18,9 @@ from click.testing import CliRunner
 from shardline.components.configure.changes import look
 from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.inspect.card import render_card
-from shardline.components.preprocess.inspect.draft import draft
-from shardline.components.preprocess.inspect.stats import describe, render_manifest
+from shardline.components.preprocess.inspect.stats import describe, render_manifest, stats
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
-from shardline.components.preprocess.schema import read
+from shardline.components.preprocess.schema import draft, read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.tfrecord import mask
 from shardline.pipelines.cli.main import main
@@ -31,6 +30,10 @@ from tests.components.test_changes import SETTINGS
 from tests.helpers.preprocessing import SOURCE, contents, run
 
 Rows = list[dict[str, Any]]
+
+
+def drafted(directory: Path) -> dict[str, Any]:
+    return draft(manifests.load(directory), stats(directory, processes=1))
 
 
 def rows() -> Rows:
@@ -65,7 +68,7 @@ def changed() -> Rows:
 def schema(tmp_path: Path) -> str:
     run(write_csv(tmp_path / "first.csv", rows()), tmp_path / "first", label="regression:risk")
     path = tmp_path / "schema.json"
-    path.write_text(json.dumps(draft(tmp_path / "first", processes=1)))
+    path.write_text(json.dumps(drafted(tmp_path / "first")))
     return str(path)
 
 
@@ -182,7 +185,7 @@ def test_a_wrong_schema_is_refused_before_the_source_is_read(tmp_path: Path) -> 
 
 def test_classes_of_images_are_checked(tmp_path: Path, monkeypatch: Any) -> None:
     run("digits", tmp_path / "first")
-    fields = draft(tmp_path / "first", processes=1)["fields"]
+    fields = drafted(tmp_path / "first")["fields"]
     assert fields == [{"name": "label", "type": "string", "constraints": {"enum": list("0123456789")}}]
     fields[0]["constraints"]["enum"].remove("7")
     (tmp_path / "s.json").write_text(json.dumps({"fields": fields}))

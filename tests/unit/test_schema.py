@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from shardline.components.preprocess.anomalies import SchemaCheck
-from shardline.components.preprocess.inspect.draft import _widened
-from shardline.components.preprocess.schema import Schema, read
+from shardline.components.preprocess.schema import Schema, _widened, read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.data.features import Anomaly, Feature, Label
 from shardline.trainer.errors import SettingsError, SourceError
