@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from shardline.components.run_record import (
     RECORD_FILE,
     REPLICAS,
     RUNNING,
+    JobRecord,
     RunRecord,
     State,
     TaskOutputs,
@@ -38,7 +38,6 @@ from shardline.trainer.records import load
 _EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
 _FAILED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - ERROR - Task '(.+)' finished with status FAILURE")
 _ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with status \w+")
-_REPLICA = re.compile(r"[a-z]+-\d+")
 _FRAME = re.compile(r"\d\d:\d\d:\d\d\.\d+ - [A-Z]+ - |-{20,}$")
 #: How kfp.local marks the output of a task, as against its own words.
 TASK_INDENT = "    "
@@ -239,39 +238,6 @@ class _Outputs:
     artifacts: Mapping[str, _Artifacts] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Start:
-    """A start of a replica in job.json; `exit` is its status or the name of a signal."""
-
-    exit: int | str | None
-    end_s: float | None
-    stopped: bool
-    peak_memory_bytes: int
-
-    def __post_init__(self) -> None:
-        if isinstance(self.exit, str) and self.exit not in signal.Signals.__members__:
-            raise ValueError(f"exit is {self.exit!r}, neither a status nor a signal")
-
-
-@dataclass(frozen=True)
-class _Replica:
-    name: str
-    restarts: int
-    starts: tuple[_Start, ...]
-
-    def __post_init__(self) -> None:
-        if not _REPLICA.fullmatch(self.name):
-            raise ValueError(f"{self.name!r} is not the name of a replica")
-
-
-@dataclass(frozen=True)
-class _Job:
-    """Content of job.json."""
-
-    replicas: tuple[_Replica, ...]
-    error: str | None = None
-
-
 def _outputs(directory: Path) -> Iterator[TaskOutputs]:
     for path in sorted(directory.glob("outputs/*/*/executor_output.json")):
         try:
@@ -288,7 +254,7 @@ def _outputs(directory: Path) -> Iterator[TaskOutputs]:
 
 def _replica_failure(job: Path, task: str, said: str) -> Failure:
     """Returns the failure of a custom job: of the replica that ended first, with an error, the last time."""
-    record = load(_Job, job / JOB_FILE, SettingsError)
+    record = JobRecord.read(job)
     ended = [item for item in record.replicas if item.starts and item.starts[-1].exit not in (0, None)]
     if not ended:
         return Failure(task=task, error=record.error or "")

@@ -1,4 +1,4 @@
-"""Plug-ins of a run: the import strings among its parameters, for whoever looks for their code."""
+"""Plug-ins of a run: those of its training (`trainer.settings.plugins_of`) and its source, by parameter."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from shardline.components.preprocess.sources import KNOWN_FORMS
+from shardline.components.preprocess.sources import is_plugin
 from shardline.trainer.settings import plugins_of as of_training
-
-_BUILT_IN_SOURCES = tuple(form.partition(":")[0] for form in KNOWN_FORMS[:-1])
 
 
 def plugins_of(parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -23,6 +21,6 @@ def plugins_of(parameters: Mapping[str, Any]) -> dict[str, str]:
     training = of_training({**options, "model": parameters.get("model")})
     found = {name if name == "model" else f"train_options.{name}": value for name, value in training.items()}
     source = parameters.get("source")
-    if isinstance(source, str) and ":" in source and source.partition(":")[0] not in _BUILT_IN_SOURCES:
+    if isinstance(source, str) and is_plugin(source):
         found["source"] = source
     return found

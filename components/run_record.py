@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
+import re
+import signal
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +20,7 @@ from shardline.components.text import quality
 from shardline.components.vertex.causes import Explanation
 from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
-from shardline.trainer.records import restore
+from shardline.trainer.records import load, restore
 
 #: States of a run; all but "running" are final.
 State = Literal["running", "succeeded", "failed", "cancelled"]
@@ -33,6 +35,7 @@ RUN_VARIABLE = "SHARDLINE_RUN"
 #: In the run directory: the logs of replicas by job, and all that was printed.
 REPLICAS, LOG = "replicas", "run.log"
 JOB_FILE = "job.json"
+_REPLICA = re.compile(r"[a-z]+-\d+")
 #: In the run directory, what stands in for /gcs/.
 GCS_DIRECTORY = "gcs"
 #: Beside the run directories: a link to the newest.
@@ -174,6 +177,62 @@ class RunRecord:
             return restore(cls, content, RECORD_FILE, SettingsError)
         except SettingsError as error:
             raise SettingsError(f"{directory} is not the directory of a run: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStart:
+    """A start of a replica, in seconds since the job began.
+
+    `exit` is its status or the name of a signal, None while it runs; `stopped` whether the job needed it no
+    longer.
+    """
+
+    start_s: float
+    end_s: float | None = None
+    exit: int | str | None = None
+    stopped: bool = False
+    peak_memory_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.exit, str) and self.exit not in signal.Signals.__members__:
+            raise ValueError(f"exit is {self.exit!r}, neither a status nor a signal")
+
+
+@dataclass(frozen=True)
+class ReplicaRecord:
+    """The starts of one replica of a job: "worker-0"."""
+
+    name: str
+    restarts: int
+    starts: tuple[ReplicaStart, ...]
+
+    def __post_init__(self) -> None:
+        if not _REPLICA.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is not the name of a replica")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """Record of a custom job on this machine, the content of job.json.
+
+    `state` is "succeeded", "failed" or "stopped"; `error` is why it failed.
+    """
+
+    display_name: str = ""
+    state: str = ""
+    error: str | None = None
+    created: str = ""
+    duration_s: float = 0.0
+    replicas: tuple[ReplicaRecord, ...]
+
+    def write(self, directory: Path) -> None:
+        """Writes job.json into a directory; raises OSError."""
+        files.write_json(directory / JOB_FILE, asdict(self))
+
+    @classmethod
+    def read(cls, directory: Path) -> JobRecord:
+        """Reads job.json of a directory; raises SettingsError when it is missing or damaged."""
+        return load(cls, directory / JOB_FILE, SettingsError)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardline.components.model_store.champions import require_store
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import KNOWN_FORMS, check_form, open_source
+from shardline.components.preprocess.sources import check_form, is_plugin, open_source
 from shardline.components.run_directory import local_runs
 from shardline.components.run_record import SUCCEEDED, RunRecord
 from shardline.components.text import quality, short
@@ -33,8 +33,6 @@ OURS = (RETRAIN, TUNE)
 REHEARSAL = "rehearse"
 #: Its inputs that say how many replicas do what.
 _REPLICAS = ("readers", "parameter_servers")
-#: How the sources begin that are none of the user's own.
-_PREFIXES = tuple(form.partition(":")[0] + ":" for form in KNOWN_FORMS[1:-1])
 #: Parameters that pipelines of our names have to have.
 _RETRAINED = ("source", "model", "preprocess_processes")
 NEEDED = {
@@ -121,7 +119,7 @@ def check_retrain(parameters: Mapping[str, Any], *, here: bool = True) -> None:
     check_form(source)
     if not elsewhere and (source.startswith(("images:", "text:")) or ":" not in source):
         open_source(data)
-    elif here and not source.startswith(_PREFIXES):
+    elif here and is_plugin(source):
         plugins.look(source, "source", SourceError)
 
 

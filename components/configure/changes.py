@@ -20,7 +20,7 @@ from shardline.components.configure.fingerprint import (
     fingerprint,
     initial_model,
 )
-from shardline.components.configure.history import Run, State
+from shardline.components.configure.history import RunResult, State
 from shardline.components.model_store.champions import (
     champion_directory,
     check_champion,
@@ -133,7 +133,7 @@ def fill_in_date(source: str, time: datetime) -> str:
     return _DATE.sub(filled, source)
 
 
-class Found(NamedTuple):
+class Configured(NamedTuple):
     """Outputs of the first step, as `configure` describes them."""
 
     changed: bool
@@ -156,7 +156,7 @@ def look(
     created: str,
     job_name: str,
     **settings: Any,
-) -> Found:
+) -> Configured:
     """Compares data, settings and code with those of the last run that is remembered.
 
     The arguments are those of `configure`; `settings` are the parameters that a result depends on. Raises
@@ -182,8 +182,10 @@ def look(
     if gate.champion_uri:
         check_champion(gate.champion_uri)
 
-    def found(changed: bool, fingerprint: str, reason: str, state: str = "", blessed: bool = False) -> Found:
-        return Found(changed, source, fingerprint, reason, state, blessed, **objects)
+    def found(
+        changed: bool, fingerprint: str, reason: str, state: str = "", blessed: bool = False
+    ) -> Configured:
+        return Configured(changed, source, fingerprint, reason, state, blessed, **objects)
 
     if not history_uri:
         return found(True, _unique(), "history_uri is empty: no run is remembered")
@@ -214,7 +216,7 @@ def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:
             refuse_table(formats)
 
 
-def _compare(history: Path, state: State, force: bool) -> tuple[Run | None, str]:
+def _compare(history: Path, state: State, force: bool) -> tuple[RunResult | None, str]:
     """Returns the last run, and why this one has something to do; "" if it has nothing."""
     try:
         last = last_run.read_latest(history)
@@ -227,7 +229,7 @@ def _compare(history: Path, state: State, force: bool) -> tuple[Run | None, str]
     return last, "; ".join(differences(last.state, state))
 
 
-def _say_unchanged(history: Path, last: Run, content: Fingerprint, job_name: str) -> str:
+def _say_unchanged(history: Path, last: RunResult, content: Fingerprint, job_name: str) -> str:
     """Ends the run with the result of the last one, and returns why."""
     reason = f"data ({content.text}), settings and code are those of {last.run}"
     now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -47,7 +47,7 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunResult:
     """Result of a run that reached its end (RFC 3339, UTC); docs/reports.md has the file.
 
     `outcome` is "trained" or "unchanged"; of an unchanged run, `same_as` is the run whose result still holds.
@@ -88,12 +88,12 @@ def make_directory(history: Path) -> None:
         ) from None
 
 
-def read_latest(history: Path) -> Run | None:
+def read_latest(history: Path) -> RunResult | None:
     """Returns the last run that trained, None where there is none; raises ModelError where it is damaged."""
     path = history / LATEST
     if not path.exists():
         return None
-    return load(Run, path, ModelError)
+    return load(RunResult, path, ModelError)
 
 
 def dataset_key(history: Path, key: str) -> str:
@@ -133,7 +133,7 @@ def _is_whole(dataset: Path) -> bool:
     return True
 
 
-def write_run(history: Path, run: Run) -> None:
+def write_run(history: Path, run: RunResult) -> None:
     """Writes the result of a run; a run that trained is the one that the next is compared with.
 
     When writing fails, which raises RunError, the run before is still the last one.
@@ -158,7 +158,7 @@ def remember(
     verdict = read_part(exported, model_store.BLESSING_FILE, Verdict)
     evaluation = read_part(exported, model_store.EVALUATION_FILE, Measured)
     published = published_by(champion_uri, job_name) if verdict.blessed and champion_uri else None
-    run = Run(
+    run = RunResult(
         run=job_name,
         outcome="trained",
         finished=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -33,7 +33,7 @@ from shardline.components.model_store import (
     Verdict,
     read_part,
 )
-from shardline.components.model_store.places import Bucket, Disk, Seen, files_below
+from shardline.components.model_store.places import Bucket, Disk, TextFile, files_below
 from shardline.components.run_record import on_platform
 from shardline.components.text import quality as describe_quality
 from shardline.components.text import short
@@ -452,7 +452,7 @@ def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
     return _commit_by_hand(place, catalog, seen, found, ROLLED_BACK)
 
 
-def _commit_by_hand(place: Place, catalog: Catalog, seen: Seen, version: Version, how: str) -> Version:
+def _commit_by_hand(place: Place, catalog: Catalog, seen: TextFile, version: Version, how: str) -> Version:
     """Makes a version the champion as somebody says who has looked at the catalog.
 
     Raises ModelError when it is the champion already, its files are gone, or the champion has changed
@@ -503,7 +503,7 @@ def prune(champion: str | os.PathLike[str], keep: int) -> list[str]:
     return removed
 
 
-def _read(place: Place) -> tuple[Catalog, Seen]:
+def _read(place: Place) -> tuple[Catalog, TextFile]:
     """Returns the catalog, and champion.json as it was seen.
 
     Raises ModelError where champion.json is damaged or gone: that is no empty place, in which the first model
@@ -527,7 +527,7 @@ def _read(place: Place) -> tuple[Catalog, Seen]:
     return restore(Catalog, content, file, ModelError, remedy), seen
 
 
-def _require_champion(place: Place) -> tuple[Catalog, Seen, Version]:
+def _require_champion(place: Place) -> tuple[Catalog, TextFile, Version]:
     """Returns the catalog with its champion; raises ModelError where there is none."""
     catalog, seen = _read(place)
     if catalog.champion is None:
@@ -535,14 +535,14 @@ def _require_champion(place: Place) -> tuple[Catalog, Seen, Version]:
     return catalog, seen, catalog.champion
 
 
-def _write(place: Place, catalog: Catalog, seen: Seen) -> bool:
+def _write(place: Place, catalog: Catalog, seen: TextFile) -> bool:
     text = json.dumps(asdict(catalog), indent=2, allow_nan=False, ensure_ascii=False)
     return place.replace(CHAMPION_FILE, f"{text}\n", seen)
 
 
 def _put(
     place: Place,
-    seen: Seen,
+    seen: TextFile,
     exported: Path,
     verdict: Verdict,
     mark: str,

@@ -34,7 +34,7 @@ _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EPERM, errno.
 _CHECK_FILE = f"{files.TEMPORARY}check"
 
 
-class Seen(NamedTuple):
+class TextFile(NamedTuple):
     """A text file as it was read, None where there was none; in a bucket with its generation."""
 
     text: str | None
@@ -57,23 +57,23 @@ class Disk:
         """Returns a local path."""
         return str(self.path / name)
 
-    def read(self, name: str) -> Seen:
+    def read(self, name: str) -> TextFile:
         """Returns a text file; a link that leads nowhere is unreadable, not missing."""
         path = self.path / name
         try:
             os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
-            return Seen(None)
+            return TextFile(None)
         except OSError as error:
             raise crash.of_place(error, f"cannot read {path}: {error.strerror}") from None
         try:
-            return Seen(files.read_text(path, ModelError))
+            return TextFile(files.read_text(path, ModelError))
         except ModelError:
             if os.path.lexists(path):
                 raise
-            return Seen(None)  # removed meanwhile
+            return TextFile(None)  # removed meanwhile
 
-    def replace(self, name: str, text: str, seen: Seen) -> bool:
+    def replace(self, name: str, text: str, seen: TextFile) -> bool:
         """Compares and renames while the lock is held, and clears what a killed process has left."""
         path = self.path / name
         with self._writing(), self._locked():
@@ -205,19 +205,19 @@ class Bucket:
         """Returns a URI, gs://."""
         return f"gs://{PurePosixPath(self.bucket, self.prefix, name)}"
 
-    def read(self, name: str) -> Seen:
+    def read(self, name: str) -> TextFile:
         """Returns an object as text with its generation; a bucket that is not there is an error."""
         found = self._objects.content(self._key(name))
         if found is None:
             next(self._objects.pages(self._key(""), page_size=1))
-            return Seen(None)
+            return TextFile(None)
         data, generation = found
         if len(data) > files.MAX_TEXT_BYTES:
             raise ModelError(f"{self.where(name)} has more than {files.MAX_TEXT_BYTES >> 20} MiB")
         # What is not UTF-8 is not JSON either, and can be replaced by hand.
-        return Seen(data.decode("utf-8-sig", "replace"), generation)
+        return TextFile(data.decode("utf-8-sig", "replace"), generation)
 
-    def replace(self, name: str, text: str, seen: Seen) -> bool:
+    def replace(self, name: str, text: str, seen: TextFile) -> bool:
         """Replaces an object in the generation that was seen, and in no other."""
         # After an attempt whose answer was lost, the next one finds its own.
         written = self._objects.write(self._key(name), text, seen.generation)

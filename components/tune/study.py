@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from shardline.components.train.settings import TRAINER, TUNABLE, check_options
 from shardline.trainer import files
@@ -14,7 +14,6 @@ from shardline.trainer.records import read
 #: The trainer's option that has a metric reported; its value is the study's.
 METRIC_OPTION = "tuning_metric"
 
-TYPES = ("double", "integer", "discrete", "categorical")
 #: Scales, and what StudySpec.ParameterSpec.ScaleType calls them.
 SCALES = {
     "linear": "UNIT_LINEAR_SCALE",
@@ -22,8 +21,6 @@ SCALES = {
     "reverse_log": "UNIT_REVERSE_LOG_SCALE",
 }
 _MOST_VALUES = 1000
-#: Above all numbers of a search, and below what a float can hold; neither it nor NaN is one.
-_LARGEST = 1e300
 #: Settings of the trainer that are true or false; a categorical value is text to the platform.
 _BOOLEANS = {"true": True, "false": False}
 
@@ -34,25 +31,21 @@ class Parameter:
 
     Attributes:
         name: A setting of the trainer (learning_rate, ...), else a keyword argument of the model function.
-        type: One of `TYPES`; a double or integer has `min` and `max`, the others have `values`.
+        type: A double or integer has `min` and `max`, the others have `values`.
         values: Values of a discrete (numbers in increasing order) or categorical (texts).
         scale: One of `SCALES`; "" for the platform's default.
     """
 
     name: str
-    type: str
+    type: Literal["double", "integer", "discrete", "categorical"]
     min: float | None = None
     max: float | None = None
     values: tuple[float | str, ...] = ()
-    scale: str = ""
+    scale: Literal["", "linear", "log", "reverse_log"] = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.isidentifier():
+        if not self.name.isidentifier():
             raise SettingsError(f"a parameter's name is a word as in learning_rate, got {self.name!r}")
-        if not isinstance(self.values, tuple):
-            raise self._error(f"values must be a list, got {self.values!r}")
-        if self.type not in TYPES:
-            raise self._error(f"type is one of {', '.join(TYPES)}, got {self.type!r}")
         if self.type in ("double", "integer"):
             self._check_range()
         else:
@@ -70,29 +63,24 @@ class Parameter:
 
     def _check_range(self) -> None:
         low, high = self.min, self.max
-        if not _is_number(low) or not _is_number(high) or self.values:
+        if low is None or high is None or self.values:
             raise self._error(f"{self.type} takes min and max, two numbers, and no values")
-        if low >= high:  # type: ignore[operator]  # two numbers
+        if low >= high:
             raise self._error(f"min must be below max, got {low} and {high}")
         if self.type == "integer" and not (isinstance(low, int) and isinstance(high, int)):
             raise self._error(f"min and max of an integer are whole numbers, got {low} and {high}")
 
     def _check_values(self) -> None:
-        if not 1 <= len(self.values) <= _MOST_VALUES or self.min is not None or self.max is not None:
+        found = list(self.values)
+        if not 1 <= len(found) <= _MOST_VALUES or self.min is not None or self.max is not None:
             raise self._error(f"{self.type} takes values, 1 to {_MOST_VALUES} of them, and no min and max")
-        if self.type == "categorical":
-            if not all(isinstance(value, str) for value in self.values) or len(set(self.values)) < len(
-                self.values
-            ):
-                raise self._error(f"values of a categorical are different texts, got {list(self.values)}")
-        elif not all(map(_is_number, self.values)) or list(self.values) != sorted(set(self.values)):
-            raise self._error(
-                f"values of a discrete are numbers in increasing order, got {list(self.values)}"
-            )
+        texts = [value for value in found if isinstance(value, str)]
+        if self.type == "categorical" and (len(texts) < len(found) or len(set(texts)) < len(texts)):
+            raise self._error(f"values of a categorical are different texts, got {found}")
+        if self.type == "discrete" and (texts or found != sorted(set(found))):
+            raise self._error(f"values of a discrete are numbers in increasing order, got {found}")
 
     def _check_scale(self) -> None:
-        if self.scale not in ("", *SCALES):
-            raise self._error(f"scale is one of {', '.join(SCALES)}, got {self.scale!r}")
         if self.scale and self.type == "categorical":
             raise self._error("a categorical has no scale; leave it out")
         least = self.min if self.min is not None else min(self.values, default=0)
@@ -101,13 +89,6 @@ class Parameter:
 
     def _error(self, text: str) -> SettingsError:
         return SettingsError(f"parameter {self.name}: {text}")
-
-
-def read_parameter(table: Any) -> Parameter:
-    """Returns a [[parameter]] table of a study file as a parameter; SettingsError when it is none."""
-    if not isinstance(table, Mapping):
-        raise SettingsError(f"parameter must be a list of tables: [[parameter]], got {table!r}")
-    return read(Parameter, table, "parameter")
 
 
 def read_value(kind: str, text: str) -> float | int | str | bool:
@@ -124,13 +105,6 @@ def read_value(kind: str, text: str) -> float | int | str | bool:
     return int(value) if kind != "double" and value.is_integer() else value  # numbers travel as doubles
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
-
-
-GOALS = ("maximize", "minimize")
-ALGORITHMS = ("", "RANDOM_SEARCH", "GRID_SEARCH")
-MEASUREMENTS = ("BEST_MEASUREMENT", "LAST_MEASUREMENT")
 #: Rules that stop a trial early, and how StudySpec writes them. The launcher drops messages without
 #: content, so each needs a field that is not at its default: a rule by steps, which is what
 #: use_elapsed_duration = false means, cannot be asked of the first two. 5 is the API's own default.
@@ -139,12 +113,6 @@ STOPPING: Mapping[str, dict[str, Any]] = {
     "median": {"median_automated_stopping_spec": {"use_elapsed_duration": True}},
     "decay_curve": {"decay_curve_stopping_spec": {"use_elapsed_duration": True}},
     "convex": {"convex_automated_stopping_spec": {"min_measurement_count": 5}},
-}
-_CHOICES = {
-    "goal": GOALS,
-    "algorithm": ALGORITHMS,
-    "measurement_selection_type": MEASUREMENTS,
-    "stopping": tuple(STOPPING),
 }
 _COUNTS = {"max_trial_count": 1, "parallel_trial_count": 1, "max_failed_trial_count": 0}
 
@@ -157,32 +125,27 @@ class Study:
         metric: Metric of the trainer that is reported after each validation: val_accuracy, val_loss.
         parallel_trial_count: Trials at the same time; each has the whole cluster of the training step.
         max_failed_trial_count: Failed trials that end the study as failed; 0 leaves it to the platform.
-        algorithm: One of `ALGORITHMS`; "" is the platform's Bayesian optimization.
-        measurement_selection_type: Which of a trial's measurements counts, one of `MEASUREMENTS`.
+        algorithm: "" is the platform's Bayesian optimization.
+        measurement_selection_type: Which of a trial's measurements counts.
         stopping: Rule that stops a trial early, one of `STOPPING`; "" for none.
     """
 
     metric: str
     parameter: tuple[Parameter, ...] = ()
-    goal: str = "maximize"
+    goal: Literal["maximize", "minimize"] = "maximize"
     max_trial_count: int = 10
     parallel_trial_count: int = 1
     max_failed_trial_count: int = 0
-    algorithm: str = ""
-    measurement_selection_type: str = "BEST_MEASUREMENT"
-    stopping: str = ""
+    algorithm: Literal["", "RANDOM_SEARCH", "GRID_SEARCH"] = ""
+    measurement_selection_type: Literal["BEST_MEASUREMENT", "LAST_MEASUREMENT"] = "BEST_MEASUREMENT"
+    stopping: Literal["", "median", "decay_curve", "convex"] = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.metric, str) or not self.metric or len(self.metric.split()) != 1:
+        if len(self.metric.split()) != 1:
             raise SettingsError(f"metric must be a metric of the trainer as in val_loss, got {self.metric!r}")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                there = ", ".join(repr(choice) for choice in choices)
-                raise SettingsError(f"{name} is one of {there}, got {getattr(self, name)!r}")
         for name, least in _COUNTS.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise SettingsError(f"{name} must be a whole number of at least {least}, got {value!r}")
+            if getattr(self, name) < least:
+                raise SettingsError(f"{name} must be at least {least}, got {getattr(self, name)!r}")
         if self.parallel_trial_count > self.max_trial_count:
             raise SettingsError(
                 f"parallel_trial_count {self.parallel_trial_count} is more than max_trial_count "
@@ -232,14 +195,11 @@ def read_study(content: Mapping[str, Any], *, max_trial_count: int = 0) -> Study
 
     Raises SettingsError when a key is unknown or missing, or a value is wrong.
     """
-    tables = content.get("parameter", [])
-    if not isinstance(tables, list):
-        raise SettingsError(f"parameter must be a list of tables: [[parameter]], got {tables!r}")
-    values = {**content, "parameter": [read_parameter(table) for table in tables]}
-    if max_trial_count:
-        values["max_trial_count"] = max_trial_count
-        values["parallel_trial_count"] = min(max_trial_count, values.get("parallel_trial_count", 1))
-    return read(Study, values, "")
+    study = read(Study, content, "")
+    if not max_trial_count:
+        return study
+    fewer = min(max_trial_count, study.parallel_trial_count)
+    return replace(study, max_trial_count=max_trial_count, parallel_trial_count=fewer)
 
 
 def check_tuned(types: Mapping[str, str], options: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from shardline.trainer.progress import errors_end_the_process, say
 from shardline.trainer.records import read
 
 
-class Plan(NamedTuple):
+class TuningJob(NamedTuple):
     """Fields of a HyperparameterTuningJob; study, pools and labels as JSON."""
 
     study_spec: str
@@ -45,7 +45,7 @@ def plan(
     base_output_directory: str,
     labels: Mapping[str, str],
     max_trial_count: int,
-) -> Plan:
+) -> TuningJob:
     """Returns the fields of a tuning job; the arguments are those of the component `plan_study`.
 
     Raises SettingsError when study, pools or training are wrong, or a parameter cannot be tuned.
@@ -62,7 +62,7 @@ def plan(
         f"up to {searched.max_trial_count} trials {searched.goal} {searched.metric} "
         f"over {', '.join(searched.types)}",
     )
-    return Plan(
+    return TuningJob(
         json.dumps(searched.spec),
         json.dumps(read_specs(worker_pool_specs).specs(container), ensure_ascii=False),
         searched.max_trial_count,

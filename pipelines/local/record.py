@@ -17,11 +17,13 @@ from typing import Any
 
 from shardline.components.run_directory import observe
 from shardline.components.run_record import (
-    JOB_FILE,
     LATEST,
     LOG,
     RUNNING,
     SUCCEEDED,
+    JobRecord,
+    ReplicaRecord,
+    ReplicaStart,
     RunRecord,
     State,
     held,
@@ -141,7 +143,7 @@ class History:
         self._display_name = display_name
         self._created = timestamp(datetime.datetime.now(datetime.UTC).replace(microsecond=0))
         self._began = time.monotonic()
-        self._starts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        self._starts: dict[str, list[ReplicaStart]] = {name: [] for name in names}
 
     @property
     def names(self) -> list[str]:
@@ -150,32 +152,32 @@ class History:
 
     def started(self, name: str) -> None:
         """Notes that a replica has been started."""
-        self._starts[name].append(
-            {"start_s": self._now(), "end_s": None, "exit": None, "stopped": False, "peak_memory_bytes": 0}
-        )
+        self._starts[name].append(ReplicaStart(start_s=self._now()))
 
     def ended(self, name: str, code: int, peak_memory: int, *, stopped: bool) -> None:
         """Notes that a replica has ended, with its peak memory in bytes.
 
         It was stopped where the job needed it no longer.
         """
-        self._starts[name][-1] |= {
-            "end_s": self._now(),
-            "exit": processes.signal_name(code) or code,
-            "stopped": stopped,
-            "peak_memory_bytes": peak_memory,
-        }
+        starts = self._starts[name]
+        starts[-1] = dataclasses.replace(
+            starts[-1],
+            end_s=self._now(),
+            exit=processes.signal_name(code) or code,
+            stopped=stopped,
+            peak_memory_bytes=peak_memory,
+        )
 
     def table(self) -> list[str]:
         """Returns the table, a line per replica: first start, last end and exit, largest memory."""
         rows = [
             (
                 name,
-                f"{starts[0]['start_s']:.1f} s",
-                f"{starts[-1]['end_s']:.1f} s",
-                "stopped" if starts[-1]["stopped"] and starts[-1]["exit"] != 0 else str(starts[-1]["exit"]),
+                f"{starts[0].start_s:.1f} s",
+                f"{starts[-1].end_s:.1f} s",
+                "stopped" if starts[-1].stopped and starts[-1].exit != 0 else str(starts[-1].exit),
                 str(len(starts) - 1),
-                f"{max(start['peak_memory_bytes'] for start in starts) / 2**20:,.0f} MiB",
+                f"{max(start.peak_memory_bytes for start in starts) / 2**20:,.0f} MiB",
             )
             for name, starts in self._starts.items()
             if starts
@@ -184,18 +186,17 @@ class History:
 
     def save(self, directory: Path, state: str, error: str | None) -> None:
         """Writes job.json; the state is "succeeded", "failed" or "stopped"."""
-        content = {
-            "display_name": self._display_name,
-            "state": state,
-            "error": error,
-            "created": self._created,
-            "duration_s": self._now(),
-            "replicas": [
-                {"name": name, "restarts": max(0, len(starts) - 1), "starts": starts}
+        JobRecord(
+            display_name=self._display_name,
+            state=state,
+            error=error,
+            created=self._created,
+            duration_s=self._now(),
+            replicas=tuple(
+                ReplicaRecord(name, max(0, len(starts) - 1), tuple(starts))
                 for name, starts in self._starts.items()
-            ],
-        }
-        files.write_json(directory / JOB_FILE, content)
+            ),
+        ).write(directory)
 
     def _now(self) -> float:
         return round(time.monotonic() - self._began, 3)

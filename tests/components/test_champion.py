@@ -15,7 +15,7 @@ from shardline.components.model_store.champions import (
     open_store,
     rollback,
 )
-from shardline.components.model_store.places import Seen
+from shardline.components.model_store.places import TextFile
 from shardline.pipelines.cli import main as cli
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from tests.helpers.evaluations import EVALUATION
@@ -301,7 +301,7 @@ def put(shelf, tmp_path):
         for name in names:
             if "://" not in shelf:
                 (tmp_path / "shelf" / name).parent.mkdir(parents=True, exist_ok=True)
-            open_store(shelf).replace(name, "{}", Seen(None))
+            open_store(shelf).replace(name, "{}", TextFile(None))
 
     return write
 

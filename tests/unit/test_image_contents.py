@@ -98,6 +98,7 @@ def test_a_package_that_is_not_on_this_machine_is_taken_at_its_name(project: Pat
         ({}, {}),
         ({"model": "keras:MobileNet", "source": "images:gs://b/photos"}, {}),
         ({"source": "digits"}, {}),
+        ({"source": "digits:Ours"}, {"source": "digits:Ours"}),
         # Their own checks say what is wrong with these.
         ({"model": "resnet51", "source": 3, "train_options": "augment"}, {}),
         (

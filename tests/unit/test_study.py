@@ -69,17 +69,17 @@ def test_a_run_may_ask_for_fewer_trials() -> None:
     [
         ({"metrik": 1}, "unknown key metrik; did you mean metric?"),
         ({"metric": "val loss"}, "metric must be a metric of the trainer"),
-        ({"goal": "max"}, "goal is one of 'maximize', 'minimize', got 'max'"),
+        ({"goal": "max"}, "goal must be 'maximize' or 'minimize', got 'max'"),
         ({"algorithm": "GRID_SEARCH"}, "GRID_SEARCH takes no parameter of type double: learning_rate"),
-        ({"max_trial_count": 0}, "max_trial_count must be a whole number of at least 1, got 0"),
+        ({"max_trial_count": 0}, "max_trial_count must be at least 1, got 0"),
         ({"parallel_trial_count": 11}, "parallel_trial_count 11 is more than max_trial_count 10"),
         ({"parameter": []}, "a study needs at least one"),
-        ({"parameter": {"name": "x"}}, "parameter must be a list of tables"),
+        ({"parameter": {"name": "x"}}, "parameter must be a list of mappings"),
         ({"parameter": [RATE, RATE]}, "got twice: learning_rate"),
-        ({"parameter": [{"type": "double"}]}, "parameter.name is missing"),
-        ({"parameter": [{**RATE, "step": 1}]}, "unknown key parameter.step"),
+        ({"parameter": [{"type": "double"}]}, "parameter[0].name is missing"),
+        ({"parameter": [{**RATE, "step": 1}]}, "unknown key parameter[0].step"),
         ({"parameter": [{**RATE, "name": "learning-rate"}]}, "a parameter's name is a word"),
-        ({"parameter": [{**RATE, "type": "float"}]}, "type is one of double, integer"),
+        ({"parameter": [{**RATE, "type": "float"}]}, "parameter[0].type must be 'double', 'integer'"),
         ({"parameter": [{**RATE, "min": 1}]}, "min must be below max, got 1 and 0.1"),
         ({"parameter": [{**RATE, "min": 0}]}, "scale log needs values above 0, got 0"),
         ({"parameter": [{**RATE, "values": [1]}]}, "takes min and max, two numbers, and no values"),
@@ -98,7 +98,7 @@ def test_what_is_no_study_is_refused(changes: dict[str, Any], words: str) -> Non
 def test_the_example_is_a_study_and_a_broken_file_is_named(tmp_path: Path) -> None:
     assert read_study(parse_study(load_study(Path("settings/tune.toml")))).metric == "val_accuracy"
     (tmp_path / "study.toml").write_text('metric = "val_loss"\n[[parameter]]\nname = "model_dir"\n')
-    with pytest.raises(SettingsError, match=r"study\.toml: parameter\.type is missing"):
+    with pytest.raises(SettingsError, match=r"study\.toml: parameter\[0\]\.type is missing"):
         load_study(tmp_path / "study.toml")
     with pytest.raises(SettingsError, match="no study file"):
         load_study(tmp_path / "none.toml")

@@ -124,6 +124,12 @@ def _expected(settings: PreprocessSettings, schema: Schema | None) -> dict[str, 
     return expected
 
 
+def is_plugin(source: str) -> bool:
+    """Whether a source is a class or function of the user's own, also one in a module digits."""
+    form, found, _ = source.partition(":")
+    return bool(found) and form not in _FORMS
+
+
 def check_form(source: str) -> None:
     """Refuses what has none of `KNOWN_FORMS`, and what was probably meant to have another than it has.
 
