@@ -135,9 +135,7 @@ def validate(
     files.write_text(out / model_store.REPORT_FILE, report)
     files.write_text(out / model_store.CARD_TEXT_FILE, card.to_markdown())
     files.write_text(out / model_store.CARD_FILE, card.to_html())
-    files.write_json(out / model_store.EVALUATION_FILE, evaluation.to_json())
-    files.write_json(out / model_store.BLESSING_FILE, asdict(blessing))  # last
-    _tell(evaluation, blessing, out)
+    _conclude(evaluation, blessing, out)
     return Validation(evaluation, blessing)
 
 
@@ -271,8 +269,10 @@ def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple
     return tuple(warnings)
 
 
-def _tell(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
-    """Reports the outcome for the table at the end of the run."""
+def _conclude(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
+    """Writes what was measured and, last, the verdict; reports both for the table at the end of the run."""
+    files.write_json(out / model_store.EVALUATION_FILE, evaluation.to_json())
+    files.write_json(out / model_store.BLESSING_FILE, asdict(blessing))
     reached = evaluation.quality
     fact("quality", reached, f"{reached} on {evaluation.examples:,} examples")
     fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {blessing.words}")
