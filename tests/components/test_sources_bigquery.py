@@ -330,7 +330,7 @@ def test_refusals_of_the_platform(fake: FakeBigQuery) -> None:
     said = f"Access Denied: Table {TABLE}: Permission bigquery.tables.get denied on table {TABLE}"
     fake.failures["GetTable"] = [refused(grpc.StatusCode.PERMISSION_DENIED, said)]
     with pytest.raises(
-        PlatformError, match=r"bigquery.tables.get is missing; grant roles/bigquery.dataViewer"
+        PlatformError, match=r"bigquery.tables.get is missing.*grant roles/bigquery.dataViewer"
     ):
         opened(SOURCE)
     expired = RefusalError(
