@@ -118,10 +118,13 @@ def check_keys(found: Iterable[str], known: Collection[str], prefix: str = "") -
             raise SettingsError(f"unknown key {prefix}{key}; {hint}")
 
 
-def did_you_mean(found: str, known: Iterable[str], prefix: str = "") -> str:
-    """Returns "did you mean X?" for the nearest of what is known, "" where nothing is near."""
-    near = difflib.get_close_matches(found, list(known), n=1)
-    return f"did you mean {prefix}{near[0]}?" if near else ""
+def did_you_mean(found: str, known: Iterable[str], prefix: str = "", *, after: str = "") -> str:
+    """Returns "did you mean X?" for the nearest of what is known, "" where nothing is near.
+
+    `prefix` stands in front of the name that is meant, `after` in front of the question.
+    """
+    near = difflib.get_close_matches(found, sorted(known), n=1)
+    return f"{after}did you mean {prefix}{near[0]}?" if near else ""
 
 
 def field_types(kind: Any) -> Mapping[str, Any]:

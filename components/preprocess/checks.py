@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +28,7 @@ from shardline.trainer.data.features import (
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.errors import BadRecordError, SourceError, printable
 from shardline.trainer.progress import say
+from shardline.trainer.records import did_you_mean
 
 SPLIT_NAMES = frozenset({None, *SPLITS})
 
@@ -163,11 +163,10 @@ def check_group(group: str, features: Sequence[Feature]) -> str:
     """Returns the feature whose values are groups, "" for none; one that is not there is a SourceError."""
     names = [feature.name for feature in features]
     if group and group not in names:
-        near = difflib.get_close_matches(group, names, n=1)
         raise SourceError(
             f"the source has no feature {group!r} to group by, it has "
             f"{printable(', '.join(names))[:300] or 'none'}"
-            f"{f'; did you mean {near[0]!r}?' if near else ''}"
+            f"{did_you_mean(group, names, after='; ')}"
         )
     return group
 

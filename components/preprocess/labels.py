@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from shardline.trainer.data.features import (
     Label,
 )
 from shardline.trainer.errors import SettingsError, SourceError, printable
+from shardline.trainer.records import did_you_mean
 
 #: How labels are named, for messages.
 FORM = "KIND:COLUMN, such as regression:fare, class:species or multilabel:tags"
@@ -72,8 +72,7 @@ def _parse_one(text: str) -> Wanted:
     if colon and kind in RESERVED_KINDS:
         raise SettingsError(f"label {text!r} is of the kind {kind!r}, which is {RESERVED}")
     if colon and kind not in LABEL_KINDS:
-        near = difflib.get_close_matches(kind, LABEL_KINDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(kind, LABEL_KINDS, after="; ")
         raise SettingsError(
             f"label {text!r} is of the unknown kind {kind!r}; there are {', '.join(LABEL_KINDS)}{hint}"
         )
@@ -249,9 +248,8 @@ def names_of(value: Any) -> Sequence[str] | None:
 def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool) -> SourceError:
     """Returns the refusal of a label in a column that a table does not have."""
     there = printable(", ".join(types))[:300]
-    near = difflib.get_close_matches(column, list(types), n=1)
     if labelled:
-        hint = f"did you mean {near[0]!r}?" if near else "name one of these"
+        hint = did_you_mean(column, types) or "name one of these"
         return SourceError(f"{table!r} has no column {column!r} for the label, it has {there}; {hint}")
     last = [*types][-1] if [*types] else "fare"
     return SourceError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from shardline.pipelines.cli.options import (
     show_table,
 )
 from shardline.trainer.errors import EXIT_FAILED, SettingsError, ShardlineError
+from shardline.trainer.records import did_you_mean
 
 if TYPE_CHECKING:
     from shardline.pipelines.preflight import Proofs
@@ -235,8 +235,8 @@ def _find(environment: Environment, name: str, *, required: bool = True) -> list
 def _near(name: str, known: Iterable[str]) -> str:
     """Returns what else could be meant by a name, for the end of a message."""
     listed = sorted(known)
-    if close := difflib.get_close_matches(name, listed, n=1):
-        return f"; did you mean {close[0]!r}?"
+    if near := did_you_mean(name, listed, after="; "):
+        return near
     return f"; there are {', '.join(listed)}" if listed else "; there are none"
 
 

@@ -85,7 +85,7 @@ def test_verify_names_the_groups_in_two_splits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "written", "message"),
     [
-        ({"group": "pacient"}, {}, "no feature 'pacient' to group by, it has .*; did you mean 'patient'"),
+        ({"group": "pacient"}, {}, "no feature 'pacient' to group by, it has .*; did you mean patient"),
         ({"group": "patient"}, {"patients": 1}, "are of one group of 'patient'"),
         ({"group": "patient"}, {"broken": 3}, "row 4': has no value of 'patient'"),
     ],

@@ -316,7 +316,7 @@ def test_what_is_not_in_the_file_is_left_alone(workplace: FakeVertex) -> None:
     [
         ({"pipeline": "no.yaml"}, "nightly", "schedules.nightly: no pipeline no.yaml"),
         ({"epochs": 2.5}, "nightly", "schedules.nightly: the parameter epochs"),
-        ({}, "nigthly", "did you mean 'nightly'?"),
+        ({}, "nigthly", "did you mean nightly?"),
         ({}, "--proven", "schedules.nightly: this file (sha256 "),  # which has not run here
     ],
 )

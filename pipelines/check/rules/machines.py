@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import re
-from collections.abc import Iterable
 
 from shardline.components.vertex.payload import at, known_text, lacks, whole
 from shardline.components.vertex.pools import BOOT_DISK_TYPES
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Aim, Executor
 from shardline.pipelines.check.registry import Found, rules
+from shardline.trainer.records import did_you_mean
 
 #: Where the tables are from, and when they were read.
 TABLE = "docs.cloud.google.com, training/configure-compute, read on 2026-11-20"
@@ -145,7 +144,8 @@ def machines(pool: Pool) -> Found:
         yield "SL111", "the pool has no machine_type"
     machine, topology = pool.machine_type, pool.machine.get("tpu_topology")
     if machine and machine not in MACHINE_TYPES and not machine.startswith(TPU_FAMILIES):
-        yield "SL112", f"machine_type {machine} is not in the list ({TABLE}){_hint(machine, MACHINE_TYPES)}"
+        hint = did_you_mean(machine, MACHINE_TYPES, after="; ")
+        yield "SL112", f"machine_type {machine} is not in the list ({TABLE}){hint}"
     topologies = TPU_TOPOLOGIES.get(machine)
     if topologies and topology not in topologies and "{{$" not in str(topology):
         yield "SL120", f"{machine} has the topologies {', '.join(topologies)}, not {topology!r}"
@@ -186,7 +186,8 @@ def accelerators(pool: Pool) -> Found:
     """
     machine, kind, count = pool.machine_type, pool.accelerator_type, pool.machine.get("accelerator_count")
     if kind and kind not in ACCELERATORS:
-        yield "SL113", f"accelerator_type {kind} does not exist{_hint(kind.upper(), ACCELERATORS)}"
+        hint = did_you_mean(kind.upper(), ACCELERATORS, after="; ")
+        yield "SL113", f"accelerator_type {kind} does not exist{hint}"
     if count and not pool.machine.get("accelerator_type"):
         yield "SL114", f"accelerator_count is {count} and there is no accelerator_type"
     elif kind and not count:
@@ -260,8 +261,3 @@ _GIGABYTES = {
     "Gi": 1.0737,
     "Ti": 1099.5,
 }
-
-
-def _hint(found: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(found, sorted(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""

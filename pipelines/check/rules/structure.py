@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -15,6 +14,7 @@ from shardline.pipelines.check.pipeline import PARAMETER, UNKNOWN, Parameter, Pi
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.parameters import convert
 from shardline.trainer.errors import PipelineError
+from shardline.trainer.records import did_you_mean
 
 _JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
 #: What the SDK puts behind the pipeline's name to make a job's id: "-20261231235959".
@@ -60,8 +60,7 @@ def pipelines(pipeline: Pipeline) -> Found:
     known = [parameter.name for parameter in pipeline.parameters]
     for name in pipeline.given or ():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
+            hint = did_you_mean(name, known) or f"it has {', '.join(known) or 'none'}"
             yield "SL601", f"the pipeline has no parameter {name!r}; {hint}"
 
 
