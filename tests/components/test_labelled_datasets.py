@@ -216,7 +216,7 @@ def test_what_is_said_of_every_kind(
         ("regression:endless", r"table.csv row 5': has inf in column 'endless', .* not a finite number"),
         ("numbers", "40 different whole numbers in 40 rows: say whether they are numbers"),
         ("multilabel:steady,numbers", r"row 1': has 3 in column 'steady', not 0 or 1"),
-        ("gabs", "has no column 'gabs' for the label, .*; did you mean 'gaps'"),
+        ("gabs", "has no column 'gabs' for the label, .*; did you mean gaps"),
         ("", "has no column 'label', .* such as label=endless"),
     ],
 )

@@ -254,7 +254,7 @@ def test_a_study_is_checked_as_a_study(tmp_path: Path) -> None:
 
     file.write_text(text.replace('goal = "maximize"', 'goal = "up"'))
     done = run(file)
-    assert (done.exit_code, f"{file}: goal is one of" in done.stderr) == (2, True), done.output
+    assert (done.exit_code, f"{file}: goal must be " in done.stderr) == (2, True), done.output
     file.write_text(text.replace("metric = ", "# metric = "))
     done = run(file)
     assert (done.exit_code, "metric" in done.stderr) == (2, True), done.output
