@@ -28,6 +28,7 @@ from shardline.components.validate.verdict import Absence
 from shardline.trainer import files
 from shardline.trainer.data.manifest import KEY_BYTES, Manifest
 from shardline.trainer.errors import DatasetError, ModelError, ShardlineError
+from shardline.trainer.progress import say
 
 #: Examples on which a model and the champion must at least be compared, where others are left out.
 MIN_COMPARED = 50
@@ -72,6 +73,7 @@ def challenge_champion(
     """
     alone, version, export, profile = challenger.evaluation, "", None, Challenge.profile
     champions.require_store(champion_uri)
+    say("validate", f"measuring the champion in {champion_uri} on the same examples")
     try:
         present = champions.current(champion_uri)
         if present is None:

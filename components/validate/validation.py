@@ -23,7 +23,7 @@ from shardline.components.validate.evaluation import Curve, Evaluation
 from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.formats import REPRESENTATIVE, measure_formats
 from shardline.components.validate.gate import Gate
-from shardline.components.validate.model_card import make_card, read_training
+from shardline.components.validate.model_card import ModelCard, make_card, read_training
 from shardline.components.validate.report import Origin, render_report
 from shardline.components.validate.settings import GateSettings
 from shardline.components.validate.signatures import read_quantiles
@@ -115,17 +115,16 @@ def validate(
         measured = _measure(out, export, loaded, clean, examples, gate.min_slice)
     challenge = Challenge(measured.evaluation)
     if champion_uri:
-        say("validate", f"measuring the champion in {champion_uri} on the same examples")
         challenge = challenge_champion(measured, champion_uri, examples, min_slice=gate.min_slice)
-    is_own = training_keys.data is not None
-    evaluation = add_drift(challenge.evaluation, dataset, manifest, out, challenge.profile, own=is_own)
-    of_keys = (training_keys.warning, training_keys.describe_leak(examples))
+    own = training_keys.data is not None
+    evaluation = add_drift(challenge.evaluation, dataset, manifest, out, challenge.profile, own=own)
+    warnings = (training_keys.warning, training_keys.describe_leak(examples), challenge.warning)
     blessing = judge(
         evaluation,
         gate,
         absence=challenge.absence,
         champion=challenge.champion,
-        warnings=_warnings(manifest, evaluation, *of_keys, challenge.warning),
+        warnings=_warnings(manifest, evaluation, *warnings),
     )
     origin = Origin.of(model_file, training, run)
     report = render_report(
@@ -133,9 +132,7 @@ def validate(
     )
     card = make_card(manifest, export, training, evaluation, blessing.headline)
     files.write_text(out / model_store.REPORT_FILE, report)
-    files.write_text(out / model_store.CARD_TEXT_FILE, card.to_markdown())
-    files.write_text(out / model_store.CARD_FILE, card.to_html())
-    _conclude(evaluation, blessing, out)
+    _conclude(evaluation, blessing, card, out)
     return Validation(evaluation, blessing)
 
 
@@ -269,8 +266,10 @@ def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple
     return tuple(warnings)
 
 
-def _conclude(evaluation: Evaluation, blessing: Blessing, out: Path) -> None:
-    """Writes what was measured and, last, the verdict; reports both for the table at the end of the run."""
+def _conclude(evaluation: Evaluation, blessing: Blessing, card: ModelCard, out: Path) -> None:
+    """Writes the card, what was measured and, last, the verdict; reports them for the table of the run."""
+    files.write_text(out / model_store.CARD_TEXT_FILE, card.to_markdown())
+    files.write_text(out / model_store.CARD_FILE, card.to_html())
     files.write_json(out / model_store.EVALUATION_FILE, evaluation.to_json())
     files.write_json(out / model_store.BLESSING_FILE, asdict(blessing))
     reached = evaluation.quality
