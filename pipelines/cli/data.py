@@ -42,6 +42,7 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
     "--feature",
     "features",
     multiple=True,
+    callback=lambda context, option, values: _pairs(values, "--feature"),
     metavar="OURS=THEIRS,...",
     help="What the source calls a feature: image=image/encoded,label=species.",
 )
@@ -55,10 +56,16 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
     "--column",
     "columns",
     multiple=True,
+    callback=lambda context, option, values: _pairs(values, "--column"),
     metavar="NAME=TYPE,...",
     help="Type of a column, text, integer or number, where it is not what its values show.",
 )
-@click.option("--split", metavar="NAME=SHARE,...", help="Default: train=0.8,validation=0.1,test=0.1.")
+@click.option(
+    "--split",
+    callback=lambda context, option, value: _shares(value) if value else {},
+    metavar="NAME=SHARE,...",
+    help="Default: train=0.8,validation=0.1,test=0.1.",
+)
 @_setting("stratify", "Each class has its share of the examples in every split.", is_flag=True)
 @_setting("key", "What identifies an example; examples of equal keys stay in one split.")
 @_setting("group", "A feature of which examples of one value stay in one split.", metavar="FEATURE")
@@ -96,10 +103,8 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
 def preprocess(
     source: str,
     out: Path,
-    features: tuple[str, ...],
+    features: dict[str, str],
     text: str | None,
-    columns: tuple[str, ...],
-    split: str | None,
     shards: int | None,
     shard_size: int | None,
     overwrite: bool,
@@ -116,21 +121,15 @@ def preprocess(
     from shardline.components.preprocess import run
     from shardline.components.preprocess.inspect import stats
 
-    if split is not None:
-        options["split"] = _shares(split)
-    mapped = pairs((part for one in features for part in one.split(",")), "--feature", SettingsError)
     if text is not None:
-        if "text" in mapped:
+        if "text" in features:
             raise SettingsError(
-                f"--text {text} is --feature text={text}, and --feature text={mapped['text']} is given too; "
-                "give one of them"
+                f"--text {text} is --feature text={text}, and --feature text={features['text']} is given "
+                "too; give one of them"
             )
-        mapped["text"] = text
-    options["columns"] = pairs(
-        (part for one in columns for part in one.split(",")), "--column", SettingsError
-    )
+        features["text"] = text
     options |= _shard_options(shards, shard_size)
-    settings = PreprocessSettings(source=source, features=mapped, **options)
+    settings = PreprocessSettings(source=source, features=features, **options)
     if dry_run:
         _show_source(settings, as_json)
         return
@@ -138,6 +137,10 @@ def preprocess(
         manifest = run.preprocess(settings, out, overwrite=overwrite)
     if as_json:
         show_json(stats.describe(manifest))
+
+
+def _pairs(values: tuple[str, ...], option: str) -> dict[str, str]:
+    return pairs((part for one in values for part in one.split(",")), option, SettingsError)
 
 
 def _show_source(settings: PreprocessSettings, as_json: bool) -> None:
