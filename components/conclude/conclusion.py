@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from shardline.components.conclude import notification
-from shardline.components.model_store.champions import champion_directory
+from shardline.components.model_store.catalog import champion_directory
 from shardline.components.run_directory import observe
 from shardline.components.run_record import FAILED, RUN_VARIABLE, RunRecord, State
 from shardline.components.vertex.causes import Failure, explain

@@ -21,12 +21,8 @@ from shardline.components.configure.fingerprint import (
     initial_model,
 )
 from shardline.components.configure.history import RunResult, State
-from shardline.components.model_store.champions import (
-    champion_directory,
-    check_champion,
-    refuse_container,
-    where,
-)
+from shardline.components.model_store.catalog import champion_directory, refuse_container
+from shardline.components.model_store.champions import check_champion, where
 from shardline.components.preprocess import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, columns

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from shardline.components.model_store import MODEL_FILE
-from shardline.components.model_store.champions import champion_directory, current
+from shardline.components.model_store.catalog import champion_directory
+from shardline.components.model_store.champions import current
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import Room, TruncatedError, in_order, persistently
 from shardline.components.preprocess.listing import File, below, find_files, matching

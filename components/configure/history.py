@@ -19,7 +19,8 @@ from typing import Any
 
 from shardline.components import model_store
 from shardline.components.model_store import Measured, Verdict, read_part
-from shardline.components.model_store.champions import champion_directory, published_by
+from shardline.components.model_store.catalog import champion_directory
+from shardline.components.model_store.champions import published_by
 from shardline.trainer import crash, files
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.errors import DatasetError, ModelError, RunError, SettingsError

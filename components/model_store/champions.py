@@ -1,24 +1,19 @@
 """Champions: versions of blessed models, one of which is the champion, and the way back.
 
-    CHAMPION/champion.json         `Catalog`: the records of all versions, and which is the champion
-    CHAMPION/versions/<version>/   a version: a copy of the directory that a validation fills
-
-A version never changes, and is one because champion.json lists it; any other directory is a copy that is
-being made, or that a killed publisher has left. champion.json is replaced in one step and only as it was read
-(`places`): of two who publish at the same moment one wins, and the other goes on from what it then reads.
-What is published replaces the version that its model was judged against, or nothing. A reader sees the old
-champion or the new one, whatever happens to the publisher in between.
+champion.json is replaced only as it was read (`catalog`): of two who publish at the same moment one wins, and
+the other goes on from what it then reads. What is published replaces the version that its model was judged
+against, or nothing. A reader sees the old champion or the new one, whatever happens to the publisher in
+between.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -26,207 +21,38 @@ from shardline.components.model_store import (
     BLESSING_FILE,
     EVALUATION_FILE,
     EXPORT_FILE,
-    MODEL_FILE,
-    SAVED_MODEL,
     Export,
     Measured,
     Verdict,
     read_part,
 )
-from shardline.components.model_store.places import Bucket, Disk, TextFile, files_below
-from shardline.components.run_record import on_platform
+from shardline.components.model_store.catalog import (
+    NAME,
+    PROMOTE,
+    VERSIONS,
+    Catalog,
+    Place,
+    Version,
+    open_store,
+    read_catalog,
+    refuse_others,
+    require_store,
+    write_catalog,
+)
+from shardline.components.model_store.places import TextFile, files_below
 from shardline.components.text import quality as describe_quality
-from shardline.components.text import short
 from shardline.trainer import files
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.errors import ModelError
 from shardline.trainer.records import restore
 
-CHAMPION_FILE = "champion.json"
-VERSIONS = "versions"
-
 PUBLISHED, PROMOTED, ROLLED_BACK = "published", "promoted", "rolled back"
-_PROMOTE = "shardline champion promote"
 
-Place = Disk | Bucket
-
-#: How the URI of a place in a bucket begins.
-_MOUNTED = ("gs://", "/gcs/")
 #: Characters of a source in the name of a directory.
 _LONGEST_NAME = 100
-_NAME = re.compile(r"\w[\w-]*")
 #: What the name of a version begins with, and what one looks like that was begun here.
 _TIME, _OURS = "%Y%m%dT%H%M%S%f", re.compile(r"\d{8}T\d{6,}-")
 #: A copy that was begun so long ago is no longer at work.
 _LONGEST_COPY = timedelta(days=1)
-#: What may lie beside the first champion: what was begun, the history of runs, and what a new disk has.
-_BESIDE = {VERSIONS, "runs", "datasets", "latest.json", "lost+found"}
-
-
-@dataclass(frozen=True)
-class Commit:
-    """Change by which a version became the champion.
-
-    Attributes:
-        serial: Its number in the model store, from 1; 0 where there has been none.
-        how: "published", "promoted" or "rolled back".
-        replaced: The version that was the champion before; "" where there was none.
-        by: Who did it: user@host, or the service account.
-        at: When, ISO 8601, UTC.
-    """
-
-    serial: int = 0
-    how: str = ""
-    replaced: str = ""
-    by: str = ""
-    at: str = ""
-
-
-@dataclass(frozen=True)
-class Version:
-    """Record of a version.
-
-    Attributes:
-        version: Time at which it was put there, a short digest, a random end: they sort by time.
-        quality: How good it is on the test split: "accuracy 0.9812", "rmse 53.2".
-        fingerprint: Fingerprint of the dataset that it was judged on.
-        created: Time at which it was put there, ISO 8601, UTC.
-        previous: The version that it replaced as champion; "" where there was none, or it never was.
-        run: Name of the run that has published it; "" where none has.
-        by: Who has put it there: user@host, or the service account.
-        source: Directory that it was copied from.
-        metrics: Metrics of all test examples, by name.
-        verdict: Words of the verdict.
-        blessed: Whether the gate has blessed it.
-        override: Reason for which it was promoted all the same; "" for a blessed one.
-        commit: The last change that made it the champion.
-    """
-
-    version: str
-    fingerprint: str
-    created: str
-    quality: str = ""
-    previous: str = ""
-    run: str = ""
-    by: str = ""
-    source: str = ""
-    metrics: Mapping[str, float | None] = field(default_factory=dict, compare=False)
-    verdict: str = ""
-    blessed: bool = True
-    override: str = ""
-    commit: Commit = field(default=Commit(), compare=False)
-
-    def __post_init__(self) -> None:
-        for name in (self.version, self.previous, self.commit.replaced):
-            if name and not _NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is not the name of a version")
-
-    @property
-    def path(self) -> str:
-        """Its directory, relative to the champion's."""
-        return f"{VERSIONS}/{self.version}"
-
-    @property
-    def been_champion(self) -> bool:
-        """Whether it is the champion or has been."""
-        return bool(self.commit.serial)
-
-
-@dataclass(frozen=True)
-class Catalog:
-    """Content of champion.json.
-
-    Attributes:
-        version: The champion; "" where there is none yet.
-        path: Its directory, for whoever reads nothing else.
-        versions: All versions, oldest first.
-    """
-
-    version: str = ""
-    path: str = ""
-    versions: tuple[Version, ...] = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        known = {item.version: item.path for item in self.versions}
-        if len(known) < len(self.versions) or "" in known:
-            raise ValueError("its versions have no names of their own")
-        if (self.version or self.path) and known.get(self.version) != self.path:
-            raise ValueError(f"{self.version!r} in {self.path!r} is none of its versions")
-
-    @property
-    def champion(self) -> Version | None:
-        """The present champion; None where nothing has been published yet."""
-        return self.find(self.version)
-
-    def find(self, name: str) -> Version | None:
-        """Returns a version by its name."""
-        return next((item for item in self.versions if item.version == name), None)
-
-    def require(self, name: str, place: Place) -> Version:
-        """Returns a version by its name; raises ModelError, with those that there are."""
-        if found := self.find(name):
-            return found
-        known = ", ".join(item.version for item in self.versions) or "none"
-        raise ModelError(f"no version {name} in {place.where('')}; there are {known}")
-
-    def published(self, mark: str) -> Version | None:
-        """Returns the version of a run or a source, and of this content, by the digest in its name."""
-        return next((item for item in self.versions if f"-{mark}-" in item.version), None)
-
-    def having(self, version: Version) -> Catalog:
-        """Returns the catalog with a version added, or in the place of its earlier record."""
-        others = [item for item in self.versions if item.version != version.version]
-        return replace(self, versions=tuple(sorted([*others, version], key=lambda item: item.version)))
-
-    def committed(self, version: Version, how: str, by: str) -> Catalog:
-        """Returns the catalog in which a version is the champion."""
-        serial = max((item.commit.serial for item in self.versions), default=0) + 1
-        at = datetime.now(UTC).isoformat(timespec="microseconds")
-        done = replace(version, commit=Commit(serial, how, self.version, by, at))
-        return replace(self.having(done), version=done.version, path=done.path)
-
-
-def champion_directory(uri: str) -> Path:
-    """Returns the local path of a directory's URI: a local directory, or gs:// or /gcs/ through the mount.
-
-    Raises:
-        SettingsError: When the bucket is not mounted; a directory made in its place would be lost with this
-            machine.
-    """
-    path = files.local_path(uri)
-    if uri.startswith(_MOUNTED):
-        bucket = files.local_path(f"gs://{uri.removeprefix('gs://').removeprefix('/gcs/').partition('/')[0]}")
-        if not bucket.is_dir():
-            raise SettingsError(
-                f"cannot reach {uri}: {bucket} is not mounted here; on Vertex grant the service account "
-                "access to the bucket, elsewhere give a local directory"
-            )
-    return path
-
-
-def refuse_container(name: str, uri: str) -> None:
-    """Refuses a directory of the container, on the platform: what is written there ends with the task.
-
-    `name` is the parameter's. Raises SettingsError.
-    """
-    if uri and not uri.startswith(_MOUNTED) and on_platform():
-        raise SettingsError(
-            f"{name} is {uri!r}, a directory of this container, which is thrown away with it; give "
-            f"{name}=gs://BUCKET/PATH"
-        )
-
-
-def open_store(champion: str | os.PathLike[str]) -> Place:
-    """Returns the model store at a path or URI: a bucket goes through the storage client.
-
-    Where SHARDLINE_GCS_ROOT stands in for the mount, a bucket is a directory there. Raises SettingsError when
-    it lacks the bucket, or a URI names none.
-    """
-    uri = os.fspath(champion)
-    if not uri.startswith(_MOUNTED):
-        return Disk(Path(uri))
-    if os.environ.get(files.GCS_ROOT_VARIABLE):
-        return Disk(champion_directory(uri), mounted=True)
-    return Bucket(uri)
 
 
 def directory_name(source: str) -> str:
@@ -242,7 +68,7 @@ def current(champion: str | os.PathLike[str]) -> Version | None:
 
     Raises ModelError when champion.json is damaged, or gone, PlatformError when a bucket cannot be read.
     """
-    return _read(open_store(champion))[0].champion
+    return read_catalog(open_store(champion))[0].champion
 
 
 def require_current(champion: str | os.PathLike[str]) -> Version:
@@ -253,17 +79,17 @@ def require_current(champion: str | os.PathLike[str]) -> Version:
 def require_version(champion: str | os.PathLike[str], version: str) -> Version:
     """Returns a version's record; raises ModelError where there is none, with those that there are."""
     place = open_store(champion)
-    return _read(place)[0].require(version, place)
+    return read_catalog(place)[0].require(version, place)
 
 
 def complete_versions(champion: str | os.PathLike[str]) -> list[Version]:
     """Returns the versions, oldest first; raises ModelError and PlatformError as `current` does."""
-    return list(_read(open_store(champion))[0].versions)
+    return list(read_catalog(open_store(champion))[0].versions)
 
 
 def published_by(champion: str | os.PathLike[str], run: str) -> Version | None:
     """Returns the version that a run has made the champion, if it has, also where it is so no longer."""
-    catalog, _ = _read(open_store(champion))
+    catalog, _ = read_catalog(open_store(champion))
     known = (item for item in reversed(catalog.versions) if run and item.run == run and item.been_champion)
     return next(known, None)
 
@@ -287,35 +113,6 @@ def read_export(champion: str | os.PathLike[str], version: Version) -> Export:
     return restore(Export, content, place.where(name), ModelError, remedy)
 
 
-def require_store(uri: str | os.PathLike[str]) -> None:
-    """Refuses a local directory that is not there, and any that holds something other than champions.
-
-    A disk that is not mounted, and the directory of one model, would look like a place without a champion. A
-    prefix in a bucket is there as soon as the bucket is. Raises SettingsError.
-    """
-    place = open_store(uri)
-    if isinstance(place, Disk) and not place.mounted and not place.path.is_dir():
-        raise SettingsError(
-            f"there is no directory {place.path} for champions: mount the disk that it is on, or begin anew "
-            f"with mkdir -p {place.path}"
-        )
-    _refuse_others(place)
-
-
-def _refuse_others(place: Place) -> None:
-    """Refuses a place that holds something, but no champions: the directory of one model, or of a dataset."""
-    found = [name for name in place.names("") if not name.startswith(".")]
-    others = [name for name in found if name not in _BESIDE]
-    if not others or VERSIONS in found or place.read(CHAMPION_FILE).text is not None:
-        return
-    remedy = "give the directory of champions, or a new one"
-    if {EXPORT_FILE, SAVED_MODEL, MODEL_FILE}.intersection(others):
-        command = f"{_PROMOTE} DIR {place.where('')}/"
-        remedy = f"that is one model: '{command}' makes it the champion in DIR, the one to give"
-    there = f"{CHAMPION_FILE}, {VERSIONS}/), but {short(', '.join(others), 80)}"
-    raise SettingsError(f"{place.where('')} holds no champions ({there}; {remedy}")
-
-
 def check_champion(uri: str) -> None:
     """Checks that a model can be published at a URI, and makes nothing there.
 
@@ -325,7 +122,7 @@ def check_champion(uri: str) -> None:
     place = open_store(uri)
     place.check()
     require_store(uri)
-    _read(place)
+    read_catalog(place)
 
 
 def check_judged(exported: Path, champion: str, run: str = "") -> None:
@@ -337,7 +134,7 @@ def check_judged(exported: Path, champion: str, run: str = "") -> None:
         return
     verdict = read_part(exported, BLESSING_FILE, Verdict)
     place = open_store(champion)
-    catalog, _ = _read(place)
+    catalog, _ = read_catalog(place)
     if catalog.version != (verdict.champion or "") and not published_by(champion, run):
         raise _outdated(verdict, catalog, place, str(exported))
 
@@ -361,10 +158,10 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
     if not verdict.blessed:
         raise ModelError(f"the model in {exported} is not blessed ({verdict.reason}); it is not published")
     place = open_store(champion)
-    _refuse_others(place)
+    refuse_others(place)
     mark, copied = _digest(exported, run), None
     while True:
-        catalog, seen = _read(place)
+        catalog, seen = read_catalog(place)
         found = catalog.published(mark) if run else None
         if found and copied and found != copied:
             place.remove(copied.path)  # another attempt of this run was faster
@@ -377,16 +174,16 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
         assert version is not None
         if catalog.version == (verdict.champion or ""):
             after = catalog.committed(replace(version, previous=catalog.version), PUBLISHED, place.who())
-            if _write(place, after, seen):
+            if write_catalog(place, after, seen):
                 return after.require(version.version, place)
-        elif found or _write(place, catalog.having(version), seen):
+        elif found or write_catalog(place, catalog.having(version), seen):
             raise _outdated(verdict, catalog, place, version.version)
 
 
 def _outdated(verdict: Verdict, catalog: Catalog, place: Place, model: str) -> ModelError:
     return ModelError(
         f"the model was judged against {verdict.champion or 'no champion'}, the champion is "
-        f"{catalog.version or 'none'} since; validate it again, or promote it by hand: {_PROMOTE} "
+        f"{catalog.version or 'none'} since; validate it again, or promote it by hand: {PROMOTE} "
         f"{place.where('')} {model}"
     )
 
@@ -407,8 +204,8 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
     """
     require_store(champion)
     place = open_store(champion)
-    catalog, seen = _read(place)
-    if _NAME.fullmatch(wanted):
+    catalog, seen = read_catalog(place)
+    if NAME.fullmatch(wanted):
         found = catalog.require(wanted, place)
         _check_blessed(found.blessed, found.verdict, wanted, override)
     else:
@@ -447,7 +244,7 @@ def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
     found = catalog.require(wanted, place)
     if not found.been_champion:
         raise ModelError(
-            f"{wanted} never was the champion; look at it, then: {_PROMOTE} {place.where('')} {wanted}"
+            f"{wanted} never was the champion; look at it, then: {PROMOTE} {place.where('')} {wanted}"
         )
     return _commit_by_hand(place, catalog, seen, found, ROLLED_BACK)
 
@@ -470,9 +267,9 @@ def _commit_by_hand(place: Place, catalog: Catalog, seen: TextFile, version: Ver
             )
         previous = version.previous if how == ROLLED_BACK else before
         after = catalog.committed(replace(version, previous=previous), how, place.who())
-        if _write(place, after, seen):
+        if write_catalog(place, after, seen):
             return after.require(version.version, place)
-        catalog, seen = _read(place)
+        catalog, seen = read_catalog(place)
     raise ModelError(
         f"the champion was {before or 'none'} and is {catalog.version} since; look at it and try again"
     )
@@ -492,7 +289,7 @@ def prune(champion: str | os.PathLike[str], keep: int) -> list[str]:
         others = [item.version for item in catalog.versions if item.version not in kept]
         going = set(others[: max(0, len(others) - keep)])
         left = tuple(item for item in catalog.versions if item.version not in going)
-        if not going or _write(place, replace(catalog, versions=left), seen):
+        if not going or write_catalog(place, replace(catalog, versions=left), seen):
             break
     latest = f"{datetime.now(UTC) - _LONGEST_COPY:{_TIME}}"
     listed = {item.version for item in catalog.versions}
@@ -503,41 +300,12 @@ def prune(champion: str | os.PathLike[str], keep: int) -> list[str]:
     return removed
 
 
-def _read(place: Place) -> tuple[Catalog, TextFile]:
-    """Returns the catalog, and champion.json as it was seen.
-
-    Raises ModelError where champion.json is damaged or gone: that is no empty place, in which the first model
-    would be blessed. Its versions are there still, and can be published anew elsewhere.
-    """
-    file, seen = place.where(CHAMPION_FILE), place.read(CHAMPION_FILE)
-    command = f"{_PROMOTE} ANOTHER {place.where(VERSIONS)}/VERSION/"
-    remedy = f"restore it, or begin anew with one of its versions: {command}"
-    if seen.text is None and place.names(VERSIONS):
-        seen = place.read(CHAMPION_FILE)  # the first one may have come meanwhile
-        if seen.text is None:
-            raise ModelError(f"{file} is gone, but there are versions; {remedy}")
-    if seen.text is None:
-        return Catalog(versions=()), seen
-    try:
-        content = files.parse_json(seen.text, file, ModelError)
-    except ModelError as error:
-        raise ModelError(f"{error}; {remedy}") from None
-    if isinstance(content, dict) and "path" in content and "versions" not in content:
-        raise ModelError(f"{file} is of an earlier release, its champion is {content['path']}; {remedy}")
-    return restore(Catalog, content, file, ModelError, remedy), seen
-
-
 def _require_champion(place: Place) -> tuple[Catalog, TextFile, Version]:
     """Returns the catalog with its champion; raises ModelError where there is none."""
-    catalog, seen = _read(place)
+    catalog, seen = read_catalog(place)
     if catalog.champion is None:
         raise ModelError(f"nothing has been published in {place.where('')}; give the directory of a champion")
     return catalog, seen, catalog.champion
-
-
-def _write(place: Place, catalog: Catalog, seen: TextFile) -> bool:
-    text = json.dumps(asdict(catalog), indent=2, allow_nan=False, ensure_ascii=False)
-    return place.replace(CHAMPION_FILE, f"{text}\n", seen)
 
 
 def _put(
@@ -573,7 +341,7 @@ def _put(
         blessed=verdict.blessed,
     )
     if seen.text is None:
-        _write(place, Catalog(versions=()), seen)  # from now on, that it is gone is no first run
+        write_catalog(place, Catalog(versions=()), seen)  # from now on, that it is gone is no first run
     place.put(exported, version.path)
     return version
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.model_store import Export, Measured, champions, read_part
+from shardline.components.model_store import Export, Measured, catalog, champions, read_part
 from shardline.components.vertex.client import Platform, ask, ask_all
 from shardline.trainer.data.features import MULTILABEL, REGRESSION
 from shardline.trainer.errors import ModelError, RunError
@@ -44,7 +44,7 @@ def register_model(exported: Path, quality: str, champion_uri: str, run: str = "
     if not champion_uri:
         say("register", "champion_uri is empty: the blessed model is not published")
         return
-    champions.refuse_container("champion_uri", champion_uri)
+    catalog.refuse_container("champion_uri", champion_uri)
     try:
         published = champions.publish(exported, champion_uri, quality=quality, run=run)
     except ModelError as error:

@@ -16,7 +16,8 @@ from typing import Any
 
 from shardline.components.configure.history import keep_dataset
 from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
-from shardline.components.model_store.champions import champion_directory, check_champion
+from shardline.components.model_store.catalog import champion_directory
+from shardline.components.model_store.champions import check_champion
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.settings import GateSettings
 from shardline.trainer import files, progress

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from shardline.components import model_store
-from shardline.components.model_store import KEYS_FILE, Export, TrainingData, champions
+from shardline.components.model_store import KEYS_FILE, Export, TrainingData, catalog, champions
 from shardline.components.text import enumerate_names
 from shardline.components.validate.drift import Before, read_profile
 from shardline.components.validate.evaluate import Assessment, Examples, measure
@@ -72,7 +72,7 @@ def challenge_champion(
             it cannot be said whether it has one.
     """
     alone, version, export, profile = challenger.evaluation, "", None, Challenge.profile
-    champions.require_store(champion_uri)
+    catalog.require_store(champion_uri)
     say("validate", f"measuring the champion in {champion_uri} on the same examples")
     try:
         present = champions.current(champion_uri)
@@ -284,7 +284,7 @@ def read_published(published: Path, data: TrainingData) -> Keys:
 def _of_start(uri: str, key: str) -> Keys | None:
     """Returns the keys of a published model from which a training started; None where nobody knows all."""
     try:
-        path = champions.champion_directory(uri)
+        path = catalog.champion_directory(uri)
         present = champions.current(path) if path.is_dir() else None
         published = path / present.path if present else path if path.is_dir() else path.parent
         data = Export.read(published).training_data

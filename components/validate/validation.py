@@ -13,7 +13,7 @@ from typing import Any
 
 from shardline.components import model_store
 from shardline.components.html import moved, page_path
-from shardline.components.model_store import Export, champions
+from shardline.components.model_store import Export, catalog
 from shardline.components.validate import golden
 from shardline.components.validate.challenge import Challenge, TrainingKeys, challenge_champion
 from shardline.components.validate.drift import add_drift
@@ -91,12 +91,7 @@ def validate(
     """
     manifest = manifests.load(dataset)
     examples = Examples(dataset, manifest)
-    gate.check(manifest, champion_uri, formats)
-    gate = gate.for_labels(manifest.labels)
-    if heads := read_recorded_heads(model_file):
-        gate.check_quantiles(manifest.labels, read_quantiles(heads))
-    if champion_uri:
-        champions.require_store(champion_uri)
+    gate = _checked(gate, manifest, model_file, champion_uri, formats)
     training = read_training(model_file)
     training_keys = TrainingKeys.of(
         dataset, manifest, start=training.initial_model, trained_on=training.fingerprint
@@ -134,6 +129,19 @@ def validate(
     files.write_text(out / model_store.REPORT_FILE, report)
     _conclude(evaluation, blessing, card, out)
     return Validation(evaluation, blessing)
+
+
+def _checked(
+    gate: Gate, manifest: Manifest, model_file: Path, champion_uri: str, formats: Sequence[str]
+) -> Gate:
+    """Returns the gate for a dataset's labels, once it is known that all of its rules can be judged."""
+    gate.check(manifest, champion_uri, formats)
+    gate = gate.for_labels(manifest.labels)
+    if heads := read_recorded_heads(model_file):
+        gate.check_quantiles(manifest.labels, read_quantiles(heads))
+    if champion_uri:
+        catalog.require_store(champion_uri)
+    return gate
 
 
 def export_trained(

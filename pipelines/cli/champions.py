@@ -10,7 +10,7 @@ import click
 from shardline.pipelines.cli.options import json_option, show
 
 if TYPE_CHECKING:
-    from shardline.components.model_store.champions import Version
+    from shardline.components.model_store.catalog import Version
 
 _NEVER = "never the champion"
 

@@ -7,14 +7,9 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.model_store import champions
-from shardline.components.model_store.champions import (
-    complete_versions,
-    current,
-    directory_name,
-    open_store,
-    rollback,
-)
+from shardline.components.model_store import catalog, champions
+from shardline.components.model_store.catalog import open_store
+from shardline.components.model_store.champions import complete_versions, current, directory_name, rollback
 from shardline.components.model_store.places import TextFile
 from shardline.pipelines.cli import main as cli
 from shardline.trainer.errors import ModelError, RunError, SettingsError
@@ -322,7 +317,7 @@ def test_what_holds_something_else_is_no_place_for_champions(shelf, put, names, 
     put(*names)
 
     for refused in (
-        lambda: champions.require_store(shelf),
+        lambda: catalog.require_store(shelf),
         lambda: champions.check_champion(shelf),
         lambda: champions.publish(write_export(tmp_path / "model"), shelf, quality="0.9"),
     ):

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from shardline.components.model_store import champions, places
+from shardline.components.model_store import catalog, champions, places
 from shardline.components.model_store.champions import (
     complete_versions,
     current,
@@ -118,7 +118,7 @@ def test_no_rollback_leads_to_a_version_that_never_was_the_champion(shelf: str, 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, shelf: str, method: str, action: Callable[[], Any]) -> None:
     """Does something else, once, when a method of the place is called, before it does anything."""
-    place = type(champions.open_store(shelf))
+    place = type(catalog.open_store(shelf))
     original = getattr(place, method)
 
     def first(*arguments: Any) -> Any:
@@ -140,7 +140,7 @@ def test_two_attempts_of_a_run_at_the_same_moment_publish_one_whole_version(
     done = publish(exported, shelf, **NEXT)
 
     assert (current(shelf), done.commit.serial) == (done, 2)
-    assert len(complete_versions(shelf)) == len(champions.open_store(shelf).names("versions")) == 2
+    assert len(complete_versions(shelf)) == len(catalog.open_store(shelf).names("versions")) == 2
     with champions.fetched(shelf, done) as copy:
         assert contents(copy) == contents(exported)
     assert publish(exported, shelf, **NEXT) == done
@@ -175,7 +175,7 @@ def test_a_version_that_is_promoted_while_others_are_pruned_stays_whole(
 
 
 def test_prune_clears_what_was_begun_a_day_ago_and_never_finished(shelf: str, tmp_path: Path) -> None:
-    exported, place = write_export(tmp_path / "model"), champions.open_store(shelf)
+    exported, place = write_export(tmp_path / "model"), catalog.open_store(shelf)
     found = publish_next(exported, shelf)
     old, new = (f"{year}0101T000000-0123456789ab-012345" for year in (2026, 2099))
     for name in (old, new, "mine"):
@@ -192,7 +192,7 @@ def test_a_record_that_is_gone_damaged_or_of_an_earlier_release_is_no_first_run(
 ) -> None:
     exported = write_export(tmp_path / "model")
     (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
-    first, place = publish_next(exported, shelf), champions.open_store(shelf)
+    first, place = publish_next(exported, shelf), catalog.open_store(shelf)
     place.replace("champion.json", content or "", place.read("champion.json"))
     if content is None and isinstance(place, Disk):
         (place.path / "champion.json").unlink()

@@ -9,7 +9,8 @@ import pytest
 from kfp import dsl
 
 from shardline.components import model_store, run_record
-from shardline.components.model_store.champions import champion_directory, current, publish
+from shardline.components.model_store.catalog import champion_directory
+from shardline.components.model_store.champions import current, publish
 from shardline.components.register.component import register
 from shardline.components.register.registry import register_model
 from shardline.trainer import progress

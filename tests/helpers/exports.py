@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.model_store.champions import Version, current, publish
+from shardline.components.model_store.catalog import Version
+from shardline.components.model_store.champions import current, publish
 from shardline.trainer.files import TEMPORARY
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shardline.components.configure import history
 from shardline.components.configure.changes import differences
 from shardline.components.model_store import Export, champions
-from shardline.components.model_store.champions import Version
+from shardline.components.model_store.catalog import Version
 from shardline.components.preprocess.inspect.profile import summarize
 from shardline.components.register.registry import import_evaluation
 from shardline.components.run_directory import observe
