@@ -18,7 +18,7 @@ from shardline.components.run_record import SUCCEEDED, RunRecord
 from shardline.components.text import quality, short
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
-from shardline.components.validate.settings import GateSettings
+from shardline.components.validate.gate import GateSettings
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import RETRAIN, TUNE, defaults
 from shardline.pipelines.tables import read_toml

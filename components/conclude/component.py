@@ -29,7 +29,7 @@ def conclude(
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("conclude"):
-        from shardline.components.conclude.conclusion import conclude_run
+        from shardline.components.conclude.notification import conclude_run
 
         conclude_run(
             state=status.state,

@@ -30,7 +30,7 @@ from shardline.components.preprocess.sources.snapshots import pinned
 from shardline.components.text import quality, short
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.formats import check_installed, refuse_table
-from shardline.components.validate.settings import GateSettings
+from shardline.components.validate.gate import GateSettings
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import fact, say
 from shardline.trainer.records import own_fields, read

@@ -10,7 +10,7 @@ from kfp import dsl
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.validate.settings import GateSettings
+from shardline.components.validate.gate import GateSettings
 from shardline.trainer.records import field_types
 
 #: The objects of a run, each one dataclass. A pipeline cannot make one of its own parameters: KFP pastes
@@ -88,7 +88,7 @@ def configure(
         still_blessed: Whether the last run's model was blessed, where there is nothing to do.
         data: Fields of `shardline.components.preprocess.settings.PreprocessSettings`.
         training: Fields of `shardline.components.train.settings.TrainingSettings`.
-        gate: Fields of `shardline.components.validate.settings.GateSettings`.
+        gate: Fields of `shardline.components.validate.gate.GateSettings`.
     """
     given = dict(locals())
     from shardline.trainer.progress import errors_end_the_process

@@ -37,13 +37,13 @@ def register(
     Args:
         exported: SavedModel with its evaluation, report and verdict.
         quality: How good it is on the test split, in words: "accuracy 0.9812".
-        gate: Where it is published: the fields of `components.validate.settings.GateSettings`.
+        gate: Where it is published: the fields of `components.validate.gate.GateSettings`.
         job_name: Name of the run.
     """
     from pathlib import Path
 
     from shardline.components.register.registry import register_model
-    from shardline.components.validate.settings import GateSettings
+    from shardline.components.validate.gate import GateSettings
     from shardline.trainer.progress import errors_end_the_process
     from shardline.trainer.records import read
 
@@ -69,7 +69,7 @@ def serving_model(
         serving: Base path of the model for TensorFlow Serving, with the container that serves it.
         quality: How good it is on the test split, in words: "accuracy 0.9812".
         image_uri: TensorFlow Serving.
-        gate: Where it will be published: the fields of `components.validate.settings.GateSettings`.
+        gate: Where it will be published: the fields of `components.validate.gate.GateSettings`.
         job_name: Name of the run.
 
     Returns:
@@ -79,7 +79,7 @@ def serving_model(
 
     from shardline.components.model_store.champions import check_judged
     from shardline.components.register.registry import container_spec, describe, lay_out
-    from shardline.components.validate.settings import GateSettings
+    from shardline.components.validate.gate import GateSettings
     from shardline.trainer.progress import errors_end_the_process
     from shardline.trainer.records import read
 
@@ -131,7 +131,7 @@ def model_deploy(
         endpoint: Where it is deployed.
         deploy: The fields of `shardline.components.register.settings.Deploy`.
         labels: Labels of a new endpoint.
-        gate: Where it will be published: the fields of `components.validate.settings.GateSettings`.
+        gate: Where it will be published: the fields of `components.validate.gate.GateSettings`.
         encryption_key: Resource name of the key of a new endpoint; "" for Google's own.
         job_name: Name of the run.
         project: Where the pipeline runs.
@@ -142,7 +142,7 @@ def model_deploy(
     from shardline.components.model_store.champions import check_judged
     from shardline.components.register.deployment import Deployment
     from shardline.components.register.settings import Deploy
-    from shardline.components.validate.settings import GateSettings
+    from shardline.components.validate.gate import GateSettings
     from shardline.components.vertex.client import Platform
     from shardline.trainer.progress import errors_end_the_process
     from shardline.trainer.records import read

@@ -24,7 +24,7 @@ def rehearse(
         training: What is trained, and how: the fields of
             `components.train.settings.TrainingSettings`.
         gate: When the model is good enough, and where it is published: the fields of
-            `components.validate.settings.GateSettings`.
+            `components.validate.gate.GateSettings`.
         readers: Replicas that will train; 0 where that is not known.
         parameter_servers: Replicas that will hold the variables.
         job_directory: Where the job keeps its checkpoints; "" for a directory beside this run's.

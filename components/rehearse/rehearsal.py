@@ -19,7 +19,7 @@ from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import check_champion
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.validate.settings import GateSettings
+from shardline.components.validate.gate import GateSettings
 from shardline.trainer import files, progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest, Split

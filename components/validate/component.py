@@ -26,7 +26,7 @@ def export_validate(
         confusion: Confusion matrix, and of two classes the ROC curve.
         sliced: ROC curve of each class against the others, up to twelve classes.
         report: HTML page for a person.
-        gate: When the model is good enough: the fields of `components.validate.settings.GateSettings`.
+        gate: When the model is good enough: the fields of `components.validate.gate.GateSettings`.
         job_name: Name of the run.
 
     Returns:

@@ -22,10 +22,9 @@ from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.evaluation import Curve, Evaluation
 from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.formats import REPRESENTATIVE, measure_formats
-from shardline.components.validate.gate import Gate
+from shardline.components.validate.gate import Gate, GateSettings
 from shardline.components.validate.model_card import ModelCard, make_card, read_training
 from shardline.components.validate.report import Origin, render_report
-from shardline.components.validate.settings import GateSettings
 from shardline.components.validate.signatures import read_quantiles
 from shardline.components.validate.verdict import Blessing, judge
 from shardline.trainer import files

@@ -14,9 +14,8 @@ from shardline.pipelines.cli.champions import champion
 from shardline.pipelines.cli.checks import check, doctor, settings, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
 from shardline.pipelines.cli.history import runs
-from shardline.pipelines.cli.models import rehearse, validate
+from shardline.pipelines.cli.models import probe, rehearse, validate
 from shardline.pipelines.cli.options import PATH, path_option, show
-from shardline.pipelines.cli.probe import probe
 from shardline.pipelines.cli.run import launch, run, train
 from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
 from shardline.pipelines.cli.schedule import schedule

@@ -25,9 +25,8 @@ from shardline.components.validate.answers import MOST_MISTAKES
 from shardline.components.validate.component import export_validate
 from shardline.components.validate.evaluate import Examples, measure
 from shardline.components.validate.export import export_model
-from shardline.components.validate.gate import Gate
+from shardline.components.validate.gate import Gate, GateSettings
 from shardline.components.validate.served import ServedModel
-from shardline.components.validate.settings import GateSettings
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.decode import decode_image

@@ -11,7 +11,7 @@ from shardline.components.configure import history
 from shardline.components.rehearse import rehearsal
 from shardline.components.rehearse.rehearsal import place_of_job, rehearse, rehearse_run
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.validate.settings import GateSettings
+from shardline.components.validate.gate import GateSettings
 from shardline.trainer import progress
 from shardline.trainer.errors import DatasetError, ModelError, RunError, SettingsError
 from tests.helpers.datasets import write_dataset

@@ -15,7 +15,7 @@ from google.cloud.aiplatform_v1 import JobServiceClient, PipelineServiceClient
 from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 from google.rpc import code_pb2, status_pb2
 
-from shardline.components.conclude.conclusion import conclude_run
+from shardline.components.conclude.notification import conclude_run
 from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
