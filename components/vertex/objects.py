@@ -6,31 +6,30 @@ import errno
 import functools
 import json
 import os
+import socket
+import ssl
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from shardline.components.vertex.client import again, platform_errors
 from shardline.components.vertex.refusals import Kind, kind_of
 from shardline.trainer.errors import PlatformError
 
 if TYPE_CHECKING:
-    from google.auth.transport.urllib3 import AuthorizedHttp
     from google.cloud.storage import Blob, Client
 
 T = TypeVar("T")
 
-#: Connections that are kept, for as many reads at the same time.
-CONNECTIONS = 128
-
 _FIELDS = "items(name,size,generation),prefixes,nextPageToken"
 _ATTEMPT_S = 60.0
-_ERROR = 400
+_ERROR, _UNAUTHORIZED, _MISSING = 400, 401, 404
 
 
 class Object(NamedTuple):
@@ -84,23 +83,74 @@ def _shared_client(_: str) -> _Client:
 
 
 class _Client:
-    """Google's client, and connections for many reads, of which its own keeps ten."""
+    """Google's client, and connections for many reads: its own take several times the processor's time."""
+
+    def __init__(self) -> None:
+        self._idle: deque[HTTPConnection] = deque()
+
+    def __del__(self) -> None:
+        for connection in self._idle:
+            connection.close()
 
     @cached_property
     def api(self) -> Client:
         return storage_client()
 
     @cached_property
-    def connections(self) -> AuthorizedHttp:
+    def _open(self) -> Callable[[], HTTPConnection]:
         import certifi
-        import urllib3
-        from google.auth.transport.urllib3 import AuthorizedHttp
 
-        # A third of the processor's time of the client's own session; only tokens come from elsewhere.
-        pools = urllib3.PoolManager(maxsize=CONNECTIONS, ca_certs=certifi.where())
-        host = pools.connection_from_url(self.api.api_endpoint)
-        http = SimpleNamespace(urlopen=host.urlopen, request=pools.request, headers={})
-        return AuthorizedHttp(self.api._credentials, http)  # type: ignore[no-untyped-call]
+        where = urlsplit(self.api.api_endpoint)
+        if where.scheme == "http":  # a fake
+            return functools.partial(HTTPConnection, where.netloc, timeout=_ATTEMPT_S)
+        context = ssl.create_default_context(cafile=certifi.where())
+        return functools.partial(HTTPSConnection, where.netloc, timeout=_ATTEMPT_S, context=context)
+
+    def get(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
+        """Returns the status and the body of an answer, asked for in the name of this process's account."""
+        with platform_errors("sign in to Google Cloud"):
+            self._sign(path, headers)
+        status, body = self._get(path, headers)
+        if status == _UNAUTHORIZED:  # a token that has ended before its time
+            with platform_errors("sign in to Google Cloud"):
+                self.api._credentials.refresh(self._request)
+                self._sign(path, headers)
+            status, body = self._get(path, headers)
+        return status, body
+
+    @cached_property
+    def _request(self) -> Any:
+        from google.auth.transport.requests import Request
+
+        return Request()
+
+    def _sign(self, path: str, headers: dict[str, str]) -> None:
+        self.api._credentials.before_request(self._request, "GET", path, headers)
+
+    def _get(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
+        """Asks on a connection that is idle, or on a new one where that has been closed meanwhile."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            return self._ask_on(self._open(), path, headers)
+        try:
+            return self._ask_on(connection, path, headers)
+        except ConnectionError:
+            return self._ask_on(self._open(), path, headers)
+
+    def _ask_on(self, connection: HTTPConnection, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
+        try:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            found = answer.status, answer.read()
+        except (HTTPException, socket.gaierror) as error:
+            connection.close()
+            raise ConnectionError(str(error) or type(error).__name__) from error
+        except OSError:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return found
 
 
 @dataclass(frozen=True)
@@ -226,28 +276,14 @@ class Bucket:
         return self._get(f"/download/storage/v1/b/{self.name}/o", name, query, part)
 
     def _get(self, path: str, name: str, query: str, headers: dict[str, str] | None = None) -> bytes:
-        with platform_errors("sign in to Google Cloud"):
-            connections = self._client.connections
-        import requests
         from google.api_core.exceptions import from_http_status
-        from urllib3.exceptions import HTTPError
 
-        try:
-            answer = connections.urlopen(  # type: ignore[no-untyped-call]
-                "GET",
-                f"{path}/{quote(name, safe='')}?{query}",
-                headers={"Accept-Encoding": "gzip"} | (headers or {}),  # what is stored so is read as it is
-                timeout=_ATTEMPT_S,
-                retries=False,
-                decode_content=False,
-            )
-        except HTTPError as error:
-            raise requests.ConnectionError(str(error)) from error
-        if answer.status == 404:
+        asked = {"Accept-Encoding": "gzip"} | (headers or {})  # what is stored so is read as it is
+        status, data = self._client.get(f"{path}/{quote(name, safe='')}?{query}", asked)
+        if status == _MISSING:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"gs://{self.name}/{name}")
-        data: bytes = answer.data
-        if answer.status >= _ERROR:
-            raise from_http_status(answer.status, _message(data))  # type: ignore[no-untyped-call]
+        if status >= _ERROR:
+            raise from_http_status(status, _message(data))  # type: ignore[no-untyped-call]
         return data
 
 
