@@ -116,7 +116,10 @@ def train(chief, out):
         loop.train(SIZES[4:])
         say("epoch", diverged=stretch.diverged, iterations=int(model.optimizer.iterations.numpy()))
         say("metrics", **loop.read_metrics())
-    say("evaluation", **chief.evaluation()())
+    evaluation = chief.evaluation()
+    evaluation.begin()
+    evaluation.take(evaluation.steps)
+    say("evaluation", **evaluation.read())
     model.save(out / "model.keras")
     return loop
 
