@@ -31,7 +31,7 @@ from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import rarely_collecting, write_planned
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest
 from shardline.trainer.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.progress import Meter
 
@@ -72,6 +72,7 @@ def plan_dataset(
 ) -> Plan:
     """Surveys the source and writes the plan, the first of three steps; takes what `preprocess` takes."""
     with _planning(settings, out, overwrite=overwrite, take_over=take_over) as (settings, work, processes):
+        work_directory.check(out, overwrite=overwrite)
         work.publishing.unlink(missing_ok=True)
         plan = _make_plan(settings, work, processes)
         share(plan, work)
@@ -170,8 +171,9 @@ def _complete_before(
     settings: PreprocessSettings, work: WorkDirectory, *, overwrite: bool
 ) -> Manifest | None:
     """Returns the dataset of a run that was interrupted when all but its traces was done."""
-    if not work_directory.is_published(work):
-        work_directory.check(work.out, overwrite=overwrite)  # another run may have ended in the meantime
+    complete = work_directory.is_published(work) or (not overwrite and (work.out / MANIFEST_FILE).exists())
+    if not complete:
+        work_directory.check(work.out, overwrite=overwrite)
         return None
     manifest = manifests.load(work.out)
     schema = schemas.read(settings.schema).digest if settings.schema else ""
@@ -180,8 +182,8 @@ def _complete_before(
         work.remove()
         progress.say(_TOPIC, f"{work.out} is complete already")
         return manifest
-    work.publishing.unlink()
-    work_directory.check(work.out, overwrite=overwrite)
+    work.publishing.unlink(missing_ok=True)
+    work_directory.check(work.out, overwrite=overwrite)  # also what another run has made in the meantime
     return None
 
 

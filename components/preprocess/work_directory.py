@@ -280,7 +280,10 @@ def is_published(work: WorkDirectory) -> bool:
 def _refuse_content(out: Path, *, overwrite: bool) -> None:
     work, own = WorkDirectory(out), {MANIFEST_FILE, REJECTED_FILE, KEYS_FILE}
     there = sorted(path.name for path in {*out.iterdir()} - {work.path, *work.left_over()})
-    if not there or is_published(work):
+    bare = work.path.is_dir() and not any(
+        work.path.iterdir()
+    )  # the last trace of a run, removed after all else
+    if not there or bare or is_published(work):
         return
     try:
         dataset = manifests.load(out)
