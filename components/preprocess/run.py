@@ -106,6 +106,7 @@ def finish(out: Path, *, take_over: bool = False) -> Manifest:
 @contextlib.contextmanager
 def _working(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterator[WorkDirectory]:
     """Holds the work directory of `out`; what writing into it raises becomes one line."""
+    REPEATED.take()  # what an earlier run of this process has left
     with work_directory.locked(out, shared=shared, take_over=take_over) as work:
         try:
             with storage.kept_in(work.copies):
