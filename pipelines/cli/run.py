@@ -83,18 +83,21 @@ def run(
     run_pipeline(pipeline, parameters, runs_dir=runs_dir, **options)
 
 
-@click.command()
-@click.argument("replicas", type=click.IntRange(1, MOST_REPLICAS), metavar="N")
-@click.argument("program")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-@click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module, as of python -m.")
-@click.option(
+_ps_option = click.option(
     "--ps",
     type=click.IntRange(0, MOST_REPLICAS),
     default=0,
     show_default=True,
     help="Parameter servers, which need workers.",
 )
+
+
+@click.command()
+@click.argument("replicas", type=click.IntRange(1, MOST_REPLICAS), metavar="N")
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module, as of python -m.")
+@_ps_option
 @click.option(
     "--restarts",
     type=click.IntRange(0),
@@ -140,13 +143,7 @@ def launch(program: str, arguments: tuple[str, ...], module: bool, logs: Path | 
     show_default=True,
     help="Replicas that train: a chief, the rest workers.",
 )
-@click.option(
-    "--ps",
-    type=click.IntRange(0, MOST_REPLICAS),
-    default=0,
-    show_default=True,
-    help="Parameter servers, which need workers.",
-)
+@_ps_option
 @click.option("--evaluator", is_flag=True, help="Add a replica that evaluates every checkpoint.")
 @network_option
 @inject_option
