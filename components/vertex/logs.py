@@ -224,7 +224,6 @@ def read_log(
     task: str = "",
     replica: str = "",
     *,
-    since: datetime.datetime | None = None,
     follow: bool = False,
 ) -> Iterator[str]:
     """Yields what tasks have printed, each line after the names of its task and replica.
@@ -234,7 +233,6 @@ def read_log(
         run: Its id, or its resource name.
         task: Only of this task; "" for all.
         replica: Only of this replica, "workerpool1-0"; "" for all.
-        since: Only what came at or after this time.
         follow: Whether to wait for more until the run has ended.
 
     Raises:
@@ -242,6 +240,7 @@ def read_log(
         PlatformError: When there is no such run, or the platform refuses or is not reached.
     """
     seen: set[str] = set()
+    since: datetime.datetime | None = None
     kfp = KfpLines()
     while True:
         found = read_run(platform, run)

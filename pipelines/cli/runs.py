@@ -166,9 +166,6 @@ def cancel(run: str, dry_run: bool, as_json: bool, environment: Environment) -> 
 @click.option("--task", default="", help="Only this task.")
 @click.option("--replica", default="", help="Only this replica of a custom job: chief-0, worker-1.")
 @click.option("--follow", "-f", is_flag=True, help="Wait for more until the run has ended.")
-@click.option(
-    "--since", default="", metavar="TIME", help="On the platform: 30m, 2h, 1d, or a time (ISO 8601)."
-)
 @runs_dir_option
 @environment_flags
 def logs(
@@ -176,7 +173,6 @@ def logs(
     task: str,
     replica: str,
     follow: bool,
-    since: str,
     runs_dir: Path,
     settings: Path | None,
     **flags: str,
@@ -188,15 +184,11 @@ def logs(
     place = find_place(run, runs_dir, settings, flags)
     with foreground(sys.stderr):
         if isinstance(place, Path):
-            if since:
-                raise SettingsError("--since is for runs on the platform: here lines have no time")
             lines = read_log(place, task, replica, follow=follow)
         else:
             from shardline.components.vertex.logs import read_log as read_platform_log
 
-            lines = read_platform_log(
-                place, run, task, _pool_name(replica), since=_time(since), follow=follow
-            )
+            lines = read_platform_log(place, run, task, _pool_name(replica), follow=follow)
         for line in lines:
             click.echo(line)
         record = RunRecord.read(place) if follow and isinstance(place, Path) else None
@@ -320,16 +312,3 @@ def _pool_name(replica: str) -> str:
 
     found = re.fullmatch(rf"({'|'.join(ROLES)})-(\d+)", replica)
     return f"workerpool{ROLES.index(found[1])}-{found[2]}" if found else replica
-
-
-def _time(text: str) -> datetime.datetime | None:
-    """Returns the time that --since names; refuses what is neither a duration nor a time."""
-    if not text:
-        return None
-    try:
-        if found := re.fullmatch(r"(\d+)([smhd])", text):
-            unit = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}[found[2]]
-            return datetime.datetime.now(datetime.UTC) - datetime.timedelta(**{unit: int(found[1])})
-        return datetime.datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError):
-        raise SettingsError(f"--since takes 30m, 2h, 1d or 2026-01-31T12:00:00Z, got {text!r}") from None

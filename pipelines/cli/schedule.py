@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardline.pipelines.cli.options import (
-    dry_run_option,
     environment_options,
     json_option,
     path_option,
@@ -32,12 +31,6 @@ if TYPE_CHECKING:
 @click.group()
 def schedule() -> None:
     """Run pipelines on a schedule: as a file declares it, or by hand."""
-
-
-def _by_hand(command: Callable[..., None]) -> click.Command:
-    """Makes a command of `shardline schedule` about one schedule, which calls the platform."""
-    options = dry_run_option(json_option(environment_options(command)))
-    return schedule.command()(click.argument("name")(options))
 
 
 @schedule.command()
@@ -67,23 +60,27 @@ def apply(
     if check and not dry_run:
         raise click.UsageError("--check needs --dry-run: it says whether there is something to do")
     declared = load_schedules(file)
-    wanted = _wanted(environment, file, declared, names, proofs)
+    wanted = list(_wanted(environment, file, declared, names, proofs))
     known = list_schedules(environment.platform)
     now = datetime.datetime.now(datetime.UTC)
     done = []
     for item, request, proof in wanted:
         named = [other for other in known if other.get("displayName") == item.display_name]
         done.append((make_plan(item, request, named, now), proof))
+    content = []
     for plan, proof in done:
         kept = plan.existing[0] if plan.existing and not plan.steps else None
         if not dry_run:
             kept = apply_plan(environment.platform, plan)
         if not as_json:
             click.echo("\n".join(_lines(plan, proof, kept, dry_run)))
+        about = {"name": plan.name, "action": plan.action.name.lower(), "paused": plan.paused, "proof": proof}
+        about["differences"] = [difference._asdict() for difference in plan.differences]
+        content.append({**about, "requests": [step._asdict() for step in plan.steps]})
     others = sorted({str(item.get("displayName")) for item in known} - {*declared})
     show(
         as_json,
-        {"schedules": [_content(plan, proof, dry_run) for plan, proof in done], "not_declared": others},
+        {"schedules": content, "not_declared": others},
         *([f"not in {file}, and left alone: {', '.join(others)}"] if others else []),
         *([] if declared else [f"{file} declares no schedules"]),
     )
@@ -98,23 +95,8 @@ def _lines(plan: Plan, proof: str, kept: Existing | None, dry_run: bool) -> Iter
     yield f"{plan.name}: {'would be ' if dry_run and plan.steps else ''}{plan.action}{then}"
     for difference in plan.differences:
         yield f"  {difference.what}: {difference.before} -> {difference.after}"
-    if deleted := [_id(step.request) for step in plan.steps if step.call == "DeleteSchedule"]:
-        yield f"  {'would delete' if dry_run else 'deleted'} {', '.join(deleted)}"
     if plan.steps:
         yield f"  proof: {proof}"
-
-
-def _content(plan: Plan, proof: str, dry_run: bool) -> dict[str, Any]:
-    """Returns a plan for a program."""
-    return {
-        "name": plan.name,
-        "action": plan.action.name.lower(),
-        "differences": [difference._asdict() for difference in plan.differences],
-        "existing": [item["name"] for item in plan.existing],
-        "paused": plan.paused,
-        "proof": proof,
-        "requests" if dry_run else "calls": [step._asdict() if dry_run else step.call for step in plan.steps],
-    }
 
 
 @schedule.command("list")
@@ -138,19 +120,24 @@ def list_(as_json: bool, environment: Environment) -> None:
         click.echo(f"no schedules in {environment.platform.parent}")
 
 
-@_by_hand
-def pause(name: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
+@schedule.command()
+@click.argument("name")
+@json_option
+@environment_options
+def pause(name: str, as_json: bool, environment: Environment) -> None:
     """Start no more runs of the schedule NAME until it is resumed; runs that have begun go on."""
     from shardline.pipelines.remote.schedules import ACTIVE, change_state
 
-    found = _find(environment, name)
-    steps = [change_state(item, paused=True) for item in found if item["state"] == ACTIVE]
-    _do(environment, name, steps, ("paused", _states(found)), dry_run, as_json)
+    steps = [change_state(item, paused=True) for item in _find(environment, name) if item["state"] == ACTIVE]
+    _do(environment, name, steps, "paused", as_json)
 
 
-@_by_hand
+@schedule.command()
+@click.argument("name")
 @click.option("--catch-up", is_flag=True, help="First start the runs that were missed while it was paused.")
-def resume(name: str, catch_up: bool, dry_run: bool, as_json: bool, environment: Environment) -> None:
+@json_option
+@environment_options
+def resume(name: str, catch_up: bool, as_json: bool, environment: Environment) -> None:
     """Start runs of the paused schedule NAME again."""
     from shardline.pipelines.remote.schedules import PAUSED, change_state
 
@@ -161,17 +148,18 @@ def resume(name: str, catch_up: bool, dry_run: bool, as_json: bool, environment:
             "'shardline schedule apply' leaves one"
         )
     steps = [change_state(item, paused=False, catch_up=catch_up) for item in found if item["state"] == PAUSED]
-    done = "resumed, missed runs first" if catch_up else "resumed"
-    _do(environment, name, steps, (done, _states(found)), dry_run, as_json)
+    _do(environment, name, steps, "resumed, missed runs first" if catch_up else "resumed", as_json)
 
 
-@_by_hand
-def delete(name: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
+@schedule.command()
+@click.argument("name")
+@json_option
+@environment_options
+def delete(name: str, as_json: bool, environment: Environment) -> None:
     """Delete the schedule NAME, and every other of that name; runs that have begun go on."""
     from shardline.pipelines.remote.schedules import deletions
 
-    steps = deletions(_find(environment, name, required=False))
-    _do(environment, name, steps, ("deleted", "does not exist"), dry_run, as_json)
+    _do(environment, name, deletions(_find(environment, name, required=False)), "deleted", as_json)
 
 
 @schedule.command()
@@ -191,33 +179,26 @@ def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None
 
 def _wanted(
     environment: Environment, file: Path, declared: dict[str, Declared], names: Sequence[str], proofs: Proofs
-) -> list[tuple[Declared, dict[str, Any], str]]:
-    """Returns the chosen schedules of a file, each checked, with the request of its runs and its proof."""
+) -> Iterator[tuple[Declared, dict[str, Any], str]]:
+    """Yields the chosen schedules of a file, each checked, with the request of its runs and its proof."""
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.cli.runs import read_spec
     from shardline.pipelines.remote.schedules import run_request
 
-    found, wrong = [], []
     for name in names or tuple(declared):
         if name not in declared:
-            raise SettingsError(f"{file} declares no schedule {name!r}{_near(name, declared)}")
+            near = did_you_mean(name, declared, after="; ")
+            raise SettingsError(f"{file} declares no schedule {name!r}{near}")
         wanted = declared[name]
         try:
             spec, template_uri, content = read_spec(wanted.pipeline)
             parameters, warnings = check_run(spec, wanted.parameters, wanted, settings=environment.file)
             proof = proofs.of(content, spec)
         except ShardlineError as error:
-            wrong.append(type(error)(f"{file}: schedules.{name}: {error}"))
-            continue
+            raise type(error)(f"{file}: schedules.{name}: {error}") from None
         for warning in warnings:
             click.echo(f"warning {warning.code} {name}: {warning.why}; {warning.fix}", err=True)
-        request = run_request(environment, wanted, spec, parameters, template_uri=template_uri)
-        found.append((wanted, request, proof))
-    for other in wrong[:-1]:
-        click.echo(f"Error: {other.line}", err=True)
-    if wrong:
-        raise wrong[-1]
-    return found
+        yield wanted, run_request(environment, wanted, spec, parameters, template_uri=template_uri), proof
 
 
 def _find(environment: Environment, name: str, *, required: bool = True) -> list[Existing]:
@@ -227,43 +208,20 @@ def _find(environment: Environment, name: str, *, required: bool = True) -> list
     known = list_schedules(environment.platform)
     found = [item for item in known if item.get("displayName") == name]
     if required and not found:
-        others = _near(name, {str(item.get("displayName")) for item in known})
-        raise SettingsError(f"there is no schedule {name!r} in {environment.platform.parent}{others}")
+        near = did_you_mean(name, {str(item.get("displayName")) for item in known}, after="; ")
+        raise SettingsError(f"there is no schedule {name!r} in {environment.platform.parent}{near}")
     return found
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    """Returns what else could be meant by a name, for the end of a message."""
-    listed = sorted(known)
-    if near := did_you_mean(name, listed, after="; "):
-        return near
-    return f"; there are {', '.join(listed)}" if listed else "; there are none"
-
-
-def _do(
-    environment: Environment,
-    name: str,
-    steps: Sequence[Step],
-    words: tuple[str, str],
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    """Makes calls about the schedule `name` and says the first of the words; the second if there are none."""
+def _do(environment: Environment, name: str, steps: Sequence[Step], done: str, as_json: bool) -> None:
+    """Makes calls about the schedule `name`, and says what was done."""
     from shardline.pipelines.remote.schedules import take
 
-    if dry_run:
-        show_json({"requests": [step._asdict() for step in steps]})
-        return
     for step in steps:
         take(environment.platform, name, step)
-    done, otherwise = words
     count = f" ({len(steps)} schedules of this name)" if len(steps) > 1 else ""
-    text = f"{name} {done}{count}" if steps else f"{name} {otherwise}: nothing to do"
+    text = f"{name} {done}{count}" if steps else f"{name}: nothing to do"
     show(as_json, {"name": name, "changed": [str(step.request["name"]) for step in steps]}, text)
-
-
-def _states(found: Iterable[Existing]) -> str:
-    return f"is {' and '.join(sorted({item['state'].lower() for item in found}))}"
 
 
 def _row(item: Existing) -> tuple[str, ...]:
@@ -271,7 +229,7 @@ def _row(item: Existing) -> tuple[str, ...]:
     most = f" of {item['maxRunCount']}" if "maxRunCount" in item else ""
     count = f"{item.get('startedRunCount', 0)}{most}"
     name, cron = item.get("displayName", ""), item.get("cron", "")
-    return name, _id(item), item["state"].lower(), cron, _next_run(item), count
+    return name, str(item["name"]).rpartition("/")[2], item["state"].lower(), cron, _next_run(item), count
 
 
 def _next_run(item: Existing) -> str:
@@ -285,7 +243,3 @@ def _next_run(item: Existing) -> str:
     # The platform may know more zones than this machine.
     there = moment.astimezone(zone_of(split_zone(item["cron"])[0]) or datetime.UTC)
     return f"{there:%a %Y-%m-%d %H:%M %Z} ({moment:%H:%M} UTC)"
-
-
-def _id(item: Existing) -> str:
-    return str(item["name"]).rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Doctor of the platform: account, project, APIs, bucket, service account, image and quota of a run.
+"""Doctor of the platform: account, project, APIs, bucket, service account and image of a run.
 
 Everything is only looked at; nothing is made or changed. What this account may not look at is a warning: it
 may be in order all the same.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,9 +26,6 @@ _IMAGE = re.compile(
     r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<repository>[^/]+)/"
     r"(?P<name>[^:@]+)(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-#: Machine families whose vCPUs count together; every other family has a quota of its own.
-_COMMON = ("n1", "e2")
-_CPUS = re.compile(r"([a-z0-9]+)-[a-z]+-(\d+)")
 
 _APIS = ("aiplatform", "artifactregistry", "iam", "logging", "storage")
 #: The permissions of somebody who submits, watches and explains runs.
@@ -41,15 +37,6 @@ _PERMISSIONS = (
     "logging.logEntries.list",
 )
 _OBJECTS = tuple(f"storage.objects.{verb}" for verb in ("create", "get", "list", "delete"))
-#: The roles of a run's account: alternatives, the smallest first.
-_ROLES = (
-    ("roles/aiplatform.user", "roles/aiplatform.admin"),
-    ("roles/storage.objectUser", "roles/storage.objectAdmin", "roles/storage.admin"),
-    ("roles/logging.logWriter", "roles/logging.admin"),
-    ("roles/logging.viewer", "roles/logging.admin"),  # the exit handler quotes the last lines
-    ("roles/artifactregistry.reader", "roles/artifactregistry.writer", "roles/artifactregistry.admin"),
-)
-_BROAD = ("roles/owner", "roles/editor")
 
 _Check = Callable[[Environment, Rest], Iterator[Diagnosis]]
 
@@ -57,7 +44,7 @@ _Check = Callable[[Environment, Rest], Iterator[Diagnosis]]
 def examine(environment: Environment, settings: Settings | None = None) -> Iterator[Diagnosis]:
     """Yields what is found, one thing after the other.
 
-    Without the settings that the pipeline is compiled with, its image and machines are left out.
+    Without the settings that the pipeline is compiled with, its image and network are left out.
     """
     # Where a machine is none of Google's, nobody answers who would know its account.
     os.environ.setdefault("GCE_METADATA_TIMEOUT", "1")
@@ -68,12 +55,10 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
         ("APIs", _apis),
         ("bucket", _bucket),
         ("service account", _service_account),
-        ("roles", _roles),
     ]
     if settings is not None:
         serving = settings.model_upload.serving_image_uri if settings.model_upload else settings.image
         checks += [("image", partial(_image, image)) for image in dict.fromkeys((settings.image, serving))]
-        checks.append(("quota", partial(_quota, settings.train)))
         yield _training_network(settings.train, environment)
     try:
         rest, account = connect()
@@ -116,25 +101,6 @@ def find_image(image: str, rest: Rest) -> Diagnosis:
     if rest.find("artifactregistry", f"{package}/{version}") is None:
         return error("image", f"{image} does not exist", "push it: 'shardline image push'")
     return ok("image", image)
-
-
-def needs(job: CustomJobSettings) -> dict[str, int]:
-    """Returns how much of each quota a job takes, by the quota's name without its service.
-
-    Machines with built-in accelerators count by these alone.
-
-    Source: https://cloud.google.com/vertex-ai/docs/quotas#training
-    """
-    wanted: Counter[str] = Counter()
-    prefix = "custom_model_training_preemptible_" if job.strategy == "SPOT" else "custom_model_training_"
-    for pool in filter(None, job.cluster.pools):
-        if pool.accelerator_type:
-            name = pool.accelerator_type.lower().replace("tesla_", "")
-            wanted[f"{prefix}{name}_gpus"] += pool.replica_count * pool.accelerator_count
-        if found := _CPUS.fullmatch(pool.machine_type):
-            family = "" if found[1] in _COMMON else f"{found[1]}_"
-            wanted[f"{prefix}{family}cpus"] += pool.replica_count * int(found[2])
-    return dict(wanted)
 
 
 def _project(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
@@ -221,37 +187,8 @@ def _service_account(environment: Environment, rest: Rest) -> Iterator[Diagnosis
         yield ok("service account", f"{account}; this account may act as it")
 
 
-def _roles(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
-    if not environment.service_account:
-        return
-    policy = rest.post("cloudresourcemanager", f"v3/projects/{environment.project}:getIamPolicy", {})
-    member = f"serviceAccount:{environment.service_account}"
-    held = {item["role"] for item in policy.get("bindings", ()) if member in item.get("members", ())}
-    missing = [roles[0] for roles in _ROLES if not held & {*roles, *_BROAD}]
-    if missing:
-        found = f"the service account lacks {', '.join(missing)} in the project"
-        yield warning("roles", found, "grant them, unless it has them on the bucket or the repository itself")
-    else:
-        yield ok("roles", f"the service account has {', '.join(roles[0] for roles in _ROLES)}, or more")
-
-
 def _image(image: str, environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     yield find_image(image, rest)
-
-
-def _quota(job: CustomJobSettings, environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
-    for metric, wanted in needs(job).items():
-        limit = _limit(metric, environment, rest)
-        need = f"training needs {wanted} of {metric}"
-        if limit is None:
-            found = f"{need}; the limit is not known"
-            yield warning("quota", found, "look in the console: IAM and admin, quotas")
-        elif 0 <= limit < wanted:
-            fix = "ask for more of it, or train on smaller or fewer machines"
-            yield error("quota", f"{need}, and the limit is {limit}", fix)
-        else:
-            amount = "no limit" if limit < 0 else f"the limit is {limit}"
-            yield ok("quota", f"{need}; {amount} (what is in use is not known)")
 
 
 def _training_network(job: CustomJobSettings, environment: Environment) -> Diagnosis:
@@ -263,18 +200,3 @@ def _training_network(job: CustomJobSettings, environment: Environment) -> Diagn
         found = f"all in {network} who reach the replicas' ports can read and write as the service account"
         return warning("training network", found, "deny egress to their address range: docs/vertex.md")
     return ok("training network", "the replicas are in no network of yours, or there is only one")
-
-
-def _limit(metric: str, environment: Environment, rest: Rest) -> int | None:
-    """Returns the limit of a quota in the region, -1 for none, or None where it is not known.
-
-    Source: https://cloud.google.com/service-usage/docs/reference/rest/v1beta1/services.consumerQuotaMetrics
-    """
-    name = quote(f"aiplatform.googleapis.com/{metric}", safe="")
-    parent = f"v1beta1/projects/{environment.project}/services/aiplatform.googleapis.com"
-    found = rest.find("serviceusage", f"{parent}/consumerQuotaMetrics/{name}")
-    for limit in (found or {}).get("consumerQuotaLimits", ()):
-        for bucket in limit.get("quotaBuckets", ()):
-            if bucket.get("dimensions", {}).get("region") == environment.location:
-                return int(bucket.get("effectiveLimit", 0))
-    return None

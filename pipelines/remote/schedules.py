@@ -3,9 +3,9 @@
 A schedule has no labels of its own. The API keeps those of the runs that it starts, with its request, and two
 of them tell these runs from any other: a later look needs no copy of what was sent.
 
-No call replaces one schedule by another. So a new one is created, and looked at, and only then the old one is
-deleted, when it is not about to fire. What is to be done depends on what there is alone: applied again after
-it was broken off anywhere, it is what was left to do. Between the two calls both fire.
+A schedule that is not as it is declared is replaced: another one is created, and looked at, and only then the
+old one is deleted. What is to be done depends on what there is alone: applied again after it was broken off
+anywhere, it is what was left to do. Between the two calls both fire.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import datetime
 import hashlib
 import json
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -30,20 +29,17 @@ from shardline.pipelines.check.rules.schedules import NO_ZONE, Schedule
 from shardline.pipelines.remote.environment import Environment
 from shardline.pipelines.remote.submit import job_request
 from shardline.pipelines.tables import begun_with, read_tables
-from shardline.trainer import progress
 from shardline.trainer.errors import PlatformError, SettingsError
 
 TABLE = "schedules"
 
-#: Labels of the runs that a schedule starts: digests of the pipeline, and of the whole request.
+#: Labels of the runs that a schedule starts: digests of the pipeline, and of its request without pipeline and
+#: parameters.
 TEMPLATE_LABEL = "shardline-template"
 REQUEST_LABEL = "shardline-request"
-#: Hexadecimal digits of a digest; a label's value has 63 characters at most.
-_DIGITS = 32
 
-#: What UpdateSchedule changes in place. It cannot unset what is set (schedule_service.proto, comment on
-#: UpdateScheduleRequest.schedule), and nothing says whether it changes the request: that is another schedule.
-IN_PLACE = (
+#: What a schedule has beside its runs' request.
+_FIELDS = (
     "cron",
     "max_concurrent_run_count",
     "max_concurrent_active_run_count",
@@ -61,8 +57,6 @@ NEW = "(the new schedule)"
 
 #: A start that is nearer has passed, as far as clocks agree.
 _SOON = datetime.timedelta(seconds=60)
-#: How near a run is waited for before its schedule is replaced, and how long it may take to start.
-_NEAR, _SETTLED = datetime.timedelta(seconds=30), datetime.timedelta(seconds=10)
 #: Seconds that the platform may take to delete a schedule.
 _DELETION_S = 120
 
@@ -143,7 +137,9 @@ def run_request(
         environment, spec, parameters, enable_caching=declared.enable_caching, template_uri=template_uri
     )
     job = request["pipelineJob"]
-    digests = {TEMPLATE_LABEL: _digest(job["pipelineSpec"]), REQUEST_LABEL: _digest(request)}
+    rest = {name: value for name, value in job.items() if name not in ("pipelineSpec", "runtimeConfig")}
+    rest["root"] = job["runtimeConfig"]["gcsOutputDirectory"]
+    digests = {TEMPLATE_LABEL: _digest(job["pipelineSpec"]), REQUEST_LABEL: _digest(rest)}
     job["labels"] = {**job.get("labels", {}), **digests}
     return request
 
@@ -154,7 +150,7 @@ def schedule_body(declared: Declared, request: Mapping[str, Any], now: datetime.
     A start that has passed is left out: the API may refuse it, and it says nothing any more.
     """
     content = {"displayName": declared.display_name, "createPipelineJobRequest": request}
-    for name in IN_PLACE:
+    for name in _FIELDS:
         value = getattr(declared, name)
         if isinstance(value, datetime.datetime):
             is_over = name == "start_time" and value <= now
@@ -170,7 +166,7 @@ class Action(StrEnum):
 
     NOTHING = "nothing to do"
     CREATE = "created"
-    UPDATE = "changed in place"
+    UPDATE = "changed"
     REPLACE = "replaced"
     RETIRE = "cleaned up"
 
@@ -219,7 +215,12 @@ def make_plan(
 ) -> Plan:
     """Compares a declared schedule, with the `request` of its runs, with all those of its name."""
     body = schedule_body(declared, request, now)
-    found = tuple(sorted(existing, key=lambda item: _rank(body, item, now)))
+
+    def rank(item: Existing) -> tuple[Any, ...]:
+        unlike = len(_differences(body, item, now))
+        return unlike, item["state"] == COMPLETED, item.get("createTime", ""), item["name"]
+
+    found = tuple(sorted(existing, key=rank))
     if declared.end_time and declared.end_time <= now:
         # What has not ended by itself is deleted.
         left = [
@@ -231,20 +232,17 @@ def make_plan(
     paused = any(item["state"] == PAUSED for item in found) if declared.paused is None else declared.paused
     differences = _differences(body, found[0], now) if found else []
     steps: list[Step] = []
-    if not found or not _can_be_kept(body, found[0], now):
+    if not found or differences:
         action, rest = (Action.REPLACE if found else Action.CREATE), found
         steps.append(Step("CreateSchedule", {"parent": request["parent"], "schedule": body}))
         steps += [Step("PauseSchedule", {"name": NEW})] * paused
     else:
         kept, rest = found[0], found[1:]
-        if keys := [_key(difference.what) for difference in differences]:
-            content = {"name": kept["name"], **{key: body[key] for key in keys}}
-            steps.append(Step("UpdateSchedule", {"schedule": content, "updateMask": ",".join(keys)}))
+        action = Action.RETIRE if rest else Action.NOTHING
         if kept["state"] != COMPLETED and paused != (kept["state"] == PAUSED):
+            action = Action.UPDATE
             differences.append(Difference("paused", _text(not paused), _text(paused)))
-            # One that is to be paused must not fire in between, nor one that is resumed at its old times.
-            steps.insert(0 if paused else len(steps), change_state(kept, paused=paused))
-        action = Action.UPDATE if differences else Action.RETIRE if rest else Action.NOTHING
+            steps.append(change_state(kept, paused=paused))
     return Plan(body, found, action, tuple(differences), paused, (*steps, *deletions(rest)))
 
 
@@ -260,61 +258,34 @@ def deletions(items: Iterable[Existing]) -> tuple[Step, ...]:
     return tuple(Step("DeleteSchedule", {"name": item["name"]}) for item in items)
 
 
-def _rank(body: Mapping[str, Any], item: Existing, now: datetime.datetime) -> tuple[Any, ...]:
-    """Orders schedules: first what is nearest to the declaration, then the oldest."""
-    is_other, is_over = not _can_be_kept(body, item, now), item["state"] == COMPLETED
-    return is_other, is_over, len(_differences(body, item, now)), item.get("createTime", ""), item["name"]
-
-
-def _can_be_kept(body: Mapping[str, Any], item: Existing, now: datetime.datetime) -> bool:
-    """Whether UpdateSchedule can make a schedule what is declared; it cannot unset what is set."""
-    names = [difference.what for difference in _differences(body, item, now)]
-    if names and item["state"] == COMPLETED:
-        return False
-    return all(name in IN_PLACE and _key(name) in body for name in names)
-
-
 def _differences(body: Mapping[str, Any], item: Existing, now: datetime.datetime) -> list[Difference]:
     """Returns where a schedule is not what is declared.
 
-    The label says what was sent; the parameters are compared as well, since they can be edited elsewhere.
+    Labels say what was sent, which the platform may write differently; parameters can be edited elsewhere.
     """
     before, after = _parts(item, now), _parts(body, now)
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    if not any(name == "request" or name.startswith("parameters.") for name in names):
-        names = [name for name in names if name in IN_PLACE]  # the platform may write the rest differently
-    elif any(name not in (*IN_PLACE, "request") for name in names):
-        names = [name for name in names if name != "request"]  # what of it is said
-    return [Difference(name, _text(before.get(name)), _text(after.get(name))) for name in names]
+    return [
+        Difference(name, _text(before.get(name)), _text(after.get(name)))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    ]
 
 
 def _parts(schedule: Mapping[str, Any], now: datetime.datetime) -> dict[str, Any]:
-    """Returns what of a schedule is told by name when it differs."""
     job = schedule["createPipelineJobRequest"]["pipelineJob"]
-    labels = dict(at(job, "labels"))
-    parameters = at(job, "runtimeConfig", "parameterValues")
-    parts = {
+    labels, parameters = at(job, "labels"), at(job, "runtimeConfig", "parameterValues")
+    start = moment_of(schedule.get("startTime"))
+    return {
         # 3 and 3.0 are equal here, as they are in the API.
         **{f"parameters.{name}": parameters[name] for name in sorted(parameters)},
-        "pipeline": labels.pop(TEMPLATE_LABEL, "unknown")[:12],
-        "request": labels.pop(REQUEST_LABEL, "unknown")[:12],
-        "pipeline_root": at(job, "runtimeConfig").get("gcsOutputDirectory"),
-        "encryption_spec_key_name": at(job, "encryptionSpec").get("kmsKeyName"),
-        **{name: job.get(_key(name)) for name in ("service_account", "network", "template_uri")},
-        "labels": labels,
-        **{name: schedule.get(_key(name)) for name in IN_PLACE},
+        "pipeline": labels.get(TEMPLATE_LABEL, "unknown")[:12],
+        "environment": labels.get(REQUEST_LABEL, "unknown")[:12],
+        **{name: schedule.get(_key(name)) for name in _FIELDS},
+        "start_time": schedule.get("startTime") if start and start > now + _SOON else None,
     }
-    start = moment_of(parts["start_time"])
-    return {**parts, "start_time": parts["start_time"] if start and start > now + _SOON else None}
 
 
-def apply_plan(
-    platform: Platform,
-    plan: Plan,
-    *,
-    now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
-    sleep: Callable[[float], None] = time.sleep,
-) -> Existing | None:
+def apply_plan(platform: Platform, plan: Plan) -> Existing | None:
     """Makes a schedule what it is declared to be; returns it as the platform has shown it last.
 
     Raises:
@@ -322,24 +293,17 @@ def apply_plan(
             asked for. Another plan then says what is left to do.
     """
     last = plan.existing[0] if plan.existing else None
-    if plan.action is Action.REPLACE:
-        runs = [moment_of(item.get("nextRunTime")) for item in plan.existing if item["state"] == ACTIVE]
-        near = [run for run in runs if run and -_SETTLED < run - now() < _NEAR]
-        if near:
-            seconds = (max(near) + _SETTLED - now()).total_seconds()
-            progress.say("schedule", f"{plan.name} fires now: waiting {seconds:.0f} s for its run to start")
-            sleep(seconds)
     for step in plan.steps:
         if last and step.request.get("name") == NEW:
             step = Step(step.call, {"name": last["name"]})
         answer = take(platform, plan.name, step)
-        if step.call in ("CreateSchedule", "UpdateSchedule"):
+        if step.call == "CreateSchedule":
             last = _read(answer)
-        if step.call == "CreateSchedule" and last and not _can_be_kept(plan.body, last, now()):
-            raise PlatformError(
-                f"the schedule {plan.name} was created as {last['name']}, but it is not what was asked for; "
-                "nothing else was changed: look at it in the console, and delete it"
-            )
+            if _differences(plan.body, last, datetime.datetime.now(datetime.UTC)):
+                raise PlatformError(
+                    f"the schedule {plan.name} was created as {last['name']}, but it is not what was asked "
+                    "for; nothing else was changed: look at it in the console, and delete it"
+                )
     return last
 
 
@@ -380,7 +344,7 @@ def moment_of(text: str | None) -> datetime.datetime | None:
 
 def _digest(content: Any) -> str:
     text = json.dumps(content, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    return hashlib.sha256(text.encode()).hexdigest()[:32]  # a label has 63 characters at most
 
 
 def _text(value: Any) -> str:

@@ -50,11 +50,6 @@ machine_type = "n1-standard-8"
 num_retries = 0
 """
 
-ROLES = (
-    *("aiplatform.user", "artifactregistry.reader", "logging.logWriter", "logging.viewer"),
-    "storage.objectUser",
-)
-
 SCHEDULES = """\
 [schedules.retrain-nightly]
 cron = "TZ=Europe/Vienna 0 6 * * 1-5"
@@ -163,10 +158,7 @@ def working_week(directory: Path) -> Iterator[Week]:
     # Runs keep their directories outside the person's own.
     runs = LocalRuns(directory / "jobs", {"SHARDLINE_GCS_ROOT": str(bucket), "PYTHONPATH": str(ROOT)})
     with fake_vertex(directory, run_pipeline=runs) as vertex:
-        project = vertex.services.project
-        project.service_accounts[ACCOUNT] = True
-        project.roles |= {f"roles/{role}": [f"serviceAccount:{ACCOUNT}"] for role in ROLES}
-        project.quotas["custom_model_training_cpus"] = 42
+        vertex.services.project.service_accounts[ACCOUNT] = True
         yield Week(work, vertex, bucket)
 
 

@@ -77,7 +77,6 @@ def test_a_replica_s_own_log_is_whole(run: Path) -> None:
             "no replica 'chief-0' has run in 'prepare'; these have: chief-0 of train",
         ),
         (["--replica", "chief-0", "--task", "/etc"], "no replica 'chief-0' has run in '/etc'; these have"),
-        (["--since", "1h"], "--since is for runs on the platform"),
     ],
 )
 def test_what_is_not_there_is_named_with_what_is(run: Path, arguments: list[str], message: str) -> None:

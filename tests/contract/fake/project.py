@@ -1,6 +1,6 @@
-"""The project that all belongs to: its APIs, accounts, permissions, quotas and secrets.
+"""The project that all belongs to: its APIs, accounts, permissions and secrets.
 
-Sources: the discovery documents of cloudresourcemanager v3, iam v1 and serviceusage v1 and v1beta1.
+Sources: the discovery documents of cloudresourcemanager v3, iam v1 and serviceusage v1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from google.cloud import resourcemanager_v3, secretmanager_v1
 from google.rpc import code_pb2
 
-from tests.contract.fake.api import LOCATION, PROJECT, PROJECT_NUMBER, ApiError
+from tests.contract.fake.api import PROJECT, PROJECT_NUMBER, ApiError
 from tests.contract.fake.web import WebRequest, route
 
 _MANAGER = r"cloudresourcemanager\.googleapis\.com"
@@ -20,7 +20,6 @@ _USAGE = r"serviceusage\.googleapis\.com"
 
 PROJECT_ROUTES = (
     route("TestProjectPermissions", "POST", _MANAGER, "/v3/projects/{project}:testIamPermissions"),
-    route("GetProjectPolicy", "POST", _MANAGER, "/v3/projects/{project}:getIamPolicy"),
     route("GetServiceAccount", "GET", _IAM, "/v1/projects/{project}/serviceAccounts/{account}"),
     route(
         "TestAccountPermissions",
@@ -35,12 +34,6 @@ PROJECT_ROUTES = (
         "/v1/projects/-/serviceAccounts/{account}/allowedLocations",
     ),
     route("BatchGetServices", "GET", _USAGE, "/v1/projects/{project}/services:batchGet"),
-    route(
-        "GetQuota",
-        "GET",
-        _USAGE,
-        "/v1beta1/projects/{project}/services/{service}/consumerQuotaMetrics/{metric}",
-    ),
 )
 
 
@@ -51,8 +44,6 @@ class Project:
         disabled_apis: APIs that are not enabled: "logging.googleapis.com".
         denied: Permissions that the caller does not have.
         service_accounts: Whether each is enabled, by its address.
-        roles: Members by role.
-        quotas: Limits in the region by metric; -1 for none.
         secrets: What Secret Manager keeps, by "projects/P/secrets/NAME/versions/latest".
     """
 
@@ -60,8 +51,6 @@ class Project:
         self.disabled_apis: set[str] = set()
         self.denied: set[str] = set()
         self.service_accounts: dict[str, bool] = {}
-        self.roles: dict[str, list[str]] = {}
-        self.quotas: dict[str, int] = {}
         self.secrets: dict[str, str] = {}
 
     def get_project(self, request: Any) -> resourcemanager_v3.Project:
@@ -72,10 +61,6 @@ class Project:
     def test_project_permissions(self, request: WebRequest) -> dict[str, Any]:
         _check_project(request.fields["project"])
         return self._granted(request)
-
-    def get_project_policy(self, request: WebRequest) -> dict[str, Any]:
-        _check_project(request.fields["project"])
-        return {"version": 1, "bindings": [{"role": k, "members": v} for k, v in self.roles.items()]}
 
     def get_service_account(self, request: WebRequest) -> dict[str, Any]:
         email = self._account(request)
@@ -106,19 +91,6 @@ class Project:
                 for name in request.query.get("names", [])
             ]
         }
-
-    def get_quota(self, request: WebRequest) -> dict[str, Any]:
-        metric = request.fields["metric"]
-        name = metric.rpartition("/")[2]
-        if name not in self.quotas:
-            raise ApiError(code_pb2.NOT_FOUND, f"Quota metric '{metric}' not found.")
-        # Numbers of 64 bits are text in JSON; the default bucket has no dimensions.
-        limit = str(self.quotas[name])
-        buckets = [
-            {"effectiveLimit": "0", "defaultLimit": "0"},
-            {"effectiveLimit": limit, "defaultLimit": limit, "dimensions": {"region": LOCATION}},
-        ]
-        return {"metric": metric, "consumerQuotaLimits": [{"metric": metric, "quotaBuckets": buckets}]}
 
     def access_secret_version(self, request: Any) -> secretmanager_v1.AccessSecretVersionResponse:
         if request.name not in self.secrets:
