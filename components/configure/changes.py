@@ -168,8 +168,8 @@ def look(
     data = read(PreprocessSettings, objects["data"], "data")
     training = read(TrainingSettings, objects["training"], "training")
     gate = read(GateSettings, objects["gate"], "gate")
-    if path := schema.find(source, data.schema):
-        settings[_SCHEMA] = schema.read(path).digest
+    if data.schema:
+        settings[_SCHEMA] = schema.read(data.schema).digest
     # Training takes hours: what would refuse its model then does so now.
     _check_formats(gate.formats, data)
     gate.gate.check_champion(gate.champion_uri)

@@ -9,9 +9,10 @@ import contextlib
 import errno
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from shardline.components.vertex.refusals import Kind, kind_of
 
@@ -139,69 +140,23 @@ def in_order(
     Items are taken as results are: at most so many ahead that `in_flight` threads have something to do, and
     that results have `room`, in bytes, as far as the `size` of those before tells.
     """
-    crew = _Crew(read, in_flight)
-    sent, window, mean = 0, min(_FIRST, 2 * in_flight), 0.0
-    source = iter(items)
+    source, waiting = iter(items), deque[Future[Result]]()
+    window, mean = min(_FIRST, 2 * in_flight), 0.0
+    pool = ThreadPoolExecutor(in_flight, "ahead")
     try:
-        for number in itertools.count():
-            for item in itertools.islice(source, max(0, number + window - sent)):
-                crew.send(sent, item)
-                sent += 1
-            if number == sent:
+        while True:
+            for item in itertools.islice(source, max(0, window - len(waiting))):
+                waiting.append(pool.submit(persistently, read, item))
+            if not waiting:
                 return
-            result = crew.result(number)
-            if not isinstance(result, Exception):
-                mean += (size(result) - mean) / 16 if mean else size(result)
-                window = max(2, min(2 * in_flight, int(room / max(mean, 1))))
+            first = waiting.popleft()
+            error = first.exception()
+            if isinstance(error, Exception):
+                yield error
+                continue
+            result = first.result()
+            mean += (size(result) - mean) / 16 if mean else size(result)
+            window = max(2, min(2 * in_flight, int(room / max(mean, 1))))
             yield result
     finally:
-        crew.leave()
-
-
-class _Crew(Generic[Item, Result]):
-    """Threads that read, and what they have read; leaner than an executor, as there are millions of reads."""
-
-    def __init__(self, read: Callable[[Item], Result], most: int) -> None:
-        self._read = read
-        self._most = most
-        self._threads = 0
-        self._tasks: SimpleQueue[tuple[int, Item] | None] = SimpleQueue()
-        self._results: dict[int, Result | Exception] = {}
-        self._wanted = -1
-        self._gate = threading.Lock()
-        self._gate.acquire()
-
-    def send(self, number: int, item: Item) -> None:
-        """Has an item read by a thread, a new one until there are enough."""
-        self._tasks.put((number, item))
-        if self._threads < self._most:
-            self._threads += 1
-            threading.Thread(target=self._work, daemon=True, name="ahead").start()
-
-    def result(self, number: int) -> Result | Exception:
-        """Returns the result of an item that was sent, once it is there."""
-        self._wanted = number
-        while number not in self._results:
-            self._gate.acquire()
-        return self._results.pop(number)
-
-    def leave(self) -> None:
-        """Has the threads end, each after what it is reading."""
-        with contextlib.suppress(Empty):
-            while True:
-                self._tasks.get_nowait()
-        for _ in range(self._threads):
-            self._tasks.put(None)
-
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            number, item = task
-            try:
-                result: Result | Exception = persistently(self._read, item)
-            except Exception as error:
-                result = error
-            self._results[number] = result
-            # It waits for one number at a time: nobody else need wake it.
-            if number == self._wanted:
-                with contextlib.suppress(RuntimeError):  # it is awake already
-                    self._gate.release()
+        pool.shutdown(wait=False, cancel_futures=True)

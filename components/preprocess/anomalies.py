@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardline.components.preprocess.labels import NO_VALUES
 from shardline.components.preprocess.schema import (
     ANY,
     BOOLEAN,
@@ -27,7 +28,6 @@ from shardline.components.preprocess.schema import (
     Field,
     Schema,
 )
-from shardline.components.preprocess.slips import NO_VALUES
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Anomaly, Feature, Label
 from shardline.trainer.errors import printable
 
@@ -116,25 +116,22 @@ class SchemaCheck:
     def anomalies(self) -> tuple[Anomaly, ...]:
         """Returns what does not fit, by column in the order of the schema; columns that are new come last."""
         self.look()
-        found = []
-        for field in self._schema.fields.values():
-            if field.name not in self._columns:
-                found.append(Anomaly(field.name, ABSENT, "no such column in the source"))
-            of_field = [one for (name, _), one in sorted(self._found.items()) if name == field.name]
-            found += [replace(one, of=self._count) for each in of_field for one in self._told(field, each)]
-        return (*found, *(Anomaly(name, NEW, _IN_USE) for name in self._new))
-
-    def _told(self, field: Field, found: Anomaly) -> Iterator[Anomaly]:
-        """Yields what is told of something that was found."""
-        if found.problem == MISSING:
-            if field.constraints.get("required"):
-                yield replace(found, problem="required")
-            elif found.examples > field.max_missing * self._count:
-                yield replace(found, expected=f"a value in all but {field.max_missing * 100:.4g} %")
-        elif found.problem != _TEXT:
-            yield found
-        elif (field.name, TYPE) not in self._found:
-            yield replace(found, problem=TYPE)
+        told = []
+        for name, field in self._schema.fields.items():
+            if name not in self._columns:
+                told.append(Anomaly(name, ABSENT, "no such column in the source"))
+            for (column, problem), one in sorted(self._found.items()):
+                found = replace(one, of=self._count)
+                if column != name or (problem == _TEXT and (name, TYPE) in self._found):
+                    continue
+                if problem == MISSING and field.constraints.get("required"):
+                    found = replace(found, problem="required")
+                elif problem == MISSING and found.examples > field.max_missing * self._count:
+                    found = replace(found, expected=f"a value in all but {field.max_missing * 100:.4g} %")
+                elif problem == MISSING:
+                    continue
+                told.append(replace(found, problem=TYPE) if problem == _TEXT else found)
+        return (*told, *(Anomaly(name, NEW, _IN_USE) for name in self._new))
 
 
 def _columns(features: Sequence[Feature], labels: Sequence[Label]) -> Iterator[tuple[str, _Take, str]]:
@@ -142,12 +139,8 @@ def _columns(features: Sequence[Feature], labels: Sequence[Label]) -> Iterator[t
     for label in labels:
         yield from _of_label(label, several=len(labels) > 1)
     for feature in features:
-        kind = feature.dtype + "".join(f"[{side}]" for side in feature.shape)
-        yield feature.name, _of_feature(feature.name), kind
-
-
-def _of_feature(name: str) -> _Take:
-    return lambda _, __, values: [one[name] for one in values]
+        name, kind = feature.name, feature.dtype + "".join(f"[{side}]" for side in feature.shape)
+        yield name, lambda _, __, values, name=name: [one[name] for one in values], kind  # type: ignore[misc]
 
 
 def _of_label(label: Label, *, several: bool) -> Iterator[tuple[str, _Take, str]]:
@@ -184,23 +177,19 @@ def _look(field: Field, schema: Schema, kind: str) -> _Look:
     """
     kind, _, width = kind.partition("[")
     if width:
-        return _look_at_vectors(_look(field, schema, kind), int(width[:-1]))
+        look, size = _look(field, schema, kind), int(width[:-1])
+
+        def look_at_each(vectors: Sequence[Any]) -> Iterator[_Fault]:
+            for problem, expected, mask in look([value for vector in vectors for value in vector]):
+                wrong = np.count_nonzero(mask.reshape(-1, size), axis=1)
+                yield problem, expected, wrong == size if problem == MISSING else wrong > 0
+
+        return look_at_each
     if kind == LIST or field.type == LIST:
         return _look_at_lists(field, kind)
     if kind in ("string", "name"):
         return _look_at_texts(field, schema, kind)
     return _look_at_numbers(field, schema, kind)
-
-
-def _look_at_vectors(look: _Look, width: int) -> _Look:
-    """Returns what checks vectors by each of their values, of which all have to be missing."""
-
-    def look_at_each(vectors: Sequence[Any]) -> Iterator[_Fault]:
-        for problem, expected, mask in look([value for vector in vectors for value in vector]):
-            wrong = np.count_nonzero(mask.reshape(-1, width), axis=1)
-            yield problem, expected, wrong == width if problem == MISSING else wrong > 0
-
-    return look_at_each
 
 
 def _look_at_lists(field: Field, kind: str) -> _Look:
@@ -220,20 +209,15 @@ def _look_at_lists(field: Field, kind: str) -> _Look:
 
 
 def _look_at_texts(field: Field, schema: Schema, kind: str) -> _Look:
-    constraints, missing = field.constraints, frozenset(schema.missing)
-    checks: list[tuple[str, str, Callable[[str], Any]]] = []
-    if field.type == STRING and "enum" in constraints:
-        known = frozenset(constraints["enum"])
-        checks.append(("enum", f"one of {_listed(field)}", known.__contains__))
-    if "pattern" in constraints:
-        form = f"the form {constraints['pattern']}"
-        checks.append(("pattern", form, re.compile(constraints["pattern"]).fullmatch))
-    if "minLength" in constraints:
-        least = constraints["minLength"]
-        checks.append(("minLength", f"{least:,} characters or more", lambda one: len(one) >= least))
-    if "maxLength" in constraints:
-        most = constraints["maxLength"]
-        checks.append(("maxLength", f"{most:,} characters or fewer", lambda one: len(one) <= most))
+    missing = frozenset(schema.missing)
+    rules: Mapping[str, Callable[[Any], tuple[str, Callable[[str], Any]]]] = {
+        "enum": lambda known: (f"one of {_listed(field)}", frozenset(known).__contains__),
+        "pattern": lambda form: (f"the form {form}", re.compile(form).fullmatch),
+        "minLength": lambda least: (f"{least:,} characters or more", lambda one: len(one) >= least),
+        "maxLength": lambda most: (f"{most:,} characters or fewer", lambda one: len(one) <= most),
+    }
+    given = field.constraints if field.type == STRING else {}
+    checks = [(word, *rules[word](value)) for word, value in given.items() if word in rules]
     is_number = field.type in (NUMBER, INTEGER, BOOLEAN)
     of_numbers = list(_number_checks(field, "")) if is_number else []
     words = _TRUTHS if field.type == BOOLEAN else {}
@@ -286,7 +270,8 @@ def _number_checks(field: Field, kind: str) -> Iterator[tuple[str, str, Callable
 
     def allowed(*limits: float) -> npt.NDArray[np.float64]:
         given = np.array(limits, np.float64)
-        return np.concatenate([given, _as_stored(given)]) if kind == "float32" else given
+        with np.errstate(over="ignore"):
+            return np.concatenate([given, given.astype(np.float32)]) if kind == "float32" else given
 
     if "minimum" in field.constraints:
         least = field.constraints["minimum"]
@@ -306,12 +291,6 @@ def _number(value: str, others: Mapping[str, float] = MappingProxyType({})) -> f
     with contextlib.suppress(ValueError):
         return float(value)
     return others.get(value.strip().lower(), math.nan)
-
-
-def _as_stored(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Returns numbers as 32 bits hold them."""
-    with np.errstate(over="ignore"):
-        return numbers.astype(np.float32).astype(np.float64)
 
 
 def _mask(values: Iterator[Any]) -> _Mask:

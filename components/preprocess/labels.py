@@ -1,9 +1,12 @@
-"""Labels of a source: the setting that names their columns, and the kind that a column's values are of."""
+"""Labels of a source: the setting that names their columns, and the kind that a column's values are of.
+
+And slips: values that are no numbers in a column of numbers, and numbers that are stored as one.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,7 @@ from shardline.trainer.data.features import (
     Label,
 )
 from shardline.trainer.errors import SettingsError, SourceError, printable
+from shardline.trainer.progress import say
 from shardline.trainer.records import did_you_mean
 
 #: How labels are named, for messages.
@@ -35,6 +39,15 @@ LARGEST_FLOAT = 3.4028235677973366e38
 
 #: Between the names of several labels in one text.
 SEPARATOR = "|"
+
+#: What a CSV file has in place of a number, where the column is read as text for another value's sake.
+NO_VALUES = frozenset({"", "NA", "N/A", "#N/A", "n/a", "NULL", "null", "NaN", "nan"})
+
+#: Text of this share of numbers is told, and after so many rows without it no longer looked at.
+_MOSTLY, _ENOUGH = 0.9, 1000
+
+#: Up to this share of other values, or one of them, they are slips; more may be what the column is (12a).
+_RARE = 0.01
 
 _COLUMN = re.compile(r"(?P<name>.*?)\s*(?:\[(?P<unit>[^\[\]]*)\])?")
 
@@ -256,3 +269,87 @@ def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool
         f"{table!r} has no column 'label', it has {there}; say which one is to be predicted with label, "
         f"such as label={last}, or with its kind, label=regression:{last}"
     )
+
+
+@dataclass
+class Slip:
+    """A column of text that is nearly all numbers.
+
+    Attributes:
+        row, value: The first value that is none, and its row from 1 on.
+        texts, numbers: How many rows have a value, and how many of these a number.
+    """
+
+    column: str
+    row: int = 0
+    value: str = ""
+    texts: int = 0
+    numbers: int = 0
+
+
+class Slips:
+    """Looks for slips in columns of text, row by row."""
+
+    def __init__(self, columns: Iterable[str]) -> None:
+        self._seen = list(map(Slip, columns))
+
+    def look(self, number: int, values: Mapping[str, Any]) -> None:
+        """Counts the numbers in a row's columns of text."""
+        for seen in tuple(self._seen):
+            value = values[seen.column]
+            if value is None or value.strip() in NO_VALUES:
+                continue
+            if is_number(value):
+                seen.numbers += 1
+            elif not seen.row:
+                seen.row, seen.value = number, value
+            seen.texts += 1
+            if seen.texts == _ENOUGH and seen.numbers < _MOSTLY * seen.texts:
+                self._seen.remove(seen)
+
+    def found(self) -> list[Slip]:
+        """Returns the columns that are nearly all numbers."""
+        return [one for one in self._seen if one.row and one.numbers >= max(1, _MOSTLY * one.texts)]
+
+
+def check_slips(found: Sequence[Slip], group: str) -> None:
+    """Tells of columns that are nearly all numbers, but for groups; so few others are a SourceError."""
+    for slip in found:
+        if slip.column == group:
+            continue
+        column, value = printable(repr(slip.column)), printable(repr(slip.value))[:60]
+        told = (
+            f"column {column} has {value} in row {slip.row:,}, and numbers in {slip.numbers:,} of "
+            f"{slip.texts:,} rows"
+        )
+        if slip.texts - slip.numbers <= max(1, _RARE * slip.texts):
+            raise SourceError(
+                f"{told}; correct it, or leave it empty, or if the column is text, say so: --column "
+                f"{printable(slip.column)}=text (columns in a pipeline)"
+            )
+        say("preprocess", f"warning: {told}: it is text")
+
+
+def tell_rounding(
+    batches: Iterable[Mapping[str, Sequence[Any]]], columns: Sequence[str]
+) -> Iterator[Mapping[str, Sequence[Any]]]:
+    """Yields batches of columns; says in which of some columns 32 bits make different values one."""
+    import numpy as np
+
+    told = list[str]()
+    for batch in batches:
+        for column in columns if len(told) < len(columns) else ():
+            values = np.unique([value for value in batch[column] if value is not None])
+            values = values[np.isfinite(values)]
+            with np.errstate(over="ignore"):
+                if column not in told and len(np.unique(values.astype(np.float32))) < len(values):
+                    told.append(column)
+        yield batch
+    if told:
+        named = ", ".join(printable(repr(column)) for column in told[:5])
+        more = f" and {len(told) - 5} more columns" if told[5:] else ""
+        say(
+            "preprocess",
+            f"numbers are stored in 32 bits, in which different values become one: {named}{more}; "
+            "--column NAME=text (columns in a pipeline) keeps them",
+        )

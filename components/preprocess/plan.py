@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from shardline.components.preprocess import lock, rows, storage
+from shardline.components.preprocess import rows, storage
 from shardline.components.preprocess.ahead import in_order, persistently
 from shardline.components.preprocess.digests import (
     Digested,
@@ -31,7 +31,7 @@ from shardline.components.preprocess.places import Place
 from shardline.components.preprocess.rows import Numbers, Rows
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.survey import Survey
-from shardline.components.preprocess.work_directory import TOGETHER, WorkDirectory
+from shardline.components.preprocess.work_directory import TOGETHER, WorkDirectory, read_small
 from shardline.trainer import files, records
 from shardline.trainer.data.features import Anomaly, Feature, Label
 from shardline.trainer.data.manifest import SPLITS
@@ -337,7 +337,7 @@ def load_part(work: WorkDirectory, part: int = 0, parts: int = 1) -> tuple[Plan,
 
     Raises RunError where there is no plan.
     """
-    planned = lock.read(work.path / _PLANNED) if work.is_far else ""
+    planned = read_small(work.path / _PLANNED) if work.is_far else ""
     if planned:
         work.guard = work.guard or (_PLANNED, planned)
         there = [path.name for path in (work.plan, work.rejected) if (work.path / path.name).exists()]
@@ -349,7 +349,7 @@ def load_part(work: WorkDirectory, part: int = 0, parts: int = 1) -> tuple[Plan,
             _fetch(work, [work.spool.name], work.scratch)
         _fetch(work, [f"{_ROWS}/{shard.file}" for shard in shards], work.scratch / _ROWS)
         found = xxhash.xxh3_128_hexdigest(work.plan.read_bytes())
-        if {found, lock.read(work.path / _PLANNED)} != {planned}:
+        if {found, read_small(work.path / _PLANNED)} != {planned}:
             raise RunError(f"{work.out} is being planned anew; start its parts when that has ended")
     return plan, shards
 

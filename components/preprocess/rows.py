@@ -11,7 +11,7 @@ bits of the digest, and sorted bucket by bucket; a bucket that is too large for 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, starmap
 from pathlib import Path
@@ -311,11 +311,3 @@ def _count(path: Path) -> int:
             count += rows
             file.seek(rows * HEAD.itemsize + size, os.SEEK_CUR)
     return count
-
-
-def write(path: Path, parts: Iterable[Rows]) -> None:
-    """Replaces the rows of a file."""
-    path.unlink(missing_ok=True)
-    path.touch()
-    for part in parts:
-        append(path, part)

@@ -23,12 +23,11 @@ from shardline.components.preprocess.checks import check_anomalies
 from shardline.components.preprocess.marks import describe
 from shardline.components.preprocess.plan import Plan, PlannedShard, deal_rows, load_part, shard_name, share
 from shardline.components.preprocess.pool import Processes
-from shardline.components.preprocess.screening import check_buckets, without_bad
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import snapshots
 from shardline.components.preprocess.survey import Rejected, survey
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write import rarely_collecting, write_planned
+from shardline.components.preprocess.write import check_buckets, rarely_collecting, without_bad, write_planned
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest
@@ -133,11 +132,8 @@ def _planning(
     """Holds the work directory of a run; its settings have the schema and the moment of the source now."""
     work_directory.check(out, overwrite=overwrite)
     _refuse_part_of_source(settings, out)
-    schema = schemas.find(settings.source, settings.schema)
-    if schema != settings.schema:
-        progress.say(_TOPIC, f"the source is checked against {schema}")
-    if schema:
-        schemas.read(schema)  # before anything is made
+    if settings.schema:
+        schemas.read(settings.schema)  # before anything is made
     with _working(out, take_over=take_over) as work, _processes(settings) as processes:
         source, earlier = settings.source, ""
         if source.startswith(snapshots.PREFIX):  # the moment of an interrupted run, if there was one
@@ -145,7 +141,7 @@ def _planning(
                 published = work_directory.is_published(work)
                 earlier = manifests.load(out).source if published else Plan.load(work.plan).settings.source
             source = snapshots.pinned(source, earlier=earlier)
-        yield replace(settings, schema=schema, source=source), work, processes
+        yield replace(settings, source=source), work, processes
 
 
 def _refuse_part_of_source(settings: PreprocessSettings, out: Path) -> None:

@@ -1,30 +1,27 @@
 """Schema: what the values of a dataset have to be, as a file of the form Table Schema says it, and its draft.
 
 Of Frictionless' Table Schema it takes what is checked here, and refuses the rest: a constraint that nobody
-looks at would be taken for one that holds. A schema.pbtxt of TensorFlow Metadata, as TFX and TFDV write it,
-is read as the Table Schema that says the same.
+looks at would be taken for one that holds.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
-import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardline.components.preprocess import listing, storage
+from shardline.components.preprocess import storage
 from shardline.components.preprocess.labels import MOST_CLASSES, SHARE
 from shardline.trainer import files
-from shardline.trainer.data.features import CLASS, MULTILABEL, Label
-from shardline.trainer.errors import SettingsError, SourceError, printable
+from shardline.trainer.data.features import CLASS, REGRESSION
+from shardline.trainer.errors import SettingsError, printable
 
 if TYPE_CHECKING:
-    from shardline.components.preprocess.inspect.columns import NumberColumn, TextColumn
+    from shardline.components.preprocess.inspect.columns import NumberColumn
     from shardline.components.preprocess.inspect.stats import Stats
     from shardline.trainer.data.manifest import Manifest
 
@@ -47,19 +44,8 @@ CONSTRAINTS: Mapping[str, tuple[str, ...]] = {
     ANY: ("required",),
 }
 
-# The schema that TFX and TFDV write.
-_OF_FILES = "schema.pbtxt"
-
 #: Bytes of a file, at most.
 _LARGEST = 16 << 20
-
-#: A message of protobuf's text format: its values by field, messages or texts as they are written.
-_Message = Mapping[str, list[Any]]
-
-_TOKEN = re.compile(r"""\s+|\#[^\n]*|("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[\w.+-]+|[{}<>:\[\],;])""")
-_METADATA_TYPES = {"BYTES": "string", "INT": "integer", "FLOAT": "number"}
-# Features that are no part of the data yet, or any more.
-_UNUSED = {"PLANNED", "ALPHA", "DEBUG_ONLY", "DISABLED", "DEPRECATED"}
 
 #: By which share of their distance the smallest and the largest number lie further apart in a schema.
 _WIDER = 0.1
@@ -99,41 +85,12 @@ class Schema:
         digest: "sha256:..." of its bytes.
         fields: What is known of each column, by its name.
         missing: Texts, and numbers as texts, that stand for no value.
-        of_files: Whether it is of all features of some files, under their names there.
     """
 
     path: str
     digest: str
     fields: Mapping[str, Field]
     missing: tuple[str, ...] = ("",)
-    of_files: bool = False
-
-    def of_columns(self, taken: Mapping[str, str], there: Collection[str]) -> Schema:
-        """Returns what is known of the columns that a source has: `there`, of which `taken` renames some.
-
-        A feature that files have to have is missed where all of them were to be taken.
-        """
-        ours = {theirs: name for name, theirs in taken.items() if name != "label"}
-        named = [(ours.get(name, name), field) for name, field in self.fields.items()]
-        chosen = taken.keys() - {"label", "key"}
-        fields = {
-            name: replace(field, name=name)
-            for name, field in named
-            if name in there or (field.constraints.get("required") and not chosen)
-        }
-        return replace(self, fields=fields) if self.of_files else self
-
-
-def find(source: str, schema: str = "") -> str:
-    """Returns the path of the schema that is set, or of a schema.pbtxt beside TFRecord files; "" for none."""
-    form, _, pattern = source.partition(":")
-    if schema or form != "tfrecord":
-        return schema
-    folder = os.path.dirname(re.split(r"[*?\[{]", pattern)[0])
-    for place in (folder, os.path.dirname(folder) if "/Split-" in folder else folder):
-        with contextlib.suppress(SourceError):
-            return listing.find_files(os.path.join(place, _OF_FILES))[0]
-    return ""
 
 
 def read(path: str) -> Schema:
@@ -149,11 +106,7 @@ def read(path: str) -> Schema:
     where = f"schema {printable(path)}"
     if len(data) > _LARGEST:
         raise SettingsError(f"{where} has more than {_LARGEST >> 20} MiB; a schema is a small JSON file")
-    of_files = path.endswith(".pbtxt")
-    if of_files:
-        content = _of_metadata(data.decode("utf-8", "replace"), where)
-    else:
-        content = files.parse_json(data, where, SettingsError)
+    content = files.parse_json(data, where, SettingsError)
     if not isinstance(content, dict) or not isinstance(content.get("fields"), list) or not content["fields"]:
         raise SettingsError(
             f'{where} is no Table Schema: it has no list "fields" with a field for each column'
@@ -168,7 +121,7 @@ def read(path: str) -> Schema:
         if field.name in fields:
             raise SettingsError(f"{where} has two fields {field.name!r}; leave one out")
         fields[field.name] = field
-    return Schema(path, f"sha256:{hashlib.sha256(data).hexdigest()}", fields, tuple(missing), of_files)
+    return Schema(path, f"sha256:{hashlib.sha256(data).hexdigest()}", fields, tuple(missing))
 
 
 def _field(given: Any, where: str) -> Field:
@@ -240,90 +193,6 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _of_metadata(text: str, where: str) -> dict[str, Any]:
-    """Returns the schema as a Table Schema; what that cannot say is left out.
-
-    Raises:
-        SettingsError: It is no text of the message Schema.
-    """
-    try:
-        message = _message(_tokens(text), end="")
-        domains = {one["name"][0]: one.get("value", []) for one in message.get("string_domain", ())}
-        features = [one for one in message["feature"] if one["type"][0] in _METADATA_TYPES]
-        fields = [
-            _of_feature(one, domains)
-            for one in features
-            if _UNUSED.isdisjoint(one.get("lifecycle_stage", ()))
-        ]
-    except (KeyError, IndexError, ValueError, TypeError, AttributeError, StopIteration) as error:
-        raise SettingsError(f"{where} is no schema.pbtxt of TensorFlow Metadata: {error!r}") from None
-    return {"fields": [field for field in fields if field["name"] != "image"]}
-
-
-def _tokens(text: str) -> Iterator[str]:
-    place = 0
-    while place < len(text):
-        match = _TOKEN.match(text, place)
-        if not match:
-            raise ValueError(text[place : place + 20])
-        place = match.end()
-        if match[1]:
-            yield match[1]
-
-
-def _message(tokens: Iterator[str], end: str) -> _Message:
-    fields: dict[str, list[Any]] = {}
-    for name in tokens:
-        if name == end:
-            return fields
-        if name in ",;":
-            continue
-        token = next(tokens)
-        token = next(tokens) if token == ":" else token
-        values = fields.setdefault(name, [])
-        if token == "[":
-            values += [_value(one, tokens) for one in iter(tokens.__next__, "]") if one != ","]
-        else:
-            values.append(_value(token, tokens))
-    if end:
-        raise ValueError(f"{end} is missing")
-    return fields
-
-
-def _value(token: str, tokens: Iterator[str]) -> Any:
-    if token in "{<":
-        return _message(tokens, "}" if token == "{" else ">")
-    if token[0] in "\"'":  # with the escapes of C, of the bytes of UTF-8
-        return token[1:-1].encode().decode("unicode_escape").encode("latin-1").decode()
-    return token
-
-
-def _of_feature(feature: _Message, domains: Mapping[str, list[str]]) -> dict[str, Any]:
-    def numbers(field: str, name: str) -> list[float]:
-        found = [float(one[name][0]) for one in feature.get(field, ()) if name in one]
-        return [int(one) if one.is_integer() else one for one in found]
-
-    field = {"name": feature["name"][0], "type": _METADATA_TYPES[feature["type"][0]]}
-    constraints: dict[str, Any] = {}
-    # What is there may be an empty list, unless the number of values is said.
-    (share,) = numbers("presence", "min_fraction") or [0]
-    has_value = "shape" in feature or (numbers("value_count", "min") or [0])[0] >= 1
-    if has_value and share == 1:
-        constraints["required"] = True
-    elif has_value and share:
-        field[MAX_MISSING] = round(1 - share, 9)
-    names = [name for one in feature.get("string_domain", ()) for name in one.get("value", ())]
-    names = names or [name for one in feature.get("domain", ()) for name in domains[one]]
-    if names and field["type"] == "string" and not feature.get("distribution_constraints"):
-        constraints["enum"] = names
-    for name, word in (("min", "minimum"), ("max", "maximum")):
-        if field["type"] != "string" and (
-            limit := numbers("int_domain", name) + numbers("float_domain", name)
-        ):
-            constraints[word] = limit[0]
-    return {**field, "constraints": constraints}
-
-
 def draft(manifest: Manifest, found: Stats) -> dict[str, Any]:
     """Returns a Table Schema of a dataset, labels first.
 
@@ -334,29 +203,22 @@ def draft(manifest: Manifest, found: Stats) -> dict[str, Any]:
     """
     numbers = {column.name: column for column in found.numbers}
     texts = {column.name: column for column in found.texts}
-    fields = [field for label in manifest.labels for field in _of_label(label, numbers)]
+    fields: list[dict[str, Any]] = []
+    for label in manifest.labels:
+        if label.kind == REGRESSION:
+            fields += [_of_numbers(numbers[output], whole=False) for output in label.outputs]
+        else:
+            kind = STRING if label.kind == CLASS else LIST
+            fields.append({"name": label.name, "type": kind, "constraints": {"enum": list(label.outputs)}})
     for feature in manifest.columns:
-        if feature.name in texts:
-            fields.append(_of_text(texts[feature.name]))
+        if column := texts.get(feature.name):
+            few = 0 < len(column.values) <= min(MOST_CLASSES, SHARE * column.examples)
+            constraints = {"enum": list(column.values)} if few else {}
+            fields.append(_drafted(column.name, STRING, constraints, column.empty / column.examples))
         elif feature.name in numbers:
             fields.append(_of_numbers(numbers[feature.name], whole=feature.dtype == "int64"))
     origin = f"Drafted from {found.records:,} examples of {manifest.source}; edit what they do not show."
     return {"description": origin, "fields": fields, "missingValues": [""]}
-
-
-def _of_label(label: Label, numbers: Mapping[str, NumberColumn]) -> Iterator[dict[str, Any]]:
-    if label.kind in (CLASS, MULTILABEL):
-        kind = STRING if label.kind == CLASS else LIST
-        yield {"name": label.name, "type": kind, "constraints": {"enum": list(label.outputs)}}
-    else:
-        yield from (_of_numbers(numbers[output], whole=False) for output in label.outputs)
-
-
-def _of_text(column: TextColumn) -> dict[str, Any]:
-    constraints: dict[str, Any] = {}
-    if 0 < len(column.values) <= min(MOST_CLASSES, SHARE * column.examples):
-        constraints["enum"] = list(column.values)
-    return _drafted(column.name, STRING, constraints, column.empty / column.examples)
 
 
 def _of_numbers(column: NumberColumn, *, whole: bool) -> dict[str, Any]:
@@ -371,12 +233,8 @@ def _drafted(name: str, kind: str, constraints: dict[str, Any], missing: float) 
     if not missing:
         return {"name": name, "type": kind, "constraints": {"required": True, **constraints}}
     allowed = math.ceil(200 * missing) / 100
-    return {
-        "name": name,
-        "type": kind,
-        "constraints": constraints,
-        **({MAX_MISSING: allowed} if allowed < 1 else {}),
-    }
+    share = {MAX_MISSING: allowed} if allowed < 1 else {}
+    return {"name": name, "type": kind, "constraints": constraints, **share}
 
 
 def _widened(least: float, largest: float, *, whole: bool) -> tuple[float, float]:

@@ -86,8 +86,8 @@ class PreprocessSettings:
         processes: How many processes write; 0 for one per core. It has no effect on the bytes.
         on_bad_record: fail, or skip to leave bad examples out.
         max_bad_fraction: With skip, the share of bad examples above which the run fails, 0..1.
-        schema: A file in the form of a Frictionless Table Schema, or a schema.pbtxt of TensorFlow Metadata,
-            against which columns and labels are checked; empty for none, or of tfrecord one beside it.
+        schema: A file in the form of a Frictionless Table Schema, against which columns and labels are
+            checked; empty for none.
         on_anomaly: fail, or warn to go on with a source that does not fit the schema.
         max_pixels: An image with more pixels is refused (decompression bombs).
         check_images: How far an image that is stored as it came is checked: header; structure, the whole of

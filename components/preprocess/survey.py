@@ -33,11 +33,11 @@ from shardline.components.preprocess.checks import (
 )
 from shardline.components.preprocess.digests import Digested, digests
 from shardline.components.preprocess.example import FeatureEntries
+from shardline.components.preprocess.labels import check_slips
 from shardline.components.preprocess.places import ImageLocator, Place
 from shardline.components.preprocess.rows import HEAD, Rows
 from shardline.components.preprocess.schema import read as read_schema
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.slips import check_slips
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, brought
 from shardline.components.preprocess.work_directory import WorkDirectory
@@ -147,9 +147,8 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
     named = by_content or getattr(source, "has_keys", True)  # a position may be another example's tomorrow
     check = None
     if schema:
-        there = {one.name for one in features} | {one.name for one in labels} | {settings.label_column}
-        expected, wholes = schema.of_columns(settings.features, there), getattr(source, "wholes", ())
-        check = SchemaCheck(expected, features, labels, settings.label_column, wholes)
+        wholes = getattr(source, "wholes", ())
+        check = SchemaCheck(schema, features, labels, settings.label_column, wholes)
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content or numbers_copies else contextlib.nullcontext() as keys,

@@ -2,7 +2,7 @@
 
 Everything in it can be read by another process or a later run:
 
-    lock                one whole run at a time (`lock`)
+    lock                one whole run at a time
     plan.json           settings, places and shards that are to be written (`plan`)
     planned             its hash, in a bucket: written last, when parts can begin
     spool               images of sources that can be read only once
@@ -20,15 +20,24 @@ On a mounted bucket each change of a file is an upload of the whole, and a renam
 scratch, a directory of this run on this machine's disk; in the bucket are the lock, marks, what parts on
 other machines need of the plan, and shards, which get their own names at once where no dataset is in the way:
 without a manifest they are none.
+
+The lock on a disk is flock, which the kernel gives back however its holder ends. In a mounted bucket flock is
+known to one machine alone: there it is a file that is created exclusively (Cloud Storage FUSE: generation 0)
+and names its holder. One that a killed run has left is taken over where this machine sees that its holder has
+ended; elsewhere the engine says so that starts the task again, or a person removes the file. Whoever has lost
+it writes nothing more: it is read again before each upload (`WorkDirectory.check`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import re
+import secrets
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +46,7 @@ from typing import Any
 
 import xxhash
 
-from shardline.components.preprocess import lock, storage
+from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import in_order, persistently
 from shardline.trainer import files
 from shardline.trainer.data import manifest as manifests
@@ -56,6 +65,10 @@ _LOCK = "lock"
 
 # Until a bucket is asked again who holds the lock.
 _SURE_SECONDS = 0.5
+
+_ATTEMPTS = 10
+# A run may have been killed between the creation of its lock and the upload of its name.
+_EMPTY_SECONDS = 2.0
 
 #: Files that are copied to or from a bucket at the same time; each may take 4 MiB of memory.
 TOGETHER = 16
@@ -104,7 +117,7 @@ class WorkDirectory:
         now = time.time()  # of all clocks the one that goes on while the machine is stopped
         if not self.guard or now - self._checked < _SURE_SECONDS:
             return
-        if lock.read(self.path / self.guard[0]) != self.guard[1]:
+        if read_small(self.path / self.guard[0]) != self.guard[1]:
             raise RunError(f"another run has taken over {self.out}, or has planned it anew; look at that one")
         self._checked = now
 
@@ -159,16 +172,16 @@ class WorkDirectory:
         """Removes all but the lock in a bucket and `publishing`; refused if it is another run's."""
         self.check()
         kept = {self.publishing, *([self.path / _LOCK] if self.is_far else [])}
-        for _ in in_order(_remove, {*self.path.glob("*")} - kept, size=int):
+
+        def remove(path: Path) -> int:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            return 1
+
+        for _ in in_order(remove, {*self.path.glob("*")} - kept, size=int):
             pass
-
-
-def _remove(path: Path) -> int:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-    return 1
 
 
 @contextlib.contextmanager
@@ -177,11 +190,11 @@ def _scratch() -> Iterator[Path]:
 
     Nothing is taken over from these: what another machine has done since is in the bucket.
     """
-    host, pid, began = lock.here().split()
+    host, pid, began = _here().split()
     prefix = f"shardline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(host.encode())}-"
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         number, _, rest = path.name.removeprefix(prefix).partition("-")
-        if number.isdecimal() and lock.began(int(number)) != rest.partition("-")[0]:
+        if number.isdecimal() and _began(int(number)) != rest.partition("-")[0]:
             shutil.rmtree(path, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{prefix}{pid}-{began}-", ignore_cleanup_errors=True) as name:
         yield Path(name)
@@ -212,7 +225,7 @@ def locked(out: Path, *, shared: bool = False, take_over: bool = False) -> Itera
     """Makes the work directory and holds its lock; at the end removes it, and `out`, where they are empty.
 
     `shared`: whether others that write shards of the same plan may hold it too; in a bucket they need none.
-    `take_over` is that of `lock.created`. Another run that holds it is a RunError.
+    `take_over` is that of `created`. Another run that holds it is a RunError.
     """
     work = WorkDirectory(out)
     with contextlib.ExitStack() as stack:
@@ -223,10 +236,10 @@ def locked(out: Path, *, shared: bool = False, take_over: bool = False) -> Itera
             if work.is_far:
                 persistently(lambda path: path.mkdir(parents=True, exist_ok=True), work.path)
                 if not shared:
-                    name = stack.enter_context(lock.created(work.path / _LOCK, take_over=take_over))
+                    name = stack.enter_context(created(work.path / _LOCK, take_over=take_over))
                     work.guard = (_LOCK, name)
             else:
-                stack.enter_context(lock.flocked(work.path / _LOCK, shared=shared))
+                stack.enter_context(flocked(work.path / _LOCK, shared=shared))
         except OSError as error:
             raise SettingsError(f"cannot write the dataset {out}: {error.strerror}") from None
         yield work
@@ -307,3 +320,114 @@ def _refuse_content(out: Path, *, overwrite: bool) -> None:
         raise SettingsError(
             f"{out} holds {others[0]!r} beside a Shardline dataset; give an empty or new directory"
         )
+
+
+@contextlib.contextmanager
+def flocked(path: Path, *, shared: bool) -> Iterator[None]:
+    """Holds a lock on this machine's disk, and makes its directory.
+
+    Raises RunError where another run has it, unless both are `shared`.
+    """
+    # The run that was there before may remove the directory, or the lock while we wait for it.
+    for attempt in range(_ATTEMPTS):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            continue
+        try:
+            if not files.lock(lock, shared=shared):
+                break
+            try:
+                is_in_place = os.path.samestat(os.fstat(lock), path.stat())
+            except FileNotFoundError:
+                is_in_place = False
+            if is_in_place:
+                os.truncate(lock, 0)
+                os.write(lock, _here().encode())
+                yield
+                return
+        finally:
+            os.close(lock)
+    raise _in_use(path, read_small(path))
+
+
+@contextlib.contextmanager
+def created(path: Path, *, take_over: bool) -> Iterator[str]:
+    """Holds a lock in a mounted bucket, and yields what it says.
+
+    `take_over`: whether it is known that a run that had it has ended, wherever it was. Raises RunError where
+    another run has it.
+    """
+    name = f"{_here()} {secrets.token_hex(8)}"
+    if not _create(path, name):
+        if not (holder := read_small(path)):
+            time.sleep(_EMPTY_SECONDS)
+            holder = read_small(path)
+        if holder and not take_over:
+            host, pid, *rest = [*holder.split(), "", ""]
+            here = host == _here().split()[0] and pid.isdecimal()
+            if not here or _began(int(pid)) == rest[0]:  # or else this machine sees that it has ended
+                raise _in_use(path, holder, f"; if it was killed, remove {path}")
+        path.unlink(missing_ok=True)
+        if not _create(path, name):
+            raise _in_use(path, read_small(path))
+    try:
+        yield name
+    finally:
+        with contextlib.suppress(OSError):
+            if read_small(path) == name:
+                path.unlink()
+
+
+def read_small(path: Path) -> str:
+    """Returns what a small file says, "" where there is none."""
+    try:
+        return persistently(Path.read_bytes, path)[:4096].decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _here() -> str:
+    """Returns what tells this process from all others: machine, its start, number, and when it began."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    # Containers may have the machine's name, each with numbers of processes of its own.
+    numbers = os.readlink("/proc/self/ns/pid")
+    return f"{socket.gethostname()}/{boot}/{numbers} {os.getpid()} {_began(os.getpid())}"
+
+
+def _began(pid: int) -> str:
+    """Returns when a process of this machine began, "" where there is none with this number."""
+    try:
+        state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state == "Z" else others[18]
+    except (OSError, IndexError):
+        return ""
+
+
+def _create(path: Path, name: str) -> bool:
+    """Creates the file, and says whether this is the one who did."""
+
+    def write(path: Path) -> None:
+        try:
+            with path.open("xb") as file:
+                file.write(name.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:  # it is there, perhaps by the try before, whose answer was lost
+            if error.errno not in (errno.EEXIST, errno.ESTALE):
+                raise
+
+    persistently(write, path)
+    return read_small(path) == name
+
+
+def _in_use(path: Path, holder: str, remedy: str = "") -> RunError:
+    machine, pid, *_ = [*holder.split(), "?", "?"]
+    host = machine.partition("/")[0]
+    return RunError(
+        f"another run is writing {path.parent.parent} (process {pid} on {host}); wait until "
+        f"it has ended, or give another directory{remedy}"
+    )

@@ -1,20 +1,21 @@
-"""Shard writer: the innermost loop of preprocessing, and the delivery of each shard that is done.
+"""Shard writer: the innermost loop of preprocessing, and before it the search for bad images.
 
 The loop runs once per example, millions of times: so bare system calls, no objects but bytes, and everything
-that can be known before is known before. Small records are joined before they are written; the bytes of a
-large image are never copied.
+that can be known before is known before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import operator
 import os
 import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, tee
 from pathlib import Path
 from typing import Any, Self
@@ -25,19 +26,21 @@ import xxhash
 
 from shardline.components.preprocess import rows, storage
 from shardline.components.preprocess.example import entries, key_head
-from shardline.components.preprocess.images.codec import Kind
+from shardline.components.preprocess.images.codec import Codec, Kind
 from shardline.components.preprocess.marks import Counts, Delivery, Images, Mark, unwritable
 from shardline.components.preprocess.places import NOWHERE, ImageReader
 from shardline.components.preprocess.plan import Plan, PlannedShard
-from shardline.components.preprocess.pool import Report
+from shardline.components.preprocess.pool import Processes, Report
 from shardline.components.preprocess.rows import Rows
 from shardline.components.preprocess.sources.example import changed
+from shardline.components.preprocess.survey import Rejected, Survey
 from shardline.components.preprocess.tfrecord import NO_IMAGE, image_start, mask
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer import files
 from shardline.trainer.data.features import LABEL, is_class
 from shardline.trainer.data.manifest import Shard
 from shardline.trainer.errors import BadRecordError
+from shardline.trainer.progress import Meter
 
 # Bytes that are collected before a write: they should not leave the processor's cache.
 _BLOCK = 1 << 18
@@ -152,6 +155,66 @@ def write_planned(given: Mapping[str, Any], items: Iterable[str], report: Report
         for file in items:
             writer.write(planned[file], delivery)
     return {}
+
+
+def without_bad(
+    found: Survey, plan: Plan, work: WorkDirectory, processes: Processes, rejected: Rejected
+) -> Survey:
+    """Takes examples whose image cannot be stored out of the buckets, before any of them is planned.
+
+    `plan` is what is known so far, settings and places; `rejected` gets what was taken out.
+    """
+    plan.save(work.plan)
+    found.buckets.flush()
+    paths = [found.buckets.path(bucket) for bucket in range(rows.BUCKETS)]
+    meter = Meter("checked", sum(found.codes), rejected=found.bad)
+    processes.do(check_buckets, work.given, [path.name for path in paths], meter.advance)
+    codes = list(found.codes)
+    for path in paths:
+        for line in path.with_suffix(".bad").read_text().splitlines():
+            bad = json.loads(line)
+            codes[bad["code"]] -= 1
+            rejected.add(BadRecordError(bad["file"], bad["reason"]))
+    return replace(found, codes=codes)
+
+
+def check_buckets(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
+    """Takes the rows whose image cannot be stored out of bucket files: a job of the process pool.
+
+    Beside each bucket file, NAME.bad names what was taken out and why, and its split code.
+    """
+    work = WorkDirectory.of(given)
+    plan = Plan.load(work.plan)
+    codec = plan.make_codec()
+    with ImageReader(plan.places, work.spool, plan.surveyed) as images:
+        for bucket in items:
+            path, bad = work.buckets / bucket, list[dict[str, object]]()
+            checked = path.with_suffix(".checked")
+            checked.touch()
+            for block in rows.read(path):
+                rows.append(checked, _usable(block, images, codec, bad, report))
+            checked.replace(path)
+            path.with_suffix(".bad").write_text("".join(json.dumps(each) + "\n" for each in bad))
+    return {}
+
+
+def _usable(
+    block: Rows, images: ImageReader, codec: Codec, bad: list[dict[str, object]], report: Report
+) -> Rows:
+    """Returns the rows whose image can be stored, and adds the others to `bad`."""
+    good = []
+    for number, (key, where, _, _, place, offset, length) in enumerate(block.fields()):
+        data = b""
+        try:
+            if place != NOWHERE:
+                data = images.read(place, offset, length, where, key)
+                codec.store(data, rows.key_text(key))
+            good.append(number)
+        except BadRecordError as error:
+            code = int(block.heads["code"][number])
+            bad.append({"file": error.name, "reason": error.reason, "code": code})
+        report(1, len(data))
+    return block.take(np.array(good, np.int64))
 
 
 @contextlib.contextmanager

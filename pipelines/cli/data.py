@@ -91,7 +91,7 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
 @_setting("max_bad_fraction", "With skip: fail above this share of unusable examples, 0..1.")
 @_setting(
     "schema",
-    "A Table Schema (JSON), or a schema.pbtxt of TFX, against which columns and labels are checked.",
+    "A Table Schema (JSON), against which columns and labels are checked.",
     metavar="FILE",
 )
 @_setting("on_anomaly", "Stop at a source that does not fit --schema, or warn.")

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess import ahead, lock
+from shardline.components.preprocess import ahead, work_directory
 from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -332,7 +332,7 @@ def test_a_writer_that_was_taken_over_changes_nothing_when_it_wakes(
         wait_for(lambda: list(out.glob("train-*")))
         os.killpg(paused.pid, signal.SIGSTOP)
         with writer("heir", another.path / "out", photos) as heir:
-            wait_for(lambda: lock.read(out / ".shardline" / "lock").startswith("heir"))
+            wait_for(lambda: work_directory.read_small(out / ".shardline" / "lock").startswith("heir"))
             wait_for(lambda: len(list(out.glob("train-*"))) > 12)
             os.killpg(paused.pid, signal.SIGCONT)
             assert "another run has taken over" in paused.communicate()[1]

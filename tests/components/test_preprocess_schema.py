@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from shardline.components.configure.changes import look
-from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.stats import describe, render_manifest, stats
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.schema import draft, read
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.tfrecord import mask
 from shardline.pipelines.cli.main import main
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.errors import SettingsError, SourceError
@@ -238,82 +234,3 @@ def test_the_command_writes_a_schema_and_checks_by_it(tmp_path: Path, schema: st
     warned = CliRunner().invoke(main, [*arguments, str(output), "--on-anomaly", "warn"])
     assert warned.exit_code == 0
     assert "anomaly: column 'sex'" in warned.output
-
-
-PROTO = r"""
-# proto-message: Schema
-feature { name: "fare" type: FLOAT presence { min_fraction: 1.0 } value_count { min: 1 max: 1 }
-  float_domain { min: 0 max: 99.5 } }
-feature { name: "place" type: FLOAT, presence: < min_fraction: 1.0 > shape { dim { size: 2 } }
-  float_domain { min: -1.0 } }
-feature { name: "company" type: BYTES domain: "names" presence { min_fraction: 1.0 min_count: 1 } }
-feature { name: "paid" type: BYTES shape {} presence { min_fraction: 0.75 }
-  string_domain { value: ["a\"b", "\303\244"] } }
-feature { name: "tips" type: INT int_domain { min: 0 max: 1 is_categorical: true } }
-feature { name: "rare" type: INT }
-feature { name: "old" type: INT presence { min_fraction: 1.0 } shape {} lifecycle_stage: DEPRECATED }
-string_domain { name: "names" value: "x" value: "y" }
-"""
-
-
-def trips(**more: Any) -> list[bytes]:
-    return [
-        serialize(
-            {"fare": float(i), "place": [0.5, float(i)], "company": "xy"[i % 2], "paid": "ä", "tips": i % 2}
-            | more
-        )
-        for i in range(60)
-    ]
-
-
-def write_trips(directory: Path, examples: Sequence[bytes]) -> str:
-    lengths = (struct.pack("<Q", len(one)) for one in examples)
-    parts = (
-        part + mask(google_crc32c.value(part))
-        for pair in zip(lengths, examples, strict=True)
-        for part in pair
-    )
-    (directory / "trips-0").write_bytes(b"".join(parts))
-    return f"tfrecord:{directory}/[st]*"  # the schema too
-
-
-def test_a_schema_of_tensorflow_metadata_is_read(tmp_path: Path) -> None:
-    (tmp_path / "schema.pbtxt").write_text(PROTO)
-    found = read(str(tmp_path / "schema.pbtxt")).fields
-    assert {name: (one.type, one.constraints) for name, one in found.items()} == {
-        "fare": ("number", {"required": True, "minimum": 0, "maximum": 99.5}),
-        "place": ("number", {"required": True, "minimum": -1}),
-        "company": ("string", {"enum": ["x", "y"]}),
-        "paid": ("string", {"enum": ['a"b', "ä"]}),
-        "tips": ("integer", {"minimum": 0, "maximum": 1}),
-        "rare": ("integer", {}),
-    }
-    assert found["paid"].max_missing == 0.25
-
-
-@pytest.mark.parametrize(
-    "text", ["feature { name: 'x' ", "feature { type: INT }", "feature: 1 }", "{}", "\0"]
-)
-def test_a_wrong_schema_of_tensorflow_metadata_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "schema.pbtxt").write_text(text)
-    with pytest.raises(SettingsError, match=r"is no schema\.pbtxt of TensorFlow Metadata"):
-        read(str(tmp_path / "schema.pbtxt"))
-
-
-def test_a_schema_beside_tfrecord_files_is_taken(tmp_path: Path, capsys: Any) -> None:
-    """A feature that it does not require may be in no file; of some columns alone nothing else is missed."""
-    (tmp_path / "schema.pbtxt").write_text(PROTO)
-    source = write_trips(tmp_path, trips())
-    assert (
-        run(source, tmp_path / "out", label="tips").settings["schema"]
-        == read(f"{tmp_path}/schema.pbtxt").digest
-    )
-    run(source, tmp_path / "some", label="regression:tips", features={"price": "fare"})
-    write_trips(tmp_path, trips(place=[0.5, -2.0], fare=-1.0, company="z"))
-    with pytest.raises(
-        SourceError, match=r"schema .*schema.pbtxt: fare \(minimum\), place \(minimum\), company"
-    ):
-        run(source, tmp_path / "out2", label="tips")
-    with pytest.raises(SourceError, match=r"schema .*schema.pbtxt: price \(minimum\), each told"):
-        run(source, tmp_path / "some2", label="tips", features={"price": "fare"})
-    assert "is checked against" in capsys.readouterr().out

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from shardline.components.preprocess.labels import Slip, Slips
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.slips import Slip, Slips
 from shardline.trainer.errors import SourceError
 
 

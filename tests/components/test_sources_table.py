@@ -12,7 +12,6 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from shardline.components.preprocess import slips
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import columns, open_source
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Source, Span
@@ -287,17 +286,14 @@ def test_whole_numbers_with_gaps_stay_whole(tmp_path: Path, suffix: str, capsys:
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_numbers_that_become_one_are_counted(
-    tmp_path: Path, suffix: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slips, "_TOGETHER", 10)
+def test_numbers_that_become_one_are_told(tmp_path: Path, suffix: str, capsys: Any) -> None:
     rows = [{"label": 20_000_000 + n % 50, "x": n / 4 + 2**24, "y": n / 4} for n in range(1000)]
     path = write(tmp_path / f"table.{suffix}", rows)
     assert (
         len(read(open_source(PreprocessSettings(source=f"table:{path}", label="regression:label")))) == 1000
     )
     said = capsys.readouterr().out
-    assert "different values become one: 'label' has 25 of 50, 'x' has 126 of 1,000; " in said
+    assert "different values become one: 'label', 'x'; " in said
 
 
 def test_values_that_a_number_would_rewrite_are_text(tmp_path: Path, capsys: Any) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.preprocess import lock
+from shardline.components.preprocess import work_directory as lock
 from shardline.trainer.errors import RunError
 
 HOLDS = """
 import sys
 from pathlib import Path
-from shardline.components.preprocess import lock
+from shardline.components.preprocess import work_directory as lock
 with lock.created(Path(sys.argv[1]), take_over=False):
     print(flush=True)
     sys.stdin.read()
@@ -25,7 +25,7 @@ ELSEWHERE = "elsewhere/boot/pid:[1] 17 99 abc"
 def test_it_is_held_by_one_and_given_back(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with lock.created(path, take_over=False) as name:
-        assert lock.read(path) == name
+        assert lock.read_small(path) == name
         with pytest.raises(RunError, match="another run is writing"), lock.created(path, take_over=False):
             pass
     assert not path.exists()
@@ -42,7 +42,7 @@ def test_one_of_this_machine_is_taken_over_at_once_when_its_holder_has_ended(tmp
         other.kill()
         other.wait()
     with lock.created(path, take_over=False) as name:
-        assert lock.read(path) == name
+        assert lock.read_small(path) == name
 
 
 def test_one_of_another_machine_stays_unless_it_is_known_to_have_ended(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_one_of_another_machine_stays_unless_it_is_known_to_have_ended(tmp_path:
         pass
     assert path.read_text() == ELSEWHERE
     with lock.created(path, take_over=True) as name:
-        assert lock.read(path) == name
+        assert lock.read_small(path) == name
 
 
 def test_whoever_has_lost_it_leaves_that_of_the_other(tmp_path: Path) -> None:

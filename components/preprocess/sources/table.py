@@ -10,9 +10,8 @@ from itertools import chain
 from typing import Any
 
 from shardline.components.preprocess import labels, storage
-from shardline.components.preprocess.labels import LARGEST_CLASS, LARGEST_FLOAT
+from shardline.components.preprocess.labels import LARGEST_CLASS, LARGEST_FLOAT, Slips, tell_rounding
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.slips import Rounding, Slips
 from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns, open_table
 from shardline.components.preprocess.sources.csv_text import Types
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
@@ -114,8 +113,8 @@ class Rows:
         checks = self._checks()
         self._tell_of_texts()
         slips = Slips(self._may_slip())
-        rounding = Rounding(theirs for _, theirs, kind in checks if kind == "float32")
-        batches = rounding.watch(self._columns.batches(theirs))
+        floats = [theirs for _, theirs, kind in checks if kind == "float32"]
+        batches = tell_rounding(self._columns.batches(theirs), floats)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
             told = dict(zip(about, row[-len(about) :], strict=True)) if about else {}
@@ -145,7 +144,6 @@ class Rows:
         if splits and splits.left_out:
             say("preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test")
         self.slips = slips.found()
-        rounding.tell()
 
     def _role_fault(self, values: Mapping[str, Any]) -> str:
         """Returns what is wrong with the key or the image of a row; "" if nothing is."""
