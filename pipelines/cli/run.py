@@ -20,7 +20,6 @@ from shardline.pipelines.cli.options import (
     parameter_options,
     require_local,
     runs_dir_option,
-    show_table,
 )
 
 
@@ -35,9 +34,6 @@ from shardline.pipelines.cli.options import (
 @click.option(
     "--abandoned", is_flag=True, help="With --resume: a run that is recorded as running is no more."
 )
-@click.option(
-    "--show-localized", is_flag=True, help="Run nothing; show what a local run changes in PIPELINE."
-)
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 when the model is not blessed.")
 @network_option
 @inject_option
@@ -48,7 +44,6 @@ def run(
     resume: str | None,
     changed: bool,
     abandoned: bool,
-    show_localized: bool,
     **options: Any,
 ) -> None:
     """Run PIPELINE, a compiled pipeline, on this machine, with a process for every replica.
@@ -73,9 +68,6 @@ def run(
         raise click.UsageError(f"--{'changed' if changed else 'abandoned'} needs --resume")
     if pipeline is None:
         raise click.UsageError("Missing argument 'PIPELINE'.")
-    if show_localized:
-        _show_localized(pipeline, given or {})
-        return
     parameters = _checked(pipeline, given or {}, runs_dir)
     if failed is not None:
         with foreground():
@@ -186,19 +178,6 @@ def train(
     attempts.forget(Path(given.model_dir))
     with foreground() as terminal:
         run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
-
-
-def _show_localized(pipeline: Path, given: Mapping[str, Any]) -> None:
-    from shardline.pipelines.local.at_hand import require_parts
-    from shardline.pipelines.local.changes import listed
-    from shardline.pipelines.parameters import check_parameters
-    from shardline.pipelines.spec import parse_runnable, read_pipeline
-
-    file = parse_runnable(read_pipeline(pipeline), pipeline)
-    values = check_parameters(file.spec, given) if given else {}
-    lost = [("platform", "left out", kind) for kind in file.of_other_platforms]
-    show_table([("CHANGE", "HERE", "OF"), *listed(file.spec, values), *lost])
-    require_parts(file.spec, values)
 
 
 def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:

@@ -1,25 +1,113 @@
-"""Contents of the image: the modules that it holds, as settings say, and plug-ins of a run that it lacks."""
+"""Contents of the image: locked requirements, modules that it holds, and plug-ins of a run that it lacks."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from shardline.components.run_plugins import plugins_of
-from shardline.pipelines.image.requirements import LOCKS, normal, pinned
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.trainer import plugins
-from shardline.trainer.errors import ModelError
+from shardline.trainer.errors import ModelError, SettingsError
 
+#: The image's own requirements, a file for each variant, and build.txt for what builds packages.
+LOCKS = Path(__file__).with_name("lock")
 #: Files by which a directory is a project, which is installed, and not a package, which is copied.
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
-
 #: Directories without code of their own, also where git does not say so.
 NOT_CODE = {"build", "dist", "node_modules", "runs", "site-packages", "venv", "__pycache__"}
+
+_PINNED = re.compile(r"^([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])? ?===? ?([\w.+!-]+)", re.MULTILINE)
+_LOCKED = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]*)(\[[^]]*\])? ?(===? ?[\w.+!-]+|@ \S+)( ?;[^#]*?)?"
+    r"(?P<hashes>( --hash=\w+:\w+)*)"
+)
+#: A name and its secret in a URL, which would stand in the layers of the image.
+_SECRET = re.compile(r"https?://[^/\s@]+@")
+_OPTION = re.compile(r"--(extra-)?index-url .*")
+
+
+def read_requirements(image: ImageSettings) -> str:
+    """Returns the locked requirements of a user, without Shardline itself; "" where there are none.
+
+    Raises SettingsError when the file cannot be read, a line is not locked, only some lines have hashes, one
+    has another version than the image, or a URL holds a secret.
+    """
+    if not image.requirements:
+        return ""
+    path, lock = Path(image.requirements), lock_of(image.variant)
+    how = (
+        "lock them: uv pip compile --generate-hashes --python-version 3.11 --python-platform "
+        f"x86_64-unknown-linux-gnu -c {lock} requirements.in -o {path}"
+    )
+    kept, hashed = [], set()
+    for number, line in _lines(path):
+        if _SECRET.search(line):
+            raise SettingsError(
+                f"{path}, line {number}: a URL with a user or token, which everybody could read in the "
+                "image; leave it out of the URL"
+            )
+        found = _LOCKED.fullmatch(line)
+        if not found and not _OPTION.fullmatch(line):
+            raise SettingsError(f"{path}, line {number}: {line!r} is not one version (NAME==VERSION); {how}")
+        if found and _normal(found["name"]) == "shardline":
+            continue
+        hashed |= {bool(found["hashes"])} if found else set()
+        kept.append(line)
+    if len(hashed) == 2:
+        raise SettingsError(f"{path}: some requirements have hashes, and others have none; {how}")
+    there = pinned(lock)
+    for name, version in pinned(path).items():
+        if there.get(name, version) != version:
+            raise SettingsError(f"{path} names {name} {version}, and the image has {there[name]}; {how}")
+    return "".join(f"{line}\n" for line in kept)
+
+
+def lock_of(variant: str) -> Path:
+    """Returns the lock file of a variant; SettingsError when it has none."""
+    path = LOCKS / f"{variant}.txt"
+    if not path.is_file():
+        raise SettingsError(
+            f"an image of the variant {variant} cannot be built: there is no {path.name} in {LOCKS}, "
+            "since tensorflow-tpu has none for this TensorFlow; write a lock there, or use other accelerators"
+        )
+    return path
+
+
+def pinned(requirements: Path) -> dict[str, str]:
+    """Returns the versions in a file of locked requirements, by name; none of a file that cannot be read."""
+    try:
+        found = _PINNED.findall(requirements.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return {}  # the build refuses it, and says why
+    return {_normal(name): version for name, version in found}
+
+
+def _normal(name: str) -> str:
+    """Returns a distribution's name as PyPA's specification compares names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the lines of a requirements file with their numbers: joined at a backslash, without comments."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"[image] requirements: {path} cannot be read as UTF-8: {error}") from None
+    joined, begun = "", 0
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        begun = begun or number
+        line = re.sub(r"(^|\s)#.*$", "", line).rstrip()
+        joined += line.removesuffix("\\")
+        if not line.endswith("\\"):
+            if words := " ".join(joined.split()):
+                yield begun, words
+            joined, begun = "", 0
 
 
 def missing_from_image(image: ImageSettings, parameters: Mapping[str, Any]) -> list[str]:
@@ -32,9 +120,18 @@ def missing_from_image(image: ImageSettings, parameters: Mapping[str, Any]) -> l
     found = []
     for name, reference in plugins_of(parameters).items():
         module = reference.partition(":")[0]
-        if not holds(image, module):
-            found.append(f"{name}={reference}: {_lacks(image, module)}")
-        elif file := _source_in(image, module):
+        top = module.partition(".")[0]
+        there = [place for package in image.packages for place in _places(Path(package), module)]
+        if not there and not _brings(image, top):
+            why = (
+                f"{top} in packages of [image] has no module {module}; name one that it has"
+                if top in {Path(package).resolve().name for package in image.packages}
+                else f"the image {image.name} has no module {top}; add its directory to the settings, "
+                f'[image] packages = ["../{top}"] (a path from the settings file), or its '
+                "distribution to [image] requirements, and build the image again"
+            )
+            found.append(f"{name}={reference}: {why}")
+        elif file := next(filter(Path.is_file, (at for at in there if at.suffix == ".py")), None):
             try:
                 plugins.look_in(file, reference, name)
             except ModelError as error:
@@ -42,76 +139,43 @@ def missing_from_image(image: ImageSettings, parameters: Mapping[str, Any]) -> l
     return found
 
 
-def _source_in(image: ImageSettings, module: str) -> Path | None:
-    """Returns the Python file of a module in the packages of [image] that are on this machine."""
-    files = (file for package in image.packages for file in _Modules(Path(package)).files(module))
-    return next(files, None)
-
-
-def _lacks(image: ImageSettings, module: str) -> str:
-    top = module.partition(".")[0]
-    if top in {Path(package).resolve().name for package in image.packages}:
-        return f"{top} in packages of [image] has no module {module}; name one that it has"
-    return (
-        f"the image {image.name} has no module {top}; add its directory to the settings, [image] packages = "
-        f'["../{top}"] (a path from the settings file), or its distribution to [image] requirements, and '
-        "build the image again"
-    )
-
-
-def holds(image: ImageSettings, module: str) -> bool:
-    """Whether the image has a module, as far as can be told here without building it."""
-    top = module.partition(".")[0]
-    if top == "shardline" or top in sys.stdlib_module_names:
-        return True
-    if any(module in _Modules(Path(package)) for package in image.packages):
-        return True
-    own = set(pinned(Path(image.requirements))) if image.requirements else set()
-    locked = own | set(pinned(LOCKS / f"{image.variant or 'cpu'}.txt"))
-    if normal(top) in locked:
-        return True
-    # What a distribution calls its modules is known where it is installed.
-    installed = metadata.packages_distributions()
-    return any(normal(name) in locked for name in installed.get(top, ())) or (
-        top not in installed and not own <= {normal(name) for names in installed.values() for name in names}
-    )
-
-
 def is_project(directory: Path) -> bool:
     """Whether a directory of [image] packages is a project, which is installed."""
     return any((directory / name).is_file() for name in PROJECT_FILES)
 
 
-class _Modules:
-    """Modules that a directory of [image] packages brings: its own, or those anywhere in a project."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def __contains__(self, module: str) -> bool:
-        first, *rest = module.split(".")
-        if not is_project(self._directory):
-            own = self._directory.resolve()
-            return first == own.name and (not own.is_dir() or _has(own.parent, [first, *rest]))
-        return any(_has(Path(root), [first, *rest]) for root in self._roots())
-
-    def files(self, module: str) -> Iterator[Path]:
-        """Yields the Python files that are the module."""
-        if module in self:
-            project = is_project(self._directory)
-            for root in self._roots() if project else (self._directory.resolve().parent,):
-                path = Path(root).joinpath(*module.split("."))
-                yield from filter(Path.is_file, (path / "__init__.py", path.with_name(f"{path.name}.py")))
-
-    def _roots(self) -> Iterator[str]:
-        for root, directories, _ in os.walk(self._directory):
+def _places(package: Path, module: str) -> Iterator[Path]:
+    """Yields where a directory of [image] packages has a module: its own, or anywhere in a project."""
+    first, *rest = module.split(".")
+    own = package.resolve()
+    roots = [own.parent] if own.name == first else []
+    if is_project(package):
+        roots = []
+        for root, directories, _ in os.walk(package):
             directories[:] = [name for name in directories if name[0] != "." and name not in NOT_CODE]
-            yield root
+            roots.append(Path(root))
+    elif roots and not own.is_dir():
+        yield own  # not on this machine: taken at its name
+    for path in (root.joinpath(first, *rest) for root in roots):
+        if path.is_dir():
+            yield from (path / "__init__.py", path)
+        # Also a module that was compiled, as in fast.cpython-311-x86_64-linux-gnu.so.
+        yield from (file for file in path.parent.glob(f"{path.name}.*") if file.suffix in (".py", ".so"))
 
 
-def _has(root: Path, parts: Iterable[str]) -> bool:
-    path = root.joinpath(*parts)
-    # Also a module that was compiled, as in fast.cpython-311-x86_64-linux-gnu.so.
-    return path.is_dir() or any(
-        found.suffix in (".py", ".so") for found in path.parent.glob(f"{path.name}.*")
+def _brings(image: ImageSettings, top: str) -> bool:
+    """Whether Python, Shardline or a requirement brings a module, as far as can be told without a build."""
+    if top == "shardline" or top in sys.stdlib_module_names:
+        return True
+    own = set(pinned(Path(image.requirements))) if image.requirements else set()
+    locked = own | set(pinned(LOCKS / f"{image.variant or 'cpu'}.txt"))
+    # What a distribution calls its modules is known where it is installed.
+    installed = metadata.packages_distributions()
+    return (
+        _normal(top) in locked
+        or any(_normal(name) in locked for name in installed.get(top, ()))
+        or (
+            top not in installed
+            and not own <= {_normal(name) for names in installed.values() for name in names}
+        )
     )

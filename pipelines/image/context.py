@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import shardline
-from shardline.pipelines.image.contents import NOT_CODE, PROJECT_FILES, is_project
-from shardline.pipelines.image.requirements import LOCKS, lock_of, pinned, read_requirements
+from shardline.pipelines.image.contents import (
+    LOCKS,
+    NOT_CODE,
+    PROJECT_FILES,
+    is_project,
+    lock_of,
+    pinned,
+    read_requirements,
+)
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.trainer.errors import RunError, SettingsError
 
@@ -115,41 +122,31 @@ def dockerfile(image: ImageSettings, revision: str) -> str:
 
 
 def _check_packages(image: ImageSettings) -> None:
+    """Raises SettingsError when a directory of [image] packages has no code, or another module's name."""
+    taken = {*sys.stdlib_module_names, "shardline"}
+    taken |= {key.replace("-", "_") for key in pinned(lock_of(image.variant))}
     named: dict[str, Path] = {}
     for package in map(Path, image.packages):
-        check_package(package, image.variant)
-        other = named.setdefault(package.resolve().name.lower(), package)
+        name = package.resolve().name
+        if not package.is_dir():
+            raise SettingsError(
+                f"[image] packages: no directory {package}; give paths from the settings file's directory"
+            )
+        if not is_project(package) and (not name.isidentifier() or not any(package.rglob("*.py"))):
+            raise SettingsError(
+                f"[image] packages: {package} is no package (a directory called as a module is, with .py "
+                f"files) and no project (a directory with one of {', '.join(PROJECT_FILES)})"
+            )
+        if not is_project(package) and name.lower() in taken:
+            raise SettingsError(
+                f"[image] packages: the image has a module {name} already, whose place {package} would take; "
+                "give it another name"
+            )
+        other = named.setdefault(name.lower(), package)
         if other is not package:
             raise SettingsError(
-                f"[image] packages: {other} and {package} have one name, and would take each other's place; "
-                "rename one of the directories"
+                f"[image] packages: {other} and {package} have one name; rename one of the directories"
             )
-
-
-def check_package(package: Path, variant: str) -> None:
-    """Raises SettingsError when a directory of [image] packages has no code, or another module's name."""
-    if not package.is_dir():
-        raise SettingsError(
-            f"[image] packages: no directory {package}; give paths from the settings file's directory"
-        )
-    name = package.resolve().name
-    if is_project(package):
-        return
-    if not name.isidentifier() or not any(package.rglob("*.py")):
-        raise SettingsError(
-            f"[image] packages: {package} is no package (a directory called as a module is, with .py files) "
-            f"and no project (a directory with one of {', '.join(PROJECT_FILES)})"
-        )
-    taken = {
-        *sys.stdlib_module_names,
-        "shardline",
-        *(key.replace("-", "_") for key in pinned(lock_of(variant))),
-    }
-    if name.lower() in taken:
-        raise SettingsError(
-            f"[image] packages: the image has a module {name} already, whose place {package} would take; "
-            "give it another name"
-        )
 
 
 def files_of(directory: Path) -> list[Path]:

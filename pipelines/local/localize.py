@@ -1,11 +1,11 @@
 """Localization of a compiled pipeline: a pure rewrite of the IR into one that stock kfp.local can run.
 
-What changes in the pipeline itself (`changes` lists it, with what means nothing on this machine):
+What changes in the pipeline itself (docs/local-runs.md has it, with what means nothing on this machine):
 
 * An executor that runs one of GCPC's launchers, or its e-mail component, runs the stand-in (`stand_ins`).
   That of a custom job leaves out what describes machines: the variables SHARDLINE_ACCELERATORS and
   SHARDLINE_REDUCTION_SERVERS, and the replicas of a Reduction Server.
-* The command of a container component becomes a process (`container`).
+* The command of a container component becomes a process (`stand_ins`).
 * Packages of a component are not installed.
 * A task that will load TensorFlow is started by `start`, which may fork it from a process that has loaded it.
 * Placeholders that only the platform can resolve become local values.
@@ -27,7 +27,6 @@ from typing import Any
 
 from shardline.components.vertex.payload import at, list_at
 from shardline.pipelines.local import start
-from shardline.pipelines.local.container import as_process
 from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
 from shardline.pipelines.local.kfp_internals import (
     EXECUTOR,
@@ -52,7 +51,7 @@ _STAND_INS = {
 }
 #: In the source of Shardline's own components.
 _OWN = "shardline.components"
-_OPTIONS = (MARKER, "--executor_input", "{{$}}")
+_STAND_IN = ("python3", "-u", "-m", start.STAND_INS)
 
 _LOCAL_VALUES = {
     "json_escape[1]": EXECUTOR_INPUT_MARKER,
@@ -93,18 +92,18 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
         PipelineError: When a placeholder has no meaning on this machine, or a name cannot be that of a file.
     """
     _check_names(spec)
-    local: dict[str, Any] = _localize_values_in(copy.deepcopy(spec), created)
+    local: dict[str, Any] = _localized(copy.deepcopy(spec), created, is_value=False)
     for executor in local["deploymentSpec"]["executors"].values():
         container = at(executor, "container")
         if not container:
             continue
         command = list_at(container, "command")
         if name := stand_in(container):
-            container["command"] = command = ["python3", "-u", "-m", start.STAND_INS, name, *_OPTIONS]
+            container["command"] = command = [*_STAND_IN, name, MARKER, "--executor_input", "{{$}}"]
         elif any(EXECUTOR in part for part in [*command, *list_at(container, "args")]):
             container["command"] = command = split_installation(command)[1]
         else:
-            container["command"] = command = as_process(command)
+            container["command"] = command = [*_STAND_IN, "Container", MARKER, "{{$}}", *command]
         if start.recognize(command):
             container["command"] = ["python3", "-m", start.__name__, *command]
     _order_by_outputs(local)
@@ -170,37 +169,24 @@ def localize_value(value: Any, *, created: str = _EPOCH) -> Any:
     Raises:
         PipelineError: When a placeholder has no meaning on this machine.
     """
-    if isinstance(value, str):
-        return _PLACEHOLDER.sub(lambda match: _local_text(match, created), value)
-    if isinstance(value, list):
-        return [localize_value(item, created=created) for item in value]
-    if isinstance(value, dict):
-        return {key: localize_value(item, created=created) for key, item in value.items()}
-    return value
+    return _localized(value, created, is_value=True)
 
 
-def _localize_values_in(node: Any, created: str) -> Any:
+def _localized(node: Any, created: str, *, is_value: bool) -> Any:
     if isinstance(node, list):
-        return [_localize_values_in(item, created) for item in node]
+        return [_localized(item, created, is_value=is_value) for item in node]
     if isinstance(node, dict):
         return {
-            key: localize_value(item, created=created)
-            if key in _VALUE_KEYS
-            else _localize_values_in(item, created)
+            key: _localized(item, created, is_value=is_value or key in _VALUE_KEYS)
             for key, item in node.items()
         }
-    return node
-
-
-def _local_text(match: re.Match[str], created: str) -> str:
-    name = match.group(1)
-    if name in _LOCAL_VALUES:
-        return _LOCAL_VALUES[name]
-    if name in _TIMES:
-        return created
-    if _RESOLVED_BY_KFP.match(name):
-        return match.group(0)
-    raise PipelineError(f"the placeholder {match.group(0)} cannot be resolved on this machine")
+    if not isinstance(node, str) or not is_value:
+        return node
+    local = _LOCAL_VALUES | dict.fromkeys(_TIMES, created)
+    for found in _PLACEHOLDER.finditer(node):
+        if found[1] not in local and not _RESOLVED_BY_KFP.match(found[1]):
+            raise PipelineError(f"the placeholder {found[0]} cannot be resolved on this machine")
+    return _PLACEHOLDER.sub(lambda found: local.get(found[1], found[0]), node)
 
 
 def _drop_unset(spec: dict[str, Any], given: set[str]) -> None:
@@ -208,39 +194,26 @@ def _drop_unset(spec: dict[str, Any], given: set[str]) -> None:
 
     What one DAG does not pass on is unset in the DAGs inside it, so this goes on until nothing changes.
     """
-    while any(_drop_unset_in(dag, _supplied(spec, dag, given)) for dag in components_with_tasks(spec)):
-        pass
-
-
-def _supplied(spec: dict[str, Any], component: dict[str, Any], given: set[str]) -> set[str]:
-    """Returns the inputs that some user of a DAG passes to it."""
-    if component is spec["root"]:
-        return given
-    return {
-        name
-        for user in components_with_tasks(spec)
-        for task in user["dag"]["tasks"].values()
-        if spec["components"].get(task["componentRef"]["name"]) is component
-        for name in [
-            *task.get("inputs", {}).get("parameters", {}),
-            # The item of a loop comes from the loop itself.
-            task.get("parameterIterator", {}).get("itemInput", ""),
-        ]
-    }
-
-
-def _drop_unset_in(component: dict[str, Any], supplied: set[str]) -> bool:
-    parameters = component.get("inputDefinitions", {}).get("parameters", {})
-    # A default of None (JSON null) is ours: never read, but kfp.local fails where there is none at all.
-    unset = {
-        name
-        for name, item in parameters.items()
-        if name not in supplied and item.setdefault("defaultValue", None) is None
-    }
-    dropped = False
-    for task in component["dag"]["tasks"].values():
-        inputs = task.get("inputs", {}).get("parameters", {})
-        for name in [key for key, item in inputs.items() if item.get("componentInputParameter") in unset]:
-            del inputs[name]
-            dropped = True
-    return dropped
+    dags, dropped = list(components_with_tasks(spec)), True
+    tasks = [task for dag in dags for task in dag["dag"]["tasks"].values()]
+    while dropped:
+        dropped = False
+        for dag in dags:
+            supplied = given if dag is spec["root"] else set()
+            for task in tasks:
+                if spec["components"].get(task["componentRef"]["name"]) is dag:
+                    supplied |= task.get("inputs", {}).get("parameters", {}).keys()
+                    # The item of a loop comes from the loop itself.
+                    supplied.add(task.get("parameterIterator", {}).get("itemInput", ""))
+            parameters = dag.get("inputDefinitions", {}).get("parameters", {})
+            # A default of None (JSON null) is ours: never read, but kfp.local fails where there is none.
+            unset = {
+                name
+                for name, item in parameters.items()
+                if name not in supplied and item.setdefault("defaultValue", None) is None
+            }
+            for task in dag["dag"]["tasks"].values():
+                inputs = task.get("inputs", {}).get("parameters", {})
+                for name in [k for k, item in inputs.items() if item.get("componentInputParameter") in unset]:
+                    del inputs[name]
+                    dropped = True

@@ -24,7 +24,7 @@ from shardline.pipelines.local.network import Network, misses_network
 from shardline.pipelines.local.start import Launch
 from shardline.trainer import crash, files, progress
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
-from shardline.trainer.errors import PipelineError
+from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError
 from shardline.trainer.progress import Event
 
 #: Seconds that a guardian has to kill what it guards.
@@ -93,9 +93,6 @@ class LineBuffer:
         return self.feed(b"\n") if self._rest else []
 
 
-#: Lines of one replica that are shown within a second; the log file has all of them.
-SHOWN_PER_S = 500
-
 ShowLine = Callable[[str, str], None]
 
 
@@ -103,8 +100,7 @@ class Output:
     """Output of one replica.
 
     All of it goes to the log file, line by line; events (see `shardline.trainer.progress`) as readable lines.
-    Events are passed on, errors are kept until the job is over, and every other line is shown, unless
-    there are more than a person can read and a terminal can take.
+    Events are passed on, errors are kept until the job is over, and every other line is shown.
 
     Attributes:
         log: Path of the log file.
@@ -124,9 +120,11 @@ class Output:
         self._report = report
         self._buffer = LineBuffer()
         self._file = log.open("a", encoding="utf-8")
-        self._second = 0.0
-        self._shown = 0
-        self._held_back = 0
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether the replica has said that the mistake is the user's."""
+        return self.error is not None and self.error.exit_code == EXIT_BAD_INPUT
 
     def feed(self, data: bytes) -> None:
         """Takes what the replica has printed since the last call."""
@@ -135,7 +133,6 @@ class Output:
     def close(self) -> None:
         """Takes the last line, which may have no line end, and closes the log file."""
         self._take(self._buffer.flush())
-        self._tell_held_back()
         self._file.close()
 
     def _take(self, lines: list[str]) -> None:
@@ -144,29 +141,13 @@ class Output:
             self.misses_network = self.misses_network or misses_network(line)
             self._file.write((line if event is None else progress.render(event)) + "\n")
             if event is None:
-                self._show_at_most(line)
+                if not self.muted:
+                    self._show(self._name, line)
             elif event.kind != "error":
                 self._report(event)
             elif self.error is None:
                 self.error = event
         self._file.flush()
-
-    def _show_at_most(self, line: str) -> None:
-        if self.muted:
-            return
-        if (now := time.monotonic()) >= self._second + 1:
-            self._tell_held_back()
-            self._second, self._shown = now, 0
-        if self._shown < SHOWN_PER_S:
-            self._shown += 1
-            self._show(self._name, line)
-        else:
-            self._held_back += 1
-
-    def _tell_held_back(self) -> None:
-        if self._held_back:
-            self._show(self._name, f"... {self._held_back:,} lines more, which only {self.log} has")
-            self._held_back = 0
 
 
 class Replica:

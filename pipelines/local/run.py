@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import os
 import re
-import selectors
+import select
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,9 +23,10 @@ from shardline.components import text as summary
 from shardline.components.run_directory import TASK_INDENT, blessing, task_at_work
 from shardline.components.run_record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
 from shardline.components.vertex.logs import KfpLines, split_replica
+from shardline.components.vertex.payload import at
+from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.local import execute, processes, record
 from shardline.pipelines.local.at_hand import require_parts
-from shardline.pipelines.local.changes import not_kept
 from shardline.pipelines.local.injections import parse_injection
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
 from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value
@@ -33,7 +35,14 @@ from shardline.pipelines.local.replica import LineBuffer
 from shardline.pipelines.local.stand_ins import INJECTIONS_VARIABLE
 from shardline.pipelines.local.terminal import Silence, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.spec import RETRAIN, defaults, has_exit_tasks, parse_runnable, read_pipeline
+from shardline.pipelines.spec import (
+    RETRAIN,
+    PipelineFile,
+    defaults,
+    has_exit_tasks,
+    parse_runnable,
+    read_pipeline,
+)
 from shardline.trainer import crash, files, progress
 from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError, RunError
 from shardline.trainer.progress import Event, Scalar
@@ -86,6 +95,7 @@ class Execution:
 
         The command is `shardline.pipelines.local.execute` with all its arguments but the last two.
         """
+        inherited = {key: value for key, value in os.environ.items() if key not in PLATFORM_VARIABLES}
         with (
             processes.scratch_directory() as temporary,
             self.log.open("w", encoding="utf-8") as log,
@@ -96,7 +106,15 @@ class Execution:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env=self._environment(),
+                env={
+                    **processes.on_safe_path(inherited),
+                    "PYTHONUNBUFFERED": "1",
+                    progress.EVENTS_VARIABLE: progress.secret(),
+                    RUN_VARIABLE: str(self.directory),
+                    crash.DIRECTORY_VARIABLE: str(self.directory / "crashes"),
+                    INJECTIONS_VARIABLE: " ".join(self.injections),
+                    NETWORK_VARIABLE: self.network,
+                },
                 start_new_session=True,
             )
             try:
@@ -134,18 +152,6 @@ class Execution:
         texts = [event.text for event in self.errors]
         text = texts[-1] if texts else f"the executing process {processes.describe_exit(self.exit_code)}"
         raise processes.ProcessFailedError(f"{text} (log: {self.log})", topic=execute.TOPIC)
-
-    def _environment(self) -> dict[str, str]:
-        inherited = {key: value for key, value in os.environ.items() if key not in PLATFORM_VARIABLES}
-        return {
-            **processes.on_safe_path(inherited),
-            "PYTHONUNBUFFERED": "1",
-            progress.EVENTS_VARIABLE: progress.secret(),
-            RUN_VARIABLE: str(self.directory),
-            crash.DIRECTORY_VARIABLE: str(self.directory / "crashes"),
-            INJECTIONS_VARIABLE: " ".join(self.injections),
-            NETWORK_VARIABLE: self.network,
-        }
 
     def _take(self, line: str, log: TextIO, terminal: Terminal) -> None:
         event = progress.parse(line)
@@ -189,31 +195,19 @@ def _output(child: subprocess.Popen[bytes], cannot_succeed: Callable[[], bool]) 
     output = child.stdout.fileno()
     os.set_blocking(output, False)
     buffer = LineBuffer()
-    deadline: float | None = None
-    ended = False
-    with selectors.DefaultSelector() as selector, open(os.pidfd_open(child.pid), "rb", 0) as pidfd:
-        selector.register(output, selectors.EVENT_READ)
-        selector.register(pidfd, selectors.EVENT_READ)
-        while not ended and (deadline is None or time.monotonic() < deadline):
-            ready = {key.fd for key, _ in selector.select(1.0)}
+    deadline = math.inf
+    with open(os.pidfd_open(child.pid), "rb", 0) as pidfd:
+        watched, ready = [output, pidfd.fileno()], []
+        while pidfd.fileno() not in ready and time.monotonic() < deadline:
+            ready = select.select(watched, [], [], 1.0)[0]
             yield None
-            ended = pidfd.fileno() in ready
-            if output in ready or (ended and output in selector.get_map()):
-                more = yield from _read_all(output, buffer)
-                if not more:
-                    selector.unregister(output)
-            if deadline is None and cannot_succeed():
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(output, 1 << 16):
+                    yield from buffer.feed(data)
+                watched = [pidfd.fileno()]  # there is no more
+            if deadline == math.inf and cannot_succeed():
                 deadline = time.monotonic() + _CLOSING_S
     yield from buffer.flush()
-
-
-def _read_all(output: int, buffer: LineBuffer) -> Generator[str, None, bool]:
-    """Yields the lines that can be read without waiting; returns whether more may come."""
-    with contextlib.suppress(BlockingIOError):
-        while data := os.read(output, 1 << 16):
-            yield from buffer.feed(data)
-        return False
-    return True
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:
@@ -303,7 +297,7 @@ def run_pipeline(
         command = _write_inputs(book.directory, localized, values)
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
             terminal.show(Event("line", "run", f"{name} in {summary.from_here(book.directory)}"))
-            if missed := not_kept(file):
+            if missed := _not_kept(file):
                 terminal.show(Event("line", "run", f"left out here: {', '.join(missed)}"))
             run.watch(command, terminal)
             run.raise_failure(terminal)
@@ -338,16 +332,12 @@ def _end_run(
     ]
     mistaken = any(event.exit_code == EXIT_BAD_INPUT for event in run.errors)
     if state != SUCCEEDED and book.record.pipeline == RETRAIN and not mistaken:
-        rows.append(("to continue", f"shardline run --resume {book.directory.name}{_elsewhere(book)}"))
+        runs = book.directory.parent
+        elsewhere = "" if runs == Path("runs").absolute() else f" --runs-dir {runs}"
+        rows.append(("to continue", f"shardline run --resume {book.directory.name}{elsewhere}"))
     summary.show(rows, stream)
     book.end(state, run.values, explanation)
     return blessed
-
-
-def _elsewhere(book: record.RunDirectory) -> str:
-    """Returns the option that names where the run directory is, unless it is where it is looked for."""
-    runs = book.directory.parent
-    return "" if runs == Path("runs").absolute() else f" --runs-dir {runs}"
 
 
 def _make_own_place(runs_dir: Path, parameters: Mapping[str, Any]) -> None:
@@ -356,6 +346,15 @@ def _make_own_place(runs_dir: Path, parameters: Mapping[str, Any]) -> None:
     if place.is_relative_to(runs_dir.absolute() / "champions"):
         with contextlib.suppress(OSError):  # the first task says it
             place.mkdir(parents=True, exist_ok=True)
+
+
+def _not_kept(file: PipelineFile) -> list[str]:
+    """Returns what a task may miss in a run here: accelerators, and what it has on Kubernetes alone."""
+    executors = Pipeline(file.spec).executors
+    asking = [item for item in executors if at(item.container, "resources", "accelerator")]
+    return [f"the accelerator of {item.where}" for item in asking] + [
+        f"{kind} (of Kubernetes)" for kind in file.of_other_platforms
+    ]
 
 
 def _check_injections(injections: Sequence[str], spec: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""Stand-ins for GCPC's launchers: `python -m shardline.pipelines.local.stand_ins NAME ...`.
+"""Stand-ins for GCPC's launchers and containers: `python -m shardline.pipelines.local.stand_ins NAME ...`.
 
-`localize` puts a stand-in into the pipeline in the place of each, with the launcher's own arguments; NAME is
+`localize` puts a stand-in into the pipeline in the place of each launcher, with its own arguments; NAME is
 the launcher's --type. Custom jobs and tuning jobs run here. Of everything else the stand-in says what would
-be done, and nothing leaves this machine.
+be done, and nothing leaves this machine. With the NAME Container, the command of a container component
+becomes a process of whoever runs the pipeline: no image is involved, and nothing shields this machine.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from shardline.pipelines.local.injections import parse_injection
 from shardline.pipelines.local.job import parse_payload
 from shardline.pipelines.local.supervisor import run_job
 from shardline.trainer import files
-from shardline.trainer.errors import PipelineError
+from shardline.trainer.errors import PipelineError, RunError
 from shardline.trainer.progress import errors_end_the_process, say
 
 #: Failures to rehearse, separated by spaces, in the environment.
@@ -166,5 +168,28 @@ _STAND_INS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources]]] = {
 }
 
 
+def _become(executor_input: str, *command: str) -> None:
+    """Makes the directories of a container's outputs, as the platform does, and becomes its command."""
+    outputs = json.loads(executor_input).get("outputs", {})
+    artifacts = outputs.get("artifacts", {})
+    made = [item["uri"] for listed in artifacts.values() for item in listed["artifacts"]]
+    made += [item["outputFile"] for item in outputs.get("parameters", {}).values()]
+    if artifacts:
+        made.append(outputs["outputFile"])
+    for path in made:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    if artifacts:  # kfp.local is told of them
+        files.write_json(Path(outputs["outputFile"]), {"artifacts": artifacts})
+    say("container", f"runs {command[0]} of this machine, in no image")
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise RunError(f"cannot run {command[0]}: {error.strerror}") from None
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["Container"]:
+        with errors_end_the_process("container"):
+            _become(*sys.argv[3:])  # after the marker
+    else:
+        main()

@@ -21,7 +21,7 @@ from pathlib import Path
 from shardline.pipelines.local import guardian, processes, warm
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
 from shardline.pipelines.local.kfp_internals import EXECUTOR, component_source
-from shardline.pipelines.local.warm import SERVER_VARIABLE
+from shardline.pipelines.local.warm import SERVER_VARIABLE, Program
 from shardline.trainer.errors import EXIT_FAILED
 
 #: Process id of the process that executes the pipeline, in the environment of tasks.
@@ -42,21 +42,6 @@ _NVIDIA = Path("/dev/nvidiactl")
 _ANSWER_S = 120.0
 #: Seconds that a task has to end its own replicas, once whoever has started it is gone.
 _TASK_GRACE_S = 7
-
-
-@dataclass(frozen=True)
-class Program:
-    """A Python module as a process runs it.
-
-    Attributes:
-        module: Its name.
-        arguments: What follows it on the command line.
-        source: A component's source, whose path is then the first argument; None for none.
-    """
-
-    module: str
-    arguments: Sequence[str]
-    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -193,7 +178,7 @@ def _ask(
         connection.settimeout(_ANSWER_S)
         with _addressed(server) as address:
             connection.connect(address)
-        json.dump({**vars(program), "env": dict(env), "grace": grace}, file)
+        json.dump({"program": vars(program), "env": dict(env), "grace": grace}, file)
         file.seek(0)
         socket.send_fds(connection, [b"."], [file.fileno(), *descriptors])
         return int(connection.recv(32))
@@ -211,16 +196,12 @@ def main(command: list[str]) -> None:
             with theirs, contextlib.suppress(OSError, ValueError):
                 pid = _ask(server, program, os.environ, 1, 2, theirs.fileno(), grace=_TASK_GRACE_S)
             if pid:
-                raise SystemExit(_exit_status(control, pid))
+                if told := control.recv(64):
+                    raise SystemExit(int(told.split()[0]))
+                with contextlib.suppress(ProcessLookupError):  # the guardian was killed
+                    os.killpg(pid, signal.SIGKILL)
+                raise SystemExit(EXIT_FAILED)
     os.execvp(command[0], command)
-
-
-def _exit_status(control: socket.socket, guardian_pid: int) -> int:
-    if told := control.recv(64):
-        return int(told.split()[0])
-    with contextlib.suppress(ProcessLookupError):  # the guardian was killed
-        os.killpg(guardian_pid, signal.SIGKILL)
-    return EXIT_FAILED
 
 
 if __name__ == "__main__":

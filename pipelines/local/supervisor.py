@@ -10,7 +10,6 @@ import selectors
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 from shardline.pipelines.local import job as cluster
 from shardline.pipelines.local import processes, start
@@ -24,57 +23,8 @@ from shardline.trainer import progress
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
 from shardline.trainer.progress import Event
 
-Scope = Literal["replica", "job"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RestartLimits:
-    """Restarts that are allowed within one job.
-
-    Attributes:
-        replica: Restarts of one replica in its place after failures.
-        job: Restarts of all replicas together after failures.
-        preemption: Restarts after preemptions of any replica, which are no failures; the default is the
-            platform's limit for SPOT machines.
-    """
-
-    replica: int = 1
-    job: int = 1
-    preemption: int = 6
-
-
-class Restarts:
-    """Decides after each failure what restarts, and counts.
-
-    With `whole_job` a replica never restarts alone (restart_job_on_worker_restart).
-    """
-
-    def __init__(self, limits: RestartLimits, *, whole_job: bool) -> None:
-        self._limits = limits
-        self._whole_job = whole_job
-        self._replicas: collections.Counter[str] = collections.Counter()
-        self._jobs = 0
-        self._preemptions = 0
-
-    def after_preemption(self) -> tuple[Scope, str] | None:
-        """Returns what starts again and which time this is, in words; None where it was one too many."""
-        if self._preemptions == self._limits.preemption:
-            return None
-        self._preemptions += 1
-        scope: Scope = "job" if self._whole_job else "replica"
-        return scope, f"preemption {self._preemptions} of {self._limits.preemption}"
-
-    def after_failure(self, replica: str) -> tuple[Scope, str] | None:
-        """Returns what starts again and which time this is, in words; None where nothing does."""
-        if not self._whole_job and self._replicas[replica] < self._limits.replica:
-            self._replicas[replica] += 1
-            return "replica", f"restart {self._replicas[replica]} of {self._limits.replica}"
-        if self._jobs < self._limits.job:
-            self._jobs += 1
-            return "job", f"restart {self._jobs} of {self._limits.job}"
-        return None
-
-
+#: Restarts after preemptions of any replica, which are no failures: the platform's limit for SPOT machines.
+_PREEMPTIONS = 6
 #: Seconds that workers have to end by themselves once the chief has succeeded.
 _WORKERS_END_S = 2.0
 #: Seconds between SIGTERM and SIGKILL for replicas that have nothing left to save.
@@ -153,13 +103,10 @@ class _RunningJob:
     def __init__(
         self, job: CustomJob, rehearsal: Rehearsal, history: History, start: Start, topic: str
     ) -> None:
-        limits = RestartLimits(job=job.job_restarts)
-        if job.disable_retries:
-            limits = RestartLimits(replica=0, job=0, preemption=0)
         self._job = job
         self._names = history.names
         self._rehearsal = rehearsal
-        self._restarts = Restarts(limits, whole_job=job.restart_job_on_worker_restart)
+        self._restarts: collections.Counter[str] = collections.Counter()
         self._history = history
         self._start_replica = start
         self._topic = topic
@@ -202,8 +149,8 @@ class _RunningJob:
         for replica, code in ended:
             if code == 0:
                 continue
-            scope, which = self._decide(replica, code)
-            if scope == "job":
+            of_all, which = self._decide(replica, code)
+            if of_all:
                 # Whatever else has ended belongs to what is over now.
                 return self._start_all_again(
                     code, f"{_words(replica, code)}; all replicas start again ({which})"
@@ -218,22 +165,26 @@ class _RunningJob:
         self._awaited -= {replica.name for replica, code in ended if code == 0}
         return not self._awaited
 
-    def _decide(self, replica: Replica, code: int) -> tuple[Scope, str]:
-        """Returns what starts again and which time this is, in words.
+    def _decide(self, replica: Replica, code: int) -> tuple[bool, str]:
+        """Returns whether all replicas start again or this one, and which time this is, in words.
 
-        Raises:
-            ProcessFailedError: When nothing does.
+        A replica starts again once in its place, then all as often as the job says; a preempted one does
+        without having failed. Raises ProcessFailedError when nothing starts again.
         """
-        mistakes = [item for item in (replica, *self._running.values()) if _is_mistake(item.output.error)]
+        mistakes = [item for item in (replica, *self._running.values()) if item.output.is_mistake]
         if mistakes or code in _MISTAKES:
             raise _failure(mistakes[0] if mistakes else replica, code, self._topic)
+        whole = self._job.restart_job_on_worker_restart
+        limits = [(True, "restart", "job", self._job.job_restarts)]
         if code == EXIT_RESTART or replica.preempted:
-            decision = self._restarts.after_preemption()
-        else:
-            decision = self._restarts.after_failure(replica.name)
-        if decision is None:
-            raise _failure(replica, code, self._topic)
-        return decision
+            limits = [(whole, "preemption", "preemption", _PREEMPTIONS)]
+        elif not whole:
+            limits.insert(0, (False, "restart", replica.name, 1))
+        for of_all, word, counted, most in limits:
+            if self._restarts[counted] < most and not self._job.disable_retries:
+                self._restarts[counted] += 1
+                return of_all, f"{word} {self._restarts[counted]} of {most}"
+        raise _failure(replica, code, self._topic)
 
     def _start_all_again(self, code: int, words: str) -> bool:
         """Starts the whole job again, unless the job succeeds meanwhile; returns whether it has."""
@@ -246,7 +197,7 @@ class _RunningJob:
         others = list(self._running.values())
         self._stop(_BRIEF_GRACE_S)
         for other in others:
-            if _is_mistake(other.output.error):  # of which the first one has failed
+            if other.output.is_mistake:  # of which the first one has failed
                 raise _failure(other, EXIT_BAD_INPUT, self._topic)
         progress.say(self._topic, words)
         self._start_all()
@@ -331,10 +282,6 @@ def _recorded(history: History, directory: Path, topic: str) -> Iterator[History
         history.save(directory, state, words)
         for line in [] if mistake else history.table():
             progress.say(topic, line)
-
-
-def _is_mistake(error: Event | None) -> bool:
-    return error is not None and error.exit_code == EXIT_BAD_INPUT
 
 
 def _words(replica: Replica, code: int) -> str:

@@ -6,10 +6,10 @@ it can be forked; nothing else ever runs in this one. One server serves a whole 
 and the replicas of their jobs, or one job by itself. `start` is its client.
 
 `python -m shardline.pipelines.local.warm LISTENER PARENT MODULE ...`, where LISTENER is the descriptor of a
-listening Unix socket: a client that asks while modules are being imported waits. A request is one byte with
-four descriptors or more: a file with JSON (`Request`), standard output, standard error, a guardian's control
-socket, and the namespaces that it joins. The answer is a line with the guardian's process id, or with 0 where
-the program must start by itself.
+listening Unix socket: a client that asks while modules are being imported waits.
+A request is one byte with four descriptors or more: a file with JSON (program, environment, grace), standard
+output, standard error, a guardian's control socket, and the namespaces that it joins. The answer is a line
+with the guardian's process id, or with 0 where the program must start by itself.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ import threading
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypedDict
+from typing import NoReturn
 
 from shardline.pipelines.local import guardian
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
@@ -45,35 +46,25 @@ _IMMATERIAL = {*PLATFORM_VARIABLES, "PATH", "PYTHONUNBUFFERED", "TMPDIR"}
 _REQUEST_S = 5.0
 
 
-class Request(TypedDict):
-    """A program to be forked.
+@dataclass(frozen=True)
+class Program:
+    """A Python module as a process runs it.
 
     Attributes:
-        module: The module to run as a program.
-        arguments: Its command line.
-        source: Source of a component, whose path becomes the first argument; None for none.
-        env: The whole environment.
-        grace: Seconds between SIGTERM and SIGKILL when whoever has asked is gone.
+        module: Its name.
+        arguments: What follows it on the command line.
+        source: A component's source, whose path is then the first argument; None for none.
     """
 
     module: str
     arguments: Sequence[str]
-    source: str | None
-    env: Mapping[str, str]
-    grace: int
+    source: str | None = None
 
 
 def main(listener: int, parent: int, modules: Sequence[str]) -> None:
     """Imports TensorFlow and the modules, and serves; in each forked process, runs what was asked for."""
     guardian.die_with(parent, signal.SIGKILL)
     imported_with = material(os.environ)
-    _load(modules)
-    with socket.socket(fileno=listener) as requests:
-        request = _serve(requests, imported_with)
-    _run(request)
-
-
-def _load(modules: Sequence[str]) -> None:
     from shardline.trainer import tensorflow_internals
 
     gc.disable()  # collections are a fifth of the import's time, and find next to nothing
@@ -83,6 +74,9 @@ def _load(modules: Sequence[str]) -> None:
         importlib.import_module(name)
     gc.freeze()  # a collection in a fork would write to, and so copy, the memory that all share
     gc.enable()
+    with socket.socket(fileno=listener) as requests:
+        program, env = _serve(requests, imported_with)
+    _run(program, env)
 
 
 def material(env: Mapping[str, str]) -> dict[str, str]:
@@ -94,8 +88,8 @@ def material(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> Request:
-    """Answers requests; returns in the forked processes only, each with its own request."""
+def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> tuple[Program, Mapping[str, str]]:
+    """Answers requests; returns in the forked processes only, each with its own program."""
     # BLAS has threads of its own, and stops them before a fork and starts them again after it.
     warnings.filterwarnings("ignore", category=DeprecationWarning, message="This process .* multi-threaded")
     server = os.getpid()
@@ -108,7 +102,7 @@ def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> Request
             descriptors = socket.recv_fds(connection, 1, 6)[1]
             try:
                 with open(descriptors.pop(0), encoding="utf-8") as file:
-                    request: Request = json.load(file)
+                    request = json.load(file)
                 pid = -1 if material(request["env"]) != imported_with else os.fork()
                 if pid:
                     connection.sendall(b"%d\n" % max(pid, 0))
@@ -116,16 +110,10 @@ def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> Request
                 listener.close()
                 connection.close()
                 _guard(descriptors, request["grace"], server)
-                return request
+                return Program(**request["program"]), request["env"]
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
-
-
-def _leave() -> NoReturn:
-    """Ends once no guardian is left, since they would end with this process."""
-    _reap()
-    os._exit(0)
 
 
 def _reap(options: int = 0) -> None:
@@ -133,6 +121,11 @@ def _reap(options: int = 0) -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, options)[0]:
             pass
+
+
+def _leave() -> NoReturn:
+    _reap()  # guardians would end with this process
+    os._exit(0)
 
 
 def _guard(descriptors: list[int], grace: int, server: int) -> None:
@@ -149,22 +142,32 @@ def _guard(descriptors: list[int], grace: int, server: int) -> None:
     guardian.die_with(own, signal.SIGKILL)
 
 
-def _run(request: Request) -> NoReturn:
+def _run(program: Program, env: Mapping[str, str]) -> NoReturn:
     """Does in this process what `python -m MODULE ARGUMENTS` does in a new one, and ends it."""
     os.environ.clear()
-    os.environ.update(request["env"])
+    os.environ.update(env)
     tempfile.tempdir = None  # as the environment says
     with contextlib.suppress(ImportError):
         import numpy as np
 
         np.random.seed()  # or all replicas would draw the same numbers
-    sys.argv = ["", *request["arguments"]]
-    if request["source"] is not None:
+    sys.argv = ["", *program.arguments]
+    if program.source is not None:
         os.environ["_KFP_RUNTIME"] = "true"
-        program = Path(tempfile.mkdtemp(), "ephemeral_component.py")
-        program.write_text(request["source"], encoding="utf-8")
-        sys.argv[1:1] = ["--component_module_path", str(program)]
-    code = _exit_code(request["module"])
+        file = Path(tempfile.mkdtemp(), "ephemeral_component.py")
+        file.write_text(program.source, encoding="utf-8")
+        sys.argv[1:1] = ["--component_module_path", str(file)]
+    code = EXIT_FAILED
+    try:
+        runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            code = error.code or 0
+        else:
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
     # Ends as multiprocessing ends what it has forked: what Python takes down otherwise belongs to the server,
     # and TensorFlow's context takes a second for it, or ten where a peer has left before.
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
@@ -172,21 +175,6 @@ def _run(request: Request) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _exit_code(module: str) -> int:
-    """Runs a module and returns the status with which its process would end."""
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            return error.code or 0
-        print(error.code, file=sys.stderr)
-        return EXIT_FAILED
-    except BaseException:
-        traceback.print_exc()
-        return EXIT_FAILED
-    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from shardline.components.vertex.payload import PoolSpec
 from shardline.pipelines.local import processes
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.processes import ProcessFailedError
-from shardline.pipelines.local.replica import SHOWN_PER_S
 from shardline.pipelines.local.supervisor import run_job
 from shardline.trainer import files
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
@@ -207,17 +206,6 @@ def test_a_command_that_cannot_be_executed_is_not_tried_again(tmp_path: Path, ev
     assert caught.value.exit_code == EXIT_BAD_INPUT
     assert "Exec format error" in (tmp_path / "chief-0.log").read_text()
     assert "starts again" not in str(_texts(events))
-
-
-def test_a_flood_of_lines_is_in_the_log_whole_and_on_the_screen_in_part(tmp_path: Path) -> None:
-    shown: list[str] = []
-    program = "for number in range(200_000): print('line', number)"
-    run_job(make_job(program, workers=0), tmp_path, show_line=lambda name, line: shown.append(line))
-    lines = (tmp_path / "chief-0.log").read_text().splitlines()
-    assert lines == [f"line {number}" for number in range(200_000)]
-    assert shown[:SHOWN_PER_S] == lines[:SHOWN_PER_S]
-    assert len(shown) < len(lines) / 2
-    assert f"lines more, which only {tmp_path / 'chief-0.log'} has" in shown[-1]
 
 
 def test_a_flood_stalls_nobody_and_stays_out_of_memory(tmp_path: Path) -> None:

@@ -1,21 +1,15 @@
-"""What a local run changes in a pipeline is listed, and what cannot run here is said before it starts."""
+"""What cannot run here is said before a pipeline starts."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from shardline.pipelines.cli.main import main
 from shardline.pipelines.local.at_hand import require_parts
-from shardline.pipelines.local.changes import CHANGES, listed, table
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.errors import PipelineError
 from tests.helpers.anybodys_pipeline import IMAGE, MODEL, anybodys, elsewhere, usual, write_pipeline
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -70,33 +64,3 @@ def test_what_a_task_may_write_before_is_not_demanded_and_a_bucket_is_where_it_i
     monkeypatch.delenv("SHARDLINE_GCS_ROOT")
     del spec["root"]["dag"]["tasks"]["look"]  # the upload, which is not done here, looks at no file
     require_parts(spec, {})
-
-
-def test_what_is_changed_is_shown_and_nothing_runs(pipeline: Path, tmp_path: Path) -> None:
-    path = tmp_path / "p.yaml"
-    settings = {"deploymentSpec": {"executors": {"exec-count": {"secretAsEnv": []}}}}
-    path.write_text(f"{pipeline.read_text()}\n---\n{json.dumps({'platforms': {'kubernetes': settings}})}\n")
-    command = ["run", str(path), "--show-localized", "--runs-dir", str(tmp_path / "runs")]
-
-    shown = CliRunner().invoke(main, command)
-
-    assert shown.exit_code == 0, shown.output
-    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in shown.stdout.splitlines()}
-    assert rows["machine"].split("  ")[0] == "not asked for: cpuLimit 2.0"
-    assert rows["platform"].split() == ["left", "out", "secretAsEnv"]
-    assert "retries" not in rows  # as often as it says, there and here
-    assert not (tmp_path / "runs").exists()
-
-
-def test_every_change_of_our_own_pipeline_is_one_of_the_table() -> None:
-    rows = listed(load_pipeline(ROOT / "compiled" / "retrain.yaml"), {})
-
-    names = [change.what for change in CHANGES]
-    assert {row[0] for row in rows} == set(names) - {"container", "packages", "unset", "platform"}
-    assert [row[0] for row in rows] == sorted((row[0] for row in rows), key=names.index)
-    assert ("retries", "up to 2 times there, here at once", "train") in rows
-    assert ("placeholder", "{{$.pipeline_google_cloud_location}} -> local", "everywhere") in rows
-
-
-def test_the_page_has_the_table() -> None:
-    assert table() in (ROOT / "docs" / "local-runs.md").read_text()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardline.pipelines.image.build import Image
-from shardline.pipelines.image.requirements import LOCKS
+from shardline.pipelines.image.contents import LOCKS
 from shardline.trainer.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]

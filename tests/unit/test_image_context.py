@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shardline.pipelines.image import context as contexts
-from shardline.pipelines.image.context import assemble, check_package, dockerfile, files_of, left_out
-from shardline.pipelines.image.requirements import LOCKS, pinned, read_requirements
+from shardline.pipelines.image.contents import LOCKS, pinned, read_requirements
+from shardline.pipelines.image.context import assemble, copied, dockerfile, files_of, left_out
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.trainer.errors import SettingsError
 
@@ -121,7 +121,7 @@ def test_a_directory_without_code_or_with_anothers_name_is_refused(
         write(tmp_path / name / file)
 
     with pytest.raises(SettingsError, match=message):
-        check_package(tmp_path / name, "cpu")
+        copied(image(packages=(str(tmp_path / name),)))
 
 
 def test_locked_requirements_go_in_without_shardline_itself(tmp_path: Path) -> None:

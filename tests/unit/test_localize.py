@@ -167,9 +167,9 @@ def test_the_command_of_a_container_component_becomes_a_process(toy: dict[str, A
 
     local = localize(spec)["deploymentSpec"]["executors"]["exec-judge"]["container"]
 
-    module = "shardline.pipelines.local.container"
+    stand_in = ["shardline.pipelines.local.stand_ins", "Container"]
     marker = "--marker=kfp.dsl.executor_main"
-    assert local["command"] == ["python3", "-u", "-m", module, marker, "{{$}}", "echo"]
+    assert local["command"] == ["python3", "-u", "-m", *stand_in, marker, "{{$}}", "echo"]
     assert local["args"] == container["args"]
 
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.image.requirements import lock_of, pinned
+from shardline.pipelines.image.contents import lock_of, pinned
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.project import new
 from shardline.pipelines.settings import load
