@@ -7,7 +7,6 @@ from kfp import dsl
 
 from shardline.components.configure.component import record_run
 from shardline.components.preprocess.component import finish_dataset, plan_shards, preprocess, write_shards
-from shardline.components.train.component import check_worker_pools
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.spec import RETRAIN
 from shardline.pipelines.steps import (
@@ -22,14 +21,8 @@ from shardline.pipelines.steps import (
 
 def retrain_pipeline(settings: Settings) -> Any:
     """Returns the pipeline for one environment, as `dsl.pipeline` gives it."""
-    hidden = () if settings.pools_at_run_time else ("worker_pool_specs",)
-    return make_pipeline(
-        RETRAIN,
-        "From raw data to a registered model, if it is good enough.",
-        retrain,
-        settings,
-        hidden=hidden,
-    )
+    description = "From raw data to a registered model, if it is good enough."
+    return make_pipeline(RETRAIN, description, retrain, settings)
 
 
 def retrain(  # noqa: D417  # the fields are explained in their dataclasses
@@ -44,7 +37,6 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
     continue_run: str = "",
     force: bool = False,
     deep: bool = False,
-    worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006  # KFP reads type and default
     **flat: Any,
 ) -> None:
     """Retrains a model.
@@ -66,10 +58,8 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
         continue_run: Run whose checkpoints the training goes on from, or their directory; empty begins anew.
         force: Whether to train although nothing has changed.
         deep: Whether files are compared by content, not by names, sizes and times.
-        worker_pool_specs: Machines of the training job, as the CustomJob API has them.
     """
     component = on_machine(settings, settings.register.uncached())
-    pools = {"worker_pool_specs": worker_pool_specs} if settings.pools_at_run_time else {}
     with dsl.ExitHandler(exit_task(settings, history_uri), name="run"):
         found = configure_task(
             settings,
@@ -79,7 +69,6 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
             deep=deep,
             **this_run(history_uri),
             **flat,
-            **pools,
         ).outputs
 
         def train_on(dataset: Any) -> None:
@@ -93,7 +82,7 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
                 **this_run(history_uri),
             )
             judged = train_and_register(
-                dataset=dataset, base_output_directory=rehearsed.outputs["Output"], **objects, **pools
+                dataset=dataset, base_output_directory=rehearsed.outputs["Output"], **objects
             )
             component(record_run)(
                 exported=judged.output,
@@ -104,9 +93,6 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
             )
 
         with dsl.If(found["changed"] == True, name="changed"):  # noqa: E712  # a KFP condition
-            if pools:
-                checked = component(check_worker_pools)(**pools, strategy=settings.train.strategy)
-                pools["worker_pool_specs"] = checked.output
             data = {"data": found["data"], "processes": preprocess_processes}
             with dsl.If(preprocess_tasks <= 1, name="one-task"):
                 made = on_machine(settings, settings.preprocess)(preprocess)

@@ -48,7 +48,6 @@ class Settings:
         preprocess: Machine of each task that makes the dataset.
         validate: Machine of the tasks that rehearse the training, and export and judge the model.
         register: Machine of all other tasks, which compare, upload, deploy and publish.
-        pools_at_run_time: Whether each run has its own training machines, as parameter worker_pool_specs.
         model_upload: How a blessed model is uploaded to the Model Registry; None uploads nothing.
         deploy: How an uploaded model is deployed; None deploys nothing.
         batch_predict: What is predicted with an uploaded model; None predicts nothing.
@@ -61,7 +60,6 @@ class Settings:
     preprocess: TaskMachine = _MACHINES["preprocess"]
     validate: TaskMachine = _MACHINES["validate"]
     register: TaskMachine = _MACHINES["register"]
-    pools_at_run_time: bool = False
     model_upload: ModelUpload | None = None
     deploy: Deploy | None = None
     batch_predict: BatchPrediction | None = None
@@ -81,23 +79,18 @@ class Settings:
     @property
     def accelerators(self) -> dict[str, str]:
         """What the machines have that run the image, "1 NVIDIA_TESLA_T4" or "", by their table."""
-        found = {} if self.pools_at_run_time else accelerators_of(self.train.cluster, "train")
+        # A pool with an image of its own, as the platform's Reduction Server, does not run this one.
+        found = {
+            f"train.{key}": pool.accelerators
+            for key, pool in vars(self.train.cluster).items()
+            if pool and not pool.image_uri and key != "reduction_server"
+        }
         for name in _MACHINES:
             machine = getattr(self, name)
             found[name] = (
                 f"{machine.accelerator_count} {machine.accelerator_type}" if machine.accelerator_type else ""
             )
         return found
-
-
-def accelerators_of(cluster: Cluster, name: str) -> dict[str, str]:
-    """Returns what the replicas have that run the image, "1 NVIDIA_TESLA_T4" or "", by NAME.POOL."""
-    # A pool with an image of its own, as the platform's Reduction Server, does not run this one.
-    return {
-        f"{name}.{key}": pool.accelerators
-        for key, pool in vars(cluster).items()
-        if pool and not pool.image_uri and key != "reduction_server"
-    }
 
 
 #: The tables that are one dataclass each.

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,11 @@ from shardline.components.register.component import (
     batch_prediction_task,
     deploy_task,
     register,
-    registry_evaluation,
     serving_model,
     upload_task,
 )
 from shardline.components.rehearse.component import rehearse
-from shardline.components.train.component import custom_job, custom_job_at_run_time, train
+from shardline.components.train.component import custom_job, train
 from shardline.components.validate.component import export_validate
 from shardline.components.vertex.job import SERVICE_ACCOUNT, CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
@@ -37,15 +36,13 @@ def make_pipeline(
     function: Callable[..., None],
     settings: Settings,
     *,
-    hidden: Collection[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Any:
     """Makes a pipeline whose parameters are those of a function, and the fields of data, training and gate.
 
     Types, defaults and explanations of the fields are those of their dataclasses, unless the function has a
     parameter of this name. `function` adds the tasks; it takes the settings, the pipeline that trains and
-    registers, and by name its own parameters and the fields. `hidden` are parameters of the function that the
-    pipeline does not have; `defaults` are for those that the function leaves open.
+    registers, and by name its own parameters and the fields. `defaults` are for those that it leaves open.
     """
     own = [
         parameter.replace(
@@ -53,7 +50,7 @@ def make_pipeline(
             default=(defaults or {}).get(parameter.name, parameter.default),
         )
         for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.name not in hidden
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
     explained_here = {item.arg_name for item in docstring_parser.parse(function.__doc__ or "").params}
     named = {*_KNOWN, *(parameter.name for parameter in own)}
@@ -133,7 +130,7 @@ def configure_task(settings: Settings, **given: Any) -> dsl.PipelineTask:
     return on_machine(settings, settings.register.uncached())(configure)(
         scheduled=dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
         created=dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
-        readers=1 if settings.pools_at_run_time else settings.train.replica_count,
+        readers=settings.train.replica_count,
         **given,
     )
 
@@ -142,7 +139,7 @@ def rehearse_task(settings: Settings, **given: Any) -> dsl.PipelineTask:
     """Adds the rehearsal of what comes after a dataset, with the inputs `given`, and returns its task."""
     servers = settings.train.cluster.parameter_servers
     return on_machine(settings, settings.validate.uncached())(rehearse)(
-        readers=0 if settings.pools_at_run_time else settings.train.replica_count,
+        readers=settings.train.replica_count,
         parameter_servers=servers.replica_count if servers else 0,
         job_directory=settings.train.base_output_directory,
         **given,
@@ -169,7 +166,7 @@ def train_and_register_pipeline(settings: Settings, name: str) -> Any:
 
     `name` is the whole pipeline's, for labels.
     """
-    train_model = _training(settings, name)
+    train_op = custom_job(component_factory(settings)(train), settings.train, {"pipeline": name})
     # Compared with the champion of today: never cached, nor is what comes after.
     export_validate_op = on_machine(settings, settings.validate.uncached())(export_validate)
 
@@ -178,34 +175,18 @@ def train_and_register_pipeline(settings: Settings, name: str) -> Any:
         training: dict,  # type: ignore[type-arg]
         gate: dict,  # type: ignore[type-arg]
         base_output_directory: str,
-        worker_pool_specs: list = [],  # type: ignore[type-arg]  # noqa: B006  # KFP reads the default
     ) -> dsl.Model:
         """Trains on a dataset, judges the exported model, and registers it if it is blessed."""
-        pools = {"worker_pool_specs": worker_pool_specs} if settings.pools_at_run_time else {}
-        trained = train_model(
-            dataset=dataset, training=training, base_output_directory=base_output_directory, **pools
-        )
+        trained = train_op(dataset=dataset, training=training, base_output_directory=base_output_directory)
         job_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
-        validated = export_validate_op(dataset=dataset, model=trained, gate=gate, job_name=job_name)
+        validated = export_validate_op(
+            dataset=dataset, model=trained.outputs["model"], gate=gate, job_name=job_name
+        )
         with dsl.If(validated.outputs["blessed"] == True, name="blessed"):  # noqa: E712  # a KFP condition
             _register(settings, validated, gate, labels={"pipeline": name})
         return validated.outputs["exported"]
 
-    if not settings.pools_at_run_time:  # KFP makes a parameter of all that it sees
-        signature = inspect.signature(train_and_register)
-        shown = [value for key, value in signature.parameters.items() if key != "worker_pool_specs"]
-        train_and_register.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     return dsl.pipeline(name="train-and-register")(train_and_register)
-
-
-def _training(settings: Settings, name: str) -> Callable[..., Any]:
-    """Returns what makes the training task and gives its model."""
-    component, labels = component_factory(settings), {"pipeline": name}
-    if settings.pools_at_run_time:
-        pipeline = custom_job_at_run_time(component, settings.image, settings.train, labels)
-        return lambda **inputs: pipeline(**inputs).output
-    job = custom_job(component(train), settings.train, labels)
-    return lambda **inputs: job(**inputs).outputs["model"]
 
 
 def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels: Mapping[str, str]) -> None:
@@ -214,16 +195,17 @@ def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels
     component = on_machine(settings, machine)
     exported, quality = validated.outputs["exported"], validated.outputs["quality"]
     of_run = {"gate": gate, "job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
-    before = []
+    before = None
     if settings.model_upload:
         image_uri = settings.model_upload.serving_image_uri
         ready = component(serving_model)(exported=exported, quality=quality, image_uri=image_uri, **of_run)
         uploaded = machine.schedule(upload_task(settings.model_upload, ready, labels=labels))
-        before.append(component(registry_evaluation)(exported=exported, model=uploaded.outputs["model"]))
+        before = uploaded
         if settings.deploy:
-            before.append(deploy_task(component, settings.deploy, exported, uploaded, labels, gate))
+            before = deploy_task(component, settings.deploy, exported, uploaded, labels, gate)
         if settings.batch_predict:
             name = settings.model_upload.display_name
             batch_prediction_task(settings.batch_predict, name, uploaded, labels)
     registered = component(register)(exported=exported, quality=quality, **of_run)
-    registered.after(*before)
+    if before:
+        registered.after(before)

@@ -18,18 +18,10 @@ from shardline.pipelines.steps import (
     rehearse_task,
     this_run,
 )
-from shardline.trainer.errors import SettingsError
 
 
 def tune_pipeline(settings: Settings, study_file: str) -> Any:
-    """Returns the pipeline for one environment; `study_file` (JSON) is the default of parameter `study`.
-
-    Raises SettingsError when the machines are a parameter of each run, which the trials' are not.
-    """
-    if settings.pools_at_run_time:
-        raise SettingsError(
-            "the tuning pipeline takes its machines from [train]: leave out pools_at_run_time"
-        )
+    """Returns the pipeline for one environment; `study_file` (JSON) is the default of parameter `study`."""
     description = "The best hyperparameters, and a registered model that was trained with them."
     return make_pipeline(TUNE, description, tune, settings, defaults={"study": study_file})
 
@@ -84,7 +76,6 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
             max_trial_count=max_trial_count,
             trial_epochs=trial_epochs,
             worker_pool_specs=settings.train.cluster.specs({"image_uri": settings.image}),
-            image=settings.image,
             job_labels={"component": "tune", "pipeline": TUNE, **settings.train.labels},
             dataset=dataset,
             training=found["training"],

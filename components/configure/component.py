@@ -51,7 +51,6 @@ def configure(
     created: str = dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
     job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
     {settings},
-    worker_pool_specs: list = [],
 ) -> NamedTuple(
     "Outputs",
     [

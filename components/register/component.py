@@ -90,25 +90,6 @@ def serving_model(
         return describe(Path(exported.path), quality)
 
 
-def registry_evaluation(exported: dsl.Input[dsl.Model], model: dsl.Input[VertexModel]) -> str:
-    """Imports a model's evaluation into the Model Registry.
-
-    Args:
-        exported: SavedModel with its evaluation, report and verdict.
-        model: The uploaded model.
-
-    Returns:
-        The evaluation's resource name; "" in a local run.
-    """
-    from pathlib import Path
-
-    from shardline.components.register.registry import import_evaluation
-    from shardline.trainer.progress import errors_end_the_process
-
-    with errors_end_the_process("register"):
-        return import_evaluation(Path(exported.path), model.metadata.get("resourceName", ""))
-
-
 def model_deploy(
     exported: dsl.Input[dsl.Model],
     model: dsl.Input[VertexModel],
@@ -203,7 +184,7 @@ def deploy_task(
     return component(model_deploy)(
         exported=exported,
         model=uploaded.outputs["model"],
-        deploy={**asdict(deploy), "traffic_steps": list(deploy.traffic_steps)},
+        deploy=asdict(deploy),
         labels=dict(labels),
         gate=gate,
         encryption_key=ENCRYPTION_KEY,

@@ -1,19 +1,18 @@
-"""Deployment of a registered model: probed where no one else asks it, then given traffic in steps.
+"""Deployment of a registered model: probed where no one else asks it, then given its share of the traffic.
 
 No request can ask for a deployed model that has no traffic (`probe.endpoint_server`). So a model is first
 deployed to an endpoint of its own, which is removed after the probe; only one that agrees is deployed to the
-endpoint that others use, without traffic, and then gets it step by step, with a probe after each; one that
-does not agree is undeployed, and the traffic is as it was.
+endpoint that others use, without traffic, and then gets it.
 
 Endpoints and deployed models have ids that follow from the run: what an earlier attempt has made is found.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,7 @@ from shardline.components.register.settings import Deploy
 from shardline.components.vertex.client import Platform, ask, wait
 from shardline.components.vertex.forms import LONGEST_NAME
 from shardline.components.vertex.refusals import Kind, kind_of
-from shardline.trainer.errors import PlatformError, RunError, ShardlineError
+from shardline.trainer.errors import PlatformError, RunError
 from shardline.trainer.progress import fact, say
 
 #: What a run on this machine has in the place of a region.
@@ -80,7 +79,7 @@ class Deployment:
 
         Raises:
             ModelError: When the export has no golden examples, or of `check`.
-            RunError: When the deployed model does not agree with them; the traffic is as it was.
+            RunError: When the deployed model does not agree with them.
             PlatformError: When the API refuses or is not reached.
         """
         name, alone = self.settings.endpoint, self.settings.display_name
@@ -92,8 +91,7 @@ class Deployment:
         if alone:
             name = self._prove("run", alone, self.encryption_key, self.settings)
         else:
-            self._deploy_beside_others(name)
-            before = self._shift(name)
+            before = self._deploy_beside_others(name)
             try:
                 self._undeploy_idle(name, before)
             except PlatformError as error:  # the model serves, and is to become the champion
@@ -110,22 +108,36 @@ class Deployment:
     def _mark(self) -> str:
         return hashlib.sha256(self.run.encode()).hexdigest()[:32]
 
-    def _deploy_beside_others(self, name: str) -> None:
-        """Deploys the model without traffic, once it has agreed on an endpoint of its own."""
+    def _deploy_beside_others(self, name: str) -> dict[str, int]:
+        """Deploys the model once it has agreed on an endpoint of its own; returns the traffic of before."""
         endpoint = self._get(name)
         if self.id in _ids(endpoint):
             say("deploy", f"{self.model} was deployed to {name} by an earlier attempt of this run")
-            return
-        _note(endpoint)  # what cannot be noted is refused before machines are paid for
-        one = replace(self.settings, min_replica_count=1, max_replica_count=1)
-        title = f"probe for {endpoint.display_name}"[:LONGEST_NAME]
-        proven = self._prove("probe", title, endpoint.encryption_spec.kms_key_name, one)
-        self._undeploy(proven, self.id, delete=True)
+        else:
+            one = replace(self.settings, min_replica_count=1, max_replica_count=1)
+            title = f"probe for {endpoint.display_name}"[:LONGEST_NAME]
+            proven = self._prove("probe", title, endpoint.encryption_spec.kms_key_name, one)
+            self._undeploy(proven, self.id, delete=True)
         try:
             self._deploy(name, self.settings, {})
+            before = _split(self._get(name))
+            if self.id in before:
+                return before
+            self.check()
+            if self.settings.traffic_percent:
+                split = share_traffic(before, self.id, self.settings.traffic_percent)
+                shares = ", ".join(f"{key} {share} %" for key, share in sorted(split.items()))
+                say("deploy", f"traffic of {name}: {shares}")
+                # Without an etag: repeated after a lost answer, the call would meet its own change.
+                traffic = {"name": name, "traffic_split": split}
+                request = {"endpoint": traffic, "update_mask": {"paths": ["traffic_split"]}}
+                ask(f"set the traffic of {name}", self.platform.endpoints.update_endpoint, request)
         except BaseException:
-            self._undeploy(name, self.id)
+            with contextlib.suppress(PlatformError):
+                if self.id not in _split(self._get(name)):
+                    self._undeploy(name, self.id)
             raise
+        return before
 
     def _prove(self, kind: str, display_name: str, key: str, settings: Deploy) -> str:
         """Probes the model on an endpoint of its own; one that does not agree leaves none."""
@@ -143,71 +155,18 @@ class Deployment:
         self._do(f"make the endpoint {name}", self.platform.endpoints.create_endpoint, request, Kind.CONFLICT)
         try:
             self._deploy(name, settings, {"0": 100})
-            self._probe(name)
+            found = probe(endpoint_server(name), self.exported)
+            if not found.agrees:
+                raise RunError(
+                    f"{self.model} on {name} does not answer as it did when it was judged: {found}; compare "
+                    "the serving image's TensorFlow with the one in export.json"
+                )
+            say("deploy", f"{name} answers as the model did when it was judged: {found}")
             self.check()
         except BaseException:
             self._undeploy(name, self.id, delete=True)
             raise
         return name
-
-    def _shift(self, name: str) -> dict[str, int]:
-        """Gives the model its traffic step by step, and returns that of before, which failures bring back."""
-        endpoint = self._get(name)
-        before = done = _split(endpoint)
-        if self.id in done:  # given by an earlier attempt, which may not have come to ask
-            noted = next(one.display_name for one in endpoint.deployed_models if one.id == self.id)
-            before = {key: int(share) for key, share in re.findall(r"(\d+)=(\d+)", noted)}
-        shared = [share_traffic(before, self.id, percent) for percent in self.settings.steps]
-        try:
-            if done not in (before, *shared):
-                raise RunError(f"{self.model} gets no more traffic")
-            for wanted in shared[shared.index(done) if done in shared else 0 :]:
-                self.check()
-                if _split(self._get(name)) != done:
-                    raise RunError(f"{self.model} gets no more traffic")
-                if wanted != done:
-                    self._set_traffic(name, wanted)
-                    done = wanted
-                self._probe(name)
-        except BaseException as error:
-            left = self._give_back(name, before, shared, error)
-            if isinstance(error, ShardlineError):
-                raise type(error)(f"{error}; {left}") from error
-            say("deploy", left)
-            raise
-        return before
-
-    def _give_back(
-        self, name: str, before: dict[str, int], shared: Sequence[dict[str, int]], error: BaseException
-    ) -> str:
-        """Gives the traffic back and undeploys the model, and says so; not if others have changed it."""
-        try:
-            now = _split(self._get(name))
-            if now in shared:
-                self._set_traffic(name, before)
-                now = before
-        except PlatformError as failed:
-            raise PlatformError(
-                f"{error}; and the traffic of before could not be given back ({failed}); do it with "
-                f"gcloud ai endpoints update {name} --traffic-split={_written(before)}"
-            ) from error
-        if self.id not in now:
-            self._undeploy(name, self.id)
-        if now == before:
-            return f"the traffic of {name} is without it again: {_in_words(now)}"
-        return (
-            f"somebody else has changed the traffic of {name} meanwhile, and it is left so: {_in_words(now)}"
-        )
-
-    def _probe(self, name: str) -> None:
-        """Raises RunError when the model behind an endpoint does not give the golden answers."""
-        found = probe(endpoint_server(name, model=self.id), self.exported)
-        if not found.agrees:
-            raise RunError(
-                f"{self.model} on {name} does not answer as it did when it was judged: {found}; compare the "
-                "serving image's TensorFlow with the one in export.json"
-            )
-        say("deploy", f"{name} answers as the model did when it was judged: {found}")
 
     def _undeploy_idle(self, name: str, before: Mapping[str, int]) -> None:
         """Undeploys models without traffic, but for the newest, those that had some until now first."""
@@ -221,8 +180,7 @@ class Deployment:
             say("deploy", f"kept without traffic, at the price of machines: {', '.join(kept)}")
 
     def _deploy(self, name: str, settings: Deploy, traffic: Mapping[str, int]) -> None:
-        endpoint = self._get(name)
-        if self.id in _ids(endpoint):
+        if self.id in _ids(self._get(name)):
             return
         say("deploy", f"deploying {self.model} to {name}; the platform takes some minutes for machines")
         machine: dict[str, Any] = {"machine_type": settings.machine_type}
@@ -232,7 +190,7 @@ class Deployment:
         deployed = {
             "id": self.id,
             "model": self.model,
-            "display_name": _note(endpoint),
+            "display_name": self.run[:LONGEST_NAME],
             "service_account": settings.service_account,
             "dedicated_resources": {
                 "machine_spec": machine,
@@ -256,13 +214,6 @@ class Deployment:
             if kind_of(error.__cause__) is not settled:
                 raise
 
-    def _set_traffic(self, name: str, split: Mapping[str, int]) -> None:
-        say("deploy", f"traffic of {name}: {_in_words(split)}")
-        # Without an etag: repeated after a lost answer, the call would meet its own change.
-        endpoint = {"name": name, "traffic_split": dict(split)}
-        request = {"endpoint": endpoint, "update_mask": {"paths": ["traffic_split"]}}
-        ask(f"set the traffic of {name}", self.platform.endpoints.update_endpoint, request)
-
     def _undeploy(self, name: str, deployed_id: str, *, delete: bool = False) -> None:
         """Undeploys a model, and with `delete` its endpoint; what cannot be is said, and fails nothing."""
         endpoints, model = self.platform.endpoints, {"endpoint": name, "deployed_model_id": deployed_id}
@@ -283,20 +234,3 @@ def _ids(endpoint: Any) -> list[str]:
 
 def _split(endpoint: Any) -> dict[str, int]:
     return {key: share for key, share in endpoint.traffic_split.items() if share}
-
-
-def _written(split: Mapping[str, int]) -> str:
-    return ",".join(f"{key}={share}" for key, share in sorted(split.items()))
-
-
-def _note(endpoint: Any) -> str:
-    """Returns the name of a deployed model, which alone can say later what traffic it has met."""
-    split = _split(endpoint)
-    name = f"traffic before: {_written(split)}"
-    if len(name) > LONGEST_NAME:
-        raise RunError(f"{len(split)} models share the traffic of {endpoint.name}, too many to be noted")
-    return name
-
-
-def _in_words(split: Mapping[str, int]) -> str:
-    return ", ".join(f"{key} {share} %" for key, share in sorted(split.items())) or "none"

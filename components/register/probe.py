@@ -6,11 +6,9 @@ A server is a REST predict endpoint as TensorFlow Serving has it, or an endpoint
 from __future__ import annotations
 
 import json
-import math
 import queue
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,10 +30,6 @@ TIMEOUT_S = 30.0
 _LARGEST_REQUEST, _LARGEST_ANSWER = 1_000_000, 64 << 20
 _SHOWN = 200
 _ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d+)?/([^\s?#@]*/)?models/[^\s?#@]+")
-#: The chance that a model with its share of the traffic has not been asked although it answers.
-_MISSED = 1e-9
-#: A new split of the traffic may take a while to reach all who direct it; seconds between two attempts.
-_FEWEST_ATTEMPTS, _PAUSE_S = 100, 0.1
 
 
 #: Sends instances, in the form of TensorFlow Serving's REST interface, and returns the answer, a list of
@@ -206,69 +200,37 @@ def _predictions(address: str, status: int, content: bytes) -> Any:
     return answer["predictions"]
 
 
-def endpoint_server(
-    name: str, *, model: str = "", api_endpoint: str = "", timeout_s: float = TIMEOUT_S
-) -> Server:
+def endpoint_server(name: str, *, api_endpoint: str = "", timeout_s: float = TIMEOUT_S) -> Server:
     """Returns the server behind an endpoint of the platform.
 
     Requests go to an endpoint as a whole; its traffic decides which deployed model answers, and no request
-    can ask for another. Where `model`, the id of a deployed model, is given, each request is repeated until
-    that one has answered, which a model without traffic never does; the others may take other inputs.
+    can ask for another.
 
     Source: googleapis/python-aiplatform#827; PredictRequest has no deployed_model_id, PredictResponse has.
 
     Raises:
         PlatformError: When the endpoint is not there.
-        SettingsError: When nothing is deployed to it, or the model there has no traffic.
+        SettingsError: When no model that is deployed to it has traffic.
     """
-    from google.api_core.exceptions import BadRequest
-
     platform = Platform.of(name, endpoint=api_endpoint)
     found = ask(f"read the endpoint {name}", platform.endpoints.get_endpoint, {"name": name})
-    there = {deployed.id for deployed in found.deployed_models}
-    serving = {key: share for key, share in found.traffic_split.items() if share and key in there}
-    if not (serving.get(model) if model else serving):
-        some = ", ".join(f"{key} ({share} %)" for key, share in sorted(serving.items())) or "none"
-        who = (
-            f"the deployed model {model!r} of {name} has no" if model else f"no deployed model of {name} has"
-        )
-        raise SettingsError(f"{who} traffic, by which alone requests go; those with some are {some}")
+    if not any(found.traffic_split.get(deployed.id) for deployed in found.deployed_models):
+        raise SettingsError(f"no deployed model of {name} has traffic, by which alone requests go")
     # Source: Endpoint.dedicated_endpoint_dns; the shared host does not serve such an endpoint.
     if found.dedicated_endpoint_enabled:
         platform = replace(platform, endpoint=found.dedicated_endpoint_dns)
-    attempts, share = 1, serving.get(model, 100)
-    if model:  # after so many requests a model with its share of the traffic has answered one
-        attempts = math.ceil(math.log(_MISSED) / math.log(1 - share / 100)) if share < 100 else 1
-        attempts = max(_FEWEST_ATTEMPTS, attempts)
 
     def server(instances: Sequence[Any]) -> tuple[Any, str]:
-        refused = ""
-        for attempt in range(attempts):
-            time.sleep(_PAUSE_S if attempt else 0)
-            try:
-                answer = _predict(platform, name, instances, timeout_s)
-            except PlatformError as error:
-                if not model or not isinstance(error.__cause__, BadRequest):
-                    raise
-                refused = f"; the last that was refused: {error}"
-                continue
-            if model in ("", answer[1]):
-                return answer
-        words = f"the deployed model {model} of {name} answered none of {attempts:,} requests"
-        raise RunError(f"{words}{refused}")
+        from google.cloud.aiplatform_v1.types import PredictRequest
+        from google.protobuf import json_format
+
+        request = PredictRequest(endpoint=name)
+        json_format.ParseDict({"instances": list(instances)}, PredictRequest.pb(request))
+        response = ask(f"ask {name}", platform.predictions.predict, request, attempt_s=timeout_s)
+        content = type(response).pb(response)
+        return [_plain(value) for value in content.predictions], content.deployed_model_id
 
     return server
-
-
-def _predict(platform: Platform, name: str, instances: Sequence[Any], timeout_s: float) -> tuple[Any, str]:
-    from google.cloud.aiplatform_v1.types import PredictRequest
-    from google.protobuf import json_format
-
-    request = PredictRequest(endpoint=name)
-    json_format.ParseDict({"instances": list(instances)}, PredictRequest.pb(request))
-    response = ask(f"ask {name}", platform.predictions.predict, request, attempt_s=timeout_s)
-    content = type(response).pb(response)
-    return [_plain(value) for value in content.predictions], content.deployed_model_id
 
 
 def _plain(value: Any) -> Any:

@@ -1,33 +1,19 @@
-"""Registration of a blessed model: as the champion, and in the Model Registry with its evaluation."""
+"""Registration of a blessed model: as the champion, and in the Model Registry."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.model_store import Export, Measured, catalog, champions, read_part
-from shardline.components.vertex.client import Platform, ask, ask_all
-from shardline.trainer.data.features import MULTILABEL, REGRESSION
+from shardline.components.model_store import Export, catalog, champions
 from shardline.trainer.errors import ModelError, RunError
 from shardline.trainer.progress import fact, say
 
 _NAME = "model"
 _A_YEAR_S = 31_536_000
-_SCHEMA = "gs://google-cloud-aiplatform/schema/modelevaluation/{}_metrics_1.0.0.yaml"
-#: The registry's names of metrics by ours. Areas under curves are left out: the schema means micro-averaged
-#: ones, and ours are means over classes.
-#: Source: https://cloud.google.com/vertex-ai/docs/reference/rest/Shared.Types/RegressionEvaluationMetrics and
-#: ClassificationEvaluationMetrics beside it.
-_OF_NUMBERS = {"rootMeanSquaredError": "rmse", "meanAbsoluteError": "mae", "rSquared": "r2"}
-_OF_SEVERAL = {"f1ScoreMicro": "micro_f1", "f1ScoreMacro": "macro_f1"}
-#: From this probability on, an example is said to have a label.
-THRESHOLD = 0.5
-# The confusion matrix of more classes would be a request of megabytes, and unreadable.
-_MOST_CLASSES = 200
 
 
 def register_model(exported: Path, quality: str, champion_uri: str, run: str = "") -> None:
@@ -111,75 +97,3 @@ def describe(exported: Path, quality: str) -> str:
     export = Export.read(exported)
     text = f"{quality}, {export.parameters:,} parameters, dataset {export.fingerprint}"
     return json.dumps(text)[1:-1]
-
-
-def import_evaluation(exported: Path, resource_name: str) -> str:
-    """Imports the evaluation of an exported model beside the registered model, and returns its name.
-
-    Of several labels there is one for each, and the name is that of the first. `resource_name` is that of the
-    model, projects/P/locations/L/models/ID@VERSION; in a local run, where nothing has been uploaded, it is
-    "", and so is what is returned.
-
-    Raises:
-        ModelError: When `exported` is incomplete.
-        PlatformError: When the API refuses or is not reached.
-    """
-    evaluation = read_part(exported, model_store.EVALUATION_FILE, Measured)
-    if not resource_name:
-        say("register", "nothing was uploaded: the evaluation is not imported")
-        return ""
-    models, doing = Platform.of(resource_name).models, f"import the evaluation of {resource_name}"
-    asked = ask_all(doing, models.list_model_evaluations, {"parent": resource_name})
-    present = {one.display_name: str(one.name) for one in asked}
-    names = []
-    for part in evaluation.parts or (evaluation,):
-        name = f"{evaluation.split} split" + (f", {part.label}" if evaluation.parts else "")
-        if name not in present:  # an earlier attempt has not imported it
-            content = describe_evaluation(part, name)
-            request = {"parent": resource_name, "model_evaluation": content}
-            imported = ask(doing, models.import_model_evaluation, request, repeatable=False)
-            present[name] = str(imported.name)
-        say("register", f"the evaluation of {resource_name} on the {name} is imported")
-        names.append(present[name])
-    return names[0]
-
-
-def describe_evaluation(evaluation: Measured, name: str) -> dict[str, Any]:
-    """Returns the API's ModelEvaluation of one label."""
-    measured = {"fingerprint": evaluation.fingerprint, "examples": evaluation.examples}
-    schema = "regression" if evaluation.kind == REGRESSION else "classification"
-    return {
-        "display_name": name,
-        "metrics_schema_uri": _SCHEMA.format(schema),
-        "metrics": registry_metrics(evaluation),
-        "metadata": {**measured, **evaluation.metrics},
-    }
-
-
-def registry_metrics(evaluation: Measured) -> dict[str, Any]:
-    """Returns an evaluation's metrics in the registry's words.
-
-    With one prediction per example, the most probable class, precision and recall are both the accuracy.
-    """
-    found = evaluation.metrics
-    if evaluation.kind == REGRESSION:
-        numbers = _renamed(found, _OF_NUMBERS)
-        percent = _renamed(found, {"meanAbsolutePercentageError": "mape"})
-        return numbers | {name: 100 * share for name, share in percent.items()}
-    metrics: dict[str, Any] = {}
-    if evaluation.kind == MULTILABEL:
-        metrics["confidenceMetrics"] = [{"confidenceThreshold": THRESHOLD, **_renamed(found, _OF_SEVERAL)}]
-    else:
-        at_one = dict.fromkeys(("precisionAt1", "recallAt1", "f1ScoreAt1"), evaluation.accuracy)
-        metrics["confidenceMetrics"] = [{"confidenceThreshold": 0.0, "maxPredictions": 1, **at_one}]
-        if len(evaluation.class_names) <= _MOST_CLASSES:
-            specs = [
-                {"id": str(label), "displayName": name} for label, name in enumerate(evaluation.class_names)
-            ]
-            rows = [list(row) for row in evaluation.confusion]
-            metrics["confusionMatrix"] = {"annotationSpecs": specs, "rows": rows}
-    return metrics | ({} if evaluation.log_loss is None else {"logLoss": evaluation.log_loss})
-
-
-def _renamed(metrics: Mapping[str, float | None], names: Mapping[str, str]) -> dict[str, Any]:
-    return {theirs: metrics[ours] for theirs, ours in names.items() if metrics.get(ours) is not None}

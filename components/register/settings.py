@@ -56,14 +56,13 @@ class Deploy(ServingMachines):
     """Deployment of a blessed model, after its upload to the Model Registry: [deploy].
 
     `endpoint` is in the region of the run; `display_name` makes a new endpoint in every run, whose only model
-    gets all of the traffic. The models deployed before keep the rest in their proportions. `traffic_steps`
-    are percents on the way to `traffic_percent`; `keep` is how many models without traffic stay deployed.
+    gets all of the traffic. The models deployed before keep the rest in their proportions. `keep` is how many
+    models without traffic stay deployed.
     """
 
     endpoint: str = ""
     display_name: str = ""
     traffic_percent: int = 100
-    traffic_steps: tuple[int, ...] = ()
     keep: int = 1
 
     def __post_init__(self) -> None:
@@ -77,21 +76,10 @@ class Deploy(ServingMachines):
         _check_display_name(self.display_name or "of the endpoint")
         if not 0 <= self.traffic_percent <= 100:
             raise SettingsError(f"traffic_percent must be from 0 to 100, got {self.traffic_percent}")
-        if self.display_name and (self.traffic_percent != 100 or self.traffic_steps):
+        if self.display_name and self.traffic_percent != 100:
             raise SettingsError("traffic_percent: the only model of a new endpoint gets all; give endpoint")
-        rising = list(self.traffic_steps) == sorted({*self.traffic_steps})
-        if not rising or not all(0 < step <= self.traffic_percent for step in self.traffic_steps):
-            raise SettingsError(
-                f"traffic_steps must rise, from 1 or more to traffic_percent ({self.traffic_percent}), "
-                f"got {list(self.traffic_steps)}"
-            )
         if self.keep < 0:
             raise SettingsError(f"keep must be 0 or more, got {self.keep}")
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """The percents of traffic that a new model gets, one after the other; none where it gets none."""
-        return tuple(sorted({*self.traffic_steps, self.traffic_percent} - {0}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,9 @@
-"""Training component on each replica: the body of `train`, and a program of its own.
-
-`python -m shardline.components.train.replica JSON` is a replica where the worker pools are a parameter of the
-run: the paths of dataset and model, and the object `training`, without a placeholder of the platform.
-"""
+"""Training component on each replica: the body of `train`, and of a trial."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -17,11 +11,9 @@ from typing import Any
 from kfp import dsl
 
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.vertex.forms import check_text
-from shardline.trainer import files, task
+from shardline.trainer import task
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import errors_end_the_process
 from shardline.trainer.records import read
 from shardline.trainer.settings import TrainSettings
@@ -55,35 +47,3 @@ def _usual_batch_size(dataset: Path) -> int:
     split = manifests.load(dataset).splits.get("train")
     share = split.records // read_cluster(os.environ).num_workers if split else 0
     return max(1, min(TrainSettings.per_replica_batch_size, share))
-
-
-def program(
-    image: str, module: str = "shardline.components.train.replica", **arguments: Any
-) -> dict[str, Any]:
-    """Returns the container_spec of replicas that run a module with `arguments` as one JSON object.
-
-    Raises SettingsError when an argument holds what the platform would replace.
-    """
-    text = json.dumps(arguments, ensure_ascii=False)
-    check_text("a parameter of the training", text)
-    return {"image_uri": image, "command": ["python3", "-m", module], "args": [text]}
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Entry point."""
-    with errors_end_the_process("train"):
-        text = arguments[0] if len(arguments) == 1 else "null"
-        given = files.parse_json(text, "the argument", SettingsError)
-        if not isinstance(given, dict) or set(given) != {"dataset", "model", "training"}:
-            raise SettingsError(
-                "a replica takes one argument, a JSON object with dataset, model and training"
-            )
-    run(
-        dataset=dsl.Dataset(uri=given["dataset"]),
-        model=dsl.Model(uri=given["model"]),
-        training=given["training"],
-    )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -21,7 +21,6 @@ def plan_study(
     max_trial_count: int,
     trial_epochs: int,
     worker_pool_specs: list,  # type: ignore[type-arg]
-    image: str,
     job_labels: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
     dataset: dsl.Input[dsl.Dataset],
     trials: dsl.Output[dsl.Artifact],
@@ -45,7 +44,6 @@ def plan_study(
         max_trial_count: Trials in all, in the place of the study's own; 0 leaves it.
         trial_epochs: Passes over the training split in each trial; 0 for as many as the training has.
         worker_pool_specs: Machines of one trial, without their program.
-        image: Container image of replicas that name none.
         job_labels: Labels of the tuning job, to which the seed is added.
         dataset: Dataset directory with its manifest.
         trials: Gets a directory for each trial.
@@ -61,7 +59,6 @@ def plan_study(
         return plan(
             study,
             worker_pool_specs,
-            image,
             dataset=dataset.path,
             training={**training, "epochs": trial_epochs} if trial_epochs else training,
             base_output_directory=trials.uri,

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 from kfp import dsl
 
-from shardline.components.train.replica import program, run
+from shardline.components.train.replica import run
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study, read_value
-from shardline.components.vertex.pools import read_specs
+from shardline.components.vertex.forms import check_text
+from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.progress import errors_end_the_process, say
-from shardline.trainer.records import read
+from shardline.trainer.records import read, restore_integers
 
 
 class TuningJob(NamedTuple):
@@ -38,7 +39,6 @@ class TuningJob(NamedTuple):
 def plan(
     study: str,
     worker_pool_specs: Sequence[Any],
-    image: str,
     *,
     dataset: str,
     training: Mapping[str, Any],
@@ -48,15 +48,20 @@ def plan(
 ) -> TuningJob:
     """Returns the fields of a tuning job; the arguments are those of the component `plan_study`.
 
-    Raises SettingsError when study, pools or training are wrong, or a parameter cannot be tuned.
+    Raises SettingsError when study or training are wrong, or a parameter cannot be tuned.
     """
     searched = read_study(parse_study(study), max_trial_count=max_trial_count)
     settings = read(TrainingSettings, training, "training")
     check_tuned(searched.types, settings.train_options)
     reporting = settings.with_tuned({"tuning_metric": searched.metric})
-    container = program(
-        image, module=__name__, dataset=dataset, training=vars(reporting), parameters=searched.types
-    )
+    arguments = {"dataset": dataset, "training": vars(reporting), "parameters": searched.types}
+    argument = json.dumps(arguments, ensure_ascii=False)
+    check_text("a parameter of the training", argument)
+    pools: list[Any] = restore_integers({"pools": list(worker_pool_specs)})["pools"]
+    for pool in pools:
+        container = pool.get("container_spec", {})  # none in the slot of a pool that is not there
+        if container and container["image_uri"] != REDUCTION_SERVER_IMAGE:
+            container.update(command=["python3", "-m", __name__], args=[argument])
     say(
         "tune",
         f"up to {searched.max_trial_count} trials {searched.goal} {searched.metric} "
@@ -64,7 +69,7 @@ def plan(
     )
     return TuningJob(
         json.dumps(searched.spec),
-        json.dumps(read_specs(worker_pool_specs).specs(container), ensure_ascii=False),
+        json.dumps(pools, ensure_ascii=False),
         searched.max_trial_count,
         searched.parallel_trial_count,
         searched.max_failed_trial_count,

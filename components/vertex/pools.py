@@ -1,13 +1,13 @@
 """Worker pools of a training job: their machines, the cluster they make, and the platform's form of both.
 
-A `WorkerPool` is a WorkerPoolSpec of the CustomJob API (worker_pool_specs) with a field for each key, as
-`_PATHS` says in both directions. A `Cluster` says who is in which pool.
+A `WorkerPool` is a WorkerPoolSpec of the CustomJob API with a field for each key (`_PATHS`). A `Cluster` says
+who is in which pool.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,10 +19,8 @@ from shardline.components.vertex.forms import (
     check_accelerators,
     check_text,
 )
-from shardline.components.vertex.payload import at, whole
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE
 from shardline.trainer.errors import SettingsError
-from shardline.trainer.records import check_keys, read
 
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 RESERVATION_AFFINITY_TYPES = ("NO_RESERVATION", "ANY_RESERVATION", "SPECIFIC_RESERVATION")
@@ -265,71 +263,3 @@ class Cluster:
             else pool.spec(container, servers)
             for pool in self.pools
         ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Variable:
-    name: str
-    value: str = ""
-
-
-_SLOTS = ("chief", "workers", "parameter_servers", "evaluator")
-
-
-def read_specs(specs: Sequence[Any]) -> Cluster:
-    """Reads one to four worker pools, WorkerPoolSpecs of the CustomJob API with its snake_case names.
-
-    A pool has machine_spec and replica_count, and disk_spec, nfs_mounts, and image_uri and env in
-    container_spec where they differ from the defaults. Its program is the trainer. An empty pool keeps the
-    slots of those behind it.
-
-    Raises:
-        SettingsError: When a key is unknown or mistyped, or the pools make no cluster.
-    """
-    if not isinstance(specs, list) or not 1 <= len(specs) <= len(_SLOTS):
-        count = f"{len(specs)}" if isinstance(specs, list) else repr(specs)
-        raise SettingsError(f"worker_pool_specs must be a list of 1 to {len(_SLOTS)} pools, got {count}")
-    pools: dict[str, WorkerPool] = {}
-    for index, spec in enumerate(specs):
-        pool = _read_pool(f"worker_pool_specs[{index}]", spec)
-        if pool is not None:
-            is_reduction = index == 2 and pool.image_uri == REDUCTION_SERVER_IMAGE
-            pools["reduction_server" if is_reduction else _SLOTS[index]] = pool
-    if "chief" not in pools:
-        raise SettingsError("worker_pool_specs[0] is the chief and cannot be empty")
-    return Cluster(**pools)
-
-
-def _read_pool(name: str, spec: Any) -> WorkerPool | None:
-    given = dict(_fields(name, spec, ""))
-    if "replica_count" in given and (count := whole(given["replica_count"])) is not None:
-        given["replica_count"] = count  # int64 may be text in JSON
-    if not given.get("replica_count"):
-        if given.keys() - {"replica_count"}:
-            raise SettingsError(f"{name}.replica_count must be at least 1; {{}} leaves the pool empty")
-        return None
-    if not at(spec, "disk_spec"):
-        given["boot_disk_type"] = ""
-    if isinstance(given.get("env"), list):
-        items = enumerate(given["env"])
-        env = [read(_Variable, item, f"{name}.container_spec.env[{index}]") for index, item in items]
-        # The others are of machines that may be others now.
-        told = (ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE)
-        given["env"] = {item.name: item.value for item in env if item.name not in told}
-    try:
-        return read(WorkerPool, given, "")
-    except SettingsError as error:
-        raise SettingsError(f"{name}: {error}") from None
-
-
-def _fields(name: str, node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields the fields that a table of a WorkerPoolSpec holds, by the table's path."""
-    known = dict.fromkeys(full.removeprefix(path).split(".")[0] for full in _PATHS if full.startswith(path))
-    if not isinstance(node, Mapping):
-        raise SettingsError(f"{name} must be a mapping with {', '.join(known)}, got {node!r}")
-    check_keys(node, known, f"{name}.")
-    for key, value in node.items():
-        if found := _PATHS.get(f"{path}{key}"):
-            yield found, value
-        else:
-            yield from _fields(f"{name}.{key}", value, f"{path}{key}.")

@@ -138,12 +138,6 @@ def _gate(file: Path | None, texts: tuple[str, ...], min_accuracy: float, first_
     "--tolerance", default=0.01, show_default=True, help="Largest difference of a probability, 0..1."
 )
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds that one answer may take.")
-@click.option(
-    "--deployed-model",
-    default="",
-    metavar="ID",
-    help="Of ENDPOINT, ask until this one has answered; one without traffic cannot be asked.",
-)
 @settings_option
 @json_option
 def probe(
@@ -151,7 +145,6 @@ def probe(
     exported: Path,
     tolerance: float,
     timeout: float,
-    deployed_model: str,
     settings: Path | None,
     as_json: bool,
 ) -> None:
@@ -175,9 +168,7 @@ def probe(
             if not ENDPOINT.fits(server):
                 raise SettingsError(f"ENDPOINT must be {ENDPOINT.words}, got {server!r}")
             host = load_environment(settings, {}, os.environ, needed=()).api_endpoint
-            asked = probes.endpoint_server(server, model=deployed_model, api_endpoint=host, timeout_s=timeout)
-        elif deployed_model:
-            raise SettingsError("--deployed-model is about an endpoint of the platform, and a URL is given")
+            asked = probes.endpoint_server(server, api_endpoint=host, timeout_s=timeout)
         else:
             asked = probes.rest_server(server, timeout_s=timeout)
         found = probes.probe(asked, exported, tolerance=tolerance)

@@ -224,9 +224,6 @@ def _parameters(pipeline: Pipeline, parameters: Mapping[str, Any]) -> str:
 
 
 def _machines(job: Job) -> Iterator[str]:
-    if not job.pools:  # they are known to a task of the run, of what it is given
-        yield "machines as worker_pool_specs says"
-        return
     total = sum(pool.replica_count or 0 for pool in job.pools)
     pools = [_pool(pool) for pool in job.pools]
     yield f"{', '.join(pools)} ({total} {'machine' if total == 1 else 'machines'})"

@@ -170,17 +170,6 @@ def test_drift_is_an_error(tmp_path):
     assert "differs from what the code compiles to; run 'shardline compile'" in drifted.output
 
 
-def test_machines_can_be_a_parameter_of_the_run(spec):
-    local = settings.load(ROOT / "settings" / "local.toml")
-    at_run_time = yaml.safe_load(compile_pipeline(replace(local, pools_at_run_time=True)))
-    parameters = at_run_time["root"]["inputDefinitions"]["parameters"]
-
-    assert parameters["worker_pool_specs"]["parameterType"] == "LIST"
-    assert "worker_pool_specs" not in spec["root"]["inputDefinitions"]["parameters"]
-    assert "comp-check-worker-pools" in at_run_time["components"]
-    assert check_pipeline(at_run_time) == []
-
-
 def compile_to(output):
     command = ["compile", "--settings", str(ROOT / "settings" / "local.toml"), "--output", str(output)]
     return CliRunner().invoke(cli.main, command)

@@ -44,13 +44,10 @@ def given(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("pools_at_run_time", [False, pytest.param(True, marks=pytest.mark.matrix)])
-def test_a_blessed_model_is_the_champion_only_once_it_is_uploaded_and_deployed(
-    pools_at_run_time: bool,
-) -> None:
+def test_a_blessed_model_is_the_champion_only_once_it_is_uploaded_and_deployed() -> None:
     upload = ModelUpload(display_name="digits", serving_image_uri="s:1", parent_model=PARENT)
-    deploy = Deploy(machine_type="n1-standard-2", endpoint=ENDPOINT, traffic_steps=(10, 50))
-    text = compiled(model_upload=upload, deploy=deploy, pools_at_run_time=pools_at_run_time)
+    deploy = Deploy(machine_type="n1-standard-2", endpoint=ENDPOINT)
+    text = compiled(model_upload=upload, deploy=deploy)
     tasks = blessed_tasks(text)
 
     assert {name: sorted(task.get("dependentTasks", [])) for name, task in tasks.items()} == {
@@ -58,8 +55,7 @@ def test_a_blessed_model_is_the_champion_only_once_it_is_uploaded_and_deployed(
         "serving-model": [],
         "model-upload": ["importer", "serving-model"],
         "model-deploy": ["model-upload"],
-        "registry-evaluation": ["model-upload"],
-        "register": ["model-deploy", "registry-evaluation"],
+        "register": ["model-deploy"],
     }
     assert given(tasks["model-deploy"])["location"] == LOCATION
     assert read(Deploy, given(tasks["model-deploy"])["deploy"], "deploy") == deploy

@@ -159,13 +159,4 @@ def test_every_parameter_is_looked_at_but_those_without_effect_on_the_result(spe
     # Each under its own name.
     names = {name for name in configure.__annotations__ if name != "return"}
     assert looked <= names
-    assert names - looked == {"scheduled", "created", "job_name", "readers", "worker_pool_specs"}
-
-
-def test_machines_that_are_a_parameter_are_looked_at():
-    at_run_time = yaml.safe_load(compile_pipeline(replace(LOCAL, pools_at_run_time=True)))
-    (task,) = tasks_of(at_run_time, "configure")
-
-    assert task["inputs"]["parameters"]["worker_pool_specs"] == {
-        "componentInputParameter": "pipelinechannel--worker_pool_specs"
-    }
+    assert names - looked == {"scheduled", "created", "job_name", "readers"}

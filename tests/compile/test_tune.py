@@ -17,7 +17,6 @@ from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Pipeline
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.preflight import load_study
-from shardline.trainer.errors import SettingsError
 from tests.helpers.checks import check_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,11 +116,6 @@ def test_a_duration_that_only_one_strategy_takes_is_left_out():
     job, _ = jobs(Pipeline(compiled(settings.load(LOCAL))))
     assert "max_wait_duration" not in job.scheduling
     assert '"max_wait_duration": ""' in job.payload
-
-
-def test_machines_that_are_a_parameter_are_refused():
-    with pytest.raises(SettingsError, match="leave out pools_at_run_time"):
-        compiled(replace(settings.load(LOCAL), pools_at_run_time=True))
 
 
 def test_check_finds_nothing_and_the_study_is_the_default():

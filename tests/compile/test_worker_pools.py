@@ -11,7 +11,6 @@ from google.protobuf import json_format
 from kfp import compiler, dsl
 
 from shardline.components.train.component import custom_job
-from shardline.components.train.replica import program
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE, Cluster, NfsMount, WorkerPool
 from shardline.trainer.errors import SettingsError
@@ -233,13 +232,6 @@ def test_a_placeholder_in_a_components_source_is_refused() -> None:
 
     with pytest.raises(SettingsError, match="source of component 'train' holds"):
         custom_job(train, CustomJobSettings(cluster=Cluster(chief=CPU)))
-
-
-def test_arguments_in_plain_text_arrive_or_are_refused() -> None:
-    made = program("image:1", hparams={"note": AWKWARD}, seed=3)
-    assert json.loads(made["args"][0]) == {"hparams": {"note": AWKWARD}, "seed": 3}
-    with pytest.raises(SettingsError, match="a parameter of the training holds"):
-        program("image:1", hparams={"note": "{{$.inputs}}"})
 
 
 def pool(**values: Any) -> Any:

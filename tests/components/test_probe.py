@@ -165,7 +165,6 @@ def test_no_password_of_this_machine_is_sent(server, exported, tmp_path, monkeyp
         (f"http://{'a' * 64}.b/v1/models/m", [], "names no host"),
         ("http://host:99999/v1/models/m", [], "names no host"),
         ("projects/p/locations/l/models/1", [], "ENDPOINT must be projects/P/locations/L/endpoints/ID"),
-        ("http://h/v1/models/m", ["--deployed-model", "1"], "--deployed-model is about an endpoint"),
         ("http://h/v1/models/m", ["--tolerance", "nan"], "the tolerance must be from 0 to 1, got nan"),
         ("http://h/v1/models/m", ["--timeout", "0"], "--timeout must be from 0 to 3600 seconds, got 0"),
     ],

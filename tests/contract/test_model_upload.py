@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from google.cloud.aiplatform_v1.types import Model, ModelEvaluation
+from google.cloud.aiplatform_v1.types import Model
 from google_cloud_pipeline_components.types.artifact_types import UnmanagedContainerModel
 from kfp import compiler, dsl
 
 from shardline.components.register.component import (
     batch_prediction_task,
-    registry_evaluation,
     serving_model,
     upload_task,
 )
@@ -21,7 +20,6 @@ from shardline.components.register.settings import BatchPrediction, ModelUpload
 from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
-from tests.helpers.evaluations import EVALUATION
 from tests.helpers.execution import execute
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.e2e]
@@ -49,14 +47,11 @@ BATCH = BatchPrediction(
 @dsl.component(base_image="image:1", install_kfp_package=False)
 def export(exported: dsl.Output[dsl.Model]) -> None:
     """Writes what a validation leaves."""
-    import json
     from pathlib import Path
 
-    from tests.helpers.evaluations import EVALUATION
     from tests.helpers.exports import write_export
 
     write_export(Path(exported.path))
-    Path(exported.path, "evaluation.json").write_text(json.dumps(EVALUATION))
 
 
 @dsl.component(base_image="image:1", install_kfp_package=False)
@@ -85,7 +80,7 @@ def look(model: dsl.Input[dsl.Artifact], serving: dsl.Input[dsl.Artifact], resul
 def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.CompletedProcess[str]:
     """Runs a pipeline with the launchers where kfp.local will start them."""
     component = functools.partial(dsl.component, base_image="image:1", install_kfp_package=False)
-    serving_model_op, evaluation_op = component()(serving_model), component()(registry_evaluation)
+    serving_model_op = component()(serving_model)
 
     @dsl.pipeline(name="upload")
     def pipeline(result: str) -> None:
@@ -95,7 +90,6 @@ def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.
         )
         stored = store(here=ready.outputs["serving"], text=ready.outputs["Output"], bucket=BUCKET)
         uploaded = upload_task(upload, stored, labels={"pipeline": "retrain"})
-        evaluation_op(exported=exported, model=uploaded.outputs["model"])
         batch_prediction_task(BATCH, "digits", uploaded, {"pipeline": "retrain"})
         look(model=uploaded.outputs["model"], serving=ready.outputs["serving"], result=result)
 
@@ -121,12 +115,6 @@ def test_a_new_version_of_a_registered_model(vertex: FakeVertex, tmp_path: Path)
     seen = json.loads((tmp_path / "result.json").read_text())
     assert seen["uri"] == f"https://{LOCATION}-aiplatform.googleapis.com/v1/{OLD}@2"
     assert seen["metadata"]["resourceName"] == f"{OLD}@2"
-    ((name, evaluation),) = vertex.services.evaluations.items()
-    assert name.startswith(f"{OLD}@2/evaluations/")
-    assert evaluation.display_name == "test split"
-    content = json.loads(ModelEvaluation.to_json(evaluation))
-    assert content["metrics"]["logLoss"] == EVALUATION["log_loss"]
-    assert content["metadata"]["fingerprint"] == "sha256:abc"
 
 
 def test_a_new_model_that_tensorflow_serving_finds_predicts_a_batch(

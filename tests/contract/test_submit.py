@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -26,7 +25,6 @@ from google.rpc import code_pb2, status_pb2
 
 from shardline.components.run_record import RunRecord
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.remote.submit import _machines
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
@@ -392,10 +390,6 @@ def test_data_that_only_the_run_can_reach_is_no_mistake(fake: FakeVertex) -> Non
     assert "warning SL608 pipeline: source is '/mnt/nowhere', which is in no bucket" in done.stderr
     done = shardline("run", "retrain.yaml", "-p", "source=images:/mnt/nowhere")
     assert done.exit_code == 2
-
-
-def test_machines_that_a_run_is_given_are_not_counted_as_none() -> None:
-    assert list(_machines(Mock(pools=()))) == ["machines as worker_pool_specs says"]
 
 
 def test_an_image_of_this_machine_and_placeholders_are_refused(fake: FakeVertex) -> None:

@@ -223,7 +223,6 @@ def compile_steps(dataset: Path, path: Path) -> dict[str, Any]:
             max_trial_count=0,
             trial_epochs=2,
             worker_pool_specs=settings.train.cluster.specs({"image_uri": settings.image}),
-            image=settings.image,
             job_labels={},
             dataset=data.output,
             training=training,

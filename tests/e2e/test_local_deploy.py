@@ -13,7 +13,6 @@ from kfp import compiler, dsl
 from shardline.components.register.component import (
     batch_prediction_task,
     deploy_task,
-    registry_evaluation,
     serving_model,
     upload_task,
 )
@@ -36,14 +35,11 @@ BATCH = BatchPrediction(
 @dsl.component(base_image="image:1", install_kfp_package=False)
 def export(exported: dsl.Output[dsl.Model]) -> None:
     """Writes what a validation leaves."""
-    import json
     from pathlib import Path
 
-    from tests.helpers.evaluations import EVALUATION
     from tests.helpers.exports import write_export
 
     write_export(Path(exported.path))
-    Path(exported.path, "evaluation.json").write_text(json.dumps(EVALUATION))
 
 
 def run(directory: Path, deploy: Deploy, parent: str) -> subprocess.CompletedProcess[str]:
@@ -55,7 +51,6 @@ def run(directory: Path, deploy: Deploy, parent: str) -> subprocess.CompletedPro
         exported = export().outputs["exported"]
         ready = component()(serving_model)(exported=exported, quality="0.97", image_uri="s:1", gate={})
         uploaded = upload_task(upload, ready, labels={})
-        component()(registry_evaluation)(exported=exported, model=uploaded.outputs["model"])
         deploy_task(component(), deploy, exported, uploaded, labels={}, gate={"champion_uri": ""})
         # The launchers of a pipeline that deploys with them.
         endpoint = EndpointCreateOp(display_name="other").outputs["endpoint"]
@@ -89,7 +84,6 @@ def test_what_would_be_done_is_said(
     for said in (
         f"it would be, to {words[0]}, on 1 to 1 n1-standard-2",
         f"'digits' is not uploaded; on Vertex AI it would be, as {words[1]}",
-        "nothing was uploaded: the evaluation is not imported",
         "no endpoint 'other' is made",
         "it would be, to a new endpoint 'other', on 1 to 1 n1-highmem-2",
         "nothing is predicted; on Vertex AI gs://b/in/*.jsonl would be, into gs://b/out",

@@ -138,24 +138,6 @@ def test_a_module_that_the_image_does_not_hold(tmp_path: Path) -> None:
             check_run(SENT, GIVEN | broken, settings=tmp_path / "vertex.toml")
 
 
-def test_accelerators_that_the_image_knows_nothing_of() -> None:
-    code, broken, repaired = (
-        "SL613",
-        "cpu",
-        "gpu",
-    )
-    chief = {"machine_spec": {"machine_type": "n1-standard-8"}, "replica_count": 1}
-    gpu = {"accelerator_type": "NVIDIA_TESLA_T4", "accelerator_count": 1}
-    at_run_time = json.loads(json.dumps(RETRAIN))
-    declared = at_run_time["root"]["inputDefinitions"]["parameters"]
-    declared["worker_pool_specs"] = {"parameterType": "LIST", "isOptional": True, "defaultValue": []}
-    fast = [chief | {"machine_spec": chief["machine_spec"] | gpu}]
-    for variant, specs, found in ((broken, fast, True), (repaired, fast, False), (broken, [chief], False)):
-        image = ImageSettings(name="europe-docker.pkg.dev/vision/r/leafnet:1", variant=variant)
-        checked = Pipeline(at_run_time, GIVEN | {"worker_pool_specs": specs}, image=image)
-        assert (code in {finding.code for finding in check(checked)}) == found
-
-
 def test_a_run_here_is_refused_a_directory_of_something_else_for_its_champion(tmp_path: Path) -> None:
     given = {"source": "digits", "champion_uri": str(tmp_path)}
     check_run(SENT, given, here=True)

@@ -49,14 +49,6 @@ def test_the_tables_are_read(tmp_path: Path) -> None:
         (UPLOAD + '[deploy]\nmachine_type = "m"\n', "deploy.give either endpoint, one that is there, or"),
         (UPLOAD + DEPLOY + 'display_name = "d"\n', "deploy.give either endpoint"),
         (UPLOAD + DEPLOY.replace("endpoints", "models"), "deploy.endpoint must be projects/P/.*, got"),
-        (
-            UPLOAD + DEPLOY + "traffic_steps = [50, 10]\n",
-            r"traffic_steps must rise, from 1 .* got \[50, 10\]",
-        ),
-        (
-            UPLOAD + DEPLOY + "traffic_steps = [20]\ntraffic_percent = 10\n",
-            r"traffic_percent \(10\), got \[20\]",
-        ),
         (UPLOAD + DEPLOY + "keep = -1\n", "keep must be 0 or more, got -1"),
         (UPLOAD + DEPLOY + "traffic_percent = 101\n", "traffic_percent must be from 0 to 100, got 101"),
         (
@@ -109,18 +101,6 @@ def test_shares_add_up_to_100() -> None:
             shared = share_traffic(present, "new", percent)
             assert (sum(shared.values()), shared["new"]) == (100, percent)
             assert all(share > 0 for share in shared.values())
-
-
-@pytest.mark.parametrize(
-    ("steps", "percent", "taken"),
-    [((), 100, (100,)), ((10, 50), 100, (10, 50, 100)), ((10, 50, 100), 100, (10, 50, 100)), ((), 0, ())],
-)
-def test_the_last_step_is_the_share_that_stays(
-    steps: tuple[int, ...], percent: int, taken: tuple[int, ...]
-) -> None:
-    deploy = Deploy(endpoint=ENDPOINT, machine_type="m", traffic_steps=steps, traffic_percent=percent)
-
-    assert deploy.steps == taken
 
 
 @pytest.mark.parametrize("model", ["", f"{ENDPOINT.replace('endpoints', 'models')}@1"])

@@ -50,8 +50,6 @@ T4 = {"train.chief": "1 NVIDIA_TESLA_T4", "preprocess": ""}
         ("", T4, "gpu"),
         ("gpu", T4, "gpu"),
         ("", {"train.chief": "4 TPU"}, "tpu"),
-        # With pools_at_run_time only the run knows what trains.
-        ("", {}, "cpu"),
         ("gpu", {"preprocess": ""}, "gpu"),
         ("", {"preprocess": "1 NVIDIA_L4"}, "gpu"),
     ],
@@ -101,22 +99,6 @@ def test_settings_are_refused_with_an_image_that_their_machines_cannot_use(tmp_p
         load(path)
     path.write_text(text.replace('"n1-standard-8"', '"n1-standard-8"\nimage_uri = "other:1"'))
     load(path)
-
-
-def test_machines_of_tasks_count_where_those_of_training_are_a_runs(tmp_path: Path) -> None:
-    path = tmp_path / "vertex.toml"
-    path.write_text("""
-        pools_at_run_time = true
-        image = {name = "shardline:1"}
-        train = {replica_count = 1, machine_type = "n1-standard-8"}
-        [validate]
-        accelerator_type = "NVIDIA_TESLA_T4"
-        accelerator_count = 1
-    """)
-
-    image = load_image(path)
-    assert image is not None
-    assert image.variant == "gpu"
 
 
 @pytest.mark.parametrize("text", ['image = "{}"', '[image]\nname = "{}"'])

@@ -1,23 +1,17 @@
-"""The upload to the Model Registry: its settings, the directory that is served, the evaluation."""
+"""The upload to the Model Registry: its settings, the directory that is served."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from shardline.components.model_store import Measured
 from shardline.components.register.registry import (
     describe,
-    describe_evaluation,
-    import_evaluation,
     lay_out,
 )
 from shardline.components.register.settings import ModelUpload
 from shardline.pipelines import settings
-from shardline.trainer import progress
 from shardline.trainer.errors import ModelError, RunError, SettingsError
-from shardline.trainer.records import restore
-from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import contents, write_export
 
 PARENT = "projects/my-project/locations/europe-west4/models/7"
@@ -95,66 +89,3 @@ def test_the_description_says_what_was_measured_and_can_be_pasted_into_json(tmp_
 
     description = describe(exported, 'recall of "\\☃" 0.97')
     assert json.loads(f'"{description}"') == 'recall of "\\☃" 0.97, 12,345 parameters, dataset sha256:abc'
-
-
-CONFUSION = {
-    "annotationSpecs": [{"id": "0", "displayName": "healthy"}, {"id": "1", "displayName": "sick"}],
-    "rows": [[5, 1], [0, 4]],
-}
-AT_ONE = {
-    "confidenceMetrics": [
-        {"confidenceThreshold": 0.0, "maxPredictions": 1}
-        | dict.fromkeys(("precisionAt1", "recallAt1", "f1ScoreAt1"), 0.9)
-    ]
-}
-SEVERAL = {"kind": "multilabel", "accuracy": None, "confusion": [], "log_loss": None}
-NUMBERS = {"kind": "regression", "accuracy": None, "confusion": [], "log_loss": None}
-
-
-@pytest.mark.parametrize(
-    ("changes", "schema", "metrics"),
-    [
-        (
-            {},
-            "classification",
-            {**AT_ONE, "confusionMatrix": CONFUSION, "logLoss": 0.25},
-        ),
-        (
-            {"log_loss": None, "class_names": [f"class {label}" for label in range(1000)]},
-            "classification",
-            AT_ONE,
-        ),
-        (
-            {**SEVERAL, "metrics": {"macro_f1": 0.7, "micro_f1": 0.8}},
-            "classification",
-            {"confidenceMetrics": [{"confidenceThreshold": 0.5, "f1ScoreMicro": 0.8, "f1ScoreMacro": 0.7}]},
-        ),
-        (
-            {**NUMBERS, "metrics": {"rmse": 53.2, "mae": 41.0, "mape": 0.25, "r2": 0.48, "examples": 44}},
-            "regression",
-            {
-                "rootMeanSquaredError": 53.2,
-                "meanAbsoluteError": 41.0,
-                "meanAbsolutePercentageError": 25.0,
-                "rSquared": 0.48,
-            },
-        ),
-    ],
-    ids=["classes", "many classes", "several labels", "numbers"],
-)
-def test_the_evaluation_is_in_the_registrys_words(changes, schema, metrics):
-    measured = restore(Measured, {**EVALUATION, **changes}, "it", ModelError)
-
-    content = describe_evaluation(measured, "test split")
-
-    assert content["metrics_schema_uri"].endswith(f"/modelevaluation/{schema}_metrics_1.0.0.yaml")
-    assert content["metrics"] == metrics
-
-
-def test_where_nothing_was_uploaded_no_evaluation_is_imported(tmp_path):
-    (tmp_path / "evaluation.json").write_text(json.dumps(EVALUATION))
-    seen = []
-    with progress.sink(seen.append):
-        assert import_evaluation(tmp_path, "") == ""
-
-    assert [event.text for event in seen] == ["nothing was uploaded: the evaluation is not imported"]

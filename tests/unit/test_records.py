@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from shardline.components.configure import history
 from shardline.components.configure.changes import differences
-from shardline.components.model_store import Export, champions
+from shardline.components.model_store import Export, Measured, champions, read_part
 from shardline.components.model_store.catalog import Version
 from shardline.components.preprocess.inspect.profile import summarize
-from shardline.components.register.registry import import_evaluation
 from shardline.components.run_directory import observe
 from shardline.components.run_record import LOG, RunRecord
 from shardline.components.tune.best_trial import finish
@@ -121,7 +120,7 @@ def publish(place: Path, content: Any) -> Any:
 
 def evaluate(place: Path, content: Any) -> Any:
     write(place / "evaluation.json", content)
-    return import_evaluation(place, "")
+    return read_part(place, "evaluation.json", Measured).metrics
 
 
 def read_history(place: Path, content: Any) -> Any:

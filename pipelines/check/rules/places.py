@@ -9,17 +9,14 @@ from typing import Any, NamedTuple
 
 from shardline.components.run_plugins import plugins_of
 from shardline.components.vertex.payload import known_text
-from shardline.components.vertex.pools import read_specs
 from shardline.pipelines import preflight
 from shardline.pipelines.check.job import jobs
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.image.build import has_registry
 from shardline.pipelines.image.contents import missing_from_image
-from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.parameters import convert
 from shardline.pipelines.remote.environment import placeholder, placeholder_value
-from shardline.pipelines.settings import accelerators_of
 from shardline.trainer.errors import ShardlineError
 from shardline.trainer.models import BUILT_IN, KERAS_PREFIX
 
@@ -94,16 +91,12 @@ def places(pipeline: Pipeline) -> Found:
 
 @rules(Pipeline)
 def contents(pipeline: Pipeline) -> Found:
-    """What the image holds of what a run names: modules of one's own, and what its accelerators need.
+    """What the image holds of what a run names: modules of one's own.
 
     SL612 error: The image holds the modules, and these the names, that a run gives.
         Fix: name what it has, or name its directory in [image] packages (a path from the settings file) or
             its distribution in [image] requirements, which say what the image holds
         Source: pipelines/image/contents.py: the table [image] of the settings says what the image holds.
-    SL613 error: The image knows the accelerators of the machines that a run is given.
-        Fix: write variant = "gpu" (of TPUs "tpu") in the table [image] of the settings, and build the image
-            again
-        Source: pipelines/image/Dockerfile: the variant cpu has no CUDA.
     SL614 warning: It is known what the image holds that has to hold a run's own modules.
         Fix: give --settings FILE, whose table [image] says it
         Source: pipelines/image/contents.py.
@@ -114,21 +107,8 @@ def contents(pipeline: Pipeline) -> Found:
     if pipeline.image is not None:
         for line in missing_from_image(pipeline.image, known):
             yield "SL612", line.partition("; ")[0]
-        yield from _accelerators(pipeline.image, known.get("worker_pool_specs"))
     elif own := [name for name, value in plugins_of(known).items() if not value.startswith("shardline.")]:
         yield "SL614", f"what the image holds is not known, and {', '.join(own)} is not looked for in it"
-
-
-def _accelerators(image: ImageSettings, specs: Any) -> Found:
-    if not specs or image.variant != "cpu":
-        return
-    try:
-        machines = accelerators_of(read_specs(specs), "worker_pool_specs")
-    except ShardlineError:
-        return  # a finding of its own
-    for name, accelerators in machines.items():
-        if accelerators:
-            yield "SL613", f"{name} has accelerators, {accelerators}, and the image's variant is cpu"
 
 
 def _values(pipeline: Pipeline) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from google.cloud.aiplatform_v1.types import (
     Endpoint,
     HyperparameterTuningJob,
     Model,
-    ModelEvaluation,
     PipelineJob,
     Schedule,
 )
@@ -97,11 +96,6 @@ class FakeServices:
     def models(self) -> dict[str, list[Model]]:
         """Versions of each model by the model's name, as they were received."""
         return self._models.models
-
-    @property
-    def evaluations(self) -> dict[str, ModelEvaluation]:
-        """Evaluations by name, as they were received."""
-        return self._models.evaluations
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
