@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shardline.trainer.data.manifest import DatasetInfo, Manifest
     from shardline.trainer.errors import ShardlineError
     from shardline.trainer.fit import fit
-    from shardline.trainer.models.quantiles import QuantileLoss
+    from shardline.trainer.models.zoo import QuantileLoss
     from shardline.trainer.process import strategy
     from shardline.trainer.scoring import evaluate, predict
     from shardline.trainer.settings import TrainSettings
@@ -46,7 +46,7 @@ _MODULES = {
     "Label": "shardline.trainer.data.features",
     "Manifest": "shardline.trainer.data.manifest",
     "PreprocessSettings": "shardline.components.preprocess.settings",
-    "QuantileLoss": "shardline.trainer.models.quantiles",
+    "QuantileLoss": "shardline.trainer.models.zoo",
     "ShardlineError": "shardline.trainer.errors",
     "Source": "shardline.components.preprocess.sources.example",
     "Span": "shardline.components.preprocess.sources.example",

@@ -13,7 +13,7 @@ from shardline.trainer import progress
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster.collectives import make_summation
 from shardline.trainer.data.given import Batches
-from shardline.trainer.data.seeding import stateful_ops
+from shardline.trainer.data.passes import stateful_ops
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.keras_internals import all_layers, asked_for_xla, supports_xla
 from shardline.trainer.loop import Engine

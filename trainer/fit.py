@@ -25,8 +25,8 @@ from shardline.trainer.callbacks import Hooks, check_callback
 from shardline.trainer.checkpoint import preemption
 from shardline.trainer.checkpoint.identity import Record
 from shardline.trainer.checkpoint.state import Position
-from shardline.trainer.cluster import meeting
 from shardline.trainer.cluster import strategy as strategies
+from shardline.trainer.cluster.peers import difference
 from shardline.trainer.data.given import Batches, check_numbers, whole_number
 from shardline.trainer.engine import make_engine
 from shardline.trainer.errors import SettingsError
@@ -289,7 +289,7 @@ def _agree(run: _FitRun, model: keras.Model, validation: Batches | None) -> None
     told = [json.loads(each) for each in run.collectives.gather(blob, sizes)]
     own = told[run.process]
     for name, theirs in zip(run.processes, told, strict=True):
-        if words := meeting.difference(run.cluster.name, own, name, theirs):
+        if words := difference(run.cluster.name, own, name, theirs):
             raise SettingsError(words)
 
 

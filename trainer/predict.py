@@ -42,7 +42,7 @@ def predict(
     import tensorflow as tf
 
     from shardline.trainer.cluster import strategy as strategies
-    from shardline.trainer.data import faults, preparation
+    from shardline.trainer.data import transforms, view
     from shardline.trainer.data.pipeline import Feed
     from shardline.trainer.data.sharding import EpochPlan
     from shardline.trainer.models.head import output_order, read_heads, to_answers
@@ -55,7 +55,7 @@ def predict(
     strategy = strategies.create(settings, Cluster())
     with strategy.scope():
         loaded = load_model(model, function=model_function)
-    prepared = preparation.load(model)
+    prepared = transforms.load(model)
     # Keras shares each batch out over the replicas.
     plan = EpochPlan(manifest.splits[split].records, 1, batch_size * strategy.num_replicas_in_sync)
     batches = Feed(dataset, manifest, split, plan).worker_dataset(1, 0, range(1))
@@ -64,7 +64,7 @@ def predict(
         outputs = loaded.predict(inputs, steps=plan.steps, verbose=0)
         targets = list(batches.map(lambda x, y: y).as_numpy_iterator())
     except (tf.errors.OpError, UnicodeDecodeError) as error:
-        raise faults.explain(error, dataset, manifest) or error from error
+        raise view.explain(error, dataset, manifest) or error from error
     info = manifest.info()
     recorded = read_recorded_heads(model)
     # Of a training that has not written down what the outputs are, they are read off the model.

@@ -20,12 +20,10 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from shardline.trainer import crash, progress
-from shardline.trainer.cluster import meeting
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import Cluster, read_cluster
 from shardline.trainer.cluster.collectives import Collectives
-from shardline.trainer.cluster.meeting import Facts
-from shardline.trainer.cluster.peers import Peers, watched
+from shardline.trainer.cluster.peers import Facts, Peers, facts, watched
 from shardline.trainer.data.given import Given
 from shardline.trainer.errors import ModelError, RunError, SettingsError, ShardlineError
 from shardline.trainer.keras_compilation import describe_raised
@@ -168,9 +166,8 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
         sys.exit(0)
     stack = contextlib.ExitStack()
     gpus = len(tf.config.list_physical_devices("GPU"))
-    facts = meeting.facts(chosen, "", gpus)
     try:
-        _process = stack.enter_context(joined(chosen, cluster, name, facts))
+        _process = stack.enter_context(joined(chosen, cluster, name, facts(chosen, "", gpus)))
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise

@@ -21,10 +21,10 @@ import tensorflow as tf
 from shardline.trainer import files, progress, saving
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data import preparation, view
+from shardline.trainer.data import transforms, view
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
 from shardline.trainer.data.pipeline import Feed
-from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, choose_policy
+from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, shard_policy
 from shardline.trainer.data.transforms import USUAL_FORMS, class_weights, load_augmentation, load_transform
 from shardline.trainer.errors import EXIT_FAILED, DatasetError, RunError, SettingsError
 from shardline.trainer.models.interface import Interface, only
@@ -156,8 +156,7 @@ class DatasetRun(Run):
         """How the training data reaches the workers, and why."""
         if self.strategy_name == "parameter_server":
             return ShardPolicy("chief", "the chief reads all shards and hands each batch to a free worker")
-        shards = len(self.manifest.splits["train"].shards)
-        return choose_policy(self.settings.shard_policy, shards, self.cluster.num_workers)
+        return shard_policy(len(self.manifest.splits["train"].shards), self.cluster.num_workers)
 
     def plan(self, split: str, start: int = 0) -> EpochPlan:
         """Returns the steps of one pass over a split, from example `start` on."""
@@ -191,7 +190,6 @@ class DatasetRun(Run):
             feed,
             epochs=settings.epochs,
             shuffle_seed=settings.seed,
-            shard_policy=settings.shard_policy,
             augmentation=load_augmentation(settings.augment, manifest.info()) if settings.augment else None,
             class_weights=class_weights(settings.class_weights, manifest),
         )
@@ -199,7 +197,7 @@ class DatasetRun(Run):
     def preparation(self) -> tf.Module | None:
         """Returns what the transformation does to inputs, if anything: the export will do it too."""
         exported = not self.settings.allow_unexportable
-        return preparation.of_training(self.settings.transform, self.manifest.info(), exported=exported)
+        return transforms.of_training(self.settings.transform, self.manifest.info(), exported=exported)
 
     def info(self) -> DatasetInfo:
         """Returns what a model function is told about the dataset, with its training examples."""
@@ -241,7 +239,6 @@ def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, e
     """Refuses a dataset that cannot be shared out to some number of workers, or that the evaluator lacks."""
     if "train" not in manifest.splits:
         raise DatasetError(f"the dataset has no train split, only {sorted(manifest.splits)}")
-    choose_policy(settings.shard_policy, len(manifest.splits["train"].shards), workers)
     records = manifest.splits["train"].records
     if settings.per_replica_batch_size > records // workers:
         share = f", of which each of {workers} workers has {records // workers}" if workers > 1 else ""

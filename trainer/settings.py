@@ -30,7 +30,6 @@ CHOICES = {
     "strategy": STRATEGIES,
     "communication": COMMUNICATIONS,
     "gradient_compression": ("none", "bfloat16"),
-    "shard_policy": ("auto", "file", "data"),
     "cache": ("auto", "memory", "off"),
     "jit_compile": ("auto", "on", "off"),
     "precision": ("float32", "bfloat16", "float16"),
@@ -113,11 +112,6 @@ class TrainSettings:
         "Steps that each worker takes by itself until weights are averaged (local SGD, another "
         "algorithm); 0 exchanges the gradients of every step.",
     ] = 0
-    shard_policy: Annotated[
-        str,
-        "How data reaches the workers: file, whole shards to each; data, each keeps its share of all "
-        "records; auto, file where shards can be dealt out evenly.",
-    ] = "auto"
     cache: Annotated[
         str,
         "Whether each worker keeps its decoded examples in memory: memory, off, or auto for where there "

@@ -369,20 +369,3 @@ def add_functions(definitions: Sequence[Any]) -> None:
 
     for definition in definitions:
         context.context().add_function_def(definition)
-
-
-def shard_by_policy(data: tf.data.Dataset, workers: int, worker: int, replicas: int) -> tf.data.Dataset:
-    """Returns a worker's part of a dataset by its AutoShardPolicy, of each batch one for each replica.
-
-    As `experimental_distribute_dataset` does it (tensorflow/python/distribute/input_lib.py), but not lazily.
-    """
-    import tensorflow as tf
-    from tensorflow.python.data.experimental.ops import distribute
-    from tensorflow.python.distribute import input_ops
-
-    size = int(distribute.compute_batch_size(data))
-    if size < 1:  # not known, as behind a map
-        size = max((int(tf.shape(tf.nest.flatten(batch)[0])[0]) for batch in data.take(1)), default=0)
-    sizes = distribute.batch_sizes_for_worker(size, workers, replicas // workers, worker)
-    sharded = input_ops.auto_shard_dataset(data, workers, worker, replicas)
-    return sharded.rebatch([int(one) for one in sizes])

@@ -25,8 +25,8 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import Cluster, has_evaluator, read_cluster
-from shardline.trainer.cluster.meeting import facts
-from shardline.trainer.data import faults, preparation
+from shardline.trainer.cluster.peers import facts
+from shardline.trainer.data import transforms, view
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.engine import make_engine
 from shardline.trainer.errors import ModelError
@@ -123,7 +123,7 @@ def _explained(run: DatasetRun) -> Iterator[None]:
         raise ModelError(f"the run's own code ended it: {plugins.describe(exit)}") from exit
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         directory = files.local_path(run.settings.dataset)
-        raise faults.explain(error, directory, run.manifest) or run.peers.explain(error) or error from error
+        raise view.explain(error, directory, run.manifest) or run.peers.explain(error) or error from error
 
 
 def _train(run: DatasetRun, preemption: Preemption) -> Logs:
@@ -158,7 +158,7 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     if settings.early_stopping or settings.tuning_metric:
         check_metrics(settings, chosen, _shown(model, training.engine))
     if chief:
-        preparation.save(prepared, run.dirs.model)
+        transforms.save(prepared, run.dirs.model)
         write_settings(run, interface, training.state.record["changes"])
     with evaluator.watched(run, training.position):
         training.run()

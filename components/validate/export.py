@@ -24,7 +24,7 @@ from shardline.components.validate.answers import largest_gap, name_outputs, rea
 from shardline.components.validate.challenge import TrainingKeys
 from shardline.components.validate.formats import check_formats, convert
 from shardline.trainer import files
-from shardline.trainer.data import preparation
+from shardline.trainer.data import transforms
 from shardline.trainer.data.decode import Prepare, parse_batch
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
@@ -107,7 +107,7 @@ def export_model(
     """
     check_formats(formats, manifest)
     known = {manifest.labels[0].name: head} if isinstance(head, str) else head
-    prepared = preparation.load(model_file) if model_file else None
+    prepared = transforms.load(model_file) if model_file else None
     prepare = prepared.prepare if prepared else None
     heads = read_heads(model, manifest.info(), known, prepare=prepare)
     functions = signatures.make_signatures(model, manifest, heads, prepare)
@@ -282,7 +282,7 @@ def _copy_model(model_file: Path, out: Path) -> None:
         if one.is_file() and not (copy.exists() and one.samefile(copy)):
             with files.replacing(copy) as temporary:
                 shutil.copyfile(one, temporary)
-    prepared, target = source / preparation.DIRECTORY, out / preparation.DIRECTORY
+    prepared, target = source / transforms.DIRECTORY, out / transforms.DIRECTORY
     if source.resolve() == out.resolve():
         return
     if target.exists():

@@ -21,7 +21,7 @@ from shardline.trainer.data.features import CLASS, REGRESSION, Feature
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.models.export_check import check_operations
 from shardline.trainer.models.head import Heads, output_order, to_answers, to_quantiles
-from shardline.trainer.models.quantiles import quantiles_of_head
+from shardline.trainer.models.zoo import quantiles_of_head
 
 #: What a client sends: encoded images, or the columns of a table by name.
 DEFAULT = "serving_default"

@@ -170,7 +170,7 @@ def test_a_writer_file_that_stays_unreadable_is_not_taken_for_a_takeover(tmp_pat
     with pytest.raises(RunError, match=rf"cannot read {tmp_path}/writer.json: Is a directory; start the run"):
         written.check_writer()
     (tmp_path / "writer.json").rmdir()
-    with pytest.raises(RunError, match="somebody has taken over"):
+    with pytest.raises(RunError, match="another process has taken over"):
         written.check_writer()
 
 

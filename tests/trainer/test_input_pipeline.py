@@ -106,20 +106,17 @@ def test_an_epoch_has_every_example_once_and_each_epoch_its_own_order(dataset, r
 
 
 @pytest.mark.parametrize(
-    ("policy", "augment"),
-    [
-        ("file", "tests.helpers.augmentations:brighten"),
-        ("data", ""),
-    ],
+    ("replicas", "augment"),
+    [(2, "tests.helpers.augmentations:brighten"), (3, "")],
 )
-def test_what_is_kept_in_memory_comes_in_the_order_in_which_it_is_read(dataset, policy, augment):
+def test_what_is_kept_in_memory_comes_in_the_order_in_which_it_is_read(dataset, replicas, augment):
     info = dataset[1].info()
     options = {"augmentation": load_augmentation(augment, info)} if augment else {}
     for worker in range(2):
         read, kept = (
             list(
-                make_feed(dataset, 2, 5, shard_policy=policy, in_memory=in_memory, **options)
-                .worker_dataset(2, worker, range(2), 30)
+                make_feed(dataset, replicas, 5, in_memory=in_memory, **options)
+                .worker_dataset(replicas, worker, range(2), 30)
                 .as_numpy_iterator()
             )
             for in_memory in (False, True)
@@ -268,12 +265,6 @@ def test_an_example_is_augmented_alike_on_any_number_of_workers(dataset, replica
 def test_an_augmentation_that_cannot_be_used_is_refused(dataset, name, message):
     with pytest.raises(SettingsError, match=message):
         load_augmentation(f"tests.helpers.augmentations:{name}", dataset[1].info())
-
-
-def test_policy_data_gives_the_order_of_policy_file(dataset):
-    assert steps(dataset, 2, 4, range(1), shard_policy="data") == steps(
-        dataset, 2, 4, range(1), shard_policy="file"
-    )
 
 
 def test_classes_have_weights(dataset):

@@ -8,7 +8,7 @@ from shardline.components import model_store
 from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.served import ServedModel
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data import preparation
+from shardline.trainer.data import transforms
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.errors import ModelError
 from shardline.trainer.saving import load_model
@@ -25,33 +25,33 @@ def info(tmp_path_factory):
 
 def test_what_a_transformation_makes_of_inputs_needs_no_code_of_its_author(info, tmp_path):
     images = tf.constant(np.random.default_rng(0).integers(0, 256, (4, 12, 12, 3), np.uint8))
-    module = preparation.trace("tests.helpers.models:several_inputs", info)
-    preparation.save(module, tmp_path)
+    module = transforms.trace("tests.helpers.models:several_inputs", info)
+    transforms.save(module, tmp_path)
 
-    made = preparation.load(tmp_path / "model.keras").prepare(images)
+    made = transforms.load(tmp_path / "model.keras").prepare(images)
 
     np.testing.assert_array_equal(made["images"], images)
     np.testing.assert_allclose(made["mean"][:, 0], np.mean(images, axis=(1, 2, 3)) / 255, rtol=1e-5)
 
 
 def test_tables_and_layers_that_it_uses_are_saved_with_it(info, tmp_path):
-    module = preparation.trace(f"{HERE}:looked_up", info)
-    preparation.save(module, tmp_path)
+    module = transforms.trace(f"{HERE}:looked_up", info)
+    transforms.save(module, tmp_path)
 
-    made = preparation.load(tmp_path / "model.keras").prepare(tf.zeros((2, 12, 12, 3), tf.uint8))
+    made = transforms.load(tmp_path / "model.keras").prepare(tf.zeros((2, 12, 12, 3), tf.uint8))
 
     np.testing.assert_array_equal(made, [[3.0], [3.0]])
 
 
 @pytest.mark.parametrize("name", ["weights_alone", "own_graph"])
 def test_inputs_that_stay_as_they_are_need_no_preparation(name, info, tmp_path):
-    (tmp_path / preparation.DIRECTORY).mkdir()
+    (tmp_path / transforms.DIRECTORY).mkdir()
 
-    module = preparation.trace(f"{HERE}:{name}", info)
-    preparation.save(module, tmp_path)
+    module = transforms.trace(f"{HERE}:{name}", info)
+    transforms.save(module, tmp_path)
 
     assert module is None
-    assert preparation.load(tmp_path / "model.keras") is None
+    assert transforms.load(tmp_path / "model.keras") is None
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_inputs_that_stay_as_they_are_need_no_preparation(name, info, tmp_path):
 )
 def test_what_cannot_be_served_is_said_before_training(name, why, info):
     with pytest.raises(ModelError, match=f"cannot be put into the export: .*{why}.*allow_unexportable"):
-        preparation.of_training(f"{HERE}:{name}", info, exported=True)
-    assert preparation.of_training(f"{HERE}:{name}", info, exported=False) is None
+        transforms.of_training(f"{HERE}:{name}", info, exported=True)
+    assert transforms.of_training(f"{HERE}:{name}", info, exported=False) is None
 
 
 def test_a_model_with_several_inputs_and_outputs_is_served_as_it_was_trained(dataset, tmp_path):
@@ -91,4 +91,4 @@ def test_a_model_with_several_inputs_and_outputs_is_served_as_it_was_trained(dat
     expected = load_model(model_file)({"images": images, "mean": mean})["label"]
     found = ServedModel(out / model_store.SAVED_MODEL, manifest).predict_examples(tf.constant(samples))
     np.testing.assert_allclose(found.said["label"], expected, atol=1e-5)
-    assert preparation.load(out / model_store.MODEL_FILE) is not None
+    assert transforms.load(out / model_store.MODEL_FILE) is not None

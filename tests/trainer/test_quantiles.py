@@ -22,7 +22,7 @@ from shardline.trainer.data.view import describe
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.models.build import build
 from shardline.trainer.models.head import read_heads
-from shardline.trainer.models.quantiles import QuantileLoss, quantiles_of_head
+from shardline.trainer.models.zoo import QuantileLoss, quantiles_of_head
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_labelled
@@ -79,8 +79,8 @@ def image_model(units):
     ("labels", "units", "message"),
     [
         ("regression", 2, r"is shape \(n, 2\), and its QuantileLoss has 3 quantiles and needs \(n, 3\)"),
-        ("numbers", 2, r"QuantileLoss is for one number, and the label 'label' has 2"),
-        ("multilabel", 4, r"QuantileLoss is for a number, and the label 'label' is of kind multilabel"),
+        ("numbers", 2, r"QuantileLoss is for one number, and the label 'label' is regression:"),
+        ("multilabel", 4, r"QuantileLoss is for one number, and the label 'label' is multilabel:"),
     ],
 )
 def test_a_model_that_does_not_fit_its_quantiles_is_refused(tmp_path, labels, units, message):

@@ -132,22 +132,14 @@ def test_random_numbers_of_a_function_are_said(capsys: pytest.CaptureFixture[str
     assert "warning: train_data draws random numbers (RandomUniformInt)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("policy", "together"), [("FILE", 1), ("OFF", 2)])
-def test_processes_read_by_the_policy_that_a_dataset_asks_for(
-    tmp_path: Path, policy: str, together: int
-) -> None:
-    for name in range(6):
-        (tmp_path / str(name)).write_text("".join(f"{10 * name + line}\n" for line in range(10)))
-    files = tf.data.Dataset.list_files(str(tmp_path / "*"))
-    lines = files.interleave(tf.data.TextLineDataset).map(lambda line: tf.strings.to_number(line, tf.int64))
+@pytest.mark.parametrize("policy", ["FILE", "OFF"])
+def test_a_policy_that_shards_a_dataset_is_refused_between_processes(policy: str) -> None:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = getattr(tf.data.experimental.AutoShardPolicy, policy)
-    data = lines.shuffle(9).batch(8).map(lambda batch: batch + 1).with_options(options)
-    shares = [Given(worker, 2, 4, 0).read(data, "train_data", steps=None) for worker in range(2)]
-    for start in range(0, 3 * 15, 15):  # passes over 30 lines in batches of a replica, 2 of the 8
-        seen = [sorted(chain(*read(share, start * together, 15 * together))) for share in shares]
-        assert sorted(chain(*seen)) == sorted(together * list(range(1, 61)))
-        assert {len(part) for part in seen} == {30 * together}
+    data = shuffled().with_options(options)
+    with pytest.raises(SettingsError, match=rf"asks for AutoShardPolicy.{policy}.* leave the policy out"):
+        Given(0, 2, 2, 0).read(data, "train_data", steps=None)
+    assert stream(data).steps == 5
 
 
 def test_a_dataset_directory_is_read_from_any_place_on(dataset: Path) -> None:

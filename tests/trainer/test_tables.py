@@ -199,20 +199,6 @@ def test_texts_are_told_apart_by_value_while_they_are_few(missing):
     assert len({tuple(row) for row in np.asarray(few(given)).tolist()}) == 3
 
 
-def test_a_column_whose_values_never_come_again_is_said(capsys):
-    values = [f"review number {number}".encode() for number in range(60)]
-    columns = {
-        "review": np.array((values * 2)[:100], object),
-        "city": np.array([b"Ulm", b"Rom"] * 50, object),
-    }
-
-    build("mlp", described(**columns), {"buckets": 8})
-
-    said = "column 'review' has 60 different values in 100 examples, and mlp learns each as a whole: model"
-    (line,) = capsys.readouterr().out.splitlines()
-    assert said in line
-
-
 @pytest.mark.parametrize(
     ("name", "model"),
     [

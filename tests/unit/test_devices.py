@@ -28,7 +28,7 @@ def seen(monkeypatch):
     [
         (["Tesla T4"], "1 GPU, Tesla T4"),
         (["Tesla T4"] * 2, "2 GPUs, Tesla T4"),
-        (["Tesla T4", "NVIDIA L4"], "2 GPUs: 1 Tesla T4, 1 NVIDIA L4"),
+        (["Tesla T4", "NVIDIA L4"], "1 GPU, Tesla T4, 1 GPU, NVIDIA L4"),
     ],
 )
 def test_names_the_gpus(seen, models, words):
@@ -52,28 +52,10 @@ def test_what_was_given_is_there(seen, asked):
 @pytest.mark.parametrize(
     ("cuda", "driver", "path", "error", "words"),
     [
-        (
-            False,
-            False,
-            "/opt/lib",
-            SettingsError,
-            "sees no GPU: the image has no CUDA .*: it is the cpu variant; build and name the gpu",
-        ),
-        (
-            True,
-            False,
-            "/opt/lib",
-            SettingsError,
-            "LD_LIBRARY_PATH is '/opt/lib' and must hold .*, /usr/local/nvidia/lib64 on the plat",
-        ),
-        (
-            True,
-            False,
-            "/opt/lib:/usr/local/nvidia/lib64",
-            RunError,
-            "is not in /usr/local/nvidia/lib64: another machine may have one",
-        ),
-        (True, True, "/opt/lib", RunError, "the driver is there, and another machine may have"),
+        (False, False, "/opt/lib", SettingsError, "sees no GPU: the image has no CUDA"),
+        (True, False, "/opt/lib", SettingsError, "LD_LIBRARY_PATH, '/opt/lib', which must hold"),
+        (True, False, "/opt/lib:/usr/local/nvidia/lib64", RunError, "another machine may have a driver"),
+        (True, True, "/opt/lib", RunError, "another machine may have them all"),
     ],
 )
 def test_a_missing_gpu_is_a_mistake_only_where_no_machine_would_have_it(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardline.trainer.data.sharding import EpochPlan, choose_policy, worker_shards
-from shardline.trainer.errors import DatasetError, SettingsError
+from shardline.trainer.data.sharding import EpochPlan, shard_policy, worker_shards
+from shardline.trainer.errors import SettingsError
 
 PLANS = [
     # records, replicas, batch, start, steps
@@ -64,40 +64,25 @@ def test_fewer_examples_than_replicas_are_refused():
 def test_whole_shards_go_to_workers_where_their_number_divides():
     shards = worker_shards([f"s{i}" for i in range(4)], 2, 1)
 
-    assert (shards.policy, shards.files, shards.indices) == ("file", ("s1", "s3"), (1, 3))
+    assert (shards.files, shards.indices, shards.keep_every) == (("s1", "s3"), (1, 3), 1)
 
 
 @pytest.mark.parametrize("workers", [3, 8])  # not a divisor; more workers than shards
 def test_elsewhere_a_worker_reads_all_shards_and_keeps_its_records(workers):
     shards = worker_shards(["a", "b", "c", "d"], workers, 2)
 
-    assert (shards.policy, shards.files, shards.keep_every, shards.keep_offset) == (
-        "data",
-        ("a", "b", "c", "d"),
-        workers,
-        2,
-    )
+    assert (shards.files, shards.keep_every, shards.keep_offset) == (("a", "b", "c", "d"), workers, 2)
 
 
 @pytest.mark.parametrize(
-    ("policy", "shards", "workers", "name", "reason"),
+    ("shards", "workers", "name", "reason"),
     [
-        ("auto", 4, 2, "file", "4 shards, 2 input workers: each reads whole shards"),
-        ("auto", 4, 3, "data", "4 shards, 3 input workers: each reads all shards and keeps its share"),
-        ("auto", 1, 1, "file", "1 shard, 1 input worker:"),
-        ("file", 4, 2, "file", "4 shards"),
-        ("data", 4, 2, "data", "as asked for"),
+        (4, 2, "file", "4 shards, 2 input workers: each reads whole shards"),
+        (4, 3, "data", "4 shards, 3 input workers: each reads all shards and keeps its share"),
     ],
 )
-def test_a_policy_comes_with_its_reason(policy, shards, workers, name, reason):
-    chosen = choose_policy(policy, shards, workers)
+def test_a_policy_comes_with_its_reason(shards, workers, name, reason):
+    chosen = shard_policy(shards, workers)
 
     assert chosen.name == name
     assert reason in chosen.reason
-
-
-def test_whole_shards_that_cannot_be_dealt_out_are_refused():
-    with pytest.raises(
-        DatasetError, match=r"file needs a multiple of 3 shards.*the split has 4; preprocess with shards=6"
-    ):
-        worker_shards(["a", "b", "c", "d"], 3, 0, "file")

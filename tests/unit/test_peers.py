@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer import progress
-from shardline.trainer.cluster import meeting, peers, ring
+from shardline.trainer.cluster import peers, ring
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.peers import Health, Peers
 from shardline.trainer.cluster.ring import LostPeerError
@@ -72,7 +72,7 @@ def meet(*facts, ports=(), before=lambda: None):
 
 
 def made(fingerprint="one", gpus=0, **settings):
-    return meeting.facts(TrainSettings(dataset="-", model="-", **settings), fingerprint, gpus)
+    return peers.facts(TrainSettings(dataset="-", model="-", **settings), fingerprint, gpus)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_all_hear_of_one_that_differs(monkeypatch):
 @pytest.mark.parametrize("said", [b"", b"shardline facts 2\n[[[", b"shardline facts 2\n" + b"0" * 200])
 def test_strangers_and_damaged_answers_are_harmless(monkeypatch, said):
     """A stranger's connection to this process, and an answer that breaks off."""
-    monkeypatch.setattr(meeting, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(peers, "_TIMEOUT", 0.2)
     ports = free_ports(2)
 
     def disturb():
@@ -133,11 +133,11 @@ def test_who_does_not_know_the_secret_is_told_nothing_and_keeps_nobody_waiting()
     ports, own = free_ports(2), made(seed=42)
     chief, _ = clusters(ports)
     _, stranger = clusters(ports, "another")
-    with ring.listen(chief.own_host, ports[0]) as listener, meeting.told(listener, own, chief.proof):
+    with ring.listen(chief.own_host, ports[0]) as listener, peers.told(listener, own, chief.proof):
         with socket.create_connection(("127.0.0.1", ports[0])):
             with pytest.raises(ConnectionError, match="of another job"):
-                meeting.ask(chief.hosts[0], stranger.proof)
-            assert meeting.ask(chief.hosts[0], chief.proof) == own
+                peers.ask(chief.hosts[0], stranger.proof)
+            assert peers.ask(chief.hosts[0], chief.proof) == own
         with socket.create_connection(("127.0.0.1", ports[0])) as connection:
             connection.sendall(b"0" * 48)
             with contextlib.suppress(ConnectionResetError):
@@ -157,11 +157,9 @@ def test_proofs_that_come_in_pieces_are_believed():
     (chief, _), own = clusters([1, 2]), b"{}"
     here, there = socket.socketpair()
     with there:
-        thread = threading.Thread(
-            target=meeting._tell, args=(Dripping(fileno=here.detach()), own, chief.proof)
-        )
+        thread = threading.Thread(target=peers._tell, args=(Dripping(fileno=here.detach()), own, chief.proof))
         thread.start()
-        drawn = there.recv(len(meeting._MAGIC) + 16, socket.MSG_WAITALL)[-16:]
+        drawn = there.recv(len(peers._MAGIC) + 16, socket.MSG_WAITALL)[-16:]
         there.sendall(b"x" * 16 + chief.proof(b"ask", drawn, b"x" * 16))
         assert there.recv(32 + len(own), socket.MSG_WAITALL)[32:] == own
         thread.join()
@@ -182,7 +180,7 @@ def test_what_somebody_without_the_secret_tells_is_not_believed():
     _, stranger = clusters(ports, "another")
     with (
         ring.listen("127.0.0.1", ports[1]) as listener,
-        meeting.told(listener, made(seed=1), stranger.proof),
+        peers.told(listener, made(seed=1), stranger.proof),
         pytest.raises(RunError, match="no answer from worker-0"),
     ):
         Peers(chief).meet(0.1, made())

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from shardline.trainer import progress
@@ -71,12 +69,10 @@ class Preemption:
             progress.say("train", f"asked to stop (SIGTERM): saving, for at most {self.grace_period:g} s")
             self._requested.set()
         if not self._over.wait(self.grace_period):
-            newest = (
-                f"the checkpoint of step {self.saved_step:,}" if self.saved_step else "the newest checkpoint"
-            )
+            newest = f"checkpoint of step {self.saved_step:,}" if self.saved_step else "newest checkpoint"
             _end(
                 f"asked to stop (SIGTERM), and not done with it within the grace_period of "
-                f"{self.grace_period:g} s; started again, the run goes on from {newest}"
+                f"{self.grace_period:g} s; started again, the run goes on from the {newest}"
             )
 
 
@@ -108,20 +104,22 @@ class Termination:
         """Lets SIGTERM do again what it did before."""
         if self._main:
             signal.signal(signal.SIGTERM, self._before)
-        if isinstance(error[1], RestartError):  # of this process, or of another that was asked
-            sys.excepthook = functools.partial(_end_uncaught, sys.excepthook)
+        if not isinstance(error[1], RestartError):  # of this process, or of another that was asked
+            return
+        before = sys.excepthook
+
+        def end(kind: type[BaseException], uncaught: BaseException, trace: Any) -> None:
+            """Ends a program that does not catch its RestartError with a line, and no traceback."""
+            if not isinstance(uncaught, RestartError):
+                before(kind, uncaught, trace)
+                return
+            progress.fail("train", uncaught)
+            raise SystemExit(uncaught.exit_code)
+
+        sys.excepthook = end
 
     def _handle(self, number: int, frame: object) -> None:
         self.requested = True
-
-
-def _end_uncaught(before: Callable[..., object], kind: type[BaseException], error: Any, trace: Any) -> None:
-    """Ends a program that does not catch its RestartError with a line and `EXIT_RESTART`, no traceback."""
-    if not isinstance(error, RestartError):
-        before(kind, error, trace)
-        return
-    progress.fail("train", error)
-    raise SystemExit(error.exit_code)
 
 
 def _end(text: str) -> None:

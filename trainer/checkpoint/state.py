@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,8 +38,14 @@ class CallbackStates:
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], prefix: str = ""):
-        """Takes callbacks, whose states get names that begin with a prefix."""
-        self._callbacks = {prefix + name: callback for name, callback in _named(callbacks)}
+        """Takes callbacks, whose states get names that begin with a prefix and are numbered by class."""
+        self._callbacks: dict[str, keras.callbacks.Callback] = {}
+        count: Counter[str] = Counter()
+        for callback in callbacks:
+            if not isinstance(callback, keras.callbacks.TensorBoard):  # which remembers files and a profiler
+                kind = type(callback).__name__
+                self._callbacks[f"{prefix}{kind}/{count[kind]}"] = callback
+                count[kind] += 1
         self._initial = {name: _state(name, callback) for name, callback in self._callbacks.items()}
 
     def capture(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
@@ -65,25 +71,22 @@ class CallbackStates:
     def pack(self, snapshot: Snapshot) -> bytes:
         """Returns these callbacks' part of a snapshot as bytes, the same for the same content."""
         host = {name: snapshot.host["callbacks"][name] for name in self._callbacks}
+        own = tuple(f"callback/{one}/" for one in self._callbacks)
         arrays = {
-            name: value
+            name: [value.dtype.name, value.shape, base64.b64encode(value.tobytes()).decode()]
             for name, value in sorted(snapshot.arrays.items())
-            if name.startswith(tuple(f"callback/{one}/" for one in self._callbacks))
+            if name.startswith(own)
         }
-        described = [[name, value.dtype.name, value.shape] for name, value in arrays.items()]
-        header = json.dumps([host, described]).encode()
-        return b"\0".join([header, b"".join(value.tobytes() for value in arrays.values())])
+        return json.dumps([host, arrays]).encode()
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     """Returns what `CallbackStates.pack` has packed: JSON by name of the callback, and arrays."""
-    header, _, content = data.partition(b"\0")
-    host, described = json.loads(header)
-    arrays, start = {}, 0
-    for name, dtype, shape in described:
-        size = np.dtype(dtype).itemsize * math.prod(shape)
-        arrays[name] = np.frombuffer(content[start : start + size], dtype).reshape(shape)
-        start += size
+    host, packed = json.loads(data)
+    arrays = {
+        name: np.frombuffer(base64.b64decode(content), dtype).reshape(shape)
+        for name, (dtype, shape, content) in packed.items()
+    }
     return host, arrays
 
 
@@ -100,16 +103,6 @@ class _Encoded:
             and self.json == other.json
             and all(np.array_equal(value, other.arrays[name]) for name, value in self.arrays.items())
         )
-
-
-def _named(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[tuple[str, keras.callbacks.Callback]]:
-    """Yields the callbacks that have a state, numbered by class."""
-    count: Counter[str] = Counter()
-    for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.TensorBoard):  # which remembers files and a profiler
-            kind = type(callback).__name__
-            yield f"{kind}/{count[kind]}", callback
-            count[kind] += 1
 
 
 def _keeps_its_own(callback: keras.callbacks.Callback) -> bool:
@@ -314,7 +307,12 @@ class TrainingState:
 
         Callbacks remember what those of the process of this number did, or else those of the chief.
         """
-        self._assign({name: self._shared_out(name, snapshot) for name in self._variables})
+        now = self._model.distribute_strategy.num_replicas_in_sync
+        before = snapshot.host.get("replicas", now)
+        values = {name: snapshot.arrays[name] for name in self._variables}
+        if before != now:  # of sums of gradients that N replicas had, M take N/M each
+            values |= {n: (values[n] * (before / now)).astype(values[n].dtype) for n in self._sums}
+        self._assign(values)
         host, arrays = snapshot.host["callbacks"], snapshot.arrays
         if own := snapshot.host.get("others", {}).get(str(process)):
             prefix = f"process-{process}/"
@@ -323,15 +321,6 @@ class TrainingState:
         self._callbacks.restore(host, arrays)
         self._chief_callbacks.restore(host, arrays)
         self._model.stop_training = snapshot.host["stop_training"]
-
-    def _shared_out(self, name: str, snapshot: Snapshot) -> npt.NDArray[Any]:
-        """Returns an array for each replica; of sums of gradients that N had, M replicas take N/M each."""
-        value = snapshot.arrays[name]
-        if name not in self._sums:
-            return value
-        now = self._model.distribute_strategy.num_replicas_in_sync
-        before = snapshot.host.get("replicas", now)
-        return value if before == now else (value * (before / now)).astype(value.dtype)
 
     def _assign(self, values: Mapping[str, tf.Tensor]) -> None:
         """Assigns; TensorFlow divides what was summed over the replicas (metrics) among them."""

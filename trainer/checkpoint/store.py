@@ -8,7 +8,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,8 +24,7 @@ from shardline.trainer.checkpoint.state import Position, Snapshot
 from shardline.trainer.errors import RunError
 from shardline.trainer.settings import TrainSettings
 
-_DATA = ".data-00000-of-00001"
-_INDEX = ".index"
+_DATA, _INDEX = ".data-00000-of-00001", ".index"
 #: Says which process writes into the directory.
 WRITER_FILE = "writer.json"
 # What reading a damaged one raises: TensorFlow's checkpoint reader maps its status codes to all of these.
@@ -51,31 +50,34 @@ class Checkpoints:
         cls, settings: TrainSettings, directory: Path | None, identity: Identity, *, write: bool
     ) -> Checkpoints:
         """Returns those of a run, or where there is no directory some that keep nothing."""
-        return (cls if directory else _None)(
-            directory or Path(),
-            identity,
-            keep=settings.keep_checkpoints,
-            write=write,
-            allow_new_data=settings.allow_new_data,
-        )
+        keep, allow_new_data = settings.keep_checkpoints, settings.allow_new_data
+        return cls(directory, identity, keep=keep, write=write, allow_new_data=allow_new_data)
 
     def __init__(
-        self, directory: Path, identity: Identity, *, keep: int, write: bool, allow_new_data: bool = False
+        self,
+        directory: Path | None,
+        identity: Identity,
+        *,
+        keep: int,
+        write: bool,
+        allow_new_data: bool = False,
     ):
-        self._directory = directory
-        self._identity = identity
-        self._keep = keep
-        self._write = write
-        identities.claim(directory, identity, allow_new_data=allow_new_data, write=write)
+        self._directory, self._identity, self._keep = directory or Path(), identity, keep
+        self._exists, self._write = directory is not None, write and directory is not None
         self._token = secrets.token_hex(8)
-        if write:
-            self._take_over()
-            self._remove_temporary()
-            for data in directory.glob(f"ckpt-*{_DATA}"):
-                if not Path(str(data).removesuffix(_DATA) + _INDEX).exists():
-                    data.unlink()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        if directory is not None:
+            identities.claim(directory, identity, allow_new_data=allow_new_data, write=write)
+        if self._write:
+            # From now on this process is the one that writes: a mounted bucket has neither locks nor links.
+            self._directory.mkdir(parents=True, exist_ok=True)
+            writer = {"token": self._token, "host": socket.gethostname(), "process": os.getpid()}
+            files.write_json(self._directory / WRITER_FILE, writer)
+            self._remove_temporary()
+            for data in self._directory.glob(f"ckpt-*{_DATA}"):
+                if not Path(str(data).removesuffix(_DATA) + _INDEX).exists():
+                    data.unlink()
 
     def save(self, snapshot: Snapshot, done: Callable[[], None] = lambda: None) -> None:
         """Begins, as the writer, to write a checkpoint, once the one before it is written or has failed.
@@ -107,21 +109,16 @@ class Checkpoints:
         found = _read_writer(self._directory / WRITER_FILE)
         if found.get("token") == self._token:
             return
-        by = f"process {found.get('process')} on {found.get('host')}" if found else "somebody"
+        by = f"process {found.get('process')} on {found.get('host')}" if found else "another process"
         raise RunError(
             f"{by} has taken over {self._directory} since this process claimed it: this one was thought "
             "dead, or is a second chief; end one of the two, or give it directories of its own"
         )
 
-    def _take_over(self) -> None:
-        """Makes this process the one that writes; on a mounted bucket there are neither locks nor links."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        writer = {"token": self._token, "host": socket.gethostname(), "process": os.getpid()}
-        files.write_json(self._directory / WRITER_FILE, writer)
-
     def steps(self) -> list[int]:
         """Returns the steps of which there are checkpoints, in order."""
-        numbers = (path.stem.removeprefix("ckpt-") for path in self._directory.glob(f"ckpt-*{_INDEX}"))
+        found = self._directory.glob(f"ckpt-*{_INDEX}") if self._exists else ()
+        numbers = (path.stem.removeprefix("ckpt-") for path in found)
         return sorted(int(number) for number in numbers if number.isdecimal())
 
     def read(self, steps: int) -> Snapshot:
@@ -160,8 +157,18 @@ class Checkpoints:
         temporary = path.with_name(f"{files.TEMPORARY}{self._token}-{path.name}")
         position, dataset = asdict(snapshot.position), self._identity.dataset
         host = {"position": position, "dataset": dataset, "host": snapshot.host}
+        tensors = {**snapshot.arrays, _HOST: json.dumps(host)}
+        names = sorted(tensors)
         try:
-            _save_tensors(temporary, {**snapshot.arrays, _HOST: json.dumps(host)})
+            with tf.device("CPU:0"):
+                tf.raw_ops.SaveV2(
+                    prefix=str(temporary),
+                    tensor_names=names,
+                    shape_and_slices=[""] * len(names),
+                    tensors=[tf.constant(tensors[name]) for name in names],
+                )
+            for suffix in (_DATA, _INDEX):
+                files.sync(Path(f"{temporary}{suffix}"))
             for suffix in (_DATA, _INDEX):
                 self.check_writer()
                 Path(f"{temporary}{suffix}").replace(f"{path}{suffix}")
@@ -190,17 +197,6 @@ class Checkpoints:
             path.unlink(missing_ok=True)
 
 
-class _None(Checkpoints):
-    """Checkpoints of a run that keeps none."""
-
-    def __init__(self, directory: Path, identity: Identity, **_: Any):
-        self._write, self._pending = False, None
-
-    def steps(self) -> list[int]:
-        """Returns nothing."""
-        return []
-
-
 def _read_writer(path: Path) -> dict[str, Any]:
     """Returns what the file says of the process that writes; nothing where there is no such file."""
     for attempt in range(_ATTEMPTS):
@@ -218,20 +214,6 @@ def _read_writer(path: Path) -> dict[str, Any]:
         f"cannot read {path}: {reason}; start the run again when the directory can be read: it continues "
         "from the last checkpoint"
     ) from failure
-
-
-def _save_tensors(prefix: Path, tensors: Mapping[str, Any]) -> None:
-    """Writes a checkpoint of named tensors and waits until it is on disk."""
-    names = sorted(tensors)
-    with tf.device("CPU:0"):
-        tf.raw_ops.SaveV2(
-            prefix=str(prefix),
-            tensor_names=names,
-            shape_and_slices=[""] * len(names),
-            tensors=[tf.constant(tensors[name]) for name in names],
-        )
-    for suffix in (_DATA, _INDEX):
-        files.sync(Path(f"{prefix}{suffix}"))
 
 
 def _reason(error: BaseException) -> str:

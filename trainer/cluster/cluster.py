@@ -22,7 +22,7 @@ ACCELERATORS_VARIABLE = "SHARDLINE_ACCELERATORS"
 #: Names the number of Reduction Servers, which TF_CONFIG lists as if they were parameter servers.
 REDUCTION_SERVERS_VARIABLE = "SHARDLINE_REDUCTION_SERVERS"
 _INDEX = re.compile(r"(-?[0-9]{1,9})(?:\.0)?")
-_HOST, _PORT = re.compile(r"[!-~]+"), re.compile(r"[0-9]{1,5}")
+_ADDRESS = re.compile(r"[!-~]+:([0-9]{1,5})")
 # What TensorFlow 1 called the chief; older templates still write it.
 _FORMER_NAMES = {"master": "chief"}
 
@@ -90,10 +90,15 @@ class Cluster:
     @property
     def own_host(self) -> str:
         """Host at which this process listens: its own where all are on loopback, else "" for any."""
-        hosts = {address.rpartition(":")[0].strip("[]") for address in self.addresses.values()}
-        if not all(map(_is_loopback, hosts)):
-            return ""
-        return self.addresses.get(self.name, "").rpartition(":")[0].strip("[]")
+
+        def is_loopback(host: str) -> bool:
+            try:
+                return ipaddress.ip_address(host).is_loopback
+            except ValueError:
+                return host == "localhost"
+
+        found = {name: host.rpartition(":")[0].strip("[]") for name, host in self.addresses.items()}
+        return found.get(self.name, "") if all(map(is_loopback, found.values())) else ""
 
     def proof(self, *parts: bytes) -> bytes:
         """Returns 32 bytes by which who knows the job's secret shows that a message is his."""
@@ -106,13 +111,6 @@ class Cluster:
             if number > 0:
                 words.append(f"{number} {noun}{'s' * (number > 1)}")
         return " + ".join(words) if len(words) > 1 else "one process"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def read_cluster(environ: Mapping[str, str]) -> Cluster:
@@ -172,8 +170,8 @@ def _check_hosts(tasks: Mapping[str, list[str]]) -> None:
     owners: dict[str, str] = {}
     for kind, hosts in tasks.items():
         for index, host in enumerate(hosts):
-            name, _, port = host.rpartition(":") if isinstance(host, str) else ("", "", "")
-            if not _HOST.fullmatch(name) or not _PORT.fullmatch(port) or not 0 < int(port) < 2**16:
+            found = _ADDRESS.fullmatch(host) if isinstance(host, str) else None
+            if not found or not 0 < int(found[1]) < 2**16:
                 raise ClusterError(f"TF_CONFIG's {kind} {index} is {host!r}, which is not host:port")
             if host in owners:
                 raise ClusterError(f"TF_CONFIG has {host} twice, as {owners[host]} and as {kind} {index}")

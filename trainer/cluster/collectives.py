@@ -1,14 +1,12 @@
 """Sums over the processes of a run: of gradients, and of a few numbers on which the processes agree.
 
 N replicas of a synchronous strategy train as one replica with N batches. Keras 3 clips the gradients of each
-replica before it sums them, accumulates them where TensorFlow forbids an exchange, asks one of them
-if they are finite, and counts a smaller last batch as much as a full one. Here the sum comes first, exact and
-once for each update; what follows works on the same numbers everywhere (`keras_internals` replaces methods of
-optimizers). They travel through TensorFlow's own collectives, or between CPUs through a ring of sockets.
+replica before it sums them, accumulates them where TensorFlow forbids an exchange, asks one of them if they
+are finite, and counts a smaller last batch as much as a full one. Here the sum comes first, exact and once
+for each update (`keras_internals` replaces methods of optimizers).
 
 Periodic averaging (local SGD: Stich, "Local SGD converges fast and communicates little", 2019) is another
 algorithm, to be chosen explicitly: each replica takes steps of its own, and every few, weights are averaged.
-Optimizers keep their own slots on each replica; a checkpoint averages them too.
 """
 
 from __future__ import annotations
@@ -61,11 +59,10 @@ class Collectives:
 
     def table(self, values: Sequence[float]) -> list[list[float]]:
         """Returns the values of each process, by its number; as many on each."""
-        width = len(values)
-        padded = [0.0] * (width * self.processes)
-        padded[self.process * width : (self.process + 1) * width] = values
-        told = self.total(padded)
-        return [told[start : start + width] for start in range(0, len(told), width)]
+        rows = np.zeros((self.processes, len(values)))
+        rows[self.process] = values
+        found: list[list[float]] = np.array(self.total(rows.ravel().tolist())).reshape(rows.shape).tolist()
+        return found
 
     def gather(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
         """Returns the data of each process, by its number; `sizes` are their lengths in bytes."""
@@ -106,23 +103,28 @@ def make_summation(settings: TrainSettings, strategy: tf.distribute.Strategy, cl
     wire = tf.float32 if compressed == "none" else tf.as_dtype(compressed)
     if strategy.num_replicas_in_sync == 1:
         return TensorFlowSummation(wire)
-    if _uses_ring(settings, strategy):
-        unix = settings.communication == "auto" and on_one_machine(cluster)
+    devices, asked = strategy.extended.worker_devices, settings.communication
+    kind = "GPU" if "GPU" in devices[0].upper() else "CPU"
+    between = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    # Between processes of one CPU each; between GPUs there is NCCL.
+    if between and len(devices) == 1 and (asked == "tcp" or (asked == "auto" and kind == "CPU")):
+        unix = asked == "auto" and on_one_machine(cluster)
         check = Health(cluster, settings.peer_timeout).check
         ring = make_ring(cluster, Collectives(strategy).total, check, unix=unix)
         if ring is not None:
             # To convert costs more than to send where no network is between (benchmarks/RESULTS.md).
             _announce(settings, strategy, cluster, _UNIX if unix else "own TCP ring")
             return RingSummation(ring, tf.float32 if unix else wire)
-        if settings.communication == "tcp":
+        if asked == "tcp":
             raise ClusterError(
                 "communication tcp cannot be had: the replicas do not reach each other on free ports; "
                 "open the ports between them, or use auto"
             )
         if cluster.is_chief:
             progress.say("train", "replicas cannot reach each other on free ports: gradients go through gRPC")
-    nccl = "GPU" in strategy.extended.worker_devices[0].upper() and settings.communication != "ring"
-    _announce(settings, strategy, cluster, "NCCL" if nccl else "TensorFlow's ring (gRPC)")
+    inside = "TensorFlow's ring (gRPC)" if between else "sums in this process"
+    nccl = kind == "GPU" and not (between and asked == "ring")
+    _announce(settings, strategy, cluster, "NCCL" if nccl else inside)
     return TensorFlowSummation(wire)
 
 
@@ -136,19 +138,7 @@ def _announce(settings: TrainSettings, strategy: tf.distribute.Strategy, cluster
     asked = "none" if settings.averaging_steps else settings.gradient_compression
     wire = "float32, which costs less within a machine than" if way == _UNIX else "as"
     shorter = f", {wire} {asked}" if asked != "none" else ""
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        way = "NCCL" if kind == "GPU" else "sums in this process"
     progress.say("train", f"{what}: {way} between {count} {kind}s{shorter}")
-
-
-def _uses_ring(settings: TrainSettings, strategy: tf.distribute.Strategy) -> bool:
-    """Whether one replica lives in each of several processes, on a CPU; between GPUs there is NCCL."""
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return False
-    devices: tuple[str, ...] = strategy.extended.worker_devices
-    if len(devices) > 1:
-        return False
-    return settings.communication == "tcp" or (settings.communication == "auto" and "CPU" in devices[0])
 
 
 class TensorFlowSummation:
@@ -188,9 +178,7 @@ class RingSummation:
         """Returns the sums, in the order of the gradients."""
         dense = [gradient for gradient in gradients if _is_dense(gradient)]
         rest = [gradient for gradient in gradients if not _is_dense(gradient)]
-        totals: list[Any] = []
-        if dense:
-            totals = self._through_ring(dense)
+        totals: list[Any] = self._through_ring(dense) if dense else []
         others: list[Any] = []
         if rest:
             with tf.control_dependencies(totals):
@@ -256,23 +244,19 @@ class GradientExchange:
     def _prepare(
         self, optimizer: keras.Optimizer, gradients: Gradients, variables: Variables | None
     ) -> Gradients:
+        def build(strategy: tf.distribute.Strategy) -> None:
+            with tf.init_scope(), strategy.scope():
+                optimizer.build(list(variables or ()))
+            self._adopt(optimizer)
+
         if not optimizer.built and variables is not None:
-            self._build(optimizer, list(variables))
+            # Of one that only train_step knows: variables are made outside the replicas.
+            tf.distribute.get_replica_context().merge_call(build)
         share = getattr(self._local, "share", None)
         if share is None or self._replicas == 1:
             return gradients
         weighed = id(optimizer) in self._local.weighed
         return _weighted(gradients, tf.sign(share) if weighed else share)
-
-    def _build(self, optimizer: keras.Optimizer, variables: Variables) -> None:
-        """Creates variables where they may be, outside the replicas, of one only train_step knows."""
-
-        def across(strategy: tf.distribute.Strategy) -> None:
-            with tf.init_scope(), strategy.scope():
-                optimizer.build(variables)
-            self._adopt(optimizer)
-
-        tf.distribute.get_replica_context().merge_call(across)
 
     def _adopt(self, optimizer: keras.Optimizer) -> None:
         if self._replicas > 1:

@@ -1,41 +1,162 @@
 """Peers: the other processes of the cluster, met before TensorFlow starts and named when one is lost.
 
-TensorFlow waits for a missing peer without a word and without end, and holds the GIL while it does, so that
-nothing in this process could say anything. Peers are therefore met before. Later its coordination service
-takes a peer for dead that has said nothing for `peer_timeout`, which has to be longer than a live migration;
-one that has ended needs no such time: its port refuses connections. Then every collective ends (killed,
-stopped and exited peers, chief and worker, were tried with 2.21), and `Peers.explain` makes words of it.
+TensorFlow waits for a missing peer without a word and without end, and holds the GIL while it does. Peers are
+therefore met before: until it has met all others, each process tells those that connect to its port what it
+trains with, as JSON, since those that go different ways would hang in the first exchange. One that answers in
+another way has met this process already: its TensorFlow has the port now. Both prove that they know the job's
+secret, with numbers that are drawn for each connection: who does not is told nothing, and not believed.
+
+Later TensorFlow's coordination service takes a peer for dead that has said nothing for `peer_timeout`, which
+has to be longer than a live migration; one that has ended needs no such time: its port refuses connections.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import importlib.metadata
+import json
 import re
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
 
 import tensorflow as tf
 
 from shardline.trainer import progress
-from shardline.trainer.cluster import meeting
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.cluster.meeting import Facts
-from shardline.trainer.cluster.ring import LostPeerError, listen
+from shardline.trainer.cluster.ring import LostPeerError, listen, received
 from shardline.trainer.errors import ClusterError, RunError, SettingsError
+from shardline.trainer.settings import PLACES, TrainSettings, flag_of
 from shardline.trainer.tensorflow_internals import abort_collectives, check_peer
 
-# Seconds for a peer to accept a connection, and between two attempts.
-_PROBE_TIMEOUT, _PROBE_INTERVAL = 3.0, 0.25
-# Seconds that a process has to end once all its work is done or it was killed, and after which another says
-# for whom it waits.
-_FAREWELL, _PATIENCE = 5.0, 5.0
-# Seconds for which a process that found a difference goes on telling the others what it has.
-_LINGER = 5.0
+# Seconds for a peer to accept a connection, or for a message, and between two attempts.
+_TIMEOUT, _PROBE_INTERVAL = 3.0, 0.25
+# Seconds that a process has to end once all its work is done or it was killed; after which another says for
+# whom it waits; and for which one that found a difference goes on telling the others what it has.
+_FAREWELL, _PATIENCE, _LINGER = 5.0, 5.0, 5.0
+# Seconds between two looks at the peers, and how often one refuses in a row before it counts as gone.
+_INTERVAL, _REFUSALS = 1.0, 2
+# Milliseconds for a peer's TensorFlow to answer; it is asked again.
+_ANSWER_MS = 1000
+# What every message begins with, and the bytes that are read of one at most.
+_MAGIC, _MOST = b"shardline facts 2\n", 1 << 20
+# Bytes of a number that is drawn for a connection, and of a proof.
+_DRAWN, _PROOF = 16, 32
 
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
+
+#: What a process trains with: JSON by kind ("settings", "versions", ...) and name.
+Facts = Mapping[str, Mapping[str, Any]]
+#: Shows that the parts of a message come from somebody who knows the secret (`Cluster.proof`).
+Prove = Callable[..., bytes]
+
+_RULES = {
+    "settings": "all replicas take the same flags",
+    "dataset": "all replicas read the same dataset",
+    "versions": "all replicas take the same image",
+    "devices": "all replicas need as many",
+    "call": "all processes make the same call",
+    "data": "all processes make the same data; seed what draws it, as numpy.random.default_rng(0) does",
+}
+
+
+def facts(settings: TrainSettings, fingerprint: str, gpus: int) -> Facts:
+    """Returns what has to be alike on all replicas: settings, dataset, versions, number of GPUs."""
+    chosen = {name: value for name, value in asdict(settings).items() if name not in (*PLACES, "evaluator")}
+    found: Facts = {
+        "settings": chosen,
+        "dataset": {"fingerprint": fingerprint},
+        "devices": {"GPUs": gpus},
+        "versions": {name: _version(name) for name in ("shardline", "tensorflow", "keras")},
+    }
+    plain: Facts = json.loads(json.dumps(found, default=repr))  # as the others will have it
+    return plain
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        return "none"
+
+
+def difference(name: str, own: Facts, other: str, theirs: Facts) -> str:
+    """Says in what another replica, `other`, first differs from this one, `name`; "" when in nothing."""
+    pairs = [(kind, key) for kind, values in own.items() for key in values]
+    found = [(kind, key) for kind, key in pairs if theirs.get(kind, {}).get(key) != own[kind][key]]
+    if not found:
+        return ""
+    kind, key = found[0]
+    what = flag_of(key) if kind == "settings" else key
+    values = (theirs.get(kind, {}).get(key), own[kind][key])
+    there, here = (one if isinstance(one, str) and one else json.dumps(one) for one in values)
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"{other} has {what} {there[:60]}, {name} has {here[:60]}{more}: {_RULES[kind]}"
+
+
+@contextlib.contextmanager
+def told(listener: socket.socket, own: Facts, prove: Prove) -> Iterator[None]:
+    """Tells the facts to everybody who connects and knows the secret, while the context lasts."""
+    message = json.dumps(own).encode()
+    over = threading.Event()
+    listener.settimeout(0.1)
+
+    def serve() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                connection, _ = listener.accept()
+                # One that connects and says nothing keeps no other waiting.
+                threading.Thread(target=_tell, args=(connection, message, prove), daemon=True).start()
+
+    thread = threading.Thread(target=serve, name="meeting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _tell(connection: socket.socket, message: bytes, prove: Prove) -> None:
+    drawn = secrets.token_bytes(_DRAWN)
+    with connection, contextlib.suppress(OSError):
+        connection.settimeout(_TIMEOUT)
+        connection.sendall(_MAGIC + drawn)
+        asked = received(connection, _DRAWN + _PROOF, time.monotonic() + _TIMEOUT) or b""
+        theirs, proof = asked[:_DRAWN], asked[_DRAWN:]
+        if hmac.compare_digest(proof, prove(b"ask", drawn, theirs)):
+            connection.sendall(prove(b"tell", drawn, theirs, message) + message)
+            connection.shutdown(socket.SHUT_WR)
+
+
+def ask(address: str, prove: Prove) -> Facts | None:
+    """Returns what the process at host:port tells; None when it answers in another way.
+
+    Raises:
+        OSError: When nobody accepts the connection, or answers it in time, or knows the secret.
+    """
+    deadline = time.monotonic() + _TIMEOUT
+    with _connected(address) as connection:
+        found = received(connection, len(_MAGIC) + _DRAWN, deadline, _MAGIC)
+        if found is None:
+            return None
+        drawn, own = found[len(_MAGIC) :], secrets.token_bytes(_DRAWN)
+        connection.sendall(own + prove(b"ask", drawn, own))
+        told = received(connection, _MOST, deadline) or b""
+    proof, message = told[:_PROOF], told[_PROOF:]
+    if not hmac.compare_digest(proof, prove(b"tell", drawn, own, message)):
+        raise ConnectionError("it has said nothing, or not all, or is of another job")
+    try:
+        value = json.loads(message)
+    except (ValueError, RecursionError):  # where nothing is secret, anybody can prove that he knows it
+        raise ConnectionError("it has said what is no JSON") from None
+    return value if isinstance(value, dict) and all(isinstance(one, dict) for one in value.values()) else None
 
 
 class Peers:
@@ -48,18 +169,23 @@ class Peers:
     def meet(self, startup_timeout: float, own: Facts | None = None) -> None:
         """Returns when all peers have come up; to be called just before the strategy is created.
 
-        While it waits, this process answers on its own port, with its own `meeting.facts`, if given. A
+        While it waits, this process answers on its own port, with its own `facts`, if given. A
         ClusterError says that another one serves the port, a RunError which peers are still missing after
         the timeout (seconds; 0 for none), a SettingsError in what a peer differs.
         """
         address, facts = self._cluster.addresses.get(self._cluster.name), own or {}
         if address is None:  # no cluster, or the evaluator, with whom nobody connects
             return
-        start, missing, said = time.monotonic(), self._others, False
-        with (
-            _serve(self._cluster, address) as listener,
-            meeting.told(listener, facts, self._cluster.proof),
-        ):
+        start, missing, said, port = time.monotonic(), self._others, False, int(address.rpartition(":")[2])
+        try:  # as TensorFlow will, or on loopback alone where all peers are there
+            listener = listen(self._cluster.own_host, port, backlog=2 * len(self._others) + 8)
+        except OSError as error:
+            raise ClusterError(
+                f"{self._cluster.name} cannot serve its address {address}: {error.strerror}; end the process "
+                f"that has port {port}, perhaps one of an earlier run, or give this replica another port in "
+                "TF_CONFIG"
+            ) from None
+        with listener, told(listener, facts, self._cluster.proof):
             while missing := self._compared(missing, facts):
                 waited = time.monotonic() - start
                 if startup_timeout and waited > startup_timeout:
@@ -77,11 +203,11 @@ class Peers:
         missing, differences = {}, []
         for name, address in peers.items():
             try:
-                theirs = meeting.ask(address, self._cluster.proof)
+                theirs = ask(address, self._cluster.proof)
             except OSError:
                 missing[name] = address
                 continue
-            if own and theirs and (words := meeting.difference(self._cluster.name, own, name, theirs)):
+            if own and theirs and (words := difference(self._cluster.name, own, name, theirs)):
                 differences.append(words)
         if differences:
             time.sleep(_LINGER)
@@ -95,9 +221,9 @@ class Peers:
         """
         if self._cluster.is_chief:
             return
-        name, address = next(iter(self._cluster.addresses.items()), ("", ""))
+        chief = next(iter(self._cluster.addresses.values()), "")
         deadline = time.monotonic() + seconds
-        while address and not _silent({name: address}) and time.monotonic() < deadline:
+        while chief and answers(chief) and time.monotonic() < deadline:
             time.sleep(_PROBE_INTERVAL)
 
     def explain(self, error: BaseException) -> RunError | None:
@@ -113,57 +239,38 @@ class Peers:
         lost = [name for name in dict.fromkeys(named) if name in self._others]
         deadline = time.monotonic() + _FAREWELL
         # A process that was killed closes its sockets one after another.
-        while not (lost := lost or list(_silent(self._others))) and time.monotonic() < deadline:
-            time.sleep(_PROBE_INTERVAL)
+        while not lost and time.monotonic() < deadline:
+            lost = [name for name, address in self._others.items() if not answers(address)]
+            time.sleep(0 if lost else _PROBE_INTERVAL)
         names = _listed({name: self._others[name] for name in lost}) or "another replica"
         return RunError(f"lost {names}: it ended or stands still; its own log says why")
 
 
-def _serve(cluster: Cluster, address: str) -> socket.socket:
-    """Listens as TensorFlow will, or on loopback alone where all peers are there."""
-    port = int(address.rpartition(":")[2])
+def _connected(address: str, timeout: float = _TIMEOUT) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
+
+
+def answers(address: str, timeout: float = _TIMEOUT) -> bool:
+    """Whether a process accepts connections at host:port within some seconds."""
     try:
-        return listen(cluster.own_host, port, backlog=2 * len(cluster.others) + 8)
-    except OSError as error:
-        raise ClusterError(
-            f"{cluster.name} cannot serve its address {address}: {error.strerror}; end the process that has "
-            f"port {port}, perhaps one of an earlier run, or give this replica another port in TF_CONFIG"
-        ) from None
-
-
-def answers(address: str, timeout: float = _PROBE_TIMEOUT) -> bool:
-    """Whether somebody accepts connections at host:port within some seconds."""
-    return _probe(address, timeout) is None
+        _connected(address, timeout).close()
+    except OSError:
+        return False
+    return True
 
 
 def refuses(address: str) -> bool:
-    """Whether the machine at host:port says that nobody serves it; else somebody may be slow, or cut off."""
-    return isinstance(_probe(address, _PROBE_TIMEOUT), ConnectionRefusedError)
-
-
-def _probe(address: str, timeout: float) -> OSError | None:
-    """Returns why nobody accepts a connection at host:port; None where somebody does."""
-    host, _, port = address.rpartition(":")
+    """Whether the machine at host:port says that nobody serves it; else a process may be slow, or cut off."""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
+        _connected(address).close()
     except OSError as error:
-        return error
-    return None
-
-
-def _silent(peers: dict[str, str]) -> dict[str, str]:
-    """Returns those peers, each with its address, that accept no connection."""
-    return {name: address for name, address in peers.items() if not answers(address)}
+        return isinstance(error, ConnectionRefusedError)
+    return False
 
 
 def _listed(peers: dict[str, str]) -> str:
     return ", ".join(f"{name} ({address})" for name, address in peers.items())
-
-
-# Seconds between two looks at the peers, and how often one refuses in a row before it counts as gone.
-_INTERVAL, _REFUSALS = 1.0, 2
-# Milliseconds for a peer's TensorFlow to answer; it is asked again.
-_ANSWER_MS = 1000
 
 
 @contextlib.contextmanager
@@ -180,7 +287,7 @@ def watched(cluster: Cluster) -> Iterator[None]:
         while not over.wait(_INTERVAL):
             refused = {name: refused.get(name, 0) + 1 for name, at in others.items() if refuses(at)}
             if lost := [name for name, times in refused.items() if times >= _REFUSALS]:
-                abort_collectives(_words([_task(name) for name in lost]))
+                abort_collectives(f"no answer from {', '.join(map(_task, lost))}")
                 return
 
     thread = threading.Thread(target=watch, name="health", daemon=True)
@@ -210,16 +317,17 @@ class Health:
         # Who was silent in an earlier wait has ended that one.
         self._silent = {name: since for name, since in self._silent.items() if since >= began}
         for name, address in self._others.items():
+            words = f"no answer from {_task(name)}"
             if refuses(address):
-                raise LostPeerError(_words([_task(name)]))
+                raise LostPeerError(words)
             try:
                 check_peer(_task(name), _ANSWER_MS)
             except tf.errors.DeadlineExceededError:
                 since = self._silent.setdefault(name, time.monotonic())
                 if time.monotonic() - since > self._timeout:
-                    raise LostPeerError(_words([_task(name)])) from None
+                    raise LostPeerError(words) from None
             except tf.errors.OpError as error:
-                raise LostPeerError(f"{_words([_task(name)])}: {error.message}") from None
+                raise LostPeerError(f"{words}: {error.message}") from None
             else:
                 self._silent.pop(name, None)
 
@@ -227,7 +335,3 @@ class Health:
 def _task(name: str) -> str:
     kind, _, index = name.rpartition("-")
     return f"/job:{kind}/replica:0/task:{index}"
-
-
-def _words(tasks: list[str]) -> str:
-    return f"no answer from {', '.join(tasks)}"

@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.cluster.meeting import received
 
 # What is received is added up in pieces that stay in a core's own cache (256 KiB of float32).
 _PIECE = 1 << 16
@@ -312,3 +311,16 @@ def _accepted(listener: socket.socket, greeting: bytes) -> socket.socket:
             if hmac.compare_digest(received(connection, len(greeting), soon) or b"", greeting):
                 return connection
         connection.close()
+
+
+def received(connection: socket.socket, most: int, deadline: float, beginning: bytes = b"") -> bytes | None:
+    """Returns what comes until the connection ends or there is enough; None when it begins otherwise."""
+    found = b""
+    while len(found) < most:
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        if not (more := connection.recv(most - len(found))):
+            break
+        found += more
+        if found[: len(beginning)] != beginning[: len(found)]:
+            return None
+    return found

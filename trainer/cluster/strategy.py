@@ -20,7 +20,10 @@ from shardline.trainer.replica_losses import let_keras_compute
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.tensorflow_internals import ended_after, read_as_numbers, wait_for_silent_peers
 
-_ONE_PROCESS = ("one_device", "mirrored", "tpu")
+# The driver's library, which the platform mounts into the container, and where.
+_DRIVER, _MOUNTED = "libcuda.so.1", "/usr/local/nvidia/lib64"
+# A library of CUDA that comes with the image, and with the gpu variant alone.
+_CUDA = "nvidia-cudnn-cu12"
 
 
 def choose(settings: TrainSettings, cluster: Cluster) -> str:
@@ -30,10 +33,24 @@ def choose(settings: TrainSettings, cluster: Cluster) -> str:
     devices mirrored, all else one_device. The evaluator works on one device, whatever the others do. A
     SettingsError says that strategy, devices, cluster and other settings exclude each other.
     """
-    _check_cluster(settings.strategy, cluster)
+    name = settings.strategy
+    if cluster.ps_hosts and name not in ("auto", "parameter_server"):
+        raise SettingsError(
+            f"strategy {name!r} has no use for parameter servers, but TF_CONFIG is {cluster}; "
+            "use parameter_server or auto"
+        )
+    if len(cluster.hosts) > 1 and name in ("one_device", "mirrored", "tpu"):
+        raise SettingsError(
+            f"strategy {name!r} trains in one process, but TF_CONFIG has {len(cluster.hosts)}; "
+            "use multi_worker_mirrored or auto"
+        )
     if cluster.role == "evaluator":
         return "one_device"
-    name = settings.strategy
+    if name == "parameter_server" and not cluster.ps_hosts:
+        raise SettingsError(
+            "strategy parameter_server needs parameter servers, but TF_CONFIG has none: add a pool of them "
+            "or use multi_worker_mirrored"
+        )
     if name == "auto":
         several = settings.cpu_devices > 1 or len(tf.config.list_physical_devices("GPU")) > 1
         name = "mirrored" if several else "one_device"
@@ -80,87 +97,49 @@ def _check_communication(asked: str, name: str, cluster: Cluster) -> None:
     raise SettingsError(f"communication {asked} {reason}; use auto")
 
 
-def implementation(communication: str) -> tf.distribute.experimental.CommunicationImplementation:
-    """Returns how TensorFlow exchanges: by NCCL where there are GPUs, which it does only when told to.
-
-    The ring of sockets (tcp) carries gradients only: all else goes TensorFlow's way. All replicas have the
-    same number of GPUs.
-    """
-    kinds = tf.distribute.experimental.CommunicationImplementation
-    gpus = tf.config.list_physical_devices("GPU")
-    return kinds.NCCL if gpus and communication != "ring" else kinds.RING
-
-
-def _check_cluster(name: str, cluster: Cluster) -> None:
-    if name == "parameter_server" and not cluster.ps_hosts and cluster.role != "evaluator":
-        raise SettingsError(
-            "strategy parameter_server needs parameter servers, but TF_CONFIG has none: add a pool of them "
-            "or use multi_worker_mirrored"
-        )
-    if cluster.ps_hosts and name not in ("auto", "parameter_server"):
-        raise SettingsError(
-            f"strategy {name!r} has no use for parameter servers, but TF_CONFIG is {cluster}; "
-            "use parameter_server or auto"
-        )
-    if len(cluster.hosts) > 1 and name in _ONE_PROCESS:
-        raise SettingsError(
-            f"strategy {name!r} trains in one process, but TF_CONFIG has {len(cluster.hosts)}; "
-            "use multi_worker_mirrored or auto"
-        )
-
-
 def create(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
     """Creates the strategy; a multi-worker one connects to its peers here, which must have been met."""
     name = choose(settings, cluster)
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    resolver = None  # of one process, which trains locally
+    if cluster.tasks:
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(cluster.tasks),
+            task_type=cluster.task_type,
+            task_id=cluster.task_index,
+            num_accelerators={"GPU": gpus},
+            rpc_layer="grpc",
+        )
     read_as_numbers()
     if name == "multi_worker_mirrored":
         let_keras_compute()
-        way = implementation(settings.communication)
+        # TensorFlow exchanges by NCCL only when told to; the ring of sockets (tcp) carries gradients alone.
+        kinds = tf.distribute.experimental.CommunicationImplementation
+        way = kinds.NCCL if gpus and settings.communication != "ring" else kinds.RING
         options = tf.distribute.experimental.CommunicationOptions(implementation=way)
         if cluster.tasks:
             wait_for_silent_peers(cluster.tasks, settings.peer_timeout)
         with ended_after(settings.startup_timeout):
-            return tf.distribute.MultiWorkerMirroredStrategy(_resolver(cluster), options)
+            return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     if name == "parameter_server":
-        return tf.distribute.ParameterServerStrategy(_resolver(cluster))
+        return tf.distribute.ParameterServerStrategy(resolver)
     if name == "tpu":
-        return _tpu()
-    devices = _devices(settings.cpu_devices)
+        try:
+            # "local" is the TPU of this very machine, as Vertex AI's TPU VMs have it.
+            return tf.distribute.TPUStrategy(
+                tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu="local")
+            )
+        except (ValueError, RuntimeError, tf.errors.OpError) as error:
+            reason = str(error).splitlines()[0]
+            raise SettingsError(f"strategy tpu found no TPU on this machine: {reason}") from error
+    if settings.cpu_devices > 1:
+        divided = [tf.config.LogicalDeviceConfiguration()] * settings.cpu_devices
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], divided)
+    kind = "GPU" if settings.cpu_devices < 2 and gpus else "CPU"
+    devices = [device.name for device in tf.config.list_logical_devices(kind)]
     if name == "mirrored":
         return tf.distribute.MirroredStrategy(devices)
     return tf.distribute.OneDeviceStrategy(devices[0])
-
-
-def _resolver(cluster: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver | None:
-    """Returns the cluster as TensorFlow reads it; None, for one process, lets it train locally."""
-    if not cluster.tasks:
-        return None
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster.tasks),
-        task_type=cluster.task_type,
-        task_id=cluster.task_index,
-        num_accelerators={"GPU": len(tf.config.list_physical_devices("GPU"))},
-        rpc_layer="grpc",
-    )
-
-
-def _tpu() -> tf.distribute.Strategy:
-    try:
-        # "local" is the TPU of this very machine, as Vertex AI's TPU VMs have it.
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu="local")
-    except (ValueError, RuntimeError, tf.errors.OpError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingsError(f"strategy tpu found no TPU on this machine: {reason}") from error
-    return tf.distribute.TPUStrategy(resolver)
-
-
-def _devices(cpu_devices: int) -> list[str]:
-    if cpu_devices > 1:
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        divided = [tf.config.LogicalDeviceConfiguration()] * cpu_devices
-        tf.config.set_logical_device_configuration(cpu, divided)
-    kind = "GPU" if cpu_devices < 2 and tf.config.list_physical_devices("GPU") else "CPU"
-    return [device.name for device in tf.config.list_logical_devices(kind)]
 
 
 def has_one_cpu(strategy: tf.distribute.Strategy) -> bool:
@@ -168,12 +147,6 @@ def has_one_cpu(strategy: tf.distribute.Strategy) -> bool:
     if not isinstance(strategy, tf.distribute.OneDeviceStrategy | tf.distribute.MultiWorkerMirroredStrategy):
         return False
     return ["CPU" in device.upper() for device in strategy.extended.worker_devices] == [True]
-
-
-# The driver's library, which the platform mounts into the container, and where.
-_DRIVER, _MOUNTED = "libcuda.so.1", "/usr/local/nvidia/lib64"
-# A library of CUDA that comes with the image, and with the gpu variant alone.
-_CUDA = "nvidia-cudnn-cu12"
 
 
 def announce(cluster: Cluster, environ: Mapping[str, str]) -> None:
@@ -194,9 +167,7 @@ def described() -> str:
         return f"CPU, {cores} core{'s' * (cores > 1)}"
     details = (tf.config.experimental.get_device_details(gpu) for gpu in gpus)
     models = Counter(str(found.get("device_name", "of an unknown model")) for found in details)
-    if len(models) == 1:
-        return f"{_gpus(len(gpus))}, {next(iter(models))}"
-    return f"{_gpus(len(gpus))}: {', '.join(f'{count} {model}' for model, count in models.items())}"
+    return ", ".join(f"{_gpus(count)}, {model}" for model, count in models.items())
 
 
 def check_devices(environ: Mapping[str, str]) -> None:
@@ -212,10 +183,29 @@ def check_devices(environ: Mapping[str, str]) -> None:
     if not count.isdecimal() or kind.startswith("TPU"):
         return
     seen = len(tf.config.list_physical_devices("GPU"))
-    if seen < int(count):
-        found = _gpus(seen) if seen else "no GPU"
-        error, reason = _reason(seen)
-        raise error(f"this machine was to have {count} {kind}, and TensorFlow sees {found}: {reason}")
+    if seen >= int(count):
+        return
+    error: type[ShardlineError] = RunError
+    reason = (
+        "another machine may have them all, or a driver that fits this CUDA; see CUDA_VISIBLE_DEVICES and "
+        "NVIDIA_VISIBLE_DEVICES, or take the machine's own number of them"
+    )
+    try:
+        if not seen:
+            importlib.metadata.version(_CUDA)
+            ctypes.CDLL(_DRIVER)
+    except importlib.metadata.PackageNotFoundError:
+        error = SettingsError
+        reason = f"the image has no CUDA ({_CUDA}): it is the cpu variant; build and name the gpu variant"
+    except OSError:
+        path = os.environ.get("LD_LIBRARY_PATH", "")
+        error = RunError if _MOUNTED in path.split(os.pathsep) else SettingsError
+        reason = (
+            f"the driver's {_DRIVER} is not in LD_LIBRARY_PATH, {path!r}, which must hold {_MOUNTED} on the "
+            "platform; where it does, another machine may have a driver"
+        )
+    found = _gpus(seen) if seen else "no GPU"
+    raise error(f"this machine was to have {count} {kind}, and TensorFlow sees {found}: {reason}")
 
 
 def asks_for_tpu(environ: Mapping[str, str]) -> bool:
@@ -225,32 +215,3 @@ def asks_for_tpu(environ: Mapping[str, str]) -> bool:
 
 def _gpus(count: int) -> str:
     return f"{count} GPU{'s' * (count > 1)}"
-
-
-def _reason(seen: int) -> tuple[type[ShardlineError], str]:
-    """Says whose fault it is that there are no more, why that may be, and what to do."""
-    if seen:
-        return RunError, (
-            "another machine may have them all; see CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES, or take "
-            "the machine's own number of them"
-        )
-    try:
-        importlib.metadata.version(_CUDA)
-    except importlib.metadata.PackageNotFoundError:
-        return SettingsError, (
-            f"the image has no CUDA ({_CUDA}): it is the cpu variant; build and name the gpu variant"
-        )
-    try:
-        ctypes.CDLL(_DRIVER)
-    except OSError:
-        path = os.environ.get("LD_LIBRARY_PATH", "")
-        if _MOUNTED in path.split(os.pathsep):
-            return RunError, f"the driver's {_DRIVER} is not in {_MOUNTED}: another machine may have one"
-        return SettingsError, (
-            f"the driver's {_DRIVER} is not found; LD_LIBRARY_PATH is {path!r} and must hold its directory, "
-            f"{_MOUNTED} on the platform"
-        )
-    return RunError, (
-        "the driver is there, and another machine may have what it drives; it may be too old for this CUDA, "
-        "or CUDA_VISIBLE_DEVICES hides the GPUs"
-    )

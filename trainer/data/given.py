@@ -1,4 +1,4 @@
-"""Given: what a program gives as its data, made a stream of batches: a dataset, a function, or arrays."""
+"""Data that a program gives - a dataset, a function, arrays, a directory - made a stream of batches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer import files, plugins, progress
+from shardline.trainer import files, plugins
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.passes import ArrayPasses, DatasetPasses
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.stream import Stream
 from shardline.trainer.errors import DatasetError, SettingsError
-from shardline.trainer.tensorflow_internals import shard_by_policy
 
 #: Batches of what a program gives.
 Batches: TypeAlias = Stream | Feed
@@ -27,8 +26,6 @@ Batches: TypeAlias = Stream | Feed
 _BATCH_SIZE = 32
 # Split that an argument of `fit` or `evaluate` takes of a dataset directory.
 _SPLITS = {"train_data": "train", "validation_data": "validation", "data": "test"}
-# What each process reads by an AutoShardPolicy; by all others the replicas' parts of each batch.
-_BY_POLICY = {"FILE": "its own files", "HINT": "its own shard", "OFF": "all, in an order of its own"}
 
 
 @dataclass(frozen=True)
@@ -76,10 +73,22 @@ class Given:
             return self._directory(data, name, steps, again=again)
         if isinstance(data, keras.utils.PyDataset):
             data = of_sequence(data, name, shuffle=shuffle)
-        steps = int(steps or 0)
-        part = self._own_part(data, name)
-        own = max(1, self.replicas // self.workers) if part else 0
-        data, seed = part or (data, self.seed)
+        steps, own, seed = int(steps or 0), 0, self.seed
+        if callable(data):
+            own, seed = max(1, self.replicas // self.workers), self.seed + self.worker
+            context = tf.distribute.InputContext(self.workers, self.worker, self.replicas)
+            with plugins.calling(f"{name}(context), a function of an input context, failed", SettingsError):
+                data = data(context)
+            if not isinstance(data, tf.data.Dataset):
+                raise SettingsError(f"{name}(context) returned {type(data).__name__}, not a tf.data.Dataset")
+        elif isinstance(data, tf.data.Dataset):
+            policy = data.options().experimental_distribute.auto_shard_policy.name
+            if self.workers > 1 and policy not in ("AUTO", "DATA"):
+                raise SettingsError(
+                    f"{name} asks for AutoShardPolicy.{policy}, and each process trains on its part of every "
+                    "batch; leave the policy out, or give a function of an input context, whose dataset is "
+                    "each process's own"
+                )
         if isinstance(data, tf.data.Dataset):
             if self.batch_size is not None and not own:
                 raise SettingsError(f"batch_size is for arrays, and {name} is a dataset, which has its own")
@@ -113,44 +122,11 @@ class Given:
             )
         if self.class_weight is not None and not manifest.is_classes:
             raise SettingsError("class_weight needs one label of kind class; weigh in the model's loss")
-        by_class = self.class_weight
-        weights = (
-            [] if by_class is None else [by_class.get(one, 1.0) for one in range(len(manifest.class_names))]
-        )
+        by_class, classes = self.class_weight, range(len(manifest.class_names))
+        weights = [] if by_class is None else [by_class.get(one, 1.0) for one in classes]
         plan = EpochPlan(manifest.splits[split].records, self.replicas, batch_size // self.replicas)
         feed = Feed(directory, manifest, split, plan, class_weights=weights)
         return replace(feed, epochs=1) if again else replace(feed, shuffle_seed=self.seed)
-
-    def _own_part(self, data: Any, name: str) -> tuple[tf.data.Dataset, int] | None:
-        """Returns what this process reads by itself, in batches of a replica, and the seed for it.
-
-        None says that each process reads all of the data.
-        """
-        if isinstance(data, tf.data.Dataset):
-            policy = data.options().experimental_distribute.auto_shard_policy.name
-            if self.workers == 1 or policy not in _BY_POLICY:
-                return None
-            progress.say(
-                "train",
-                f"{name}: AutoShardPolicy.{policy} is kept: each process reads {_BY_POLICY[policy]}, and the "
-                "steps are not those of one process",
-            )
-            try:
-                part = shard_by_policy(data, self.workers, self.worker, self.replicas)
-            except (tf.errors.OpError, ValueError) as error:
-                raise SettingsError(
-                    f"{name} cannot be sharded by AutoShardPolicy.{policy}: {error}"
-                ) from error
-            # All have the files in one order, of which each takes its own; without shards they must differ.
-            return part, self.seed + self.worker * (policy == "OFF")
-        if not callable(data):
-            return None
-        context = tf.distribute.InputContext(self.workers, self.worker, self.replicas)
-        with plugins.calling(f"{name}(context), a function of an input context, failed", SettingsError):
-            made = data(context)
-        if not isinstance(made, tf.data.Dataset):
-            raise SettingsError(f"{name}(context) returned {type(made).__name__}, not a tf.data.Dataset")
-        return made, self.seed + self.worker
 
     def _size(self) -> int:
         """Returns the size of a global batch, which is not the data's own."""
@@ -270,7 +246,6 @@ def checked_arrays(data: Any, name: str) -> Any:
 
 
 def _array(given: Any) -> np.ndarray[Any, Any]:
-    """Returns an array, with floating-point numbers in the type that Keras gives them too."""
     array = np.asarray(given)
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,8 +14,7 @@ import tensorflow as tf
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.decode import parse_batch
-from shardline.trainer.data.faults import check_targets
-from shardline.trainer.data.manifest import Manifest, Split, check_files
+from shardline.trainer.data.manifest import Manifest, check_files
 from shardline.trainer.data.sharding import EpochPlan, WorkerShards, share, worker_shards
 from shardline.trainer.data.transforms import (
     Augmentation,
@@ -25,7 +24,7 @@ from shardline.trainer.data.transforms import (
     describe_structure,
     form_targets,
 )
-from shardline.trainer.data.view import Memory, load
+from shardline.trainer.data.view import Memory, check_targets, load
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.tensorflow_internals import untuned
 
@@ -38,9 +37,6 @@ Data: TypeAlias = Any
 
 #: Where a shard is: its path, its first position in memory, its records.
 Place = dict[str, tf.Tensor]
-#: Gives the examples of a shard: serialized, or their positions in memory.
-Read = Callable[[Place], tf.data.Dataset]
-
 # Held for shuffling, over all shards: records, and bytes. Preprocessing deals shards at random, so that a
 # window over each of them is enough.
 _SHUFFLE_RECORDS = 16_384
@@ -76,7 +72,6 @@ class Feed:
     Attributes:
         plan: Steps and batch sizes of one epoch.
         shuffle_seed: Seed of each epoch's order and of the augmentation; None keeps the shards' order.
-        shard_policy: How data reaches the workers, as `shardline.trainer.data.sharding` explains it.
         augmentation: Applied to each example; None for none.
         class_weights: Weight of each class's examples in the loss; () gives elements without weights.
         transform: Makes of a batch what the model takes; None gives it as it is.
@@ -96,7 +91,6 @@ class Feed:
     split: str
     plan: EpochPlan
     shuffle_seed: int | None = None
-    shard_policy: str = "auto"
     augmentation: Augmentation | None = None
     class_weights: Sequence[float] = ()
     transform: Transform | None = None
@@ -182,18 +176,14 @@ class Feed:
 
         With a plan of one replica an element is a step.
         """
-        shards, read, epochs = self._shards(1, 0), self._read_records, range(at.epoch, self.epochs)
-        batches = self._batches(1, 0, shards, read, epochs, at.examples)
+        batches = self._batches(1, 0, self._shards(1, 0), range(at.epoch, self.epochs), at.examples)
         return untuned(batches.prefetch(_AHEAD_BATCHES))
 
     def worker_dataset(self, workers: int, worker: int, epochs: range, start: int = 0) -> tf.data.Dataset:
         """Returns what one of `workers` input workers reads: its replicas' batches, step by step."""
         shards = self._shards(workers, worker)
-        memory, read = None, self._read_records
-        if self.in_memory:
-            memory = load(shards.files, self.manifest)
-            read = self._read_positions
-        batches = self._batches(workers, worker, shards, read, epochs, start)
+        memory = load(shards.files, self.manifest) if self.in_memory else None
+        batches = self._batches(workers, worker, shards, epochs, start, in_memory=self.in_memory)
         decode = _as_is(lambda raw: self.decode(raw, memory))
         decoded = batches.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         return untuned(decoded.prefetch(_AHEAD_BATCHES))
@@ -222,11 +212,20 @@ class Feed:
         return x, formed
 
     def _shards(self, workers: int, worker: int) -> WorkerShards:
-        paths = shard_paths(self.directory, self.manifest.splits[self.split])
-        return worker_shards(paths, workers, worker, self.shard_policy)
+        shards = self.manifest.splits[self.split].shards
+        check_files(self.directory, shards)
+        paths = [str(self.directory / shard.file) for shard in shards]
+        return worker_shards(paths, workers, worker)
 
     def _batches(
-        self, workers: int, worker: int, shards: WorkerShards, read: Read, epochs: range, start: int
+        self,
+        workers: int,
+        worker: int,
+        shards: WorkerShards,
+        epochs: range,
+        start: int,
+        *,
+        in_memory: bool = False,
     ) -> tf.data.Dataset:
         """Returns one worker's undecoded batches over several epochs, the first of them from `start` on."""
 
@@ -239,7 +238,7 @@ class Feed:
 
             @_as_is  # type: ignore[untyped-decorator]
             def batches(epoch: tf.Tensor) -> tf.data.Dataset:
-                records = self._records(shards, read, epoch).skip(done)
+                records = self._records(shards, epoch, in_memory=in_memory).skip(done)
                 steps = records.batch(plan.per_replica_batch_size).rebatch(sizes or [1]).take(len(sizes))
                 return steps.map(_as_is(lambda *batch: self._raw(epoch, *batch)))
 
@@ -254,14 +253,13 @@ class Feed:
 
         return run(epochs[:1], start).concatenate(run(epochs[1:], 0)) if start else run(epochs, 0)
 
-    def _records(self, shards: WorkerShards, read: Read, epoch: tf.Tensor) -> tf.data.Dataset:
+    def _records(self, shards: WorkerShards, epoch: tf.Tensor, *, in_memory: bool) -> tf.data.Dataset:
         """Returns this worker's examples of one epoch, in the order of `shardline.trainer.data.sharding`.
 
         With an augmentation they are pairs: a number that no other example of the split has, and the example.
         """
         split = self.manifest.splits[self.split]
-        count = len(split.shards)
-        stored = sum(shard.bytes for shard in split.shards)
+        count, stored = len(split.shards), split.bytes
         held = min(_SHUFFLE_RECORDS, _SHUFFLE_BYTES * split.records // max(1, stored))
         window = max(1, held // count)
         # By shard and epoch, so that the order is the same on any number of workers.
@@ -269,7 +267,14 @@ class Feed:
 
         @_as_is  # type: ignore[untyped-decorator]
         def examples(index: tf.Tensor, place: Place) -> tf.data.Dataset:
-            found = read(place)
+            if in_memory:
+                found = tf.data.Dataset.range(place["start"], place["start"] + place["records"])
+            else:
+                found = tf.data.TFRecordDataset(
+                    place["path"],
+                    compression_type=self.manifest.compression.upper(),
+                    buffer_size=min(max(_READ_BYTES // count, _SMALLEST_READ), _LARGEST_READ),
+                ).prefetch(max(1, _AHEAD_RECORDS // count))
             if self.augmentation is not None:
                 found = found.enumerate(start=index * _MANY)
             if self.shuffle_seed is None:
@@ -277,16 +282,14 @@ class Feed:
             return found.shuffle(window, seed=seeded(index), reshuffle_each_iteration=False)
 
         lengths = [split.shards[index].records for index in shards.indices]
-        place = {
-            "path": list(shards.files),
-            "start": [0, *itertools.accumulate(lengths)][:-1],
-            "records": lengths,
-        }
-        files = tf.data.Dataset.from_tensor_slices((list(map(int, shards.indices)), place))
-        files = files.map(_as_is(lambda index, place: (tf.cast(index, tf.int64), place)))
+        starts = [0, *itertools.accumulate(lengths)][:-1]
+        place = {"path": list(shards.files)}
+        place |= {name: tf.constant(of, tf.int64) for name, of in (("start", starts), ("records", lengths))}
+        indices = tf.constant(shards.indices, tf.int64)
+        files = tf.data.Dataset.from_tensor_slices((indices, place))
         # Handing a small record from thread to thread costs more than reading it; for a large one that is
         # nothing, and the shards are opened at the same time, which counts where they are far away.
-        large = read == self._read_records and stored > _LARGE_RECORD * split.records
+        large = not in_memory and stored > _LARGE_RECORD * split.records
         records = files.interleave(
             examples,
             cycle_length=len(shards.files),
@@ -295,19 +298,6 @@ class Feed:
             num_parallel_calls=min(len(shards.files), _OPENED) if large else None,
         )
         return records.shard(shards.keep_every, shards.keep_offset) if shards.keep_every > 1 else records
-
-    def _read_records(self, place: Place) -> tf.data.Dataset:
-        shards = len(self.manifest.splits[self.split].shards)
-        records = tf.data.TFRecordDataset(
-            place["path"],
-            compression_type=self.manifest.compression.upper(),
-            buffer_size=min(max(_READ_BYTES // shards, _SMALLEST_READ), _LARGEST_READ),
-        )
-        return records.prefetch(max(1, _AHEAD_RECORDS // shards))
-
-    def _read_positions(self, place: Place) -> tf.data.Dataset:
-        start, records = (tf.cast(place[name], tf.int64) for name in ("start", "records"))
-        return tf.data.Dataset.range(start, start + records)
 
     def _raw(self, epoch: tf.Tensor, *batch: tf.Tensor) -> Raw:
         """Names a batch of `_records`, and seeds its augmentation by run, epoch and example."""
@@ -325,9 +315,3 @@ def _mixed(seed: int, *numbers: int | tf.Tensor) -> tf.Tensor:
     for number in numbers:
         mixed = tf.random.experimental.stateless_fold_in(mixed, tf.cast(number, tf.int64))
     return tf.random.stateless_uniform([], mixed, minval=None, maxval=None, dtype=tf.int64)
-
-
-def shard_paths(directory: Path, split: Split) -> list[str]:
-    """Returns the paths of a split's shards; a missing one, or one of another size, is a DatasetError."""
-    check_files(directory, split.shards)
-    return [str(directory / shard.file) for shard in split.shards]

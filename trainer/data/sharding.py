@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from shardline.trainer.errors import DatasetError, SettingsError
+from shardline.trainer.errors import SettingsError
 
 
 class ShardPolicy(NamedTuple):
@@ -35,38 +35,27 @@ class WorkerShards:
     It keeps one record in `keep_every`, starting with `keep_offset`.
     """
 
-    policy: str
     files: tuple[str, ...]
     indices: tuple[int, ...]
     keep_every: int = 1
     keep_offset: int = 0
 
 
-def choose_policy(policy: str, shards: int, workers: int) -> ShardPolicy:
-    """Resolves the policy "auto" for a number of shards and of processes that read them."""
-    divides = shards % workers == 0
-    if policy == "file" and not divides:
-        raise DatasetError(
-            f"shard_policy file needs a multiple of {workers} shards, one share for each input worker, and "
-            f"the split has {shards}; preprocess with shards={-(-shards // workers) * workers}, or use "
-            "shard_policy auto or data"
-        )
-    if policy == "data":
-        return ShardPolicy("data", "as asked for: every worker reads all shards and keeps its share")
+def shard_policy(shards: int, workers: int) -> ShardPolicy:
+    """Returns how a number of shards reaches a number of processes that read them."""
     counts = f"{shards} shard{'s' * (shards != 1)}, {workers} input worker{'s' * (workers != 1)}"
-    if divides:
+    if shards % workers == 0:
         return ShardPolicy("file", f"{counts}: each reads whole shards of its own")
     return ShardPolicy("data", f"{counts}: each reads all shards and keeps its share")
 
 
-def worker_shards(files: Sequence[str], workers: int, worker: int, policy: str = "auto") -> WorkerShards:
+def worker_shards(files: Sequence[str], workers: int, worker: int) -> WorkerShards:
     """Decides which shards an input worker opens and which of their records it keeps."""
-    chosen = choose_policy(policy, len(files), workers).name
     every = tuple(range(len(files)))
-    if chosen == "data":
-        return WorkerShards("data", tuple(files), every, keep_every=workers, keep_offset=worker)
+    if shard_policy(len(files), workers).name == "data":
+        return WorkerShards(tuple(files), every, keep_every=workers, keep_offset=worker)
     mine = every[worker::workers]
-    return WorkerShards("file", tuple(files[i] for i in mine), mine)
+    return WorkerShards(tuple(files[i] for i in mine), mine)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Stream: somebody's own batches as one sequence, the same for every process, to be read from any place.
+"""Stream: a program's own batches as one sequence, the same for every process, to be read from any place.
 
 Each process reads all batches and keeps its replicas' parts of them: replica r of R takes the rows from
 r * n // R on of a batch of n. So N processes train on what one would. Data of a function of an input context
@@ -23,10 +23,8 @@ from shardline.trainer.errors import SettingsError
 from shardline.trainer.tensorflow_internals import untuned
 
 _AHEAD_BATCHES = 2
-# TensorFlow's number of the elements of a dataset without end.
-_ENDLESS = -1
-# More passes than anybody makes.
-_MANY = 2**40
+# TensorFlow's number of the elements of a dataset without end; more passes than are ever made.
+_ENDLESS, _MANY = -1, 2**40
 
 _BEGINNING = Position()
 
@@ -75,7 +73,10 @@ class Stream:
         self._own = own
         #: Whether the batches are each process's own.
         self.is_own = own > 0
-        _check_batches(passes.element_spec, name)
+        if any(part.shape.rank == 0 for part in tf.nest.flatten(passes.element_spec)):
+            raise SettingsError(
+                f"{name} yields single values, {_text(passes.element_spec)}; make batches of them, .batch(64)"
+            )
         if passes.random:
             progress.say(
                 "train",
@@ -171,12 +172,15 @@ class Stream:
         """
         local = max(1, strategy.num_replicas_in_sync // workers)
 
+        def with_size(*parts: Any) -> Any:
+            batch = _joined(parts)
+            return batch, tf.cast(_rows(batch) * self._replicas, tf.float32)
+
         def of_worker() -> tf.data.Dataset:
             batches = self.batches(at.steps * self._own_batches)
-            if self._replicas == 1 and not sized:
-                parts = batches
-            elif self._own:
-                parts = batches.map(_as_is(lambda *batch: self._sized(_joined(batch), self._replicas, sized)))
+            if self._own or self._replicas == 1:
+                # Of a process's own the size is that of all, if each replica has as many examples.
+                parts = batches.map(_as_is(with_size)) if sized else batches
             else:
                 replicas = range(worker * local, (worker + 1) * local)
                 parts = batches.flat_map(_as_is(lambda *batch: self._parts(_joined(batch), replicas, sized)))
@@ -214,10 +218,6 @@ class Stream:
 
         return tf.data.Dataset.range(replicas.start, replicas.stop).map(_as_is(part))
 
-    def _sized(self, batch: Any, replicas: int, sized: bool) -> Any:
-        """Returns a batch of this process's own with the examples of all, if each replica has as many."""
-        return (batch, tf.cast(_rows(batch) * replicas, tf.float32)) if sized else batch
-
     @functools.cached_property
     def _full_batch(self) -> int:
         if self._passes.examples:
@@ -236,12 +236,8 @@ class Stream:
             if len(sizes) > 1 and sizes[-1] < min(size, self._replicas) and not self._own:
                 sizes[-2:] = [sizes[-2] + sizes[-1]]
             return sizes
-        if self._passes.cardinality >= 0:
-            return [0] * self._passes.cardinality
-        return self._counted() if counted else []
-
-    def _counted(self) -> list[int]:
-        """Returns the sizes of the batches of the first pass, which is read for it."""
+        if self._passes.cardinality >= 0 or not counted:
+            return [0] * max(0, self._passes.cardinality)
         progress.say(
             "train",
             f"counting the batches of {self._name}, which does not know their number; give steps_per_epoch, "
@@ -263,14 +259,6 @@ def _rows(batch: Any) -> tf.Tensor:
 def _text(spec: Any) -> str:
     parts = tf.nest.flatten(spec)
     return ", ".join(f"{part.dtype.name} {tuple(part.shape)}" for part in parts)
-
-
-def _check_batches(spec: Any, name: str) -> None:
-    for part in tf.nest.flatten(spec):
-        if part.shape.rank is not None and part.shape.rank == 0:
-            raise SettingsError(
-                f"{name} yields single values, {_text(spec)}; make batches of them, .batch(64)"
-            )
 
 
 def _last_two_joined(batches: tf.data.Dataset, count: int, spec: Any) -> tf.data.Dataset:

@@ -1,24 +1,30 @@
 """Transforms of examples: augmentation, a user's transformation of batches, class weights, form of labels.
 
 An augmentation changes training examples at random, the same on any cluster; a transformation makes of a
-batch what a model takes; class weights say how much the examples of each class count in the loss; labels
-have the form that loss and metrics take.
+batch what a model takes. What it does to inputs is traced once, before training, as a graph that is saved
+beside a model and served, and needs none of the user's code afterwards.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from shardline.trainer import files, plugins
-from shardline.trainer.data.decode import Inputs, Targets
+from shardline.trainer.data.decode import Inputs, Targets, made_up
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.models.export_check import check_saved_model
 
 #: (x, y) of a batch, y as `parse_batch` gives targets -> x, (x, y) or (x, y, sample_weight), where each may
 #: be a dict or a tuple of tensors.
@@ -166,3 +172,200 @@ def _form(target: tf.Tensor, label: Label, form: LabelForm | None) -> tf.Tensor:
     if form in ("binary", "column"):
         return tf.cast(target, tf.float32)[:, None]
     return tf.cast(target, tf.float32) if label.kind == MULTILABEL else target
+
+
+#: Directory beside model.keras; there is none where a model takes a dataset's inputs as they are.
+DIRECTORY = "transform"
+
+# A computation in another order of one example alone and of one in a batch.
+_TOLERANCE = 1e-4
+
+
+def trace(reference: str, dataset: DatasetInfo) -> tf.Module | None:
+    """Returns the graph of what a transformation does to inputs, `prepare`; None where it does nothing.
+
+    Args:
+        reference: The function, pkg.module:name.
+        dataset: The dataset whose batches it takes.
+
+    Raises:
+        ModelError: When it cannot be served: the inputs that it makes follow from labels or chance, or from
+            other examples of the batch; or their number changes, or they cannot be saved.
+    """
+    function = plugins.load(reference, "transform", SettingsError)
+    function = getattr(function, "python_function", function)
+    x = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), _rows(dataset))
+    y = {
+        name: tf.TensorSpec([None, *label.feature.shape], label.feature.dtype)
+        for name, label in dataset.labels.items()
+    }
+    targets: Any = y if len(y) > 1 else next(iter(y.values()))
+
+    def inputs_of(x: Any, y: Any) -> Any:
+        made = function(x, y)
+        return made[0] if isinstance(made, tuple) else made
+
+    with plugins.calling(f"transform {reference!r} failed", SettingsError):
+        traced = tf.function(inputs_of).get_concrete_function(x, targets)
+    made = tf.nest.flatten(traced.graph.structured_outputs)
+    given = traced.graph.inputs[: len(tf.nest.flatten(x))]
+    if len(made) == len(given) and all(_origin(one) is other for one, other in zip(made, given, strict=True)):
+        return None
+    _check_graph(reference, traced, len(given), len(tf.nest.flatten(targets)))
+    module = tf.Module()
+
+    def prepare(x: Any) -> Any:
+        count = tf.shape(tf.nest.flatten(x)[0])[0]
+        made = tf.nest.map_structure(lambda one: tf.zeros([count, *one.shape[1:]], one.dtype), targets)
+        return inputs_of(x, made)
+
+    module.prepare = tf.function(prepare, input_signature=[x])
+    module.held = list(_held(function))  # tables and layers are saved by those who hold them
+    _check_rows(reference, module.prepare, dataset)
+    return module
+
+
+def of_training(reference: str, dataset: DatasetInfo, *, exported: bool) -> tf.Module | None:
+    """Returns what `trace` does, saved for trial; None without a transformation.
+
+    Where a model that is not to be `exported` could not be served for this, it is None too.
+    """
+    if not reference:
+        return None
+    try:
+        module = trace(reference, dataset)
+        if module is not None:
+            with tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
+                save(module, Path(directory))
+                check_saved_model(Path(directory) / DIRECTORY)
+    except ModelError:
+        if exported:
+            raise
+        return None
+    return module
+
+
+def save(module: tf.Module | None, directory: Path) -> None:
+    """Saves a preparation beside a model, in the place of an earlier one; raises ModelError as `trace`."""
+    target = directory / DIRECTORY
+    if target.exists():
+        shutil.rmtree(target)
+    if module is None:
+        return
+    try:
+        tf.saved_model.save(module, str(target))
+    except (AssertionError, ValueError, TypeError, tf.errors.OpError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise _refusal(f"it cannot be saved: {reason}") from error
+
+
+def load(model_file: Path) -> tf.Module | None:
+    """Returns what prepares the inputs of a model, saved beside its file; None where nothing does.
+
+    Raises ModelError when it is damaged.
+    """
+    directory = model_file.with_name(DIRECTORY)
+    if not directory.is_dir():
+        return None
+    try:
+        check_saved_model(directory)
+        loaded = tf.saved_model.load(str(directory))
+        loaded.prepare  # noqa: B018
+    except (OSError, ValueError, AttributeError, tf.errors.OpError) as error:
+        raise ModelError(
+            f"cannot load {directory}, which makes the model's inputs; train it again"
+        ) from error
+    return loaded
+
+
+def _refusal(why: str) -> ModelError:
+    return ModelError(
+        f"what the transform makes cannot be put into the export: {why}; make it of layers of the model, or, "
+        "to train all the same, without an export, set allow_unexportable"
+    )
+
+
+def _check_graph(reference: str, traced: Any, inputs: int, targets: int) -> None:
+    """Refuses inputs that follow from labels, from chance, or from code that is not TensorFlow's."""
+    graph = traced.graph
+    labels = {id(one.op) for one in graph.inputs[inputs : inputs + targets]}
+    sources = list(_sources(tf.nest.flatten(graph.structured_outputs)))
+    if any(id(op) in labels for op in sources):
+        raise _refusal(f"{reference} makes inputs out of labels, which a client does not have")
+    used = {op.type for op in sources} | {
+        node.op for function in graph.as_graph_def().library.function for node in function.node_def
+    }
+    if drawn := sorted(name for name in used if "Random" in name or name == "Multinomial"):
+        raise _refusal(f"{reference} draws at random ({', '.join(drawn)}), which belongs into augment")
+    if called := sorted(name for name in used if "PyFunc" in name):
+        raise _refusal(f"{reference} calls Python ({', '.join(called)}), which a server cannot run")
+
+
+def _origin(tensor: Any) -> Any:
+    """Returns the tensor of which one is a copy."""
+    while getattr(tensor, "op", None) is not None and tensor.op.type == "Identity":
+        (tensor,) = tensor.op.inputs
+    return tensor
+
+
+def _sources(outputs: list[Any]) -> Iterator[Any]:
+    """Yields all operations that outputs follow from. The shape of a tensor follows from no value."""
+    waiting, seen = [one.op for one in outputs if hasattr(one, "op")], set()
+    while waiting:
+        op = waiting.pop()
+        if id(op) in seen:
+            continue
+        seen.add(id(op))
+        yield op
+        if op.type not in ("Shape", "Size", "Rank"):
+            waiting += [one.op for one in op.inputs]
+
+
+def _check_rows(reference: str, prepare: Any, dataset: DatasetInfo) -> None:
+    """Refuses a transformation of which an example comes out otherwise alone than in a batch."""
+    rows = _rows(dataset)
+    try:
+        together = prepare(rows)
+        alone = prepare(tf.nest.map_structure(lambda one: one[:1], rows))
+    except tf.errors.OpError:
+        return  # made-up values need not be possible ones; the data themselves tell
+    for one, other in zip(tf.nest.flatten(together), tf.nest.flatten(alone), strict=True):
+        if (one.shape[0], other.shape[0]) != (3, 1):
+            raise _refusal(f"{reference} makes {describe_structure(one)} of 3 examples: their number changes")
+        first, single = one[:1].numpy(), other.numpy()
+        close = (
+            np.allclose(first, single, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
+            if one.dtype.is_floating
+            else bool((first == single).all())
+        )
+        if not close:
+            raise _refusal(f"{reference} makes of an example something else in another batch")
+
+
+def _rows(dataset: DatasetInfo) -> Inputs:
+    """Returns three made-up examples."""
+    drawn = np.random.default_rng(0)
+    if not dataset.is_table:
+        return tf.constant(drawn.integers(0, 256, (3, *dataset.input_shape), np.uint8))
+    return made_up(dataset.inputs, ("1", "2", "3"), (1, 2, 4))
+
+
+def _held(function: Any) -> Iterator[Any]:
+    """Yields what a function, and those of its module that it calls, hold of TensorFlow: tables, layers."""
+    waiting, seen = [function], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        one = getattr(one, "python_function", one)
+        if isinstance(one, tf.__internal__.tracking.Trackable):
+            yield one
+        elif isinstance(one, FunctionType):
+            names: Mapping[str, Any] = one.__globals__
+            waiting += [names[name] for name in one.__code__.co_names if name in names]
+            waiting += [
+                cell.cell_contents for cell in one.__closure__ or () if cell.cell_contents is not None
+            ]
+        elif callable(one) and hasattr(one, "__self__"):
+            waiting.append(one.__self__)

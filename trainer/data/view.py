@@ -1,25 +1,30 @@
-"""Examples in memory: those of a worker, decoded once, and those by which a model function adapts layers."""
+"""Examples of a dataset: kept in memory by a worker, given to a model function, and which one is to blame.
+
+An error of TensorFlow about an example that cannot be read becomes one line that names it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
+import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from shardline.trainer.data import faults
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.decode import Inputs, Targets, parse_batch
-from shardline.trainer.data.features import Feature
+from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
-from shardline.trainer.errors import ModelError
+from shardline.trainer.errors import DatasetError, ModelError
 from shardline.trainer.tensorflow_internals import untuned
 
 _BATCH = 256
@@ -28,6 +33,23 @@ _BATCH = 256
 #: and all of them look at the same figure.
 _SHARE = 0.125
 _CGROUP = Path("/sys/fs/cgroup")
+
+# What an error of TensorFlow says that only a dataset can cause: of `check_targets`, ParseExample, decoders.
+_OF_DATA = re.compile(
+    r"the \w+ split has a (?:label|value of)|is required but could not be found|Number of \w+ values !="
+    r"|Could not parse example input|Decode(?:Image|Png|Jpeg)|Unknown image file format|Invalid (?:PNG|JPEG)"
+)
+# Of an image of another size. A model's own code may say so too.
+_SIZE = re.compile(r"Shape of tensor|Input to reshape|inconsistent shapes")
+_AROUND = re.compile(
+    r"\{\{.*?\}\} *|\[\[?Op:.*|\[\[\{\{.*|Error in user-defined function.*? with iterator: \S+ "
+)
+
+#: What TensorFlow raises; the other where its words quote a record that is no text.
+Raised: TypeAlias = "tf.errors.OpError | UnicodeDecodeError"
+
+#: How long an example that cannot be read is looked for.
+_SEARCH_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -135,7 +157,86 @@ def _read(
     try:
         parts = [x for x, _ in _decoded(records, manifest, wanted).as_numpy_iterator()]
     except (tf.errors.OpError, UnicodeDecodeError) as error:
-        raise faults.explain(error, directory, manifest) or error from error
+        raise explain(error, directory, manifest) or error from error
     if isinstance(parts[0], dict):
         return {name: np.concatenate([part[name] for part in parts]) for name in wanted}
     return {"image": np.concatenate(parts)}
+
+
+def check_targets(targets: Targets, labels: Sequence[Label], split: str) -> Targets:
+    """Returns targets as `parse_batch` gives them, of which reading fails when one is none of its label."""
+    if isinstance(targets, dict):
+        return {label.name: _check(targets[label.name], label, split) for label in labels}
+    return _check(targets, labels[0], split)
+
+
+def _check(target: tf.Tensor, label: Label, split: str) -> tf.Tensor:
+    if label.kind == REGRESSION:
+        outside = tf.boolean_mask(target, ~tf.math.is_finite(target))
+        message = f"the {split} split has a value of {label.name!r} that is no finite number:"
+    else:
+        classes = len(label.outputs) if label.kind == CLASS else 2
+        outside = tf.boolean_mask(target, (target < 0) | (target >= classes))
+        message = f"the {split} split has a label outside 0..{classes - 1}:"
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(tf.size(outside), 0), [message, outside])]):
+        return tf.identity(target)
+
+
+def explain(error: Raised, directory: Path, manifest: Manifest) -> DatasetError | None:
+    """Returns what an error of TensorFlow says about a dataset; None when it says nothing.
+
+    The example is looked for, and named by its split, shard and key.
+    """
+    text = str(error)
+    is_damage = isinstance(error, tf.errors.DataLossError) or bool(_OF_DATA.search(" ".join(text.split())))
+    if not is_damage and not isinstance(error, UnicodeDecodeError) and not _SIZE.search(text):
+        return None
+    place, found = _find(directory, manifest)
+    if not place and not is_damage:
+        return None
+    place = place or f"in {directory}, where 'shardline dataset verify --deep' names all damage"
+    cause = found or error
+    words = _AROUND.sub("", " ".join(str(cause).split())).strip()
+    what = f"the example cannot be used ({words[:200]})"
+    if isinstance(cause, UnicodeDecodeError) or "Could not parse example input" in words:
+        what = "a record of the dataset is no tf.train.Example"
+    elif isinstance(cause, tf.errors.DataLossError):
+        what = "a shard of the dataset is damaged"
+    return DatasetError(f"{place}: {what}; preprocess the data again")
+
+
+def _find(directory: Path, manifest: Manifest) -> tuple[str, Raised | None]:
+    """Reads a dataset up to an example that cannot be read; its place in words, and what was raised."""
+    until = time.monotonic() + _SEARCH_SECONDS
+    for split, of_split in manifest.splits.items():
+
+        def check(record: tf.Tensor, split: str = split) -> Targets:
+            inputs, targets = parse_batch(record[tf.newaxis], manifest.inputs, manifest.labels)
+            with tf.control_dependencies(tf.nest.flatten(inputs)):  # which nothing else needs
+                return check_targets(targets, manifest.labels, split)
+
+        for shard in of_split.shards:
+            path, compression = str(directory / shard.file), manifest.compression.upper()
+            records, number = tf.data.TFRecordDataset(path, compression_type=compression), 0
+            checked = records.map(
+                tf.autograph.experimental.do_not_convert(check), num_parallel_calls=tf.data.AUTOTUNE
+            )
+            try:
+                for _ in untuned(checked).as_numpy_iterator():
+                    number += 1
+                    if time.monotonic() > until:
+                        return "", None
+            except (tf.errors.OpError, UnicodeDecodeError) as error:
+                where = f"the {split} split, shard {shard.file}, record {number:,}{_key(records, number)}"
+                return where, error
+    return "", None
+
+
+def _key(records: tf.data.Dataset, number: int) -> str:
+    """Returns ", key 'x'" of a record; "" where it has none."""
+    wanted = {"key": tf.io.FixedLenFeature([], tf.string, "")}
+    with contextlib.suppress(tf.errors.OpError, UnicodeDecodeError):
+        for record in records.skip(number).take(1):
+            key = tf.io.parse_single_example(record, wanted)["key"].numpy()
+            return f", key {key.decode('utf-8', 'replace')!r}" if key else ""
+    return ""

@@ -97,7 +97,8 @@ def _try(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None:
     with building_only(model):
         if model.run_eagerly:
             is_spec = isinstance(tf.nest.flatten(data)[0], tf.TensorSpec)
-            take(tf.nest.map_structure(_zeros, data) if is_spec else data)
+            spec = tf.nest.map_structure(_specification, data)
+            take(tf.nest.map_structure(lambda one: tf.zeros(one.shape, one.dtype), spec) if is_spec else data)
         else:
             spec = tf.nest.map_structure(_specification, data)
             tf.function(take, autograph=False).get_concrete_function(spec)
@@ -105,10 +106,6 @@ def _try(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None:
 
 def _specification(one: Any) -> tf.TensorSpec:
     return tf.TensorSpec([one.shape[0] or 1, *one.shape[1:]], one.dtype)
-
-
-def _zeros(one: tf.TensorSpec) -> tf.Tensor:
-    return tf.zeros([one.shape[0] or 1, *one.shape[1:]], one.dtype)
 
 
 def _describe(error: BaseException, function: ModelFunction) -> str:
@@ -141,8 +138,17 @@ def built(
         strategy = build_model.distribute_strategy
     else:
         strategy = process.strategy
+    model = build_model
     with strategy.scope():
-        model = _model(build_model, compiled=compiled)
+        if not isinstance(model, keras.Model):
+            if not callable(model):
+                raise ModelError(f"build_model is {type(model).__name__}, not a function or a keras.Model")
+            with noting_compile(), plugins.calling("build_model failed", ModelError):
+                model = model()
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"build_model gives {type(model).__name__}, not a keras.Model")
+    if compiled and not model.compiled:
+        raise ModelError("build_model gives a model that is not compiled; call model.compile(...)")
     # Not in the scope, whose strategy a model that was built in none takes for its own.
     if not process.is_alone and model.distribute_strategy is not process.strategy:
         raise ModelError(
@@ -162,17 +168,3 @@ def _part(batches: Batches, replicas: int) -> Any:
     """Returns what one replica takes of the first batch, at least an example."""
     share = 1 if batches.is_own else replicas
     return tf.nest.map_structure(lambda one: one[: max(1, len(one) // share)], batches.first)
-
-
-def _model(build_model: BuildModel, *, compiled: bool) -> keras.Model:
-    model = build_model
-    if not isinstance(model, keras.Model):
-        if not callable(model):
-            raise ModelError(f"build_model is {type(model).__name__}, not a function or a keras.Model")
-        with noting_compile(), plugins.calling("build_model failed", ModelError):
-            model = model()
-    if not isinstance(model, keras.Model):
-        raise ModelError(f"build_model gives {type(model).__name__}, not a keras.Model")
-    if compiled and not model.compiled:
-        raise ModelError("build_model gives a model that is not compiled; call model.compile(...)")
-    return model

@@ -5,6 +5,7 @@ A server gives a model's graph neither Python nor other libraries nor files.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tempfile
@@ -31,6 +32,11 @@ _SAVEABLE = (
     "give each class of its own a get_config() that returns the arguments of its constructor, as numbers, "
     "text or objects of Keras"
 )
+_LOADABLE = (
+    "classes and functions of its own need @keras.saving.register_keras_serializable(), and a get_config() "
+    "that returns the arguments of their constructor"
+)
+_TRACEABLE = "its call() has to consist of operations of Keras or TensorFlow, for any number of examples"
 
 # A batch of two is computed otherwise than one of many, but no more than this.
 _TOLERANCE = 1e-3
@@ -51,30 +57,38 @@ def check_export(
     """
     with warnings.catch_warnings(), saveable(model):
         warnings.simplefilter("ignore")  # what matters is refused
-        config = _described(model)
-        if not model.built or not any(_is_foreign(part) for part in _parts(config)):
+        with _refused("cannot be saved", _SAVEABLE):
+            config = keras.saving.serialize_keras_object(model)
+            json.dumps(config)
+        own = {name: value for name, value in config.items() if name != "compile_config"}
+        if not model.built or not any(_is_foreign(part) for part in _parts(own)):
             return
         with tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
             path = Path(directory) / "model.keras"
-            try:
+            with _refused("cannot be saved", _SAVEABLE):
                 model.save(path)
-            except Exception as error:  # the user's code runs here and may raise anything
-                raise ModelError(f"the model cannot be saved: {reason(error)}; {_SAVEABLE}") from error
-            loaded = _loaded(path) if exported else None
-    if loaded is not None:
-        inputs = probe_inputs(dataset, prepare)
-        check_operations(_traced(loaded, inputs))
-        _compare(model, loaded, inputs)
+            if not exported:
+                return
+            with _refused("cannot be loaded once it is saved", f"{_LOADABLE}; {ALL_THE_SAME}"):
+                loaded = keras.models.load_model(path, safe_mode=True, compile=False)
+    inputs = probe_inputs(dataset, prepare)
+    specs = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), inputs)
+    predict = tf.function(lambda inputs: loaded(inputs, training=False), autograph=False)
+    with _refused("cannot be traced for an export", f"{_TRACEABLE}; {ALL_THE_SAME}"):
+        concrete = predict.get_concrete_function(specs)
+    check_operations(concrete)
+    _compare(model, loaded, inputs)
 
 
-def _described(model: keras.Model) -> Any:
-    """Returns the configuration that a saved model would have, without that of its compilation."""
+@contextlib.contextmanager
+def _refused(what: str, otherwise: str) -> Iterator[None]:
+    """Makes a ModelError of whatever the user's code, or Keras, raises in the context."""
     try:
-        config = keras.saving.serialize_keras_object(model)
-        json.dumps(config)
-    except Exception as error:  # the user's code runs here and may raise anything
-        raise ModelError(f"the model cannot be saved: {reason(error)}; {_SAVEABLE}") from error
-    return {name: value for name, value in config.items() if name != "compile_config"}
+        yield
+    except Exception as error:
+        if "loaded" in what:
+            refuse_lambda(error, "the model", ALL_THE_SAME)
+        raise ModelError(f"the model {what}: {reason(error)}; {otherwise}") from error
 
 
 def _parts(config: Any) -> Iterator[dict[str, Any]]:
@@ -92,31 +106,6 @@ def _is_foreign(part: dict[str, Any]) -> bool:
     module, name = str(part.get("module") or "keras"), str(part.get("class_name", _LAMBDA))
     own = name in (*_FOREIGN, "function", _LAMBDA)
     return own or module.partition(".")[0] not in ("keras", "builtins")
-
-
-def _loaded(path: Path) -> keras.Model:
-    try:
-        return keras.models.load_model(path, safe_mode=True, compile=False)
-    except Exception as error:  # Keras raises many kinds: of HDF5, of deserialisation
-        refuse_lambda(error, "the model", ALL_THE_SAME)
-        raise ModelError(
-            f"the model cannot be loaded once it is saved: {reason(error)}; classes and functions of its own "
-            "need @keras.saving.register_keras_serializable(), and a get_config() that returns the arguments "
-            f"of their constructor; {ALL_THE_SAME}"
-        ) from error
-
-
-def _traced(model: keras.Model, inputs: Any) -> Any:
-    """Returns the concrete function of a model that predicts, as an export has it."""
-    specs = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), inputs)
-    predict = tf.function(lambda inputs: model(inputs, training=False), autograph=False)
-    try:
-        return predict.get_concrete_function(specs)
-    except Exception as error:  # the user's code runs here and may raise anything
-        raise ModelError(
-            f"the model cannot be traced for an export: {reason(error)}; its call() has to consist of "
-            f"operations of Keras or TensorFlow, for any number of examples; {ALL_THE_SAME}"
-        ) from error
 
 
 def _compare(model: keras.Model, loaded: keras.Model, inputs: Any) -> None:
@@ -199,20 +188,16 @@ def _check(nodes: Iterable[Any], functions: Collection[str]) -> None:
         to_file = node.op == "PrintV2" and node.attr["output_stream"].s.startswith(b"file:")
         used.add("PrintV2 to a File" if to_file else node.op)
     used -= set(functions)
-    if calls := sorted(used.intersection(_CALLS_OF_PYTHON)):
-        raise ModelError(
-            f"the model calls Python while it predicts ({', '.join(calls)}), which a server cannot run; "
-            "replace tf.py_function and tf.numpy_function by operations of TensorFlow or Keras"
-        )
-    if of_files := sorted(one for one in used if _OF_FILES.search(one) and not one.startswith(_OF_ASSETS)):
-        raise ModelError(
-            f"the model reads or writes files while it predicts ({', '.join(of_files)}), and none that does "
-            "is loaded; give it what it needs as weights or inputs"
-        )
-    if foreign := sorted(
-        name for name in used if not name.startswith(_INNER) and not hasattr(tf.raw_ops, name)
-    ):
-        raise ModelError(
-            f"the model needs operations that are not TensorFlow's own ({', '.join(foreign)}), which a "
-            "server does not have; do without them"
-        )
+    faults = {
+        "calls Python while it predicts ({}), which a server cannot run; replace tf.py_function and "
+        "tf.numpy_function by operations of TensorFlow or Keras": used.intersection(_CALLS_OF_PYTHON),
+        "reads or writes files while it predicts ({}), and none that does is loaded; give it what it needs "
+        "as weights or inputs": {
+            one for one in used if _OF_FILES.search(one) and not one.startswith(_OF_ASSETS)
+        },
+        "needs operations that are not TensorFlow's own ({}), which a server does not have; do without "
+        "them": {one for one in used if not one.startswith(_INNER) and not hasattr(tf.raw_ops, one)},
+    }
+    for words, found in faults.items():
+        if found:
+            raise ModelError(f"the model {words.format(', '.join(sorted(found)))}")

@@ -17,7 +17,7 @@ from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import compiled_losses, is_activated, name_of, reason
-from shardline.trainer.models.quantiles import (
+from shardline.trainer.models.zoo import (
     compiled_quantiles,
     head_of_quantiles,
     middle_of,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,7 +82,13 @@ def read_interface(
             raise
     if transformed:
         return Interface(heads=heads)
-    order, shapes = _outputs(model, dataset)
+    labels, order = list(dataset.labels.values()), tuple[str, ...]()
+    shapes: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # the model's own code runs here and may raise anything
+        outputs = model(probe_inputs(dataset), training=False)
+        names = output_order(model, labels)
+        shapes = {name: tuple(one.shape) for name, one in by_label(outputs, labels, names).items()}
+        order = tuple(names) if isinstance(outputs, list | tuple) else ()
     found = dict(_forms(model, dataset, heads, shapes))
     forms = {
         name: form for name, (form, _) in found.items() if form != USUAL_FORMS[dataset.labels[name].kind]
@@ -113,18 +120,6 @@ def _forms(
             yield name, ("column", "")
         else:
             yield name, (USUAL_FORMS[label.kind], "")
-
-
-def _outputs(model: keras.Model, dataset: DatasetInfo) -> tuple[tuple[str, ...], Mapping[str, Any]]:
-    """Returns the order of a model's outputs and their shapes by label, as far as it can be asked."""
-    labels = list(dataset.labels.values())
-    try:
-        outputs = model(probe_inputs(dataset), training=False)
-        found = by_label(outputs, labels, output_order(model, labels))
-    except Exception:  # the model's own code runs here and may raise anything
-        return (), {}
-    order = tuple(output_order(model, labels)) if isinstance(outputs, list | tuple) else ()
-    return order, {name: tuple(output.shape) for name, output in found.items()}
 
 
 def choose_form(losses: list[Any], metrics: list[Any], units: int, classes: int) -> tuple[LabelForm, str]:
@@ -187,14 +182,7 @@ def _probed_form(loss: Any, classes: int) -> LabelForm | None:
         ("one-hot", np.eye(classes, dtype=np.float32)[numbers]),
     )
     for form, labels in forms:
-        if _is_computed(loss, labels, outputs):
+        with contextlib.suppress(Exception):  # the user's code runs here and may raise anything
+            loss_of(loss, labels, outputs)
             return form
     return None
-
-
-def _is_computed(loss: Any, labels: Any, outputs: Any) -> bool:
-    try:
-        loss_of(loss, labels, outputs)
-    except Exception:  # the user's code runs here and may raise anything
-        return False
-    return True

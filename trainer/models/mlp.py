@@ -21,9 +21,6 @@ _LARGEST = 10.0
 
 _UNKNOWN = "[UNK]"
 
-# Examples from which on the values of a column are called different.
-_ENOUGH = 100
-
 # Names that Keras gives to layers of built-in models, beside those of its operations.
 _LAYERS = {
     "concatenate",
@@ -93,8 +90,6 @@ def build_model(
     inputs = {name: make_input(name, column) for name, column in dataset.inputs.items()}
     examples = dataset.training_examples()
     texts = [name for name, column in dataset.inputs.items() if column.dtype == "string"]
-    for name in texts:
-        _tell_of_unlike_values(name, examples[name])
     numbers = [name for name in inputs if name not in texts]
     parts = [_embed(inputs[name], examples[name], buckets, embedding) for name in texts]
     if numbers:
@@ -103,17 +98,6 @@ def build_model(
     for _ in range(2):
         features = keras.layers.Dense(units, activation="relu")(features)
     return finish("mlp", inputs, features, dataset, learning_rate, label_smoothing, quantiles)
-
-
-def _tell_of_unlike_values(name: str, examples: npt.NDArray[Any]) -> None:
-    """Says that nothing can be learnt from the values of a text column that hardly ever come again."""
-    different = len(set(examples.ravel().tolist()))
-    if len(examples) >= _ENOUGH and different > len(examples) / 2:
-        progress.say(
-            "train",
-            f"column {name!r} has {different:,} different values in {len(examples):,} examples, and mlp "
-            "learns each as a whole: model text reads words, and an identifier is better left out",
-        )
 
 
 def _embed(column: keras.KerasTensor, examples: npt.NDArray[Any], buckets: int, embedding: int) -> Any:
@@ -186,9 +170,17 @@ def build_text(
         units: Size of the hidden layer.
         dropout: Share of the hidden layer that is left out at random in training, in 0..1.
     """
-    column = column or _only_text(dataset)
-    if dataset.is_table and column not in _names(dataset):
-        raise ModelError(f"text: the dataset has no text in column {column!r}; {_texts(dataset)}")
+    if not dataset.is_table:
+        raise ModelError(
+            "text takes a column of text, and the dataset has images; use mnist_cnn, resnet50 or keras:NAME"
+        )
+    texts = [name for name, one in dataset.inputs.items() if (one.dtype, one.shape) == ("string", ())]
+    column = column or ("" if len(texts) != 1 else texts[0])
+    if column not in texts:
+        known = "no column has text: use mlp"
+        if texts:
+            known = f"{', '.join(texts)} have text: name one with hparam column"
+        raise ModelError(f"text takes one column of text, and there is no text in column {column!r}; {known}")
     if others := [name for name in dataset.inputs if name != column]:
         progress.say("train", f"model text reads column {column!r} alone, not {', '.join(others)}")
     inputs = {name: make_input(name, feature) for name, feature in dataset.inputs.items()}
@@ -208,27 +200,3 @@ def build_text(
     if dropout:
         features = keras.layers.Dropout(dropout)(features)
     return finish("text", inputs, features, dataset, learning_rate, label_smoothing)
-
-
-def _only_text(dataset: DatasetInfo) -> str:
-    if not dataset.is_table:
-        raise ModelError(
-            "text takes a column of text, and the dataset has images; use mnist_cnn, resnet50 or keras:NAME"
-        )
-    names = _names(dataset)
-    if len(names) != 1:
-        raise ModelError(f"text takes one column of text; {_texts(dataset)}")
-    return names[0]
-
-
-def _names(dataset: DatasetInfo) -> list[str]:
-    """Returns the columns of one text each."""
-    return [name for name, column in dataset.inputs.items() if (column.dtype, column.shape) == ("string", ())]
-
-
-def _texts(dataset: DatasetInfo) -> str:
-    """Returns which columns have text, and what to do."""
-    names = _names(dataset)
-    if not names:
-        return "no column has text: use mlp"
-    return f"{', '.join(names)} have text: name one with hparam column"

@@ -11,18 +11,22 @@ Images that are too small, and weights that cannot be had, are a ModelError.
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import keras
 
 from shardline.trainer import files
-from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
+from shardline.trainer.data.features import LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models import KERAS_PREFIX
-from shardline.trainer.models.quantiles import QuantileLoss
+
+# How a head of quantiles begins, as in "quantiles 0.1 0.5 0.9".
+_PREFIX = "quantiles"
 
 
 @keras.saving.register_keras_serializable("shardline")
@@ -66,6 +70,96 @@ class StandardizedError(keras.losses.Loss):  # type: ignore[misc]  # keras has n
         return {**super().get_config(), "deviations": self.deviations}
 
 
+@keras.saving.register_keras_serializable("shardline")
+class QuantileLoss(keras.losses.Loss):  # type: ignore[misc]  # keras has no types
+    """Pinball loss, the mean over some quantiles of a number, of which the model has an output each.
+
+    An output that is too low costs its quantile for each unit, one that is too high the rest to 1; what costs
+    least is the number below which that share of the truth lies. A model that is compiled with it is exported
+    with the signature's outputs `value` and `quantiles`.
+
+    Args:
+        quantiles: Shares within 0..1, rising.
+        name: Name of the loss.
+        kwargs: What every loss of Keras takes.
+
+    Raises:
+        ModelError: There is no quantile, or they are not within 0..1 or do not rise.
+    """
+
+    def __init__(
+        self, quantiles: Sequence[float] = (0.1, 0.5, 0.9), name: str = "quantile_loss", **kwargs: Any
+    ):
+        super().__init__(name=name, **kwargs)
+        self.quantiles = check_quantiles(quantiles)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Returns the loss of each example: y_true (batch,) or (batch, 1), y_pred (batch, quantiles)."""
+        true = keras.ops.cast(y_true, y_pred.dtype)
+        true = keras.ops.expand_dims(true, -1) if len(true.shape) < len(y_pred.shape) else true
+        if true.shape[-1] != 1 or y_pred.shape[-1] != len(self.quantiles):
+            raise ModelError(
+                f"QuantileLoss has {len(self.quantiles)} quantiles of one number: it takes labels (n,) and "
+                f"outputs (n, {len(self.quantiles)}), got {('n', *y_true.shape[1:])} and "
+                f"{('n', *y_pred.shape[1:])}".replace("'", "")
+            )
+        error, shares = true - y_pred, keras.ops.cast(self.quantiles, y_pred.dtype)
+        return keras.ops.mean(keras.ops.maximum(shares * error, (shares - 1) * error), axis=-1)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return {**super().get_config(), "quantiles": list(self.quantiles)}
+
+
+def check_quantiles(quantiles: Any) -> tuple[float, ...]:
+    """Returns some quantiles as numbers; a ModelError where they are none within 0..1 that rise."""
+    listed = list(quantiles) if isinstance(quantiles, Sequence) and not isinstance(quantiles, str) else []
+    sound = all(isinstance(one, int | float) and 0 < one < 1 for one in listed)  # NaN fails this too
+    if not listed or not sound or any(a >= b for a, b in pairwise(listed)):
+        raise ModelError(
+            f"quantiles must be numbers between 0 and 1, each larger than the one before, got {quantiles!r}; "
+            "write [0.1, 0.5, 0.9]"
+        )
+    return tuple(map(float, listed))
+
+
+def compiled_quantiles(label: Label, losses: Sequence[Any]) -> tuple[float, ...]:
+    """Returns the quantiles that a model's losses for a label ask for, () for none.
+
+    Raises ModelError where the label is not one number.
+    """
+    found = next((loss for loss in losses if isinstance(loss, QuantileLoss)), None)
+    if found is None:
+        return ()
+    if (label.kind, len(label.outputs)) != (REGRESSION, 1):
+        raise ModelError(
+            f"QuantileLoss is for one number, and the label {label.name!r} is "
+            f"{label.kind}:{','.join(label.outputs[:5])}; make each number a label of its own, and compile a "
+            "model of classes with a crossentropy"
+        )
+    return found.quantiles
+
+
+def head_of_quantiles(quantiles: Sequence[float]) -> str:
+    """Returns the head of a model that gives these quantiles: "quantiles 0.1 0.5 0.9"."""
+    return " ".join([_PREFIX, *map(repr, quantiles)])
+
+
+def quantiles_of_head(head: object) -> tuple[float, ...]:
+    """Returns the quantiles that a head is of, () for any other head."""
+    if not isinstance(head, str) or not head.startswith(f"{_PREFIX} "):
+        return ()
+    try:
+        return check_quantiles([float(one) for one in head.split()[1:]])
+    except (ValueError, ModelError):
+        return ()
+
+
+def middle_of(quantiles: Sequence[float]) -> int:
+    """Returns the place of the quantile that is nearest to 0.5."""
+    return min(range(len(quantiles)), key=lambda place: abs(quantiles[place] - 0.5))
+
+
 def check_images(name: str, dataset: DatasetInfo, smallest: int = 1) -> None:
     """Refuses a table, and images with a side of fewer than `smallest` pixels."""
     if dataset.is_table:
@@ -92,72 +186,51 @@ def finish(
     deviations around the mean of the training split, so that any unit is learned alike. With `quantiles`, the
     only label is one number, and the model gives these of it.
     """
-    if quantiles:
-        return _finish_quantiles(name, inputs, features, dataset, learning_rate, quantiles)
-    outputs = {key: _output(label, features, dataset) for key, label in dataset.labels.items()}
-    losses = {key: _loss(label, dataset, label_smoothing) for key, label in dataset.labels.items()}
-    metrics = {key: _METRICS[label.kind] for key, label in dataset.labels.items()}
+    labels = dataset.labels.values()
+    if quantiles and [(label.kind, len(label.outputs)) for label in labels] != [(REGRESSION, 1)]:
+        found = "; ".join(f"{label.kind}:{','.join(label.outputs[:5])}" for label in labels)
+        raise ModelError(
+            f"{name}: quantiles are those of one number, and the dataset has {found}; leave quantiles out"
+        )
+    outputs, losses, metrics = {}, {}, {}
+    for label in labels:
+        output, loss, metric = _end(label, features, dataset, label_smoothing, quantiles)
+        outputs[label.name], losses[label.name], metrics[label.name] = output, loss, metric
     single = len(outputs) == 1
     model = keras.Model(inputs, outputs[LABEL] if single else outputs, name=name)
     model.compile(
         optimizer=keras.optimizers.Adam(learning_rate),
         loss=losses[LABEL] if single else losses,
-        metrics=[metrics[LABEL]] if single else metrics,
+        # None of Keras' metrics is of quantiles.
+        metrics=None if quantiles else [metrics[LABEL]] if single else metrics,
     )
     return model
 
 
-def _finish_quantiles(
-    name: str,
-    inputs: Any,
+def _end(
+    label: Label,
     features: keras.KerasTensor,
     dataset: DatasetInfo,
-    learning_rate: float,
+    label_smoothing: float,
     quantiles: Sequence[float],
-) -> keras.Model:
-    kinds = [(label.kind, len(label.outputs)) for label in dataset.labels.values()]
-    if kinds != [(REGRESSION, 1)]:
-        found = "; ".join(f"{label.kind}:{','.join(label.outputs[:5])}" for label in dataset.labels.values())
-        raise ModelError(
-            f"{name}: quantiles are those of one number, and the dataset has {found}; leave quantiles out"
-        )
-    loss = QuantileLoss(quantiles)
-    (label,) = dataset.labels.values()
-    output = _number(label, len(loss.quantiles), features, dataset)
-    model = keras.Model(inputs, output, name=name)
-    # None of Keras' metrics is of quantiles.
-    model.compile(optimizer=keras.optimizers.Adam(learning_rate), loss=loss)
-    return model
+) -> tuple[keras.KerasTensor, Any, str]:
+    """Returns the output for a label, its loss and its metric.
 
-
-_METRICS = {CLASS: "accuracy", MULTILABEL: "binary_accuracy", REGRESSION: "mean_absolute_error"}
-
-
-def _output(label: Label, features: keras.KerasTensor, dataset: DatasetInfo) -> keras.KerasTensor:
-    # In float32 whatever the precision of the rest: the loss takes the logarithm of small probabilities.
+    In float32 whatever the precision of the rest: the loss takes the logarithm of small probabilities.
+    """
     if label.kind == REGRESSION:
-        return _number(label, len(label.outputs), features, dataset)
-    activation = {CLASS: "softmax", MULTILABEL: "sigmoid"}[label.kind]
-    return keras.layers.Dense(len(label.outputs), activation=activation, dtype="float32")(features)
-
-
-def _number(label: Label, units: int, features: keras.KerasTensor, dataset: DatasetInfo) -> keras.KerasTensor:
-    output = keras.layers.Dense(units, dtype="float32")(features)
-    means = [spread.mean for spread in dataset.train[label.name].spreads]
-    return keras.layers.Rescaling(_deviations(label, dataset), means, dtype="float32")(output)
-
-
-def _loss(label: Label, dataset: DatasetInfo, label_smoothing: float) -> Any:
-    if label.kind == REGRESSION:
-        return StandardizedError(_deviations(label, dataset))
+        spreads = dataset.train[label.name].spreads
+        means, deviations = [one.mean for one in spreads], [one.deviation or 1.0 for one in spreads]
+        loss: Any = QuantileLoss(quantiles) if quantiles else StandardizedError(deviations)
+        plain = keras.layers.Dense(len(quantiles or label.outputs), dtype="float32")(features)
+        scaled = keras.layers.Rescaling(deviations, means, dtype="float32")(plain)
+        return scaled, loss, "mean_absolute_error"
+    dense = functools.partial(keras.layers.Dense, len(label.outputs), dtype="float32")
     if label.kind == MULTILABEL:
-        return keras.losses.BinaryCrossentropy(label_smoothing=label_smoothing)
-    return SmoothedCrossentropy(label_smoothing) if label_smoothing else "sparse_categorical_crossentropy"
-
-
-def _deviations(label: Label, dataset: DatasetInfo) -> list[float]:
-    """Returns the standard deviation of each number in the training split; 1 for a constant."""
-    return [spread.deviation or 1.0 for spread in dataset.train[label.name].spreads]
+        loss = keras.losses.BinaryCrossentropy(label_smoothing=label_smoothing)
+        return dense(activation="sigmoid")(features), loss, "binary_accuracy"
+    loss = SmoothedCrossentropy(label_smoothing) if label_smoothing else "sparse_categorical_crossentropy"
+    return dense(activation="softmax")(features), loss, "accuracy"
 
 
 Application = Callable[..., keras.Model]
