@@ -53,7 +53,7 @@ def measure(way: str) -> None:
     settings = PreprocessSettings(source=f"images:gs://{_BUCKET}/photos")
     begin = time.perf_counter()
     if way == "fingerprint":
-        found = fingerprint(settings, deep=False).text
+        found = fingerprint(settings).text
     else:
         source = open_source(settings)
         found = f"{sum(1 for _ in source):,} examples of {len(source.class_names):,} classes"

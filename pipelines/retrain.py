@@ -36,7 +36,6 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
     history_uri: str = "",
     continue_run: str = "",
     force: bool = False,
-    deep: bool = False,
     **flat: Any,
 ) -> None:
     """Retrains a model.
@@ -57,7 +56,6 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
         history_uri: Where runs are remembered; empty remembers none, and every run trains.
         continue_run: Run whose checkpoints the training goes on from, or their directory; empty begins anew.
         force: Whether to train although nothing has changed.
-        deep: Whether files are compared by content, not by names, sizes and times.
     """
     component = on_machine(settings, settings.register.uncached())
     with dsl.ExitHandler(exit_task(settings, history_uri), name="run"):
@@ -66,7 +64,6 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
             source=source,
             model=model,
             force=force,
-            deep=deep,
             **this_run(history_uri),
             **flat,
         ).outputs

@@ -63,7 +63,7 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
     component = on_machine(settings, settings.register.uncached())
     with dsl.ExitHandler(exit_task(settings, history_uri), name="run"):
         # Nothing is compared with an earlier run.
-        once = {**this_run(""), "force": False, "deep": False}
+        once = {**this_run(""), "force": False}
         found = configure_task(settings, source=source, model=model, **once, **flat).outputs
         # The same source string may hold other data tomorrow: a cached result would be stale.
         made = on_machine(settings, settings.preprocess.uncached())(preprocess)

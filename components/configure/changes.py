@@ -1,4 +1,10 @@
-"""The first step of a run: its three objects, the date in its source, and what has changed."""
+"""The first step of a run: its three objects, the date in its source, and what has changed.
+
+    HISTORY/latest.json             the last run that trained; replaced atomically
+    HISTORY/datasets/<key>.json     the dataset that was made of the same content last
+
+A run that failed writes neither, so that the next one trains.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,13 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardline.components.configure import history as last_run
+from shardline.components import model_store
 from shardline.components.configure.fingerprint import (
     DIGEST,
     Fingerprint,
@@ -20,9 +26,9 @@ from shardline.components.configure.fingerprint import (
     fingerprint,
     initial_model,
 )
-from shardline.components.configure.history import RunResult, State
+from shardline.components.model_store import Measured, Verdict, read_part
 from shardline.components.model_store.catalog import champion_directory, refuse_container
-from shardline.components.model_store.champions import check_champion, where
+from shardline.components.model_store.champions import check_champion, published_by, where
 from shardline.components.preprocess import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, columns
@@ -31,10 +37,13 @@ from shardline.components.text import quality, short
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.formats import check_installed, refuse_table
 from shardline.components.validate.gate import GateSettings
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer import crash, files
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.errors import DatasetError, ModelError, RunError, SettingsError
 from shardline.trainer.progress import fact, say
-from shardline.trainer.records import own_fields, read
+from shardline.trainer.records import load, own_fields, read, restore
 
+LATEST, DATASETS = "latest.json", "datasets"
 _TOPIC = "changes"
 _SCHEMA = "content of schema"
 _DATE = re.compile(r"\{(?:date|last (?P<days>\d{1,4}) days)(?::(?P<form>[^{}]*))?\}")
@@ -45,51 +54,72 @@ _EPOCH = 1970
 _SHOWN, _LONGEST = 3, 60
 
 
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """State that a result follows from: the source's `Fingerprint`, settings, and versions of the code."""
+
+    data: Mapping[str, str]
+    settings: Mapping[str, Any]
+    code: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if missing := {"known_by", "digest", "text"} - set(self.data):
+            raise ValueError(f"data has no {', '.join(sorted(missing))}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """Result of a run that trained (RFC 3339, UTC), latest.json; docs/reports.md has the file.
+
+    `champion` is the version that its model has become, "" where it has not.
+    """
+
+    run: str
+    finished: str
+    reason: str
+    blessed: bool
+    verdict: str
+    metrics: Mapping[str, float | None]
+    champion: str
+    state: State = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """Dataset by its content: what tells it from others of the same content, and its URI once it is whole."""
+
+    nonce: str
+    uri: str = ""
+
+
 def differences(last: State, now: State) -> list[str]:
     """Returns what has changed between two states, a few words each; nothing if nothing has.
 
     Settings that one of the two does not have are those of another version of the pipeline: a change too.
     """
-    found = [
-        *_data(last.data, now.data),
-        *_named(last.settings, now.settings),
-        *_code(last.code, now.code),
-    ]
+    found, data, before = [], now.data, last.data
+    if not data["known_by"]:
+        found.append(f"whether the data has changed is not known: {data['text']}")
+    elif data["known_by"] != before["known_by"]:
+        known = f"by its {before['known_by']}" if before["known_by"] else "not known"
+        found.append(f"the data is known by its {data['known_by']}, last time it was {known}")
+    elif data["digest"] != before["digest"]:
+        was = "as before" if data["text"] == before["text"] else f"was {before['text']}"
+        found.append(f"the data has changed ({data['text']}, {was})")
+
+    def shown(value: Any) -> str:
+        return short(json.dumps(value, ensure_ascii=False), _LONGEST)
+
+    for name in {**now.settings, **last.settings}:
+        if last.settings.get(name) != now.settings.get(name):
+            found.append(f"{name} was {shown(last.settings.get(name))}, is {shown(now.settings.get(name))}")
+    for name in {**now.code, **last.code}:
+        was, is_now = last.code.get(name, "missing"), now.code.get(name, "missing")
+        if was != is_now:
+            of_files = DIGEST in was + is_now
+            found.append(f"the code of {name} has changed" if of_files else f"{name} was {was}, is {is_now}")
     more = len(found) - _SHOWN
     return [*found[:_SHOWN], f"{more} more changes"] if more > 1 else found
-
-
-def _data(last: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    if not now["known_by"]:
-        yield f"whether the data has changed is not known: {now['text']}"
-    elif now["known_by"] != last["known_by"]:
-        before = f"by its {last['known_by']}" if last["known_by"] else "not known"
-        yield f"the data is known by its {now['known_by']}, last time it was {before}"
-    elif now["digest"] != last["digest"]:
-        text = (
-            f"{now['text']}, as before"
-            if now["text"] == last["text"]
-            else f"{now['text']}, was {last['text']}"
-        )
-        yield f"the data has changed ({text})"
-
-
-def _named(last: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for name in [*now, *(name for name in last if name not in now)]:
-        if last.get(name) != now.get(name):
-            yield f"{name} was {_json(last.get(name))}, is {_json(now.get(name))}"
-
-
-def _code(last: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    for name in [*now, *(name for name in last if name not in now)]:
-        before, after = last.get(name, "missing"), now.get(name, "missing")
-        if before != after:
-            of_files = DIGEST in before + after
-            yield f"the code of {name} has changed" if of_files else f"{name} was {before}, is {after}"
-
-
-def _json(value: Any) -> str:
-    return short(json.dumps(value, ensure_ascii=False), _LONGEST)
 
 
 def run_time(scheduled: str, created: str) -> datetime:
@@ -147,7 +177,6 @@ def look(
     *,
     history_uri: str,
     force: bool,
-    deep: bool,
     scheduled: str,
     created: str,
     job_name: str,
@@ -186,19 +215,23 @@ def look(
     if not history_uri:
         return found(True, _unique(), "history_uri is empty: no run is remembered")
     history = champion_directory(history_uri)
-    last_run.make_directory(history)
-    content = fingerprint(data, deep=deep)
+    try:
+        (history / DATASETS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"cannot write to {history}: {error.strerror}; choose another history_uri"
+        raise crash.of_place(error, what) from None
+    content = fingerprint(data)
     start = training.train_options.get("initial_model")
     if start:
         settings["content of initial_model"] = initial_model(start) or f"not known ({_unique()})"
     state = State(data=asdict(content), settings=settings, code=code_versions({**settings, "source": source}))
     last, reason = _compare(history, state, force)
     if last and not reason:
-        return found(False, "", _say_unchanged(history, last, content, job_name), blessed=last.blessed)
+        return found(False, "", _say_unchanged(last, content), blessed=last.blessed)
     say(_TOPIC, f"training: {reason}")
     # KFP's cache does not know the weights: a model that began with older ones must not come from it.
     known = content.known_by and not force and not start
-    key = last_run.dataset_key(history, _key(state)) if known else _unique()
+    key = dataset_key(history, _key(state)) if known else _unique()
     return found(True, key, reason, json.dumps(asdict(state), ensure_ascii=False))
 
 
@@ -215,22 +248,23 @@ def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:
 def _compare(history: Path, state: State, force: bool) -> tuple[RunResult | None, str]:
     """Returns the last run, and why this one has something to do; "" if it has nothing."""
     try:
-        last = last_run.read_latest(history)
+        last = read_latest(history)
     except ModelError as error:
         return None, str(error)
     if last is None:
         return None, f"no run is remembered in {history}"
-    if force:
-        return last, "force is set"
-    return last, "; ".join(differences(last.state, state))
+    return last, "force is set" if force else "; ".join(differences(last.state, state))
 
 
-def _say_unchanged(history: Path, last: RunResult, content: Fingerprint, job_name: str) -> str:
+def read_latest(history: Path) -> RunResult | None:
+    """Returns the last run that trained, None where there is none; raises ModelError where it is damaged."""
+    path = history / LATEST
+    return load(RunResult, path, ModelError) if path.exists() else None
+
+
+def _say_unchanged(last: RunResult, content: Fingerprint) -> str:
     """Ends the run with the result of the last one, and returns why."""
     reason = f"data ({content.text}), settings and code are those of {last.run}"
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    again = replace(last, run=job_name, outcome="unchanged", reason=reason, finished=now, same_as=last.run)
-    last_run.write_run(history, again)
     fact("state", "unchanged", f"unchanged: {reason}, which finished {last.finished}")
     if reached := quality(last.metrics):
         fact("quality", reached, f"{reached} (of {last.run})")
@@ -254,3 +288,62 @@ def _key(state: State) -> str:
 def _unique() -> str:
     """Returns a fingerprint that no other run has: nothing that is made of the data comes from a cache."""
     return f"run-{uuid.uuid4().hex}"
+
+
+def dataset_key(history: Path, key: str) -> str:
+    """Returns what a dataset with the content `key` is known by in KFP's cache.
+
+    The cache does not look whether a dataset is still there, of which a lifecycle rule may have removed the
+    shards: one that is not is known by another name, and made again.
+    """
+    path = history / DATASETS / f"{key}.json"
+    try:
+        made = load(Made, path, ModelError)
+        if made.uri:
+            manifests.load_whole(files.local_path(made.uri))
+            return f"{key}-{made.nonce}"
+    except ModelError:  # there is none yet, or its note is damaged
+        pass
+    except DatasetError:
+        say(_TOPIC, f"the dataset {made.uri} is no longer whole: it is made again")
+    made = Made(nonce=uuid.uuid4().hex[:8])
+    files.write_json(path, asdict(made))
+    return f"{key}-{made.nonce}"
+
+
+def keep_dataset(history_uri: str, fingerprint: str, uri: str) -> None:
+    """Remembers that a dataset is whole; `fingerprint` is as `dataset_key` gave it."""
+    key, _, nonce = fingerprint.rpartition("-")
+    path = champion_directory(history_uri) / DATASETS / f"{key}.json"
+    if path.exists():
+        files.write_json(path, asdict(Made(nonce=nonce, uri=uri)))
+
+
+def remember(
+    exported: Path, state: str, reason: str, history_uri: str, champion_uri: str, job_name: str
+) -> None:
+    """Writes the result of a run that trained into the history; the arguments are those of `record_run`.
+
+    Raises ModelError when `exported` is no complete validation, RunError when writing fails.
+    """
+    if not history_uri:
+        return
+    verdict = read_part(exported, model_store.BLESSING_FILE, Verdict)
+    evaluation = read_part(exported, model_store.EVALUATION_FILE, Measured)
+    published = published_by(champion_uri, job_name) if verdict.blessed and champion_uri else None
+    run = RunResult(
+        run=job_name,
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        reason=reason,
+        blessed=verdict.blessed,
+        verdict=verdict.words,
+        metrics=evaluation.metrics,
+        champion=published.version if published else "",
+        state=restore(State, files.parse_json(state, "state", SettingsError), "state", SettingsError),
+    )
+    history = champion_directory(history_uri)
+    try:
+        files.write_json(history / LATEST, asdict(run))
+    except OSError as error:  # the run before is still the last one
+        raise RunError(f"cannot write to {history}: {error.strerror}; the run is not remembered") from error
+    say(_TOPIC, f"remembered in {history_uri}: the next run trains if data, settings or code change")

@@ -46,7 +46,6 @@ _CONFIGURE = '''
 def configure(
     history_uri: str = "",
     force: bool = False,
-    deep: bool = False,
     scheduled: str = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
     created: str = dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
     job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
@@ -73,7 +72,6 @@ def configure(
     Args:
         history_uri: Directory or gs:// that remembers; "" remembers nothing, and everything is new.
         force: Whether the run shall train whatever is found.
-        deep: Whether files are known by their content, not by names, sizes and times.
         scheduled: Time for which the run was scheduled, RFC 3339; anything else where it was not.
         created: Time at which the run was created, RFC 3339.
         job_name: Name of the run.
@@ -144,6 +142,6 @@ def record_run(
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("changes"):
-        from shardline.components.configure.history import remember
+        from shardline.components.configure.changes import remember
 
         remember(Path(exported.path), state, reason, history_uri, champion_uri, job_name)

@@ -1,50 +1,42 @@
 """Fingerprints of what a result depends on: the source's content, and the code.
 
-A content is known by its files' names, sizes and versions, without reading it; code by the text of
-Shardline's own, of the user's plug-ins, and by the versions of the libraries that train. None is imported.
+A content is known by its files' names, sizes and versions; code by the text of Shardline's own and of the
+user's plug-ins, and by the versions of the libraries that train. Nothing is read or imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import io
 import itertools
-import os
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from shardline.components.model_store import MODEL_FILE
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import current
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.ahead import Room, TruncatedError, in_order, persistently
 from shardline.components.preprocess.listing import File, below, find_files, matching
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import bigquery, open_source
+from shardline.components.preprocess.sources import bigquery, is_plugin, open_source
 from shardline.components.preprocess.sources.columns import is_pattern, open_table
-from shardline.components.run_plugins import plugins_of
+from shardline.components.run_record import version_of
 from shardline.components.text import size as size_text
 from shardline.trainer import plugins
 from shardline.trainer.errors import ShardlineError, SourceError
+from shardline.trainer.settings import plugins_of as of_training
 
-#: Ways to know a content.
-CONTENT, VERSION, OWN = "content", "version", "its own fingerprint"
-#: The same of a listing, by whether its versions are generations of a bucket's objects: one way is not
-#: compared with another.
-LISTINGS = {
+#: How a listing is known, by whether its versions are generations of a bucket's objects.
+_LISTINGS = {
     frozenset({False}): "names, sizes and times",
     frozenset({True}): "names, sizes and generations",
     frozenset({False, True}): "names, sizes, times and generations",
 }
 #: Before a version that is a digest of source files.
 DIGEST = "sha256:"
-
-#: Bytes of a file that is read in one request, and of those that are read at the same time.
-_SMALL, _ROOM = 4 << 20, 64 << 20
 
 _OWN = ("shardline.trainer", "shardline.components")
 _LIBRARIES = ("tensorflow", "keras")
@@ -65,8 +57,8 @@ class Fingerprint:
     text: str
 
 
-def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
-    """Returns the fingerprint of the source that the settings name; `deep` reads its files.
+def fingerprint(settings: PreprocessSettings) -> Fingerprint:
+    """Returns the fingerprint of the source that the settings name.
 
     Files are known by name, size and time of change, or in a bucket by the object's generation: neither by
     where their directory is. A plug-in is known by the text that its method `fingerprint()` returns, and not
@@ -75,31 +67,26 @@ def fingerprint(settings: PreprocessSettings, *, deep: bool) -> Fingerprint:
     Raises SourceError when the source cannot be read.
     """
     form, _, rest = settings.source.partition(":")
-    if settings.source == "digits":
-        return _of_package("scikit-learn")
-    if form == "tfds" and not settings.data_dir:
-        return _of_package("tensorflow-datasets")
-    if form in ("images", "text", "tfds", "tfrecord", "table") and rest:
-        return _of_files(_files(form, rest, settings, deep), deep)
+    if settings.source == "digits" or (form == "tfds" and not settings.data_dir):
+        package = "tensorflow-datasets" if form == "tfds" else "scikit-learn"
+        if version := version_of(package):
+            return Fingerprint(known_by="version", digest=version, text=f"{package} {version}")
+        return Fingerprint(known_by="", digest="", text=f"{package} is not installed")
     if form == "bigquery":
         content, text = bigquery.version(settings.source, settings.features)
-        if not content:
-            return _unknown(text)
-        return Fingerprint(known_by=VERSION, digest=hashlib.sha256(content.encode()).hexdigest(), text=text)
-    return _of_plugin(settings)
-
-
-def _files(form: str, rest: str, settings: PreprocessSettings, deep: bool) -> Iterator[File]:
-    """Yields the files that a source may read."""
+        digest = hashlib.sha256(content.encode()).hexdigest() if content else ""
+        return Fingerprint(known_by="version" if content else "", digest=digest, text=text)
+    if not rest or form not in ("images", "text", "tfds", "tfrecord", "table"):
+        return _of_plugin(settings)
     if form in ("images", "text"):
         labels = matching(settings.labels) if settings.labels else iter(())
-        return itertools.chain(labels, below(rest, to_read=deep))
+        return _of_files(itertools.chain(labels, below(rest)))
     if form == "tfds":
-        return below(f"{settings.data_dir.rstrip('/')}/{rest.partition(':')[0]}", to_read=deep)
+        return _of_files(below(f"{settings.data_dir.rstrip('/')}/{rest.partition(':')[0]}"))
     if form == "table" and _has_images(rest, settings):
         _, directory = open_table(rest)
-        return itertools.chain(matching(rest), below(directory or ".", to_read=deep))
-    return matching(rest)
+        return _of_files(itertools.chain(matching(rest), below(directory or ".")))
+    return _of_files(matching(rest))
 
 
 def _has_images(table: str, settings: PreprocessSettings) -> bool:
@@ -113,74 +100,30 @@ def _has_images(table: str, settings: PreprocessSettings) -> bool:
         return "image" in lines.readline()
 
 
-def _of_files(files: Iterable[File], deep: bool) -> Fingerprint:
+def _of_files(files: Iterable[File]) -> Fingerprint:
     digest, ways = hashlib.sha256(), set[bool]()
     count = size = 0
-    for file in _with_contents(files) if deep else files:
+    for file in files:
         count += 1
         size += file.size
         ways.add(file.is_generation)
         digest.update(repr((file.name, file.size, file.version)).encode())
     text = f"{count:,} file{'' if count == 1 else 's'}, {size_text(size)}"
-    known_by = CONTENT if deep else LISTINGS[frozenset(ways or {False})]
-    return Fingerprint(known_by=known_by, digest=digest.hexdigest(), text=text)
-
-
-def _with_contents(files: Iterable[File]) -> Iterator[File]:
-    """Yields files with a digest of their content as version; those that are far are read many at a time."""
-    files = iter(files)
-    first, room = list(itertools.islice(files, 1)), Room(_ROOM)
-    files = itertools.chain(first, files)
-    is_far = any(storage.is_far(os.path.dirname(file.path)) for file in first)
-    for found in in_order(partial(_with_far_content, room), files) if is_far else map(_with_content, files):
-        if isinstance(found, Exception):
-            raise found
-        yield found
-
-
-def _with_content(file: File) -> File:
-    with storage.one_line(file.path), storage.open_read(file.path) as content:
-        digest = hashlib.file_digest(cast(io.BufferedIOBase, content), "sha256")
-    return file._replace(version=digest.hexdigest())
-
-
-def _with_far_content(room: Room, file: File) -> File:
-    if file.size > _SMALL:
-        with room.taken(_ROOM - _SMALL):  # ranges of it are in flight
-            return _with_content(file)
-    with room.taken(file.size), storage.one_line(file.path):
-        return file._replace(version=persistently(_digest_of, file))
-
-
-def _digest_of(file: File) -> str:
-    data = storage.read_whole(file.path)
-    if len(data) != file.size:
-        raise TruncatedError(file.path, len(data), file.size)
-    return hashlib.sha256(data).hexdigest()
-
-
-def _of_package(package: str) -> Fingerprint:
-    try:
-        version = f"{package} {metadata.version(package)}"
-    except metadata.PackageNotFoundError:
-        return _unknown(f"{package} is not installed")
-    return Fingerprint(known_by=VERSION, digest=version, text=version)
+    return Fingerprint(known_by=_LISTINGS[frozenset(ways or {False})], digest=digest.hexdigest(), text=text)
 
 
 def _of_plugin(settings: PreprocessSettings) -> Fingerprint:
     source = open_source(settings)
     own = getattr(source, "fingerprint", None)
     if own is None:
-        return _unknown(f"{settings.source} has no method fingerprint() -> str")
+        why = f"{settings.source} has no method fingerprint() -> str"
+        return Fingerprint(known_by="", digest="", text=why)
     with plugins.calling(f"fingerprint() of {settings.source!r} failed", SourceError):
         text = own()
     if not isinstance(text, str) or not text:
         raise SourceError(f"fingerprint() of {settings.source!r} must return a text, got {text!r}")
-    return Fingerprint(known_by=OWN, digest=hashlib.sha256(text.encode()).hexdigest(), text=text[:80])
-
-
-def _unknown(why: str) -> Fingerprint:
-    return Fingerprint(known_by="", digest="", text=why)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Fingerprint(known_by="its own fingerprint", digest=digest, text=text[:80])
 
 
 def initial_model(uri: str) -> str:
@@ -208,12 +151,22 @@ def code_versions(parameters: Mapping[str, Any]) -> dict[str, str]:
     versions = {"shardline": _digest(path for name in _OWN for path in plugins.python_files(name))}
     for name in plugins.packages(plugins_of(parameters).values()):
         versions[name] = _digest(plugins.python_files(name))
-    for name in _LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    return versions | {name: version for name in _LIBRARIES if (version := version_of(name))}
+
+
+def plugins_of(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the import strings among the parameters of a run, by the parameter that names each."""
+    options = parameters.get("train_options")
+    if isinstance(options, str):  # as a command line gives it
+        with contextlib.suppress(ValueError):
+            options = json.loads(options)
+    options = options if isinstance(options, Mapping) else {}
+    training = of_training({**options, "model": parameters.get("model")})
+    found = {name if name == "model" else f"train_options.{name}": value for name, value in training.items()}
+    source = parameters.get("source")
+    if isinstance(source, str) and is_plugin(source):
+        found["source"] = source
+    return found
 
 
 def _digest(files: Iterator[Path]) -> str:

@@ -59,13 +59,10 @@ class Listing(Protocol):
         """Yields all files below it."""
 
 
-def below(directory: str, *, to_read: bool = False) -> Iterator[File]:
-    """Yields all files below a directory that are not hidden.
-
-    `to_read`: whether they will all be read in this order, which a mount that has listed them does faster.
-    """
+def below(directory: str) -> Iterator[File]:
+    """Yields all files below a directory that are not hidden."""
     root = storage.resolve(directory)
-    found = Directory(root) if to_read and not storage.is_remote(root) else listed(root)
+    found = listed(root)
     return _described(found.files(), root) if isinstance(found, Directory) else found.files()
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardline.components.configure.history import keep_dataset
+from shardline.components.configure.changes import keep_dataset
 from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import check_champion

@@ -150,7 +150,7 @@ def _show_source(settings: PreprocessSettings, as_json: bool) -> None:
 
     check_form(settings.source)
     settings = replace(settings, source=snapshots.pinned(settings.source))
-    found = {"source": settings.source, "content": fingerprint(settings, deep=False).text}
+    found = {"source": settings.source, "content": fingerprint(settings).text}
     if settings.source.startswith(snapshots.PREFIX):
         found["cost"] = bigquery.BigQuery(settings).cost()
     show(as_json, found, *(f"{name}: {text}" for name, text in found.items()))

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from shardline.components.run_plugins import plugins_of
+from shardline.components.configure.fingerprint import plugins_of
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.trainer import plugins
 from shardline.trainer.errors import ModelError, SettingsError

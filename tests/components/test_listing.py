@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -85,8 +84,8 @@ def facts(found: Iterator[listing.File]) -> list[tuple[str, int, bool]]:
     return [(file.name, file.size, file.is_generation) for file in found]
 
 
-def known(source: str, *, deep: bool = False, **settings: str) -> Fingerprint:
-    return fingerprints.fingerprint(PreprocessSettings(source=source, **settings), deep=deep)  # type: ignore[arg-type]
+def known(source: str, **settings: str) -> Fingerprint:
+    return fingerprints.fingerprint(PreprocessSettings(source=source, **settings))  # type: ignore[arg-type]
 
 
 def test_every_way_finds_the_same_in_the_same_order(
@@ -271,20 +270,3 @@ def test_a_bucket_that_is_not_a_folder_per_class(bucket: Mounted) -> None:
     bucket.write("data/bird/1.jpg")
     with pytest.raises(SourceError, match=r"bird/1\.jpg' came while the source was read"):
         list(found)
-
-
-def test_contents_that_are_far_are_read_together(bucket: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket.write(*NAMES)
-    (bucket.root / "dog" / "large").write_bytes(b"large" * 1000)
-    monkeypatch.setattr(fingerprints, "_SMALL", 1000)
-    source = f"images:{bucket.root}"
-    reading = threading.Barrier(len(NAMES), timeout=30)
-    read = fingerprints._digest_of
-    monkeypatch.setattr(fingerprints, "_digest_of", lambda file: (reading.wait(), read(file))[1])
-
-    far = known(source, deep=True)
-
-    assert not bucket.requests  # a mount that has listed what is read asks less
-    monkeypatch.setattr(files, "_mounts", lambda: iter(()))
-    assert far == known(source, deep=True)
-    assert far.known_by == "content"

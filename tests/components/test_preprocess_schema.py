@@ -203,7 +203,7 @@ def test_another_schema_is_another_run(tmp_path: Path, schema: str) -> None:
 
     def found(path: str) -> Any:
         history = {"history_uri": str(tmp_path / "history"), "job_name": "a"}
-        return look(**history, force=False, deep=False, **times, **{**given, "schema": path})
+        return look(**history, force=False, **times, **{**given, "schema": path})
 
     def key() -> str:
         return found(schema).fingerprint.rpartition("-")[0]

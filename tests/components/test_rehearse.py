@@ -7,7 +7,7 @@ import sys
 import pytest
 from kfp import dsl
 
-from shardline.components.configure import history
+from shardline.components.configure import changes
 from shardline.components.rehearse import rehearsal
 from shardline.components.rehearse.rehearsal import place_of_job, rehearse, rehearse_run
 from shardline.components.train.settings import TrainingSettings
@@ -167,19 +167,19 @@ def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path,
 
     monkeypatch.setattr(rehearsal, "rehearse", refuse)
     place = tmp_path / "history"
-    history.make_directory(place)
+    (place / "datasets").mkdir(parents=True)
     copy = tmp_path / "copy"
     write_dataset(copy)
 
-    first = history.dataset_key(place, "abc")
-    assert history.dataset_key(place, "abc") != first, "a dataset that nobody has seen whole"
-    known = history.dataset_key(place, "abc")
+    first = changes.dataset_key(place, "abc")
+    assert changes.dataset_key(place, "abc") != first, "a dataset that nobody has seen whole"
+    known = changes.dataset_key(place, "abc")
     with pytest.raises(SettingsError, match="a slip of the hand"):
         run(copy, tmp_path, history_uri=str(place), fingerprint=known)
-    assert history.dataset_key(place, "abc") == known
+    assert changes.dataset_key(place, "abc") == known
 
     next(copy.glob("train-*")).unlink()
-    again = history.dataset_key(place, "abc")
+    again = changes.dataset_key(place, "abc")
     assert again != known
     assert again.startswith("abc-")
     assert any("is no longer whole: it is made again" in line for line in said)

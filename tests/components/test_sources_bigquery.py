@@ -214,7 +214,7 @@ def test_an_interrupted_run_keeps_its_moment(fake: FakeBigQuery, tmp_path: Path)
 
 
 def known(source: str, **features: str) -> Any:
-    return fingerprint(PreprocessSettings(source=source, features=features), deep=False)
+    return fingerprint(PreprocessSettings(source=source, features=features))
 
 
 @pytest.mark.parametrize("source", ["bigquery:acme-vision.shop.orders@{}", "bigquery:SELECT '{}' FROM t"])

@@ -71,9 +71,9 @@ def test_a_table_labels_texts(tmp_path: Path) -> None:
     ]
     assert [column.name for column in manifest.columns] == ["text"]
     assert verify(tmp_path / "out", processes=1).damages == ()
-    before = fingerprint(PreprocessSettings(source=f"text:{root}", **settings), deep=True).digest  # type: ignore[arg-type]
+    before = fingerprint(PreprocessSettings(source=f"text:{root}", **settings)).digest  # type: ignore[arg-type]
     (root / "7.txt").write_text("another")
-    after = fingerprint(PreprocessSettings(source=f"text:{root}", **settings), deep=True).digest  # type: ignore[arg-type]
+    after = fingerprint(PreprocessSettings(source=f"text:{root}", **settings)).digest  # type: ignore[arg-type]
     assert before != after
 
 

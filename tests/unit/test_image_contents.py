@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardline.components.run_plugins import plugins_of
+from shardline.components.configure.fingerprint import plugins_of
 from shardline.pipelines.image.contents import missing_from_image
 from shardline.pipelines.image.settings import ImageSettings
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardline.components.configure import history
-from shardline.components.configure.changes import differences
+from shardline.components.configure.changes import differences, read_latest
 from shardline.components.model_store import Export, Measured, champions, read_part
 from shardline.components.model_store.catalog import Version
 from shardline.components.preprocess.inspect.profile import summarize
@@ -38,7 +37,7 @@ STATE = {
     "code": {"keras": "3"},
 }
 RUN = {
-    **{"run": "r-1", "outcome": "trained", "finished": "2026", "reason": "force", "blessed": True},
+    **{"run": "r-1", "finished": "2026", "reason": "force", "blessed": True},
     **{"verdict": "accuracy", "metrics": {"accuracy": 0.9, "roc_auc": None}, "champion": "", "state": STATE},
 }
 OUTPUTS = {
@@ -125,7 +124,7 @@ def evaluate(place: Path, content: Any) -> Any:
 
 def read_history(place: Path, content: Any) -> Any:
     write(place / "latest.json", content)
-    found = history.read_latest(place)
+    found = read_latest(place)
     assert found is not None
     return differences(found.state, found.state), f"{found.metrics.get('accuracy') or 0.0:.4f}"
 

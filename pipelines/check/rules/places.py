@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from shardline.components.run_plugins import plugins_of
+from shardline.components.configure.fingerprint import plugins_of
 from shardline.components.vertex.payload import known_text
 from shardline.pipelines import preflight
 from shardline.pipelines.check.job import jobs
