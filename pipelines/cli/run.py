@@ -30,7 +30,6 @@ from shardline.pipelines.cli.options import (
 @click.option(
     "--resume", metavar="RUN", help="Continue a run that failed: its directory, its name, or latest."
 )
-@click.option("--changed", is_flag=True, help="With --resume: the pipeline may have changed since then.")
 @click.option(
     "--abandoned", is_flag=True, help="With --resume: a run that is recorded as running is no more."
 )
@@ -42,7 +41,6 @@ def run(
     given: Mapping[str, Any] | None,
     runs_dir: Path,
     resume: str | None,
-    changed: bool,
     abandoned: bool,
     **options: Any,
 ) -> None:
@@ -62,10 +60,10 @@ def run(
 
     failed = None if resume is None else FailedRun.find(find_run(resume, runs_dir), abandoned=abandoned)
     if failed is not None:
-        pipeline = failed.pipeline(pipeline, changed=changed)
+        pipeline = pipeline or failed.directory / "pipeline.yaml"
         given = {**failed.record.parameters, **(given or {})}
-    elif changed or abandoned:
-        raise click.UsageError(f"--{'changed' if changed else 'abandoned'} needs --resume")
+    elif abandoned:
+        raise click.UsageError("--abandoned needs --resume")
     if pipeline is None:
         raise click.UsageError("Missing argument 'PIPELINE'.")
     parameters = _checked(pipeline, given or {}, runs_dir)

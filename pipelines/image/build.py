@@ -90,8 +90,13 @@ def source_revision(*, given: str = "", allow_dirty: bool) -> str:
             raise SettingsError(f"--revision is a revision of git, as in 1f2e3d4, got {given!r}")
         return given
     try:
-        revision = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain").splitlines()
+        revision, *changed = (
+            line
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+            for line in subprocess.check_output(
+                ["git", *words], stderr=subprocess.DEVNULL, text=True
+            ).splitlines()
+        )
     except (OSError, subprocess.CalledProcessError):
         if allow_dirty:
             return ""
@@ -125,7 +130,8 @@ def build(tool: str, image: Image, context: Path) -> None:
     Raises RunError when the build fails.
     """
     command = build_command(tool, image, context)
-    if status := _run(command):
+    # Standard output is for the result alone.
+    if status := subprocess.call(command, stdout=sys.stderr.fileno()):
         raise RunError(
             f"the build ended with {status}; see the output of {tool} above: {shlex.join(command)}"
         )
@@ -149,7 +155,7 @@ def push(tool: str, image: Image, *, allow_dirty: bool) -> tuple[str, str]:
             "commit, build again, or give --allow-dirty"
         )
     for command in push_commands(tool, image):
-        if status := _run(command):
+        if status := subprocess.call(command, stdout=sys.stderr.fileno()):
             raise PlatformError(
                 f"{shlex.join(command)} ended with {status}, see above; for Artifact Registry: "
                 f"gcloud auth configure-docker {image.repository.partition('/')[0]}, and roles/"
@@ -175,12 +181,3 @@ def _inspect(tool: str, image: Image) -> dict[str, Any]:
         raise RunError(f"{tool} has no image {image.names[0]} ({said}); 'shardline image build' builds it")
     found: dict[str, Any] = json.loads(done.stdout)[0]
     return found
-
-
-def _run(command: list[str]) -> int:
-    # Standard output is for the result alone.
-    return subprocess.run(command, stdout=sys.stderr.fileno(), check=False).returncode
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.rstrip("\n")

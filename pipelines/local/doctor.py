@@ -66,32 +66,31 @@ _MAIN = ("tensorflow", "keras", "kfp", "google-cloud-pipeline-components", "goog
 
 def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
     """Yields what is found; without the toy, a job of two replicas that takes some seconds, says so."""
-    yield _python()
+    here, (low, high) = sys.version.split()[0], _PYTHON
+    if low <= sys.version_info[:2] < high:
+        yield ok("python", here)
+    else:
+        wanted = f"{low[0]}.{low[1]} or later, before {high[0]}.{high[1]}"
+        yield error(
+            "python", f"{here}, and Shardline needs {wanted}", "make an environment with another Python"
+        )
     yield from _versions()
-    yield _cores()
+    if (cores := len(os.sched_getaffinity(0))) < _REPLICAS:
+        yield warning("cores", str(cores), "replicas will take turns; a run is slow, not wrong")
+    else:
+        yield ok("cores", str(cores))
     yield from _disk(runs_dir)
     if version_of("psutil") is None:
         what = "memory, ports, network, toy job: psutil is not installed"
         yield warning("not looked at", what, "pip install 'shardline[local]'")
         return
-    yield _memory()
-    yield _ports()
-    yield _network()
+    yield from _memory_and_network()
     if not toy:
         yield ok(
             "toy job", "not tried, as it takes longer than all the rest: 'shardline doctor --local' does"
         )
     elif version_of("tensorflow"):
         yield _toy_job()
-
-
-def _python() -> Diagnosis:
-    here = sys.version.split()[0]
-    low, high = _PYTHON
-    if low <= sys.version_info[:2] < high:
-        return ok("python", here)
-    wanted = f"{low[0]}.{low[1]} or later, before {high[0]}.{high[1]}"
-    return error("python", f"{here}, and Shardline needs {wanted}", "make an environment with another Python")
 
 
 def _versions() -> Iterator[Diagnosis]:
@@ -117,21 +116,6 @@ def _versions() -> Iterator[Diagnosis]:
         yield ok("packages", f"{words}, all as in constraints.txt")
 
 
-def _cores() -> Diagnosis:
-    cores = len(os.sched_getaffinity(0))
-    if cores < _REPLICAS:
-        return warning("cores", str(cores), "replicas will take turns; a run is slow, not wrong")
-    return ok("cores", str(cores))
-
-
-def _memory() -> Diagnosis:
-    import psutil
-
-    free = psutil.virtual_memory().available
-    found = f"{free / _GIB:.1f} GiB available"
-    return _judge("memory", found, free, _MEMORY, "close other programs, or use fewer replicas")
-
-
 def _disk(runs_dir: Path) -> Iterator[Diagnosis]:
     runs = runs_dir.absolute()
     existing = next(place for place in (runs, *runs.parents) if place.is_dir())
@@ -152,26 +136,26 @@ def _judge(what: str, found: str, amount: int, limits: tuple[int, int], fix: str
     return warning(what, found, fix) if amount < enough else ok(what, found)
 
 
-def _ports() -> Diagnosis:
-    from shardline.pipelines.local import processes
+def _memory_and_network() -> Iterator[Diagnosis]:
+    import psutil
 
+    from shardline.pipelines.local import network, processes
+
+    free = psutil.virtual_memory().available
+    found = f"{free / _GIB:.1f} GiB available"
+    yield _judge("memory", found, free, _MEMORY, "close other programs, or use fewer replicas")
     try:
         with processes.reserve(_REPLICAS):
-            return ok("ports", "loopback ports can be taken")
+            yield ok("ports", "loopback ports can be taken")
     except OSError as refused:
         found = f"no loopback port can be taken: {refused.strerror}"
-        return error("ports", found, "look at the sandbox's rules")
-
-
-def _network() -> Diagnosis:
-    from shardline.pipelines.local import network
-
+        yield error("ports", found, "look at the sandbox's rules")
     if reason := network.unavailable():
-        found = (
-            f"jobs share this machine's network, where their servers are open to all who reach it: {reason}"
-        )
-        return warning("network", found, network.REMEDY)
-    return ok("network", "a job with several replicas has a network of its own, which nobody outside reaches")
+        found = f"jobs share this machine's network, where all who reach it reach their servers: {reason}"
+        yield warning("network", found, network.REMEDY)
+    else:
+        found = "a job with several replicas has a network of its own, which nobody outside reaches"
+        yield ok("network", found)
 
 
 def _toy_job() -> Diagnosis:
@@ -189,14 +173,8 @@ def _toy_job() -> Diagnosis:
             with progress.sink(lambda event: None):
                 run_job(job, directory / "logs", topic="handshake")
         except ShardlineError as failed:
-            log = "; ".join(_last_lines(directory / "logs"))
-            found = f"{failed}: {log}" if log else str(failed)
-            return error("toy job", found, "fix this before anything else")
+            logs = sorted((directory / "logs").glob("*.log"))
+            last = [f"{log.stem}: {text[-1]}" for log in logs if (text := log.read_text().splitlines())]
+            return error("toy job", "; ".join([str(failed), *last]), "fix this before anything else")
     seconds = time.monotonic() - began
     return ok("toy job", f"{_REPLICAS} replicas of TensorFlow added up a number in {seconds:.0f} s")
-
-
-def _last_lines(directory: Path) -> Iterator[str]:
-    for log in sorted(directory.glob("*.log")):
-        lines = log.read_text(encoding="utf-8").split("\n")
-        yield from (f"{log.stem}: {line.strip()}" for line in lines[-2:] if line.strip())

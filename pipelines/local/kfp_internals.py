@@ -103,22 +103,16 @@ def import_from(buckets: Path) -> None:
 
     def local_uri(*args: Any, **kwargs: Any) -> str:
         uri = str(stock(*args, **kwargs))
-        if (path := local_artifact(uri, buckets)) and path.exists():
-            return str(path)
+        if not re.match(r"(?!gs:|file:)\w+://", uri):
+            path = files.local_path(uri.removeprefix("file://"))
+            if path.is_relative_to("/gcs") and not path.exists():
+                path = buckets / path.relative_to("/gcs")
+            if path.exists():
+                return str(path)
         say("import", f"{uri} is not on this machine: tasks find nothing at the artifact's path")
         return uri
 
     importer_handler.get_importer_uri = local_uri
-
-
-def local_artifact(uri: str, buckets: Path | None = None) -> Path | None:
-    """Returns the path of an artifact, with buckets in SHARDLINE_GCS_ROOT, or `buckets`; None for no path."""
-    if re.match(r"(?!gs:|file:)\w+://", uri):
-        return None
-    path = files.local_path(uri.removeprefix("file://"))
-    if buckets and path.is_relative_to("/gcs") and not path.exists():
-        return buckets / path.relative_to("/gcs")
-    return path
 
 
 class SkippedConditions(logging.Handler):

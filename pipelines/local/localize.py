@@ -1,5 +1,7 @@
 """Localization of a compiled pipeline: a pure rewrite of the IR into one that stock kfp.local can run.
 
+`require_parts` says before it what of a pipeline is not on this machine.
+
 What changes in the pipeline itself (docs/local-runs.md has it, with what means nothing on this machine):
 
 * An executor that runs one of GCPC's launchers, or its e-mail component, runs the stand-in (`stand_ins`).
@@ -20,12 +22,15 @@ What changes in the pipeline itself (docs/local-runs.md has it, with what means 
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import json
 import re
+import shutil
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from shardline.components.vertex.payload import at, list_at
+from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.local import start
 from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
 from shardline.pipelines.local.kfp_internals import (
@@ -37,7 +42,8 @@ from shardline.pipelines.local.kfp_internals import (
 )
 from shardline.trainer.errors import PipelineError
 
-_GCPC = "google_cloud_pipeline_components.container.v1"
+_GOOGLE = "google_cloud_pipeline_components.container"
+_GCPC = f"{_GOOGLE}.v1"
 _LAUNCHER = f"{_GCPC}.custom_job.launcher"
 #: Names of stand-ins by the module that they stand in for.
 _STAND_INS = {
@@ -217,3 +223,49 @@ def _drop_unset(spec: dict[str, Any], given: set[str]) -> None:
                 for name in [k for k, item in inputs.items() if item.get("componentInputParameter") in unset]:
                     del inputs[name]
                     dropped = True
+
+
+def require_parts(spec: Mapping[str, Any]) -> None:
+    """Refuses a compiled pipeline (IR) with tasks that cannot run here, in one line that names each and why.
+
+    Raises:
+        PipelineError: When there is such a task.
+    """
+    missing = [
+        f"{item.where} {why}" for item in Pipeline(spec).executors if (why := _not_here(item.container))
+    ]
+    if missing:
+        raise PipelineError(f"the pipeline cannot run here: {'; '.join(missing)}")
+
+
+def _not_here(container: Mapping[str, Any]) -> str:
+    """Returns why a container's command cannot run here; "" where it can."""
+    image = container.get("image", "")
+    if stand_in(container):
+        return ""
+    packages, command = split_installation(list_at(container, "command"))
+    words = [*command, *list_at(container, "args")]
+    if any(word.startswith(_GOOGLE) for word in words):
+        return "asks the platform by way of a launcher of Google's without stand-in here"
+    if command[:3] == ["python3", "-m", EXECUTOR]:
+        return f"has its code in the image {image} only"
+    if any(EXECUTOR in word for word in words):
+        absent = [text for text in packages if not _is_installed(text)]
+        return f"needs {', '.join(absent)}: pip install it first" if absent else ""
+    if not command:
+        return f"runs what the image {image} starts by itself, which only the image knows"
+    there = shutil.which(command[0])
+    return "" if there else f"runs {command[0]} of the image {image}, which is not on this machine"
+
+
+def _is_installed(requirement: str) -> bool:
+    """Whether a requirement is met; KFP itself is, in the release that runs the pipeline."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        wanted = Requirement(requirement)
+        if wanted.name == "kfp" or (wanted.marker and not wanted.marker.evaluate()):
+            return True
+        return wanted.specifier.contains(importlib.metadata.version(wanted.name), prereleases=True)
+    except (InvalidRequirement, importlib.metadata.PackageNotFoundError):
+        return False

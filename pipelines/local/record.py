@@ -10,7 +10,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,9 @@ from shardline.components.run_record import (
 )
 from shardline.components.text import table, timestamp
 from shardline.pipelines.local import processes
-from shardline.pipelines.spec import RETRAIN, read_pipeline
+from shardline.pipelines.spec import RETRAIN
 from shardline.trainer import crash, files, progress
-from shardline.trainer.errors import PipelineError
+from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError, RunError
 from shardline.trainer.progress import Scalar
 
 _PACKAGES = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-pipeline-components")
@@ -168,8 +168,8 @@ class History:
             peak_memory_bytes=peak_memory,
         )
 
-    def table(self) -> list[str]:
-        """Returns the table, a line per replica: first start, last end and exit, largest memory."""
+    def _show(self, topic: str) -> None:
+        """Shows a line per replica: first start, last end and exit, largest memory."""
         rows = [
             (
                 name,
@@ -182,21 +182,36 @@ class History:
             for name, starts in self._starts.items()
             if starts
         ]
-        return table(_TITLES, rows, align="lrrlr").splitlines()
+        for line in table(_TITLES, rows, align="lrrlr").splitlines():
+            progress.say(topic, line)
 
-    def save(self, directory: Path, state: str, error: str | None) -> None:
-        """Writes job.json; the state is "succeeded", "failed" or "stopped"."""
-        JobRecord(
-            display_name=self._display_name,
-            state=state,
-            error=error,
-            created=self._created,
-            duration_s=self._now(),
-            replicas=tuple(
-                ReplicaRecord(name, max(0, len(starts) - 1), tuple(starts))
-                for name, starts in self._starts.items()
-            ),
-        ).write(directory)
+    @contextlib.contextmanager
+    def kept(self, directory: Path, topic: str) -> Iterator[None]:
+        """Writes job.json when the job that runs in this context has ended, however, and shows the table."""
+        state, words, mistake = "stopped", None, False
+        try:
+            yield
+            state = "succeeded"
+        except RunError as error:
+            state, words, mistake = "failed", str(error), error.exit_code == EXIT_BAD_INPUT
+            raise
+        except processes.Stopped as error:
+            words = f"stopped by {error.signal_name}"
+            raise
+        finally:
+            JobRecord(
+                display_name=self._display_name,
+                state=state,
+                error=words,
+                created=self._created,
+                duration_s=self._now(),
+                replicas=tuple(
+                    ReplicaRecord(name, max(0, len(starts) - 1), tuple(starts))
+                    for name, starts in self._starts.items()
+                ),
+            ).write(directory)
+            if not mistake:
+                self._show(topic)
 
     def _now(self) -> float:
         return round(time.monotonic() - self._began, 3)
@@ -241,23 +256,6 @@ class FailedRun:
                 "be continued, whose parameter continue_run names the checkpoints: start another run"
             )
         return cls(directory, record)
-
-    def pipeline(self, given: Path | None, *, changed: bool) -> Path:
-        """Returns the file to run: the one given, or that of the run.
-
-        Raises PipelineError when it is gone, or is not what ran and may not be `changed`.
-        """
-        path, copy = given or Path(self.record.yaml), self.directory / "pipeline.yaml"
-        if not path.is_file():
-            raise PipelineError(
-                f"there is no {path}; 'shardline run {copy} --resume {self.directory}' runs what ran"
-            )
-        if changed or hashlib.sha256(read_pipeline(path)).hexdigest() == self.record.sha256:
-            return path
-        raise PipelineError(
-            f"{path} is not what ran in {self.record.name}; --changed takes it as it is now, "
-            f"'shardline run {copy} --resume {self.directory}' runs what ran"
-        )
 
     def with_checkpoints(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Returns parameters by which training goes on from the newest checkpoints of the run, and says so.

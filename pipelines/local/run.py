@@ -26,10 +26,9 @@ from shardline.components.vertex.logs import KfpLines, split_replica
 from shardline.components.vertex.payload import at
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.local import execute, processes, record
-from shardline.pipelines.local.at_hand import require_parts
 from shardline.pipelines.local.injections import parse_injection
 from shardline.pipelines.local.job import PLATFORM_VARIABLES
-from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value
+from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value, require_parts
 from shardline.pipelines.local.network import CHOICES, NETWORK_VARIABLE, chosen
 from shardline.pipelines.local.replica import LineBuffer
 from shardline.pipelines.local.stand_ins import INJECTIONS_VARIABLE
@@ -81,11 +80,6 @@ class Execution:
     _silence: Silence = field(default_factory=Silence)
 
     @property
-    def values(self) -> dict[str, Scalar]:
-        """The values of the facts."""
-        return {name: event.value for name, event in self.facts.items()}
-
-    @property
     def log(self) -> Path:
         """The file that holds everything that was printed."""
         return self.directory / LOG
@@ -127,14 +121,6 @@ class Execution:
                 with processes.undisturbed():
                     self.exit_code = _end(child)
                     processes.stop_descendants(with_variable=(RUN_VARIABLE, str(self.directory)))
-
-    def judge(self, blessed: bool | None) -> None:
-        """Corrects what was reported of the verdict by what the tasks have put out, None for no verdict."""
-        reported = self.facts.get("blessed")
-        if blessed is None:
-            self.facts.pop("blessed", None)
-        elif reported is None or reported.value is not blessed:
-            self.facts["blessed"] = Event("fact", "blessed", "yes" if blessed else "no", value=blessed)
 
     def raise_failure(self, terminal: Terminal) -> None:
         """Explains the failure of the run, if it has failed.
@@ -282,7 +268,7 @@ def run_pipeline(
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     _check_injections(injections, spec)
     network = chosen(network)
-    require_parts(spec, checked)
+    require_parts(spec)
     localized = localize(spec, checked, created=summary.timestamp(now))
     values = localize_value(checked, created=summary.timestamp(now))
     name, complete = spec["pipelineInfo"]["name"], defaults(spec) | checked
@@ -314,15 +300,20 @@ def run_pipeline(
         judged = blessed is not None
         why = f"not blessed: {run.facts['blessed'].text}" if judged else "the pipeline judged no model"
         raise RunError(f"a blessing is required; {why}")
-    return RunResult(book.directory, run.values, blessed, book.duration)
+    facts = {name: event.value for name, event in run.facts.items()}
+    return RunResult(book.directory, facts, blessed, book.duration)
 
 
 def _end_run(
     book: record.RunDirectory, run: Execution, state: State, stream: TextIO, explanation: str | None = None
 ) -> bool | None:
     """Records and shows how a run has ended; returns whether its model was blessed, None for no verdict."""
-    blessed = blessing(book.directory)
-    run.judge(blessed)
+    blessed, reported = blessing(book.directory), run.facts.get("blessed")
+    # What the tasks have put out is believed above what one has said.
+    if blessed is None:
+        run.facts.pop("blessed", None)
+    elif reported is None or reported.value is not blessed:
+        run.facts["blessed"] = Event("fact", "blessed", "yes" if blessed else "no", value=blessed)
     rows = [
         ("pipeline", f"sha256 {book.record.sha256}"),
         *((name, book.shorten(event.text)) for name, event in run.facts.items()),
@@ -336,7 +327,7 @@ def _end_run(
         elsewhere = "" if runs == Path("runs").absolute() else f" --runs-dir {runs}"
         rows.append(("to continue", f"shardline run --resume {book.directory.name}{elsewhere}"))
     summary.show(rows, stream)
-    book.end(state, run.values, explanation)
+    book.end(state, {name: event.value for name, event in run.facts.items()}, explanation)
     return blessed
 
 

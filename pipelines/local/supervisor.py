@@ -8,7 +8,7 @@ import dataclasses
 import math
 import selectors
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shardline.pipelines.local import job as cluster
@@ -81,9 +81,10 @@ def run_job(
     ):
         starts = launches(job, shared, gcs_root, temporary, log_directory)
         log_directory.mkdir(parents=True, exist_ok=True)
+        history = History(job.display_name, names)
         progress.say(topic, f"starting {', '.join(names)}")
         with (
-            _recorded(History(job.display_name, names), log_directory, topic) as history,
+            history.kept(log_directory, topic),
             start.fork_server_for(list(starts.values())) as server,
         ):
 
@@ -263,25 +264,6 @@ class _RunningJob:
         code = replica.finish()
         self._history.ended(replica.name, code, replica.peak_memory, stopped=replica.output.muted)
         return code
-
-
-@contextlib.contextmanager
-def _recorded(history: History, directory: Path, topic: str) -> Iterator[History]:
-    """Keeps the history of the job that runs in this context, however it ends."""
-    state, words, mistake = "stopped", None, False
-    try:
-        yield history
-        state = "succeeded"
-    except RunError as error:
-        state, words, mistake = "failed", str(error), error.exit_code == EXIT_BAD_INPUT
-        raise
-    except processes.Stopped as error:
-        words = f"stopped by {error.signal_name}"
-        raise
-    finally:
-        history.save(directory, state, words)
-        for line in [] if mistake else history.table():
-            progress.say(topic, line)
 
 
 def _words(replica: Replica, code: int) -> str:

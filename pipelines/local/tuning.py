@@ -140,7 +140,12 @@ class Search:
         self._specs = {item["parameter_id"]: item for item in spec["parameters"]}
         self._space = {name: _distribution(item) for name, item in self._specs.items()}
         self._algorithm = spec.get("algorithm", "")
-        self._grid = _grid(self._space) if self._algorithm == "GRID_SEARCH" else None
+        self._grid: Iterator[tuple[Any, ...]] | None = None
+        if self._algorithm == "GRID_SEARCH":
+            spaces: list[Any] = list(self._space.values())
+            self._grid = itertools.product(
+                *(getattr(item, "choices", None) or range(item.low, item.high + 1) for item in spaces)
+            )
         by_chance = self._grid or self._algorithm == "RANDOM_SEARCH"
         sampler = optuna.samplers.RandomSampler(seed) if by_chance else optuna.samplers.TPESampler(seed=seed)
         stops = any(rule in spec for rule in _STOPPING)
@@ -163,9 +168,14 @@ class Search:
             point = next(self._grid, None)
             if point is None:
                 return None
-            self._study.enqueue_trial(point)
+            self._study.enqueue_trial(dict(zip(self._space, point, strict=True)))
         self._trial = self._study.ask(self._space)
-        return {name: self._value(name, value) for name, value in self._trial.params.items()}
+        chosen = dict(self._trial.params)
+        for name, spec in self._specs.items():
+            if spec.get("scale_type") == _REVERSE_LOG and "discrete_value_spec" not in spec:
+                distribution: Any = self._space[name]
+                chosen[name] = distribution.low + distribution.high - chosen[name]
+        return chosen
 
     def should_stop(self, values: Sequence[float]) -> bool:
         """Whether the trial in hand, which has measured these values so far, should be stopped.
@@ -185,12 +195,6 @@ class Search:
         state = optuna.trial.TrialState.FAIL if value is None else optuna.trial.TrialState.COMPLETE
         self._study.tell(self._trial, value, state=state)
 
-    def _value(self, name: str, value: Any) -> Any:
-        if self._specs[name].get("scale_type") != _REVERSE_LOG or "discrete_value_spec" in self._specs[name]:
-            return value
-        distribution: Any = self._space[name]
-        return distribution.low + distribution.high - value
-
 
 def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribution:
     # What is dense at the bottom when it is chosen is mirrored afterwards.
@@ -202,13 +206,6 @@ def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribut
     if "double_value_spec" in spec:
         return optuna.distributions.FloatDistribution(low, high, log=log)
     return optuna.distributions.IntDistribution(int(low), int(high), log=log)
-
-
-def _grid(space: Mapping[str, Any]) -> Iterator[Values]:
-    """Yields all combinations, in order."""
-    choices = [getattr(item, "choices", None) or range(item.low, item.high + 1) for item in space.values()]
-    for values in itertools.product(*choices):
-        yield dict(zip(space, values, strict=True))
 
 
 def run_trials(
@@ -261,8 +258,7 @@ def job_of(payload: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, Any
     content = {name: value for name, value in payload.items() if name != "trial_job_spec"}
     content |= {"trials": [_trial(spec, trial) for trial in trials], "state": "JOB_STATE_SUCCEEDED"}
     # By way of the API's own messages: what is written here has their form.
-    message = ParseDict(content, HyperparameterTuningJob.pb(HyperparameterTuningJob()))
-    return dict(MessageToDict(message))
+    return dict(MessageToDict(ParseDict(content, HyperparameterTuningJob.pb(HyperparameterTuningJob()))))
 
 
 def _trial(spec: Mapping[str, Any], trial: Trial) -> dict[str, Any]:

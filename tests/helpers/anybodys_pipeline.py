@@ -122,29 +122,11 @@ def program():
     return dsl.ContainerSpec(IMAGE, ["somebodys-trainer"])
 
 
-@dsl.container_component
-def module():
-    """Runs a module of its image."""
-    return dsl.ContainerSpec(IMAGE, ["python3", "-u", "-m", "somebodys.task"])
-
-
-@dsl.container_component
-def script():
-    """Runs a script of its image."""
-    return dsl.ContainerSpec(IMAGE, ["sh"], ["/opt/train.sh", "--fast"])
-
-
-@dsl.component(base_image="python:3.11")
-def read(data: dsl.Input[dsl.Dataset]) -> None:
-    """Reads what is imported."""
-
-
 @dsl.pipeline(name="elsewhere")
-def elsewhere(place: str = "gs://somebodys/data") -> None:
+def elsewhere() -> None:
     """A pipeline of which nothing can run here."""
-    for component in (unmet, baked, entrypoint, program, module, script):
+    for component in (unmet, baked, entrypoint, program):
         component()
-    read(data=dsl.importer(artifact_uri=place, artifact_class=dsl.Dataset).output)
     BigqueryQueryJobOp(project="p", location="EU", query="select 1")
 
 

@@ -1,4 +1,4 @@
-"""localize() changes what must change, and nothing else."""
+"""localize() changes what must change, and nothing else; what cannot run here is said before."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
-from shardline.pipelines.local.localize import localize, localize_value
+from shardline.pipelines.local.localize import localize, localize_value, require_parts
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.errors import PipelineError
+from tests.helpers.anybodys_pipeline import IMAGE, anybodys, elsewhere, write_pipeline
 from tests.helpers.toy_pipeline import write_toy
 
 Path_ = tuple[Any, ...]
@@ -189,3 +190,21 @@ def test_a_name_that_leads_out_of_the_run_directory_is_refused(toy: dict[str, An
     for spec, what in ((tasks, "task"), (outputs, "output")):
         with pytest.raises(PipelineError, match=f"the {what} .* has a name that cannot be a file's"):
             localize(spec)
+
+
+def test_all_that_cannot_run_here_is_said_at_once(tmp_path: Path) -> None:
+    require_parts(load_pipeline(write_pipeline(anybodys, tmp_path / "anybodys.yaml")))
+    spec = load_pipeline(write_pipeline(elsewhere, tmp_path / "p.yaml"))
+
+    with pytest.raises(PipelineError) as caught:
+        require_parts(spec)
+
+    words, _, reasons = str(caught.value).partition(": ")
+    assert words == "the pipeline cannot run here"
+    assert sorted(reasons.split("; ")) == [
+        f"task baked has its code in the image {IMAGE} only",
+        "task bigquery-query-job asks the platform by way of a launcher of Google's without stand-in here",
+        f"task entrypoint runs what the image {IMAGE} starts by itself, which only the image knows",
+        f"task program runs somebodys-trainer of the image {IMAGE}, which is not on this machine",
+        "task unmet needs no-such-package==1, numpy<1: pip install it first",
+    ]

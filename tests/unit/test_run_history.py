@@ -122,7 +122,6 @@ def test_a_failed_run_is_continued_with_its_pipeline_and_its_checkpoints(runs: P
 
     failed = FailedRun.find(find_run("run-1", runs))
 
-    assert failed.pipeline(None, changed=False) == runs.parent / "retrain.yaml"
     given = {"train_options": {"grace_period": 5}}
     assert failed.with_checkpoints(given) == {**given, "continue_run": str(places[1])}
 
@@ -197,26 +196,9 @@ def test_a_run_of_which_nothing_tells_its_end_is_abandoned_by_word(runs: Path) -
         FailedRun.find(here, abandoned=True)
 
 
-def test_a_changed_pipeline_is_refused_unless_it_is_wanted(runs: Path) -> None:
-    failed = FailedRun.find(write_run(runs, "run-1"))
-    yaml = runs.parent / "retrain.yaml"
-    yaml.write_text("pipelineInfo: {name: other}\n")
-
-    with pytest.raises(PipelineError, match=r"retrain\.yaml is not what ran in run-1; --changed takes it"):
-        failed.pipeline(None, changed=False)
-    assert failed.pipeline(None, changed=True) == yaml
-    yaml.unlink()
-    with pytest.raises(
-        PipelineError,
-        match=r"there is no .*retrain\.yaml; 'shardline run .*/run-1/pipeline\.yaml --resume .*/runs/run-1' ",
-    ):
-        failed.pipeline(None, changed=False)
-
-
 def test_options_that_belong_together(runs: Path) -> None:
     for words, message in (
         (("run",), "Missing argument 'PIPELINE'"),
-        (("run", "x.yaml", "--changed"), "--changed needs --resume"),
         (("run", "x.yaml", "--abandoned"), "--abandoned needs --resume"),
     ):
         result = shardline(*words)
