@@ -125,12 +125,12 @@ class ShardWriter:
         self, contents: list[bytes], keys: Sequence[bytes], have: Sequence[bool], kinds: Counter[Kind | None]
     ) -> list[bytes]:
         """Returns images as they are stored, and counts their kinds; `have` says which examples have one."""
-        found = self._codec.known(contents)
-        if None in found:
-            for number, kind in enumerate(found):
-                if kind is None and have[number]:
-                    image = self._codec.store(contents[number], rows.key_text(keys[number]))
-                    contents[number], found[number] = image.data, image.kind
+        found: list[Kind | None] = [None] * len(contents)
+        for number, there in enumerate(have):
+            if not there:
+                continue
+            image = self._codec.store(contents[number], rows.key_text(keys[number]))
+            contents[number], found[number] = image.data, image.kind
         if found.count(found[0]) == len(found):  # most are, and comparing is faster than counting
             kinds[found[0]] += len(found)
         else:

@@ -189,42 +189,6 @@ def test_a_jpeg_with_bytes_between_its_segments_is_decoded_as_every_decoder_does
     assert decode_image(untidy, Feature("image", "uint8", (32, 32, 3), "jpeg", "crop")).shape == (32, 32, 3)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
-def test_a_png_that_begins_as_an_earlier_one_is_known(mode: str) -> None:
-    store = codec()
-    first, other = (encoded(image.convert(mode), "PNG") for image in FRAMES)
-    assert store.known([other])[0] is None
-    kind = store.store(first, "x").kind
-    assert first != other
-    assert store.known([other])[0] == kind == codec().store(other, "x").kind
-
-
-@pytest.mark.parametrize(
-    "unusual",
-    [
-        encoded(FRAMES[1], "PNG")[:-1],
-        encoded(FRAMES[1], "PNG") + b"\0",
-        turned(6, "PNG"),
-        encoded(FRAMES[1].resize((50, 40)), "PNG"),
-        encoded(FRAMES[1].convert("L"), "PNG"),
-        encoded(FRAMES[1], "JPEG"),
-        b"",
-    ],
-    ids=["cut", "bytes behind", "turned", "another size", "another kind", "jpeg", "empty"],
-)
-def test_all_other_images_are_parsed(unusual: bytes) -> None:
-    store = codec()
-    store.store(encoded(FRAMES[0], "PNG"), "x")
-    assert store.known([unusual])[0] is None
-
-
-def test_a_png_that_must_be_converted_is_never_known() -> None:
-    store = codec(16)
-    for _ in range(2):
-        store.store(PASSING["png"], "x")
-        assert store.known([PASSING["png"]])[0] is None
-
-
 @pytest.mark.parametrize(
     ("form", "size", "encoding", "reason"),
     [

@@ -14,9 +14,7 @@ from shardline.components.preprocess.images.structure import (
     DAMAGED,
     TRUNCATED,
     UnreadableError,
-    are_whole_pngs,
     check_structure,
-    is_whole,
     read_header,
 )
 from shardline.trainer.errors import BadRecordError
@@ -90,7 +88,6 @@ def test_a_marker_is_found_wherever_it_is_in_a_long_scan() -> None:
 
 def test_grey_pixels_below_a_gap_are_found_by_decoding() -> None:
     photo = MISWRITTEN["usual: half a scan and an end"]
-    assert is_whole(photo)
     assert passes(photo, "structure")
     assert not passes(photo, "decode")
 
@@ -107,26 +104,6 @@ def test_of_the_jpeg_some_are_decoded_always_the_same() -> None:
     assert refused == [
         name for name in (f"{n}.jpg" for n in range(640)) if not zlib.crc32(name.encode()) % 64
     ]
-
-
-def test_an_image_that_begins_as_one_before_is_checked_as_well() -> None:
-    codec = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=10**8)
-    small = SOUND["small"]
-    codec.store(small, "first")
-    assert codec.known([small])[0] is not None
-    for what, data in damage.damaged(small, 60, seed=3):
-        kinds = codec.known([small, data, small])
-        assert kinds[1] is None or reads(data), what
-        assert kinds[::2] == codec.known([small]) * 2
-    assert is_whole(small)
-
-
-def test_several_images_are_sound_together_if_each_is() -> None:
-    small = SOUND["small"]
-    assert are_whole_pngs([small] * 3)
-    for what, data in damage.damaged(small, 60, seed=4):
-        if data.startswith(small[:41]) and data.endswith(small[-12:]):
-            assert are_whole_pngs([small, data]) == is_whole(data), what
 
 
 def test_a_decompression_bomb_is_let_go_of() -> None:

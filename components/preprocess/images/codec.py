@@ -10,21 +10,15 @@ converted: other formats, arithmetically coded JPEG, and images that only their 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardline.components.preprocess.images.structure import (
     DAMAGED,
-    PNG_END,
-    PNG_HEAD,
-    PNG_SECOND,
     TRUNCATED,
     Header,
     UnreadableError,
-    are_whole_pngs,
     check_sides,
     check_structure,
-    is_whole,
     read_header,
 )
 from shardline.trainer.errors import BadRecordError
@@ -41,9 +35,6 @@ SMALLEST = 4
 # With "structure" the pixels of one JPEG in so many are decoded, chosen by its name. What can be wrong with a
 # PNG of sound structure, decoding would not find.
 _SAMPLED = 64
-
-# Small images are often all of one size. Of large ones there are many, and then nothing is gained.
-_KNOWN_HEADS = 1024
 
 #: Height, width, channels, encoding and conversions of a stored image.
 Kind = tuple[int, int, int, str, tuple[str, ...]]
@@ -95,25 +86,7 @@ class Codec:
         self._encoding, self._raw_channels = encoding, channels
         self._max_pixels = max_pixels
         self._check = check
-        self._known: dict[bytes, Kind] = {}
         self._converter: Converter | None = None
-
-    def known(self, images: Sequence[bytes]) -> list[Kind | None]:
-        """Returns the kinds of images that `store` would not touch, as far as known without parsing.
-
-        That is of a PNG that begins as an earlier one did, in a fraction of the time that `store` takes.
-        """
-        if not self._known:
-            return [None] * len(images)
-        kinds = [
-            self._known.get(image[PNG_HEAD])
-            if image.startswith(b"IDAT", PNG_SECOND) and image.endswith(PNG_END)
-            else None
-            for image in images
-        ]
-        if self._check == "header" or not any(kinds) or (all(kinds) and are_whole_pngs(images)):
-            return kinds
-        return [kind if kind and is_whole(image) else None for image, kind in zip(images, kinds, strict=True)]
 
     def store(self, encoded: bytes, name: str) -> StoredImage:
         """Returns an image file as it is stored; BadRecordError with `name` if it cannot be used."""
@@ -123,11 +96,14 @@ class Codec:
             header = read_header(encoded)
             if header and self._passes(encoded, header, name):
                 encoding, height, width, channels, *_, kinds = header
-                stored = StoredImage(encoded, height, width, channels, encoding, kinds)
-                if encoding == "png" and len(self._known) < _KNOWN_HEADS and self._check != "decode":
-                    self._known[encoded[PNG_HEAD]] = stored.kind
-                return stored
-            return StoredImage(*self._conversion().convert(encoded, header))
+                return StoredImage(encoded, height, width, channels, encoding, kinds)
+            if self._converter is None:
+                from shardline.components.preprocess.images.pixels import Converter
+
+                self._converter = Converter(
+                    self._size, self._mode, self._encoding, self._raw_channels, self._check_size
+                )
+            return StoredImage(*self._converter.convert(encoded, header))
         except UnreadableError as failure:
             raise BadRecordError(name, str(failure)) from failure
 
@@ -166,14 +142,6 @@ class Codec:
             raise UnreadableError(f"more than {self._max_pixels:,} pixels")
         if min(height, width) < SMALLEST:
             raise UnreadableError(f"fewer than {SMALLEST} x {SMALLEST} pixels")
-
-    def _conversion(self) -> Converter:
-        from shardline.components.preprocess.images.pixels import Converter
-
-        self._converter = self._converter or Converter(
-            self._size, self._mode, self._encoding, self._raw_channels, self._check_size
-        )
-        return self._converter
 
 
 def check_whole(encoded: bytes, header: Header, *, deep: bool) -> None:

@@ -42,10 +42,8 @@ _TINY = b"\x08\0\x08\0\x08"
 _SEARCHED_AT_ONCE, _SHORT = 1 << 16, 8192
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
-#: The first chunk of a PNG with its checksum, which says all that `Header` holds, and the name of the second.
-PNG_HEAD, PNG_SECOND = slice(33), 37
-#: The last chunk of a PNG, with its checksum, which is always the same.
-PNG_END = b"IEND\xae\x42\x60\x82"
+# The last chunk of a PNG, with its checksum, which is always the same.
+_PNG_END = b"IEND\xae\x42\x60\x82"
 _PNG_HEADER, _PNG_CHUNK = struct.Struct(">8xI4sIIBBBBB"), struct.Struct(">I4s")
 _PNG_KINDS = {b"tRNS": "alpha", b"acTL": "animation"}
 _GREY, _PALETTE, _GREY_ALPHA, _ALPHA = 0, 3, 4, 6
@@ -55,9 +53,7 @@ _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: 
 # First column and row, and steps, of each pass of an interlaced PNG, and of the only one of any other.
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 _LAST_FILTER = 4
-_LAST_CHUNK, _IDAT_SUM = bytes(4) + PNG_END, zlib.crc32(b"IDAT")
-# Deflate makes at most 1,032 bytes of one: no more than this cannot fill the memory.
-_SURELY_SMALL, _INFLATED_AT_ONCE = 16_384, 1 << 24
+_INFLATED_AT_ONCE = 1 << 24
 
 
 class Header(NamedTuple):
@@ -99,7 +95,7 @@ def read_header(data: bytes) -> Header | None:
     try:
         return _read_jpeg(data) if is_jpeg else _read_png(data)
     except (struct.error, IndexError):
-        encoding, end = ("jpeg", _JPEG_END) if is_jpeg else ("png", PNG_END)
+        encoding, end = ("jpeg", _JPEG_END) if is_jpeg else ("png", _PNG_END)
         return Header(encoding, 0, 0, 3, 1, False, False, data.find(end) > 0)
 
 
@@ -112,15 +108,6 @@ def check_structure(encoded: bytes) -> None:
             _check_png(encoded)
     except (struct.error, IndexError):
         raise UnreadableError(TRUNCATED) from None
-
-
-def is_whole(encoded: bytes) -> bool:
-    """Returns whether `check_structure` takes a file."""
-    try:
-        check_structure(encoded)
-    except UnreadableError:
-        return False
-    return True
 
 
 def check_sides(height: int, width: int, encoding: str) -> None:
@@ -151,31 +138,6 @@ def read_orientation(exif: bytes) -> int:
     return 1
 
 
-def are_whole_pngs(images: Sequence[bytes]) -> bool:
-    """Returns whether several small files, which may be no PNG, all are sound, in half the time.
-
-    Each has to be an IDAT and IEND behind the same IHDR, which was checked before, and not interlaced. If not
-    all are, `is_whole` says which.
-    """
-    starts = {image[PNG_HEAD] for image in images}
-    if len(starts) > 1 or max(map(len, images)) > _SURELY_SMALL:
-        return False
-    (passes,) = map(_png_rows, starts)
-    total, pixels = sum(rows * size for rows, size in passes), list[bytes]()
-    try:
-        for image in images:
-            stream = image[41:-16]
-            end = zlib.crc32(stream, _IDAT_SUM).to_bytes(4) + _LAST_CHUNK
-            if image[33:41] != len(stream).to_bytes(4) + b"IDAT" or not image.endswith(end):
-                return False
-            pixels.append(zlib.decompress(stream)[:total])
-    except zlib.error:
-        return False
-    if len(passes) != 1 or min(map(len, pixels)) < total:
-        return False
-    return _are_filters(b"".join(pixels), [(len(images) * passes[0][0], passes[0][1])])
-
-
 def _read_png(data: bytes) -> Header:
     length, name, width, height, depth, colour, *_ = _PNG_HEADER.unpack_from(data)
     if name != b"IHDR" or length != 13:
@@ -190,7 +152,7 @@ def _read_png(data: bytes) -> Header:
             kinds.append(_PNG_KINDS[name])
         position += 12 + length
         length, name = _PNG_CHUNK.unpack_from(data, position)
-    whole = name == b"IDAT" and data.rfind(PNG_END) > 0
+    whole = name == b"IDAT" and data.rfind(_PNG_END) > 0
     channels = 1 if colour in (_GREY, _GREY_ALPHA) else 3
     return Header("png", height, width, channels, orientation or 1, True, False, whole, tuple(kinds))
 
@@ -217,7 +179,7 @@ def _check_png(data: bytes) -> None:
         names.append(name)
         position = end + 4
     is_wrong = data[25] == _PALETTE and (not palette or len(palette) % 3 or len(palette) > 768)
-    if is_wrong or names[1] != b"IHDR" or not _are_pixels(_png_rows(data[PNG_HEAD]), pixels):
+    if is_wrong or names[1] != b"IHDR" or not _are_pixels(_png_rows(data[:33]), pixels):
         raise UnreadableError(DAMAGED)
 
 
@@ -255,14 +217,12 @@ def _are_pixels(passes: tuple[tuple[int, int], ...], chunks: Sequence[bytes]) ->
                 chunk = inflater.unconsumed_tail
     except zlib.error:
         return False
-    return inflater.eof and 0 < total <= found and (not is_kept or _are_filters(made, passes))
-
-
-def _are_filters(pixels: bytes | bytearray, passes: Sequence[tuple[int, int]]) -> bool:
+    if not inflater.eof or not 0 < total <= found:
+        return False
     position = 0
-    for rows, size in passes:
+    for rows, size in passes if is_kept else ():
         end = position + rows * size
-        if max(pixels[position:end:size]) > _LAST_FILTER:
+        if max(made[position:end:size]) > _LAST_FILTER:
             return False
         position = end
     return True
