@@ -32,7 +32,6 @@ from shardline.components.model_store.champions import check_champion, published
 from shardline.components.preprocess import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, columns
-from shardline.components.preprocess.sources.snapshots import pinned
 from shardline.components.text import quality, short
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.formats import check_installed, refuse_table
@@ -189,7 +188,7 @@ def look(
     there is no such source or it cannot be read.
     """
     time = run_time(scheduled, created)
-    source = pinned(fill_in_date(settings["source"], time), time)
+    source = bigquery.pinned(fill_in_date(settings["source"], time), time)
     if source != settings["source"]:
         say(_TOPIC, f"the source is {source}")
     kinds = {"data": PreprocessSettings, "training": TrainingSettings, "gate": GateSettings}

@@ -24,7 +24,7 @@ from shardline.components.preprocess.marks import describe
 from shardline.components.preprocess.plan import Plan, PlannedShard, deal_rows, load_part, shard_name, share
 from shardline.components.preprocess.pool import Processes
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import snapshots
+from shardline.components.preprocess.sources import bigquery
 from shardline.components.preprocess.survey import Rejected, survey
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import check_buckets, rarely_collecting, without_bad, write_planned
@@ -136,19 +136,19 @@ def _planning(
         schemas.read(settings.schema)  # before anything is made
     with _working(out, take_over=take_over) as work, _processes(settings) as processes:
         source, earlier = settings.source, ""
-        if source.startswith(snapshots.PREFIX):  # the moment of an interrupted run, if there was one
+        if source.startswith(bigquery.PREFIX):  # the moment of an interrupted run, if there was one
             with contextlib.suppress(ShardlineError):
                 published = work_directory.is_published(work)
                 earlier = manifests.load(out).source if published else Plan.load(work.plan).settings.source
-            source = snapshots.pinned(source, earlier=earlier)
+            source = bigquery.pinned(source, earlier=earlier)
         yield replace(settings, source=source), work, processes
 
 
 def _refuse_part_of_source(settings: PreprocessSettings, out: Path) -> None:
     """Refuses a directory that the source would take for a part of it."""
     form, _, rest = settings.source.partition(":")
-    if settings.source.startswith(snapshots.PREFIX):
-        snapshots.parse(settings.source)
+    if settings.source.startswith(bigquery.PREFIX):
+        bigquery.parse(settings.source)
         return
     path, shard = storage.resolve(rest), Path(os.path.realpath(out)) / shard_name("train", 0, 1)
     pattern = os.path.abspath(path)

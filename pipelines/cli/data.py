@@ -146,12 +146,12 @@ def _pairs(values: tuple[str, ...], option: str) -> dict[str, str]:
 def _show_source(settings: PreprocessSettings, as_json: bool) -> None:
     """Shows what is known of a source without reading it, and what BigQuery would bill."""
     from shardline.components.configure.fingerprint import fingerprint
-    from shardline.components.preprocess.sources import bigquery, check_form, snapshots
+    from shardline.components.preprocess.sources import bigquery, check_form
 
     check_form(settings.source)
-    settings = replace(settings, source=snapshots.pinned(settings.source))
+    settings = replace(settings, source=bigquery.pinned(settings.source))
     found = {"source": settings.source, "content": fingerprint(settings).text}
-    if settings.source.startswith(snapshots.PREFIX):
+    if settings.source.startswith(bigquery.PREFIX):
         found["cost"] = bigquery.BigQuery(settings).cost()
     show(as_json, found, *(f"{name}: {text}" for name, text in found.items()))
 
@@ -178,7 +178,7 @@ def show_info(directory: Path, as_json: bool) -> None:
 @_PROCESSES
 @json_option
 def show_stats(directory: Path, processes: int, as_json: bool) -> None:
-    """Show labels, columns, image sizes, bytes per record and shard sizes of DIRECTORY."""
+    """Show labels, columns, image sizes and bytes per record of DIRECTORY."""
     from shardline.components.preprocess.inspect import stats
 
     with foreground(sys.stderr):

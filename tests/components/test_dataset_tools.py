@@ -400,9 +400,6 @@ def test_stats_counts_what_is_in_the_shards(dataset: Path) -> None:
     assert spread
     assert (spread.least, spread.largest) == (sizes[0], sizes[-1])
     assert spread.mean == pytest.approx(np.mean(sizes))
-    of_shards = result.shard_bytes["train"].spread
-    assert of_shards
-    assert of_shards.largest == max(path.stat().st_size for path in dataset.glob("train*"))
     shown = stats.render(result)
     assert re.search(r"^12 x 12 x 3 +80 +100.0%$", shown, re.MULTILINE)
     assert all(re.search(rf"^{name} ", shown, re.MULTILINE) for name in CLASS_NAMES)

@@ -120,23 +120,6 @@ def test_examples_of_one_key_have_shares_under_the_numbers_that_they_get(source_
     assert not verify(source_module.with_name("out"), processes=1).damages
 
 
-@pytest.mark.parametrize("key", ["path", "content"])
-def test_verify_names_the_classes_without_their_share(tmp_path: Path, key: str) -> None:
-    source = f"images:{write_images(tmp_path / 'images', each=60)}"
-    manifest = run(source, tmp_path / "out", key=key)
-    assert not verify(tmp_path / "out", processes=1).damages
-    settings = {**manifest.settings, "stratify": True}
-    manifests.save(dataclasses.replace(manifest, settings=settings), tmp_path / "out")
-    cat = " / ".join(map(str, counted(manifest)["cat"]))
-    damages = list(map(str, verify(tmp_path / "out", processes=1).damages))
-    assert damages[0].startswith("manifest.json: says the splits are stratified, and")
-    assert f"class 'cat' has {cat} examples in train / validation / test, not 48 / 6 / 6" in damages[0]
-    del settings["split"]
-    manifests.save(dataclasses.replace(manifest, settings=settings), tmp_path / "out")
-    (damage,) = verify(tmp_path / "out", processes=1).damages
-    assert str(damage).endswith("says the splits are stratified, and not by which shares and salt")
-
-
 def test_splits_of_the_source_are_not_undone(source_module: Path) -> None:
     source_module.write_text(COPIES.replace("// 2)", "// 2, split='test' if number else None)"))
     with pytest.raises(

@@ -189,7 +189,7 @@ def test_missing_files(tmp_path: Path) -> None:
     other = write_csv(tmp_path / "other.csv", "path,size\n1.jpg,2\n")
     with pytest.raises(SourceError, match=r"has no column 'label', it has path, size; .* label=size"):
         opened(tmp_path / "images", other)
-    with pytest.raises(SettingsError, match="whose labels are in no table: name one with labels"):
+    with pytest.raises(SettingsError, match=r"label is for .* and images:DIR or text:DIR with labels"):
         opened(tmp_path / "images", label="size")
 
 

@@ -80,7 +80,7 @@ def test_a_table_labels_texts(tmp_path: Path) -> None:
 def test_what_cannot_be_text_files(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="cannot read the directory"):
         opened(tmp_path / "absent")
-    with pytest.raises(SettingsError, match="whose labels are in no table"):
+    with pytest.raises(SettingsError, match=r"label is for .* with labels"):
         opened(tmp_path, label="stars")
     root = write(tmp_path / "in", {"a/1.txt": b"one", "b/1.txt": b"two"})
     with pytest.raises(SettingsError, match="lies inside the source text:"):

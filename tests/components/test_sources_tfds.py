@@ -114,9 +114,7 @@ def test_a_prepared_dataset_is_read_from_data_dir_alone(tmp_path: Path, default_
 
 def test_nothing_is_downloaded_into_a_data_dir(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    with pytest.raises(
-        SourceError, match=r"'tfds:tiny_flowers:small' is not prepared in .*, which has no dataset"
-    ):
+    with pytest.raises(SourceError, match=r"'tfds:tiny_flowers:small' is not prepared in"):
         opened("tiny_flowers:small", data_dir=str(tmp_path / "mine"))
     assert list((tmp_path / "mine").iterdir()) == []
 
@@ -138,15 +136,13 @@ def test_a_download_that_fails_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        pytest.param(
-            "mnsit", "TensorFlow Datasets has no 'mnsit'; similar: mnist.*; prepared in .*: mnist", id="typo"
-        ),
+        pytest.param("mnsit", "TensorFlow Datasets has no 'mnsit'; similar: mnist", id="typo"),
         pytest.param(
             "mnist:blue", "cannot open 'tfds:mnist:blue': .*BuilderConfig blue not found", id="config"
         ),
         pytest.param(
             "cifar10",
-            "'tfds:cifar10' is not prepared in .*, which has mnist; prepare it with 'tfds build",
+            "'tfds:cifar10' is not prepared in .*; prepare it with 'tfds build",
             id="missing",
         ),
         pytest.param("../mnist", "cannot open 'tfds:../mnist'", id="not a name"),

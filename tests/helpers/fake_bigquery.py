@@ -77,7 +77,6 @@ class FakeBigQuery:
         answer: What a query gives, and the tables that it reads; raises what it is refused with.
         calls: Names of the calls with what matters of them, in order.
         failures: Errors by call, each raised once; "ReadRows" raises its after the first message of a call.
-        streams: Streams of a session, at most.
         message_rows: Rows of a message.
     """
 
@@ -85,9 +84,8 @@ class FakeBigQuery:
     answer: Callable[[str], tuple[pa.Table, list[str]]] = lambda query: _no_query(query)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     failures: dict[str, list[RefusalError]] = field(default_factory=dict)
-    streams: int = 3
     message_rows: int = 2
-    _sessions: list[list[pa.Table]] = field(default_factory=list)
+    _sessions: list[pa.Table] = field(default_factory=list)
     _results: list[pa.Table] = field(default_factory=list)
 
     def called(self, name: str) -> list[Any]:
@@ -106,7 +104,7 @@ class FakeBigQuery:
         return self.tables[name]
 
     def create_session(self, request: Any) -> Any:
-        """Deals the rows that are asked for to streams, to other ones in every session."""
+        """Gives the rows that are asked for to a stream, in another order in every session."""
         asked = request.read_session
         options, name = asked.read_options, ".".join(asked.table.split("/")[1::2])
         snapshot = asked.table_modifiers.snapshot_time
@@ -115,21 +113,17 @@ class FakeBigQuery:
         self.calls.append(("CreateReadSession", (request.parent, name, fields, restriction, snapshot)))
         self.fail("CreateReadSession")
         rows = _restricted(self.table(name).rows(snapshot), restriction).select(fields)
-        number, count = len(self._sessions), min(self.streams, request.max_stream_count)
-        dealt = [
-            rows.take(list(range((part + number) % count, rows.num_rows, count))) for part in range(count)
-        ]
-        self._sessions.append(dealt)
+        number, count = len(self._sessions), rows.num_rows
+        self._sessions.append(rows.take([(row + number) % count for row in range(count)]))
         session = types.ReadSession(name=f"projects/p/locations/eu/sessions/{number}")
         session.arrow_schema.serialized_schema = rows.schema.serialize().to_pybytes()
         session.estimated_total_bytes_scanned = rows.nbytes
-        session.streams = [{"name": f"{session.name}/streams/{part}"} for part in range(count)]
+        session.streams = [{"name": f"{session.name}/streams/0"}]
         return session
 
     def read_rows(self, request: Any) -> Iterator[Any]:
         """Yields the messages of a stream from a row on."""
-        parts = request.read_stream.split("/")
-        rows, offset = self._sessions[int(parts[5])][int(parts[7])], request.offset
+        rows, offset = self._sessions[int(request.read_stream.split("/")[5])], request.offset
         self.calls.append(("ReadRows", (request.read_stream, offset)))
         for first in range(offset, rows.num_rows, self.message_rows):
             batch = rows.slice(first, self.message_rows).combine_chunks().to_batches()[0]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.moments import (
-    ByTime,
     TimeSplits,
     feature_of,
     moment,
@@ -18,7 +19,13 @@ from shardline.components.preprocess.sources.moments import (
 )
 from shardline.trainer.errors import SettingsError, SourceError
 
-SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
+
+def splits(times: Iterable[Any], feature: str = "split_number", gap: str = "", **shares: float) -> TimeSplits:
+    """Returns the splits by a column day, of eight, one and one tenths unless others are given."""
+    given = {"split": shares} if shares else {}
+    return TimeSplits(
+        PreprocessSettings(source="table:x.csv", split_by_time="day", split_gap=gap, **given), feature, times
+    )
 
 
 def test_times_are_numbers_dates_and_texts() -> None:
@@ -61,10 +68,10 @@ def test_a_gap_is_a_duration_or_a_number() -> None:
 
 def test_splits_follow_each_other_and_a_gap_is_left_out() -> None:
     times = list(range(100))
-    plain = TimeSplits(ByTime("day", SHARES), "split_number", times)
+    plain = splits(times)
     found = [plain.split(time) for time in times]
     assert found == ["train"] * 80 + ["validation"] * 10 + ["test"] * 10
-    gapped = TimeSplits(ByTime("day", SHARES, 3.0), "split_number", times)
+    gapped = splits(times, gap="3")
     found = [gapped.split(time) for time in times]
     assert [time for time in times if found[time] is None] == [77, 78, 79, 87, 88, 89]
     assert gapped.left_out == 6
@@ -75,23 +82,23 @@ def test_splits_follow_each_other_and_a_gap_is_left_out() -> None:
 )
 def test_a_duration_needs_numbers_that_are_seconds(times: list[int]) -> None:
     with pytest.raises(SourceError, match="which are no seconds since 1970; give split_gap as a number in"):
-        TimeSplits(ByTime("ts", SHARES, 604_800.0, duration=True), "split_number", times)
-    TimeSplits(ByTime("ts", SHARES, 7.0), "split_number", times)
+        splits(times, gap="7d")
+    splits(times, gap="7")
     seconds = [1_767_225_600, 1_777_225_600]
-    TimeSplits(ByTime("ts", SHARES, 604_800.0, duration=True), "split_number", seconds)
+    splits(seconds, gap="7d")
 
 
 def test_rows_of_one_time_are_in_one_split() -> None:
     times = [0] * 70 + [1] * 20 + [2] * 10
-    splits = TimeSplits(ByTime("day", {"train": 0.8, "test": 0.2}), "split_number", times)
-    assert [splits.split(time) for time in (0, 1, 2)] == ["train", "test", "test"]
+    found = splits(times, train=0.8, test=0.2)
+    assert [found.split(time) for time in (0, 1, 2)] == ["train", "test", "test"]
 
 
 def test_what_is_no_time_is_refused() -> None:
     with pytest.raises(SourceError, match="'day' holds no times to split by"):
-        TimeSplits(ByTime("day", SHARES), "split_time_us", ["soon", None])
+        splits(["soon", None], "split_time_us")
     with pytest.raises(SourceError, match="all rows have the same time in 'day'"):
-        TimeSplits(ByTime("day", SHARES), "split_number", [3, 3])
+        splits([3, 3])
     with pytest.raises(SettingsError, match="group and split_by_time cannot both"):
         PreprocessSettings(source="table:x.csv", group="a", split_by_time="b")
     with pytest.raises(SettingsError, match="split_gap belongs to split_by_time"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -34,29 +36,6 @@ _ROWS = 10
 _BINS = 24
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Examples from shards of a dataset.
-
-    Attributes:
-        records: Number of examples looked at.
-        pictures: Some images of each class, with their keys, by its name; "examples" where there is not one
-            class.
-        rows: Some examples of a dataset without images, as text.
-        columns: Titles of `rows`: key, labels, then the other features.
-        numbers: What is shown of each column of numbers, and of the sides of images, and the `d` of an SVG
-            path that is its histogram.
-        texts: What is shown of each column of texts.
-    """
-
-    records: int
-    pictures: Mapping[str, list[tuple[str, Picture]]]
-    rows: list[list[str]]
-    columns: list[str]
-    numbers: list[tuple[tuple[str, ...], str]]
-    texts: list[tuple[str, ...]]
-
-
 def render_card(directory: Path, manifest: Manifest) -> str:
     """Renders the card of a finished dataset: an HTML page without network or script.
 
@@ -78,7 +57,7 @@ def render_card(directory: Path, manifest: Manifest) -> str:
         size=size,
         classes=tables,
         spreads=list(_spreads(manifest)),
-        sample=take_sample(directory, manifest, drawn),
+        sample=_take_sample(directory, manifest, drawn),
         titles=(NUMBER_TITLES, TEXT_TITLES),
         tables=[("Settings", fact_rows(manifest.settings)), ("Features", features)],
     )
@@ -97,24 +76,21 @@ def _spreads(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 def _numbers(manifest: Manifest) -> Rows:
     stored = size(sum(split.bytes for split in manifest.splits.values()))
     images = [feature for feature in manifest.features if feature.name == "image"]
+    words = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: "numbers"}
     return [
         ("examples", f"{manifest.records:,}"),
-        *((_kind(label), f"{len(label.outputs):,}") for label in manifest.labels),
+        *(
+            (
+                words[label.kind] + ("" if label.name == LABEL else f" of {label.name}"),
+                f"{len(label.outputs):,}",
+            )
+            for label in manifest.labels
+        ),
         *(("image", describe_feature(feature).removeprefix("image ")) for feature in images),
         ("stored", stored + (f", {manifest.compression}" if manifest.compression else "")),
         ("left out", f"{sum(manifest.rejected.values()):,}"),
         ("exact repeats", f"{manifest.duplicates.examples:,}"),
     ]
-
-
-def _kind(label: Label) -> str:
-    words = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: "numbers"}[label.kind]
-    return words if label.name == LABEL else f"{words} of {label.name}"
-
-
-def _title(label: Label) -> str:
-    """Returns what stands above a label: its own name, or where it has none the numbers'."""
-    return ", ".join(label.outputs) if label.name == LABEL and label.kind == REGRESSION else label.name
 
 
 def _target(values: Values, label: Label) -> str:
@@ -127,10 +103,12 @@ def _target(values: Values, label: Label) -> str:
     return ", ".join(name for name, there in zip(label.outputs, found, strict=True) if there)
 
 
-def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -> Sample:
+def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -> dict[str, Any]:
     """Looks at the first records of some shards, of a large dataset at about 2,000 in all.
 
-    Images are taken of the classes that are named.
+    Returns for the template their number `records`; some `pictures` with their keys by class, of those that
+    are named, "examples" where there is not one class; without images some examples as `rows` below
+    `columns`; and what is shown of columns of `numbers`, with histograms, and of `texts`.
     """
     image = next((feature for feature in manifest.features if feature.name == "image"), None)
     others = [feature.name for feature in manifest.columns if feature.name != manifest.moment]
@@ -149,26 +127,30 @@ def take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -
                 rows.append([key, *targets, *(text(values[other][1][0]) for other in others)])
             continue
         encoded = values["image"][1][0]
-        for side, counted in zip(_sides(encoded, image), sides.values(), strict=False):
-            counted.add(side)
+        with contextlib.suppress(SourceError):  # drawn as a box that says so
+            for side, counted in zip(image_kind(encoded, image)[:2], sides.values(), strict=True):
+                counted.add(side)
         name = targets[0] if manifest.is_classes else "examples"
         if len(pictures.get(name, [None] * each)) < each:
             pictures[name].append((key, _picture(encoded, image)))
-    titles = ["class"] if manifest.is_classes else [_title(label) for label in manifest.labels]
+    # A label of numbers that has no name of its own has theirs.
+    titles = [
+        ", ".join(label.outputs) if label.name == LABEL and label.kind == REGRESSION else label.name
+        for label in manifest.labels
+    ]
     found = counter.found()
     numbers, texts = merged([found])
     parts = found["numbers"] | {name: counted.found() for name, counted in sides.items()}
     numbers += [number_column(name, [parts[name]]) for name in sides if parts[name]["examples"]]
     drawn = [(number_row(each), _histogram(parts[each.name]["sample"])) for each in numbers]
-    columns = ["key", *titles, *others]
-    return Sample(taken, pictures, rows, columns, drawn, [text_row(each) for each in texts])
-
-
-def _sides(encoded: bytes, image: Feature) -> tuple[int, ...]:
-    try:
-        return image_kind(encoded, image)[:2]
-    except SourceError:  # drawn as a box that says so
-        return ()
+    return {
+        "records": taken,
+        "pictures": pictures,
+        "rows": rows,
+        "columns": ["key", *(["class"] if manifest.is_classes else titles), *others],
+        "numbers": drawn,
+        "texts": [text_row(each) for each in texts],
+    }
 
 
 def _histogram(values: Sequence[float]) -> str:

@@ -32,12 +32,6 @@ _FREQUENT, _LEAST_SHOWN = 3, 0.0005
 # Values of a column that are summed up together.
 _BLOCK = 4096
 
-# A mean that is so much smaller than the deviation is shown as 0.
-_ROUNDED = 1e-6
-
-# Columns that are shown to a person.
-_SHOWN = 100
-
 
 @dataclass(frozen=True)
 class NumberColumn:
@@ -249,7 +243,6 @@ def number_row(column: NumberColumn, shown: Callable[[float], str] = "{:.5g}".fo
         return (printable(column.name), *("",) * 7, *shares)
     low, _, middle, _, high = column.quantiles
     least, largest, mean, deviation = astuple(column.spread)
-    mean = 0.0 if abs(mean) < _ROUNDED * deviation else mean  # of a column that was standardized
     numbers = map(shown, (least, low, middle, high, largest, mean, deviation))
     return (printable(column.name), *numbers, *shares)
 
@@ -264,15 +257,3 @@ def text_row(column: TextColumn) -> tuple[str, ...]:
     )
     distinct = f"over {column.distinct:,}" if column.has_more else f"{column.distinct:,}"
     return printable(column.name), distinct, f"{column.empty / column.examples:.1%}", lengths, frequent
-
-
-def tables(numbers: Sequence[NumberColumn], texts: Sequence[TextColumn]) -> list[str]:
-    """Returns the columns as tables for a person at a terminal, of very many the first ones."""
-    shown = []
-    if numbers:
-        shown.append(text.table(NUMBER_TITLES, [number_row(each) for each in numbers[:_SHOWN]]))
-    if texts:
-        shown.append(text.table(TEXT_TITLES, [text_row(each) for each in texts[:_SHOWN]], align="lrrl"))
-    if left := sum(max(0, len(columns) - _SHOWN) for columns in (numbers, texts)):
-        shown.append(f"{left:,} more columns: --json has all")
-    return shown

@@ -10,7 +10,7 @@ import io
 import math
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from shardline.components.preprocess.inspect import KINDS, Values, first_records, image_kind
 from shardline.trainer import files
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature
-from shardline.trainer.data.manifest import Manifest, Split
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import DatasetError, SourceError
 
 #: Examples that are looked at, and their bytes; the shards that they come from.
@@ -90,19 +90,15 @@ def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> P
             f"the dataset {directory} has no {split} split; its splits: {', '.join(manifest.splits)}"
         )
     records = first_records(directory, manifest, found.shards, records=RECORDS, room=_BYTES)
-    labels = dict(_counted(manifest, found))
-    return summarize([measure(values, manifest) for values in records], labels, manifest.fingerprint, split)
-
-
-def _counted(manifest: Manifest, split: Split) -> Iterator[tuple[str, Mapping[str, int]]]:
-    """Yields the number of examples of each class, and with and without each of several labels."""
+    labels: dict[str, Mapping[str, int]] = {}
     for label in manifest.labels:
-        counts = split.labels[label.name].counts
+        counts = dict(zip(label.outputs, found.labels[label.name].counts, strict=False))
         if label.kind == CLASS:
-            yield label.name, dict(zip(label.outputs, counts, strict=True))
+            labels[label.name] = counts
         elif label.kind == MULTILABEL:
-            for output, count in zip(label.outputs, counts, strict=True):
-                yield f"{label.name} {output}", {"yes": count, "no": split.records - count}
+            for output, count in counts.items():
+                labels[f"{label.name} {output}"] = {"yes": count, "no": found.records - count}
+    return summarize([measure(values, manifest) for values in records], labels, manifest.fingerprint, split)
 
 
 def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
@@ -177,20 +173,20 @@ def _numbers(values: Sequence[float]) -> Numbers:
 
 def _of_image(encoded: bytes, feature: Feature) -> dict[str, float]:
     height, width, *_ = image_kind(encoded, feature)
-    found = {"brightness": _brightness(encoded, feature), "height": float(height), "width": float(width)}
-    return {f"{feature.name} {what}": value for what, value in found.items()}
-
-
-def _brightness(encoded: bytes, feature: Feature) -> float:
     if feature.encoding == "raw":
-        return float(np.frombuffer(encoded, np.uint8).mean())
-    from PIL import Image
+        pixels = np.frombuffer(encoded, np.uint8)
+    else:
+        from PIL import Image
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its size was accepted before
-            image = Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG"))
-        image.draft("L", (_SIDE, _SIDE))  # a large JPEG is decoded at a fraction of its size
-        return float(np.asarray(image.convert("L")).mean())
-    except Exception as failure:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more
-        raise SourceError(f"cannot be decoded: {type(failure).__name__}") from None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", Image.DecompressionBombWarning
+                )  # its size was accepted before
+                image = Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG"))
+            image.draft("L", (_SIDE, _SIDE))  # a large JPEG is decoded at a fraction of its size
+            pixels = np.asarray(image.convert("L"))
+        except Exception as failure:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more
+            raise SourceError(f"cannot be decoded: {type(failure).__name__}") from None
+    found = {"brightness": float(pixels.mean()), "height": float(height), "width": float(width)}
+    return {f"{feature.name} {what}": value for what, value in found.items()}

@@ -1,4 +1,4 @@
-"""Statistics: what is in the shards (labels, columns, sizes of images, records and shards), and the manifest.
+"""Statistics: what is in the shards (labels, columns, sizes of images and records), and the manifest.
 
 `stats` reads every record; `describe` and `render_manifest` open no shard.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from shardline.components.preprocess.inspect.columns import NumberColumn, TextCo
 from shardline.components.preprocess.pool import Report
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label, Tally
-from shardline.trainer.data.manifest import Duplicates, Manifest, Split
+from shardline.trainer.data.manifest import Duplicates, Manifest
 from shardline.trainer.errors import DatasetError, SourceError, printable
 
 _MOST_CLASSES = 20
@@ -44,7 +44,6 @@ class Stats:
         image_sizes: Images by (height, width, channels), the most frequent first; none without images.
         encodings: Images by how they are stored.
         record_bytes: Size of a serialized example.
-        shard_bytes: Sizes of files, by split.
         numbers: Columns of numbers, labels that are numbers first.
         texts: Columns of text.
     """
@@ -55,7 +54,6 @@ class Stats:
     image_sizes: tuple[tuple[_Size, int], ...]
     encodings: dict[str, int]
     record_bytes: NumberColumn
-    shard_bytes: dict[str, NumberColumn]
     numbers: tuple[NumberColumn, ...] = ()
     texts: tuple[TextColumn, ...] = ()
 
@@ -102,24 +100,15 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
         image_sizes=tuple(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))),
         encodings=dict(sorted(encodings.items())),
         record_bytes=record_bytes,
-        shard_bytes={name: _shard_bytes(name, split) for name, split in manifest.splits.items()},
         numbers=tuple(numbers),
         texts=tuple(texts),
     )
 
 
-def _shard_bytes(name: str, split: Split) -> NumberColumn:
-    counter = columns.NumberCounter(len(split.shards))
-    for shard in split.shards:
-        counter.add(shard.bytes)
-    return columns.number_column(f"shard of {name}", [counter.found()])
-
-
 def look_at_shards(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
     """Counts what is in shards: a job of the process pool, given the `directory` of the dataset.
 
-    By shard it returns `images`: pairs of (height, width, channels, encoding) and their number,
-    `record_bytes`, as `NumberCounter.found`, and `columns`, as `ColumnCounter.found`.
+    By shard it returns `images`, pairs of `image_kind` and its number, `record_bytes` and `columns`.
     """
     directory, found = Path(given["directory"]), {}
     manifest = manifests.load(directory)
@@ -150,16 +139,18 @@ def look_at_shards(given: Mapping[str, Any], items: Iterable[str], report: Repor
 
 def render(found: Stats) -> str:
     """Returns the statistics for a person."""
-    bytes_of = [found.record_bytes, *found.shard_bytes.values()]
-    byte_rows = [columns.number_row(each, text.size)[:-2] for each in bytes_of]
     parts = []
     for label in found.labels:
         if label.class_names:
             titles, rows, note = class_table(label, found.tallies, found.records)
             table = text.table(titles, [(printable(row[0]), *row[1:]) for row in rows])
             parts.append(f"{table}\n{note}".rstrip())
-    parts += columns.tables(found.numbers, found.texts)
-    parts.append(text.table(("bytes", *columns.NUMBER_TITLES[1:-2]), byte_rows))
+    if found.numbers:
+        parts.append(text.table(columns.NUMBER_TITLES, map(columns.number_row, found.numbers)))
+    if found.texts:
+        parts.append(text.table(columns.TEXT_TITLES, map(columns.text_row, found.texts), align="lrrl"))
+    byte_row = columns.number_row(found.record_bytes, text.size)[:-2]
+    parts.append(text.table(("bytes", *columns.NUMBER_TITLES[1:-2]), [byte_row]))
     if found.image_sizes:
         shown = found.image_sizes[:_MOST_SIZES]
         rows = [
@@ -199,19 +190,6 @@ def class_table(label: Label, tallies: Mapping[str, Mapping[str, Tally]], record
     return ClassTable((title, *by_split, "all", "share"), rows, note)
 
 
-def _label_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yields a line on each label."""
-    for label in manifest.labels:
-        units = label.units or ("",) * len(label.outputs)
-        named = [
-            f"{name} [{unit}]" if unit else name for name, unit in zip(label.outputs, units, strict=True)
-        ]
-        names = ", ".join(named[:_MOST_NAMED])
-        more = ", ..." if len(label.outputs) > _MOST_NAMED else ""
-        kind = "classes" if label.name == LABEL and label.class_names else f"{label.name}, {label.kind}"
-        yield kind, f"{len(label.outputs):,}: {printable(names)}{more}"
-
-
 def describe(manifest: Manifest) -> dict[str, Any]:
     """Returns a summary of the manifest as a program reads it; class names are its only long list."""
     splits = {
@@ -234,17 +212,30 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 def render_manifest(manifest: Manifest) -> str:
     """Returns a summary of the manifest for a person."""
     rejected = f", {_counted(manifest.rejected)} rejected" if manifest.rejected else ""
-    settings = ", ".join(f"{name} {_short(value)}" for name, value in manifest.settings.items())
+    labels = []
+    for label in manifest.labels:
+        units = label.units or ("",) * len(label.outputs)
+        names = [
+            f"{name} [{unit}]" if unit else name for name, unit in zip(label.outputs, units, strict=True)
+        ]
+        more = ", ..." if len(names) > _MOST_NAMED else ""
+        kind = "classes" if label.name == LABEL and label.class_names else f"{label.name}, {label.kind}"
+        labels.append((kind, f"{len(names):,}: {printable(', '.join(names[:_MOST_NAMED]))}{more}"))
+    settings = {
+        name: "/".join(f"{key}={one}" for key, one in value.items()) if isinstance(value, dict) else value
+        for name, value in manifest.settings.items()
+    }
+    shown = ", ".join(f"{name} {'none' if value == '' else value}" for name, value in settings.items())
     rows = [
         ("source", printable(manifest.source)),
         ("fingerprint", manifest.fingerprint),
         ("features", ", ".join(describe_feature(feature) for feature in manifest.features)),
-        *_label_rows(manifest),
+        *labels,
         ("records", f"{manifest.records:,} of {manifest.records_in:,} in the source{rejected}"),
         ("converted", _counted(manifest.converted)),
         ("duplicates", _duplicates(manifest.duplicates)),
         *(("anomaly", printable(str(anomaly))) for anomaly in manifest.anomalies),
-        ("settings", printable(settings)),
+        ("settings", printable(shown)),
     ]
     splits = [
         (name, f"{split.records:,}", f"{len(split.shards)}", text.size(split.bytes))
@@ -275,9 +266,3 @@ def _duplicates(found: Duplicates) -> str:
     return (
         f"{found.examples:,} repeat another example, {groups if found.straddling else 'none across splits'}"
     )
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return "/".join(f"{key}={item}" for key, item in value.items()) or "none"
-    return str(value) if value != "" else "none"

@@ -8,42 +8,53 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.images.codec import check_whole
 from shardline.components.preprocess.images.structure import UnreadableError, read_header
 from shardline.components.preprocess.inspect import KINDS, Values, each_shard, read_values, text
-from shardline.components.preprocess.inspect.damage import (
-    MOST_LISTED,
-    Check,
-    Damage,
-    check_groups,
-    check_labels,
-    check_moments,
-    check_strata,
-    says,
-)
 from shardline.components.preprocess.marks import tally
 from shardline.components.preprocess.pool import Report
+from shardline.components.preprocess.sources.moments import gap_of, moment_text
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.text import size
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import (
-    CLASS,
-    LABEL,
-    MULTILABEL,
-    REGRESSION,
-    Feature,
-)
-from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest, Shard
-from shardline.trainer.errors import RunError, SourceError
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Spread, Tally
+from shardline.trainer.data.manifest import MANIFEST_FILE, SPLITS, Manifest, Shard, Split
+from shardline.trainer.errors import RunError, SourceError, printable
 
+# Damaged records of one shard, and groups, that are listed one by one.
+_MOST_LISTED = 10
 _BLOCK = 1 << 20
+
+# What a shard holds, as JSON: the sound `records`, the `bytes` of the file, tallies of the `labels`, all
+# `damages`, the `groups`, and where the split is by time, the first and last of `moments` with their keys.
+_Check = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One contradiction between a dataset and its manifest, in a file or one record of it, from 0."""
+
+    file: str
+    record: int | None
+    what: str
+
+    def __str__(self) -> str:
+        where = "" if self.record is None else f", record {self.record:,}"
+        return printable(f"{self.file}{where}: {self.what}")
+
+
+def _says(what: str) -> Damage:
+    """Returns what the manifest says and the shards do not."""
+    return Damage(MANIFEST_FILE, None, f"says {what}")
 
 
 @dataclass(frozen=True)
@@ -92,13 +103,11 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     checks = each_shard(check_shards, directory, manifest, topic="verify", processes=processes, deep=deep)
     damages = list(_check_manifest(manifest))
     damages += [Damage(**each) for shard in manifest.shards for each in checks[shard.file]["damages"]]
-    damages += check_labels(manifest, checks)
-    damages += check_groups(manifest, checks)
-    damages += check_moments(manifest, checks)
+    damages += _check_labels(manifest, checks)
+    damages += _check_groups(manifest, checks)
+    damages += _check_moments(manifest, checks)
     damages += _check_rejected(directory, manifest)
-    damages += _check_keys(directory, manifest.keys)
-    damages += _check_extra_files(directory, manifest)
-    damages += [] if damages else check_strata(directory, manifest, checks)
+    damages += _check_files(directory, manifest)
     return Verification(
         shards=len(checks),
         records=sum(check["records"] for check in checks.values()),
@@ -112,48 +121,47 @@ def _check_manifest(manifest: Manifest) -> Iterator[Damage]:
     written = manifest.records
     rejected = sum(manifest.rejected.values())
     if manifest.records_in != written + rejected:
-        yield says(
+        yield _says(
             f"{manifest.records_in:,} records went in, {written:,} were written, {rejected:,} rejected"
         )
     for name, split in manifest.splits.items():
         sizes = [shard.records for shard in split.shards]
         if sizes and (sizes != sorted(sizes, reverse=True) or sizes[0] - sizes[-1] > 1):
-            yield says(
+            yield _says(
                 f"the shards of {name} have {max(sizes):,} to {min(sizes):,} records; "
                 "they must differ by at most one, the longer ones first"
             )
         for label in manifest.labels:
             counts = split.labels[label.name].counts
             if label.kind == CLASS and sum(counts) != split.records:
-                yield says(
+                yield _says(
                     f"{name} has {split.records:,} records, but {sum(counts):,} in {len(counts):,} classes"
                 )
 
 
 def _check_rejected(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    said = sum(manifest.rejected.values())
-    what = ""
-    try:
-        text = (directory / REJECTED_FILE).read_text(encoding="utf-8")
-        named = len([json.loads(line) for line in text.splitlines()])
-        if named != said:
-            what = f"names {named:,}, the manifest says {said:,} were rejected"
-    except FileNotFoundError:
-        what = f"is missing; the manifest says {said:,} were rejected" if said else ""
-    except (OSError, ValueError, RecursionError) as error:
-        what = f"cannot be read: {error}"
-    if what:
-        yield Damage(REJECTED_FILE, None, what)
-
-
-def _check_keys(directory: Path, keys: Shard | None) -> Iterator[Damage]:
-    """Yields what is wrong with the file of keys, where the manifest names one."""
-    if keys is None:
+    said, path = sum(manifest.rejected.values()), directory / REJECTED_FILE
+    if not said and not path.exists():
         return
     try:
-        yield from _differences(keys, *_summed(directory / keys.file, lambda: None))
-    except OSError as error:
-        yield _unread(keys.file, error)
+        found = f"names {len([*map(json.loads, path.read_text(encoding='utf-8').splitlines())]):,}"
+    except (OSError, ValueError, RecursionError) as error:
+        found = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+    if found != f"names {said:,}":
+        yield Damage(REJECTED_FILE, None, f"{found}; the manifest says {said:,} were rejected")
+
+
+def _check_files(directory: Path, manifest: Manifest) -> Iterator[Damage]:
+    """Yields what is wrong with the file of keys, where there is one, and the files that are not named."""
+    if keys := manifest.keys:
+        try:
+            yield from _differences(keys, *_summed(directory / keys.file, lambda: None))
+        except OSError as error:
+            yield _unread(keys.file, error)
+    named = {file.file for file in manifest.files} | {MANIFEST_FILE, REJECTED_FILE}
+    for path in sorted(directory.iterdir()):
+        if path.name not in named:
+            yield Damage(path.name, None, "is not named in the manifest")
 
 
 def _unread(file: str, error: OSError) -> Damage:
@@ -197,15 +205,70 @@ def _differences(said: Shard, size: int, checksum: str) -> Iterator[Damage]:
         yield Damage(said.file, None, f"has the CRC-32C {checksum}, the manifest says {said.crc32c}")
 
 
-def _check_extra_files(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    named = {file.file for file in manifest.files}
-    for path in sorted(directory.iterdir()):
-        if path.name not in named | {MANIFEST_FILE, REJECTED_FILE}:
-            yield Damage(path.name, None, "is not named in the manifest")
+def _check_labels(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
+    """Yields the first class or number that is not as the manifest says, in splits of sound shards."""
+    for name, split in manifest.splits.items():
+        mine = [checks[shard.file] for shard in split.shards]
+        if not any(check["damages"] for check in mine):
+            found = (_check_label(name, split, mine, label) for label in manifest.labels)
+            yield from islice(chain.from_iterable(found), 1)
+
+
+def _check_label(name: str, split: Split, checks: Sequence[_Check], label: Label) -> Iterator[Damage]:
+    said = split.labels[label.name]
+    parts = [(check["records"], check["labels"][label.name]) for check in checks]
+    found = Tally.merge(
+        [(n, Tally(tuple(one["counts"]), tuple(Spread(**s) for s in one["spreads"]))) for n, one in parts]
+    )
+    for output, there, expected in zip(label.class_names, found.counts, said.counts, strict=False):
+        if there != expected:
+            yield _says(f"class {output!r} has {expected:,} records in {name}, the shards hold {there:,}")
+    for output, values, spread in zip(label.outputs, found.spreads, said.spreads, strict=False):
+        if not np.allclose(astuple(values), astuple(spread), rtol=1e-9, atol=1e-12):
+            yield _says(
+                f"{output!r} is {spread.least:g} to {spread.largest:g} in {name}, mean {spread.mean:g}, the "
+                f"shards hold {values.least:g} to {values.largest:g}, mean {values.mean:g}"
+            )
+
+
+def _check_groups(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
+    """Yields the groups that lie in more than one split, where examples are grouped."""
+    splits: dict[str, list[str]] = {}
+    for name, split in manifest.splits.items():
+        for group in {group for shard in split.shards for group in checks[shard.file]["groups"]}:
+            splits.setdefault(group, []).append(name)
+    if leaks := sorted(group for group, names in splits.items() if len(names) > 1):
+        named = ", ".join(
+            f"{group!r} in {' and '.join(sorted(splits[group]))}" for group in leaks[:_MOST_LISTED]
+        )
+        more = f" and {len(leaks) - _MOST_LISTED:,} more" if len(leaks) > _MOST_LISTED else ""
+        what = f"groups by {manifest.group!r}, and groups are in several splits: {named}{more}"
+        yield Damage(MANIFEST_FILE, None, what)
+
+
+def _check_moments(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
+    """Yields the last example of a split that is not, or not by the gap, before the first of the next one."""
+    feature, column = manifest.moment, str(manifest.settings.get("split_by_time"))
+    gap = str(manifest.settings.get("split_gap") or "")
+    if not feature:
+        return
+    splits = [
+        (name, [time for shard in manifest.splits[name].shards for time in checks[shard.file]["moments"]])
+        for name in SPLITS
+        if name in manifest.splits
+    ]
+    for (before, earlier), (name, later) in pairwise((name, times) for name, times in splits if times):
+        (last, key), (first, key_of_first) = max(earlier), min(later)
+        if last >= first - gap_of(gap, feature):
+            what = (
+                f"splits by {column!r}, and {key!r} in {before}, {moment_text(last, feature)}, is not "
+                f"{f'{gap} ' if gap else ''}before {key_of_first!r} in {name}, {moment_text(first, feature)}"
+            )
+            yield Damage(MANIFEST_FILE, None, what)
 
 
 def check_shards(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
-    """Checks shards, a job of the process pool: a `Check` by shard.
+    """Checks shards, a job of the process pool: a `_Check` by shard.
 
     `given` has the `directory` of the dataset, and `deep`: whether images are decoded.
     """
@@ -220,14 +283,12 @@ class _Checker:
         manifest = manifests.load(directory)
         self._directory, self._deep, self._report = directory, deep, report
         self._features, self._compression = manifest.features, manifest.compression
-        by_content = manifest.settings.get("stratify") and manifest.settings.get("key") == "content"
-        self._classed = LABEL if by_content and manifest.is_classes else ""
         self._group, self._moment = manifest.group, manifest.moment
         self._groups, self._moments = set[str](), list[tuple[int, str]]()
         self._labels = {label.name: label for label in manifest.labels}
         self._shards = {shard.file: shard for shard in manifest.shards}
 
-    def check(self, file: str) -> Check:
+    def check(self, file: str) -> _Check:
         """Reads a shard twice, as bytes and as records, and lists all that is wrong with it.
 
         One that is far is copied to this disk before.
@@ -241,42 +302,37 @@ class _Checker:
             size = path.stat().st_size
             if path.is_file():
                 with _near(path) as copy:
-                    damages += self._check_file(copy, size, shard)
+                    # The report ends a worker whose parent is gone.
+                    _, checksum = _summed(copy, lambda: self._report(0, 0))
+                    damages += _differences(shard, size, checksum)
                     damages += self._check_records(copy, shard, values)
             else:
                 damages.append(Damage(file, None, "is not a file"))
         except OSError as error:
             damages.append(_unread(file, error))
-        labels = {name: tally(self._labels[name], found) for name, found in values.items() if found}
         return {
             "records": len(next(iter(values.values()))),
             "bytes": size,
-            "labels": {name: asdict(found) for name, found in labels.items()},
+            "labels": {
+                name: asdict(tally(self._labels[name], found)) for name, found in values.items() if found
+            },
             "damages": list(map(asdict, damages)),
             "groups": sorted(self._groups),
             "moments": list(self._moments),
-            "classes": [int(found[0]) for found in values.get(self._classed, ())],
         }
-
-    def _check_file(self, path: Path, size: int, shard: Shard) -> Iterator[Damage]:
-        # The report ends a worker whose parent is gone.
-        _, checksum = _summed(path, lambda: self._report(0, 0))
-        yield from _differences(shard, size, checksum)
 
     def _check_records(
         self, path: Path, shard: Shard, labels: Mapping[str, list[Sequence[Any]]]
     ) -> Iterator[Damage]:
         """Yields the damage of single records, and notes the labels of the sound ones."""
-        number = listed = unlisted = 0
+        number = damaged = 0
         try:
             for _, values in read_values(path, self._compression, self._report):
                 problem = values if isinstance(values, str) else self._problem(values)
                 if isinstance(values, str) or problem:
-                    if listed < MOST_LISTED:
-                        listed += 1
+                    damaged += 1
+                    if damaged <= _MOST_LISTED:
                         yield Damage(shard.file, number, problem)
-                    else:
-                        unlisted += 1
                 else:
                     for name, of_label in labels.items():
                         of_label.append(values[name][1])
@@ -290,8 +346,8 @@ class _Checker:
             # Where a record ends is no longer known: the rest of the shard cannot be read.
             yield Damage(shard.file, number, str(error).rpartition(f"record {number}: ")[2])
             return
-        if unlisted:
-            yield Damage(shard.file, None, f"has {unlisted:,} more damaged records")
+        if damaged > _MOST_LISTED:
+            yield Damage(shard.file, None, f"has {damaged - _MOST_LISTED:,} more damaged records")
         if number != shard.records:
             yield Damage(shard.file, None, f"holds {number:,} records, the manifest says {shard.records:,}")
 

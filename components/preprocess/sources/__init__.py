@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
 import re
 from typing import TYPE_CHECKING, cast
 
@@ -29,7 +28,6 @@ KNOWN_FORMS = (
 #: What stands before the colon of the forms that are none of the user's own, and a form that is.
 _FORMS = tuple(form.partition(":")[0] for form in KNOWN_FORMS[1:-1])
 _PLUGIN = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
-_TABLES = (".csv", ".jsonl", ".ndjson", ".parquet")
 
 
 def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> Source:
@@ -74,36 +72,18 @@ def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> S
 
 def _check_used(settings: PreprocessSettings, form: str) -> None:
     """Refuses settings that a source of this form has no use for."""
-    if settings.labels and form not in ("images", "text"):
-        raise SettingsError(
-            f"labels is for images:DIR and text:DIR, the source is {settings.source!r}; leave it out"
-        )
-    if settings.features and form not in ("tfrecord", "table", "bigquery"):
-        raise SettingsError(
-            "features is for tfrecord:GLOB, table:PATH and bigquery:TABLE, the source is "
-            f"{settings.source!r}; leave it out"
-        )
-    if settings.label and form not in ("table", "bigquery", "tfrecord") and not settings.labels:
-        instead = (
-            "whose labels are in no table: name one with labels"
-            if form in ("images", "text")
-            else "which says itself what is to be predicted: leave it out"
-        )
-        raise SettingsError(
-            "label is for table:PATH, bigquery:TABLE, tfrecord:GLOB, and images:DIR or text:DIR with labels; "
-            f"the source is {settings.source!r}, {instead}"
-        )
-    of_table = form in ("table", "bigquery", "tfrecord") or (settings.labels and settings.label)
-    if settings.columns and not of_table:
-        raise SettingsError(
-            "columns is for table:PATH, bigquery:TABLE, tfrecord:GLOB, and images:DIR or text:DIR with "
-            f"labels and label; the source is {settings.source!r}, leave it out"
-        )
-    if settings.split_by_time and form not in ("table", "bigquery", "tfrecord"):
-        raise SettingsError(
-            "split_by_time is for table:PATH, bigquery:TABLE and tfrecord:GLOB, the source is "
-            f"{settings.source!r}; leave it out"
-        )
+    files, rows = ("images", "text"), ("table", "bigquery", "tfrecord")
+    listed = files if settings.labels else ()
+    forms = "tfrecord:GLOB, table:PATH and bigquery:TABLE"
+    for name, of, known in (
+        ("labels", files, "images:DIR and text:DIR"),
+        ("features", rows, forms),
+        ("label", (*rows, *listed), f"{forms}, and images:DIR or text:DIR with labels"),
+        ("columns", (*rows, *(listed if settings.label else ())), f"{forms}, and labels with label"),
+        ("split_by_time", rows, forms),
+    ):
+        if getattr(settings, name) and form not in of:
+            raise SettingsError(f"{name} is for {known}, the source is {settings.source!r}; leave it out")
 
 
 def _expected(settings: PreprocessSettings, schema: Schema | None) -> dict[str, str]:
@@ -138,13 +118,14 @@ def check_form(source: str) -> None:
     """
     form, _, rest = source.partition(":")
     if form == "bigquery" and rest:
-        from shardline.components.preprocess.sources.snapshots import parse
+        from shardline.components.preprocess.sources.bigquery import parse
 
         parse(source)
         return
     if source == KNOWN_FORMS[0] or (rest and form in _FORMS):
         return
-    near = _guess(source)
+    close = difflib.get_close_matches(form.lower(), (*_FORMS, KNOWN_FORMS[0]), n=1, cutoff=0.75)
+    near = next((f"{name}:{rest}" if rest else name for name in close), "")
     if _PLUGIN.fullmatch(source):
         if not near:
             return
@@ -153,21 +134,6 @@ def check_form(source: str) -> None:
             return
     hint = f"; did you mean {near}?" if near else ""
     raise SourceError(f"unknown source {source!r}; known: {', '.join(KNOWN_FORMS)}{hint}")
-
-
-def _guess(source: str) -> str:
-    """Returns the source that was probably meant by one that has no form, or "" where nothing is near."""
-    form, colon, rest = source.partition(":")
-    if colon and not rest.startswith("//"):
-        near = difflib.get_close_matches(form.lower(), _FORMS, n=1, cutoff=0.75)
-        return f"{near[0]}:{rest}" if near and rest else ""
-    if source.lower().endswith(_TABLES):
-        return f"table:{source}"
-    if "tfrecord" in source:
-        return f"tfrecord:{source}"
-    if colon or source.endswith("/") or os.path.isdir(source):
-        return f"images:{source}"
-    return next(iter(difflib.get_close_matches(source, [KNOWN_FORMS[0]], n=1)), "")
 
 
 def _open_plugin(reference: str) -> Source:

@@ -1,6 +1,8 @@
 """BigQuery: rows of a table, or of a query's result, read by the Storage Read API as of one moment.
 
-What is billed for is said before it is read. `snapshots` says what a source names, and as of which moment.
+The moment is in the source string, TABLE@TIME, or where a query has {snapshot}: whoever makes a dataset fills
+it in first (`pinned`), so that the manifest names it, and the same source gives the same rows again. What is
+billed for is said before it is read. Google's clients are loaded when something is asked of them.
 """
 
 from __future__ import annotations
@@ -9,11 +11,10 @@ import contextlib
 import functools
 import os
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
-from queue import Full, Queue
-from typing import Any
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -23,12 +24,23 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import TypedColumns, as_lists, as_said
 from shardline.components.preprocess.sources.csv_text import NOTHING_SAID, Batch, Found, Types
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Span
-from shardline.components.preprocess.sources.snapshots import Reference, parse
 from shardline.components.preprocess.sources.table import Rows
 from shardline.components.text import size as size_text
 from shardline.components.vertex.refusals import refusal
 from shardline.trainer.errors import ShardlineError, SourceError
 from shardline.trainer.progress import say
+
+PREFIX = "bigquery:"
+#: Where a query has its moment.
+SNAPSHOT = "{snapshot}"
+
+_NAME = r"(?:[\w-]|\{date[^{}]*\})+"
+_TABLE = re.compile(
+    rf"((?:[\w.-]+:)?{_NAME}\.{_NAME}\.{_NAME})(?:@(\S+))?(?:\s+WHERE\s+(\S.*))?", re.IGNORECASE | re.DOTALL
+)
+_QUERY = re.compile(r"\s*(SELECT|WITH)\b", re.IGNORECASE)
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+_SHOWN = 80
 
 _TYPES = {
     "INTEGER": "int64", "INT64": "int64", "BOOLEAN": "int64", "BOOL": "int64", "FLOAT": "float32",
@@ -43,12 +55,74 @@ _OWN_ROWS = ("TABLE", "SNAPSHOT")
 _CHANGING = re.compile(r"\b(CURRENT_[A-Z]+|RAND|GENERATE_UUID|TABLESAMPLE|SESSION_USER)\b", re.IGNORECASE)
 _MOST_NAMED = 50
 
-# Streams that are read at the same time: one gives more than one process can store.
-_STREAMS = 4
 # Until a stream is asked for again where it is; that it ends is no failure.
 _STREAM_SECONDS = 600.0
 _BATCH_ROWS = 16_384
-_LOOK_SECONDS = 0.2
+
+
+class Reference(NamedTuple):
+    """What stands behind "bigquery:": a table with its moment and row filter, or a query; "" for none."""
+
+    table: str = ""
+    snapshot: str = ""
+    row_filter: str = ""
+    query: str = ""
+
+    @property
+    def name(self) -> str:
+        """The table, or the beginning of the query, for messages."""
+        text = self.table or " ".join(self.query.split())
+        return PREFIX + (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+    @property
+    def moment(self) -> datetime | None:
+        """The time as of which a table is read, or the first that a query names as it was filled in."""
+        moments = [self.snapshot] if self.snapshot else _MOMENT.findall(self.query)
+        return min(map(_time, moments), default=None)
+
+
+def parse(source: str) -> Reference:
+    """Returns what a source "bigquery:..." names; SourceError if it names nothing that can be read."""
+    rest = source.removeprefix(PREFIX).strip()
+    if _QUERY.match(rest):
+        return Reference(query=rest)
+    match = _TABLE.fullmatch(rest)
+    if not match:
+        raise SourceError(
+            f"source {source!r} is neither bigquery:PROJECT.DATASET.TABLE[@TIME] [WHERE FILTER] nor "
+            "bigquery:SELECT ...; wildcards and partitions ($) need a query"
+        )
+    table, snapshot, row_filter = (text or "" for text in match.groups())
+    if snapshot and "{" not in snapshot:
+        _time(snapshot)
+    return Reference(table, snapshot, row_filter)
+
+
+def pinned(source: str, time: datetime | None = None, earlier: str = "") -> str:
+    """Returns a source as of one moment: a source of BigQuery that names none gets this time, now by default.
+
+    Where `earlier` is the same source as of any moment, it is returned: an interrupted run keeps its own.
+    """
+    if not source.startswith(PREFIX):
+        return source
+    reference = parse(source)
+    if reference.table and not reference.snapshot:
+        head, table, tail = source.partition(reference.table)
+        source = f"{head}{table}@{SNAPSHOT}{tail}"
+    if re.fullmatch(re.escape(source).replace(re.escape(SNAPSHOT), r"[\dTZ:.+-]+"), earlier):
+        return earlier
+    moment = (time or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="milliseconds")
+    return source.replace(SNAPSHOT, moment.replace("+00:00", "Z"))
+
+
+def _time(text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise SourceError(
+            f"{text!r} is not a time; write it as in TABLE@2026-11-20T10:00:00Z, or leave it out for now"
+        ) from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 class Service:
@@ -62,24 +136,20 @@ class Service:
         self.name = reference.name
         with self.calling():
             import google.auth
-            import google.cloud.bigquery_storage_v1 as storage_api
             from google.cloud import bigquery
+            from google.cloud.bigquery_storage_v1 import types
+            from google.cloud.bigquery_storage_v1.services.big_query_read import BigQueryReadClient
 
-            self._credentials, project = google.auth.default(scopes=_SCOPES)
+            credentials, project = google.auth.default(scopes=_SCOPES)
             # On the platform, the credentials' project is the platform's own.
             project = os.environ.get("CLOUD_ML_PROJECT_ID") or project
             self.project = project or reference.table.rpartition(".")[0].rpartition(".")[0]
             if not self.project:
                 raise SourceError(f"no project pays for {self.name}; set GOOGLE_CLOUD_PROJECT")
-            self.rest = bigquery.Client(project=self.project, credentials=self._credentials)
-            self._storage = storage_api
-
-    @functools.cached_property
-    def reader(self) -> Any:
-        """The client of the Storage Read API, without reconnections of its own, which nobody counts."""
-        from google.cloud.bigquery_storage_v1.services.big_query_read import BigQueryReadClient
-
-        return BigQueryReadClient(credentials=self._credentials)
+            self.rest = bigquery.Client(project=self.project, credentials=credentials)
+            # Without reconnections of its own, which are not counted.
+            self.reader = BigQueryReadClient(credentials=credentials)
+            self._types = types
 
     @contextlib.contextmanager
     def calling(self, snapshot: str = "") -> Iterator[None]:
@@ -138,33 +208,31 @@ class Service:
 
     def session(self, table: str, names: Sequence[str], reference: Reference) -> Any:
         """Opens a session that reads some columns of a table; nothing is billed until its rows are read."""
-        types = self._storage.types
         project, dataset, name = table.rsplit(".", 2)
-        options = types.ReadSession.TableReadOptions(
+        options = self._types.ReadSession.TableReadOptions(
             selected_fields=list(names),
             row_restriction=reference.row_filter,
             arrow_serialization_options={"buffer_compression": "LZ4_FRAME"},
         )
-        session = types.ReadSession(
+        session = self._types.ReadSession(
             table=f"projects/{project}/datasets/{dataset}/tables/{name}",
-            data_format=types.DataFormat.ARROW,
+            data_format=self._types.DataFormat.ARROW,
             read_options=options,
         )
         if reference.snapshot:
             session.table_modifiers.snapshot_time = reference.moment
         with self.calling(reference.snapshot):
+            # One stream gives more than one process can store.
             return self.reader.create_read_session(
-                parent=f"projects/{self.project}", read_session=session, max_stream_count=_STREAMS
+                parent=f"projects/{self.project}", read_session=session, max_stream_count=1
             )
 
 
 class _Stream:
-    """One stream of a session, read message by message; after an error, again from where it was."""
+    """A stream of a session, read message by message; after an error, again from where it was."""
 
     def __init__(self, reader: Any, name: str) -> None:
-        self._reader = reader
-        self._name = name
-        self._offset = 0
+        self._reader, self._name, self._offset = reader, name, 0
         self._messages: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[bytes]:
@@ -174,11 +242,8 @@ class _Stream:
     def _next(self) -> Any:
         try:
             if self._messages is None:
-                self._messages = iter(
-                    self._reader.read_rows(
-                        read_stream=self._name, offset=self._offset, retry=None, timeout=_STREAM_SECONDS
-                    )
-                )
+                asked = {"read_stream": self._name, "offset": self._offset}
+                self._messages = iter(self._reader.read_rows(**asked, retry=None, timeout=_STREAM_SECONDS))
             message = next(self._messages, None)
         except Exception:
             self._messages = None
@@ -217,9 +282,9 @@ class _Columns(TypedColumns):
 
         session = self._service.session(self._table, names, self._reference)
         schema = pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema))
-        streams = [_Stream(self._service.reader, stream.name) for stream in session.streams]
+        streams = (_Stream(self._service.reader, stream.name) for stream in session.streams)
         with self._service.calling(self._reference.snapshot):
-            for message in _merged(streams):
+            for message in chain.from_iterable(streams):
                 rows = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
                 for first in range(0, rows.num_rows, _BATCH_ROWS):
                     yield as_lists(rows.slice(first, _BATCH_ROWS), self.types, names)
@@ -230,43 +295,6 @@ def _word(field: Any) -> str:
     if field.mode == "REPEATED":
         return f"REPEATED {field.field_type}"
     return _TYPES.get(field.field_type) or str(field.field_type)
-
-
-def _merged(streams: Sequence[_Stream]) -> Iterator[bytes]:
-    """Yields the messages of all streams as they come, each stream read by a thread of its own."""
-    queue: Queue[bytes | Exception | None] = Queue(max(1, len(streams)))
-    over = threading.Event()
-
-    def put(item: bytes | Exception | None) -> None:
-        while not over.is_set():
-            with contextlib.suppress(Full):
-                queue.put(item, timeout=_LOOK_SECONDS)
-                return
-
-    def read(stream: _Stream) -> None:
-        try:
-            for message in stream:
-                put(message)
-                if over.is_set():
-                    return
-            put(None)
-        except Exception as error:
-            put(error)
-
-    for stream in streams:
-        threading.Thread(target=read, args=(stream,), name="bigquery", daemon=True).start()
-    left = len(streams)
-    try:
-        while left:
-            item = queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield item
-    finally:
-        over.set()
 
 
 class BigQuery(Rows):
@@ -292,7 +320,7 @@ class BigQuery(Rows):
 
     def cost(self) -> str:
         """Returns in words what reading the rows is billed for."""
-        times = [self._by_time.column] if self._by_time else []
+        times = [self._settings.split_by_time] if self._settings.split_by_time else []
         return f"{self._own.cost([*self._targets, *self._names.values(), *times])}; see {_PRICES}"
 
     def _row_name(self, place: str, values: Mapping[str, Any]) -> str:
@@ -301,12 +329,9 @@ class BigQuery(Rows):
         text = repr(sorted(values.items())).encode("utf-8", "surrogatepass")
         return xxhash.xxh3_128_hexdigest(text)
 
-    def _image_fault(self, value: str | bytes) -> str:
-        if isinstance(value, str) and "://" not in value:
-            return f"has an image that is no URL (gs://...) in column {self._names['image']!r}"
-        return ""
-
     def _image(self, value: str | bytes) -> Span | bytes:
+        if isinstance(value, str) and "://" not in value:
+            raise ValueError(f"has an image that is no URL (gs://...) in column {self._names['image']!r}")
         return value if isinstance(value, bytes) else Span(storage.resolve(value), 0, WHOLE_FILE)
 
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import count, islice
 from pathlib import PurePosixPath
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import unquote
 
 from shardline.components.preprocess import storage
@@ -47,10 +47,10 @@ SPLIT, FAULT = "\0split", "\0fault"
 _PATTERN = re.compile(r"[*?\[]|\{[^{}]*,")
 # Of a path such as year=2026/month=11/part-0.parquet.
 _PARTITION = re.compile(r"([^/=]+)=([^/]*)")
+_WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
 
 _JSON_ROWS = 4096
 _PARQUET_ROWS = 16_384
-_INT64_LIMIT = 1 << 63
 _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "int64": operator.index,  # of a boolean, and never of a float
     "float32": float,
@@ -85,52 +85,103 @@ class TypedColumns:
 
 
 class Columns(TypedColumns):
-    """Columns of a file whose name says its format.
+    """Columns of a file whose name says its format, or of several, read in the order of their paths.
 
-    The types of CSV and JSONL are found by reading the file once: the narrowest that fits all. Attributes are
-    those of `TypedColumns`; columns are in the order of the file.
+    The types of CSV and JSONL are found by reading each file once: the narrowest that fits all values of all
+    files. Attributes are those of `TypedColumns`; columns are in the order of the first file.
 
     Args:
-        path: The file.
+        paths: The files.
         said: Types of columns in the words of `COLUMN_TYPES`; one with a ? behind it counts where only the
             values say the types, and they do not contradict.
-        known: What an earlier look has found out.
+        root: Directory from which rows of several files are named; their paths then give columns too, the
+            partitions, of int64, else string. None for one file.
 
     Raises:
-        SourceError: The file cannot be read, has no rows, or a column is of another type.
+        SourceError: A file cannot be read, has no column, or they have not the same columns.
     """
 
-    def __init__(self, path: str, said: Types = NOTHING_SAID, known: Found | None = None) -> None:
-        plain = path.removesuffix(codec_of(path)[1])
-        suffix = PurePosixPath(plain).suffix.lower()
-        if suffix not in _FORMATS or (plain != path and suffix == ".parquet"):
+    def __init__(self, *paths: str, said: Types = NOTHING_SAID, root: str | None = None) -> None:
+        self._paths, self._root = paths, root
+        self.guessed = any(_suffix(path) == ".csv" for path in paths)
+        self.about = () if root is None else (ROW,)
+        found = [self._found(path, said) for path in paths]
+        types = dict(found[0].types)
+        for path, one in zip(paths[1:], found[1:], strict=True):
+            for column in sorted(types.keys() ^ one.types.keys()):
+                has, lacks = (paths[0], path) if column in types else (path, paths[0])
+                raise SourceError(
+                    f"{lacks!r} has no column {column!r}, which {has!r} has; make the files' columns the same"
+                )
+            types = {name: self._joined(name, kind, one.types[name], path) for name, kind in types.items()}
+        gaps: Set[str] = frozenset().union(*(one.gaps for one in found))
+        wide: Set[str] = frozenset().union(*(one.wide for one in found))
+        codes = {name: code for one in reversed(found) for name, code in one.codes.items()}
+        super().__init__(Found(types, gaps, wide, codes))
+        self._types = types
+
+    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
+        """Yields the values of some columns, `ROW` among them if wanted, row by row and file by file."""
+        for path in self._paths:
+            partitions: dict[str, Any] = self._partitions(path)
+            partitions |= {name: int(partitions[name]) for name in partitions if self._types[name] == "int64"}
+            stored = [name for name in names if name not in partitions and name != ROW]
+            # Where only partitions are wanted, some column says how many rows there are.
+            stored = stored or [next(name for name in self._types if name not in partitions)]
+            place, numbers = os.path.relpath(path, self._root or "."), count(1)
+            with _one_line(path):
+                for batch in _FORMATS[_suffix(path)][1](path, self._types, stored):
+                    rows = len(batch[stored[0]])
+                    yield {
+                        name: [f"{place} row {next(numbers)}" for _ in range(rows)]
+                        if name == ROW
+                        else [partitions[name]] * rows
+                        if name in partitions
+                        else batch[name]
+                        for name in names
+                    }
+
+    def _found(self, path: str, said: Types) -> Found:
+        suffix, partitions = _suffix(path), self._partitions(path)
+        if suffix not in _FORMATS or (codec_of(path)[0] and suffix == ".parquet"):
             raise SourceError(
                 f"table {path!r} is none of {', '.join(_FORMATS)}, nor a text file of these with .gz or "
                 f".zst; convert it to one, or name the files of a directory with a pattern, such as "
                 f"{path}/**/*.parquet"
             )
-        self._path, self.guessed = path, suffix == ".csv"
-        find_types, self._read = _FORMATS[suffix]
         with _one_line(path):
-            self.found = known or find_types(path, said)
-        super().__init__(self.found)
-        if not self.types:
+            found = _FORMATS[suffix][0](path, said)
+        if not found.types:
             raise SourceError(f"{path!r} is empty: it has no column")
+        for name in partitions:
+            if name in found.types:
+                raise SourceError(f"{path!r} has a column {name!r} in it and in its path; rename one")
+        whole = {name for name, value in partitions.items() if _WHOLE.fullmatch(value)}
+        kinds = {
+            name: "int64" if name in whole and said.get(name) != "text" else "string" for name in partitions
+        }
+        return found._replace(types={**found.types, **kinds})
 
-    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        """Yields the values of some columns, row by row of the file."""
-        with _one_line(self._path):
-            yield from self._read(self._path, self.found.types, names)
+    def _partitions(self, path: str) -> dict[str, str]:
+        pairs = _PARTITION.findall(os.path.dirname(path)) if self._root is not None else ()
+        return {unquote(name): unquote(value) for name, value in pairs}
+
+    def _joined(self, column: str, one: str, other: str, path: str) -> str:
+        if one == other:
+            return one
+        if {one, other} == {"int64", "float32"}:
+            return "float32"
+        if {one, other} <= {"int64", "float32", "string"} and not path.endswith(".parquet"):
+            return "string"  # of text files only the values say the type
+        raise SourceError(
+            f"column {printable(column)!r} is {other} in {path!r}, and {one} in {self._paths[0]!r}; make the "
+            "files' columns the same"
+        )
 
 
-@contextlib.contextmanager
-def _opened_text(path: str) -> Iterator[TextIO]:
-    if not codec_of(path)[0]:
-        with storage.open_text(path) as text:
-            yield text
-        return
-    with opened(path) as plain:
-        yield io.TextIOWrapper(io.BufferedReader(plain), "utf-8-sig", "surrogateescape", newline="")
+def _suffix(path: str) -> str:
+    """Returns what says the format of a file, behind which may stand that it is compressed."""
+    return PurePosixPath(path.removesuffix(codec_of(path)[1])).suffix.lower()
 
 
 def _parquet_types(path: str, said: Types) -> Found:
@@ -226,7 +277,8 @@ def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Bat
 
 def _json_rows(path: str) -> Iterator[dict[str, Any]]:
     """Yields the JSON objects of a file, one in each line that is not empty."""
-    with _opened_text(path) as text:
+    with opened(path) as plain:
+        text = io.TextIOWrapper(io.BufferedReader(plain), "utf-8-sig", "surrogateescape", newline="")
         lines = (line for line in storage.lines(text, path) if not line.isspace())
         for number, line in enumerate(lines, start=1):
             what = f"{path!r}, row {number}"
@@ -243,7 +295,7 @@ def _json_rows(path: str) -> Iterator[dict[str, Any]]:
 
 def _json_type(value: Any) -> str:
     if isinstance(value, int):
-        return "int64" if -_INT64_LIMIT <= value < _INT64_LIMIT else "a number of more than 64 bits"
+        return "int64" if -(2**63) <= value < 2**63 else "a number of more than 64 bits"
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return "strings"
     return {float: "float32", str: "string"}.get(type(value), f"a {type(value).__name__}")
@@ -262,10 +314,11 @@ def _one_line(path: str) -> Iterator[None]:
         raise SourceError(f"cannot read {path!r}: {storage.reason(error)}") from None
 
 
-_FindTypes = Callable[[str, Types], Found]
-_ReadBatches = Callable[[str, Types, Sequence[str]], Iterator[Batch]]
 _JSON = (_json_types, _json_batches)
-_FORMATS: Mapping[str, tuple[_FindTypes, _ReadBatches]] = {
+#: By the end of a file's name, what finds the types of its columns, and what reads them.
+_FORMATS: Mapping[
+    str, tuple[Callable[[str, Types], Found], Callable[[str, Types, Sequence[str]], Iterator[Batch]]]
+] = {
     ".csv": (csv_found, csv_batches),
     ".jsonl": _JSON,
     ".ndjson": _JSON,
@@ -282,93 +335,12 @@ def open_table(path: str, said: Types = NOTHING_SAID) -> tuple[TypedColumns, str
         SourceError: No file matches, one cannot be read, or they have not the same columns.
     """
     path = storage.resolve(path)
-    if not is_pattern(path):
-        return Columns(path, said), os.path.dirname(path)
-    root = path[: _PATTERN.search(path).start()].rpartition("/")[0]  # type: ignore[union-attr]
-    return ManyFiles(root, find_files(path), said), root
+    if not (match := _PATTERN.search(path)):
+        return Columns(path, said=said), os.path.dirname(path)
+    root = path[: match.start()].rpartition("/")[0]
+    return Columns(*find_files(path), said=said, root=root), root
 
 
 def is_pattern(path: str) -> bool:
     """Returns whether a path stands for all files that match it."""
     return bool(_PATTERN.search(path))
-
-
-class ManyFiles(TypedColumns):
-    """Columns of several files, which are read one after the other in the order of their paths.
-
-    Types are the narrowest that fit all files, those of the partitions in the paths int64, else string.
-    """
-
-    about = (ROW,)
-
-    def __init__(self, root: str, paths: Sequence[str], said: Types) -> None:
-        self._root, self._paths = root, paths
-        found = [self._found(path, said) for path in paths]
-        first = dict(found[0].types)
-        for path, (types, *_) in zip(paths[1:], found[1:], strict=True):
-            for column in sorted(first.keys() ^ types.keys()):
-                has, lacks = (paths[0], path) if column in first else (path, paths[0])
-                raise SourceError(
-                    f"{lacks!r} has no column {column!r}, which {has!r} has; make the files' columns the same"
-                )
-            first = {name: self._joined(name, first[name], types[name], path) for name in first}
-        gaps: Set[str] = frozenset().union(*(one.gaps for one in found))
-        wide: Set[str] = frozenset().union(*(one.wide for one in found))
-        codes = {name: code for one in reversed(found) for name, code in one.codes.items()}
-        super().__init__(Found(first, gaps, wide, codes))
-        self.guessed = any(".csv" in os.path.basename(path).lower() for path in paths)
-
-    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        """Yields the values of some columns, `ROW` among them if wanted, row by row and file by file."""
-        for path in self._paths:
-            partitions = self._partitions(path)
-            stored = [name for name in names if name not in partitions and name != ROW]
-            # Where only partitions are wanted, some column says how many rows there are.
-            stored = stored or [next(name for name in self.types if name not in partitions)]
-            place, numbers = os.path.relpath(path, self._root or "."), count(1)
-            for batch in Columns(path, known=Found(self.types)).batches(stored):
-                rows = len(batch[stored[0]])
-                yield {
-                    name: [f"{place} row {next(numbers)}" for _ in range(rows)]
-                    if name == ROW
-                    else [partitions[name]] * rows
-                    if name in partitions
-                    else batch[name]
-                    for name in names
-                }
-
-    def _found(self, path: str, said: Types) -> Found:
-        columns, partitions = Columns(path, said), self._partitions(path, typed=False)
-        for name in partitions:
-            if name in columns.types:
-                raise SourceError(f"{path!r} has a column {name!r} in it and in its path; rename one")
-        kinds = {name: "int64" if _is_whole(str(value)) else "string" for name, value in partitions.items()}
-        kinds |= {name: "string" for name in kinds if said.get(name) == "text"}
-        return columns.found._replace(types={**columns.types, **kinds})
-
-    def _partitions(self, path: str, *, typed: bool = True) -> dict[str, str | int]:
-        found: dict[str, str | int] = {
-            unquote(name): unquote(value) for name, value in _PARTITION.findall(os.path.dirname(path))
-        }
-        if typed:
-            found = {
-                name: int(value) if self.types[name] == "int64" else value for name, value in found.items()
-            }
-        return found
-
-    def _joined(self, column: str, one: str, other: str, path: str) -> str:
-        kinds = {one, other}
-        if len(kinds) == 1:
-            return one
-        if kinds == {"int64", "float32"}:
-            return "float32"
-        if kinds <= {"int64", "float32", "string"} and not path.endswith(".parquet"):
-            return "string"  # of text files only the values say the type
-        raise SourceError(
-            f"column {printable(column)!r} is {other} in {path!r}, and {one} in {self._paths[0]!r}; make the "
-            "files' columns the same"
-        )
-
-
-def _is_whole(text: str) -> bool:
-    return bool(re.fullmatch(r"-?(0|[1-9]\d*)", text)) and abs(int(text)) < 1 << 63

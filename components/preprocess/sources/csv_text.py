@@ -19,7 +19,7 @@ Batch = Mapping[str, Sequence[Any]]
 #: Types of columns by name, in the words of `Columns.types`.
 Types = Mapping[str, str]
 
-#: No types, in the words of `COLUMN_TYPES`, by column.
+#: No types are said of any column.
 NOTHING_SAID: Types = MappingProxyType({})
 
 
@@ -32,10 +32,10 @@ _MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 # A row behind the last one of a file: where it is a part of a value, a quote has not ended.
 _END = "\x1e\x04"
 
-# Texts of which a number would lose something: a leading zero, a plus, a prefix, digits beyond 64 bits; in a
-# column without a fraction also 12E4, where programs write 1e-05, 1e+20 or 1.0E20.
-_CODE, _LONG_CODE = r"^(\+|-?0[0-9xX])", r"^(\+|-?0[0-9xX]|-?[0-9]{19,}$)"
-_BARE_EXPONENT, _FRACTION = r"^-?[0-9]+[eE][0-9]+$", r"[.]|[eE][+-]"
+# Texts of which a number would lose something: a leading zero, a plus, a prefix, 12E4 (programs write 1e-05,
+# 1e+20 or 1.0E20), and in a column of floats digits beyond 64 bits.
+_CODE = r"^(\+|-?0[0-9xX]|-?[0-9]+[eE][0-9]+$)"
+_LONG_CODE = rf"{_CODE}|^-?[0-9]{{19,}}$"
 
 # A value of lines with as many cells as rows takes in rows where this share of at least so many cells are
 # numbers in columns of numbers; in a table of texts where it has so many lines.
@@ -106,13 +106,7 @@ class Stream(io.RawIOBase):
 class ColumnTypes:
     """Finds the narrowest types that fit all values of a CSV file, batch by batch of texts.
 
-    Args:
-        names: Columns.
-        said: Types of some, as `columns.Columns` takes them.
-        delimiter: Between the cells of a row.
-
-    Attributes:
-        line: Line in which the next row begins, unless there are empty lines.
+    `line` is that in which the next row begins, unless there are empty lines.
     """
 
     def __init__(self, names: Sequence[str], said: Mapping[str, str], delimiter: str) -> None:
@@ -120,54 +114,45 @@ class ColumnTypes:
         self.types = {name: first.get(said.get(name, "").rstrip("?"), "int64") for name in names}
         self.gaps, self.wide, self.codes, self.line = set[str](), set[str](), dict[str, str](), 2
         self._said, self._delimiter, self._last, self._has_ended = said, delimiter, 1, False
-        self._fractions, self._bare = set[str](), dict[str, str]()
         self._suspects: list[tuple[int, int, str]] = []
 
     def take(self, batch: Any) -> None:
         """Takes rows, the last of them that of `Stream`."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         if batch.num_rows and all(column[-1].as_py() == _END for column in batch.columns):
             self._has_ended, batch = True, batch.slice(0, batch.num_rows - 1)
         for name, column in zip(self.types, batch.columns, strict=True):
             if column.null_count:
                 self.gaps.add(name)
-            self._fit(name, column)
+            text = pc.utf8_trim_whitespace(column)
+            while (kind := self.types[name]) != "string":
+                try:
+                    numbers = pc.cast(text, pa.int64() if kind == "int64" else pa.float64())
+                except pa.ArrowInvalid:
+                    self.types[name] = {"int64": "float32", "float32": "string"}[kind]
+                    continue
+                if kind == "int64" and is_wide(*pc.min_max(numbers).as_py().values()):
+                    self.wide.add(name)
+                pattern = _CODE if kind == "int64" else _LONG_CODE
+                codes = text.filter(pc.match_substring_regex(text, pattern))
+                if len(codes) and name not in self._said:
+                    self.types[name], self.codes[name] = "string", str(codes[0])
+                break
         self._look_at_quotes(batch)
 
     def finish(self, path: str) -> Found:
-        """Decides what only all values can; raises SourceError where a quote takes in rows."""
+        """Returns what is found; raises SourceError where a quote takes in rows."""
         if not self._has_ended:
             raise SourceError(f"{path!r} ends within the quotes that open in line {self._last:,}; close them")
         for line, place, value in self._suspects:
             if self._holds_rows(place, value.split("\n")):
-                lines = value.count("\n")
                 raise SourceError(
-                    f"{path!r}, line {line:,}: the quotes that open there take in the next {lines:,} lines, "
-                    "which are rows of the table; close them"
+                    f"{path!r}, line {line:,}: the quotes that open there take in the next "
+                    f"{value.count(chr(10)):,} lines, which are rows of the table; close them"
                 )
-        for name in {*self._bare} - self._fractions:
-            if self.types[name] == "float32":
-                self.types[name], self.codes[name] = "string", self._bare[name]
         return Found(self.types, self.gaps, self.wide, self.codes)
-
-    def _fit(self, name: str, column: Any) -> None:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        text = pc.utf8_trim_whitespace(column)
-        while (kind := self.types[name]) != "string":
-            try:
-                numbers = pc.cast(text, pa.int64() if kind == "int64" else pa.float64())
-            except pa.ArrowInvalid:
-                self.types[name] = {"int64": "float32", "float32": "string"}[kind]
-                continue
-            if kind == "int64" and is_wide(*pc.min_max(numbers).as_py().values()):
-                self.wide.add(name)
-            if name not in self._said and (code := _first(text, _CODE if kind == "int64" else _LONG_CODE)):
-                self.types[name], self.codes[name] = "string", code
-            elif name not in self._said and kind == "float32" and name not in self._fractions:
-                self._fractions |= {name} if _first(text, _FRACTION) else set()
-                self._bare |= {name: bare} if (bare := _first(text, _BARE_EXPONENT)) else {}
-            return
 
     def _look_at_quotes(self, batch: Any) -> None:
         """Notes values of several lines that have as many delimiters as rows of so many lines would."""
@@ -205,14 +190,6 @@ class ColumnTypes:
 def is_wide(least: int | None, largest: int | None) -> bool:
     """Returns whether whole numbers between these are more than floats of 32 bits can tell apart."""
     return max(abs(least or 0), abs(largest or 0)) > EXACT
-
-
-def _first(text: Any, pattern: str) -> str:
-    """Returns the first of some texts that a pattern is found in; "" if there is none."""
-    import pyarrow.compute as pc
-
-    found = text.filter(pc.match_substring_regex(text, pattern))
-    return str(found[0]) if len(found) else ""
 
 
 def csv_found(path: str, said: Types) -> Found:

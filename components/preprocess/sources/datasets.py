@@ -71,30 +71,30 @@ class Tfds:
         self._builder = _prepared_builder(tfds, name, data_dir)
         self._image, self._label = _image_and_label(tfds, name, self._builder.info)
         self.class_names = tuple(self._builder.info.features[self._label].names)
-        self._splits = _known_splits(name, self._builder.info)
+        there = self._builder.info.splits
+        self._splits = [split for split in SPLITS if split in there]
+        if others := [f"{split} ({there[split].num_examples:,})" for split in there if split not in SPLITS]:
+            left_out = f"only {', '.join(SPLITS)} are read, not {', '.join(others)}"
+            progress.say("preprocess", f"tfds:{name}: {left_out}")
 
     def __len__(self) -> int:
         return sum(self._builder.info.splits[split].num_examples for split in self._splits)
 
     def __iter__(self) -> Iterator[Example]:
+        decode = self._tfds.decode
+        decoders = decode.PartialDecoding(
+            {self._image: True, self._label: True}, decoders={self._image: decode.SkipDecoding()}
+        )
+        config = self._tfds.ReadConfig(add_tfds_id=True, try_autocache=False)
         for split in self._splits:
+            found = self._builder.as_dataset(
+                split=split, shuffle_files=False, decoders=decoders, read_config=config
+            )
             # One by one, the way of a record from TensorFlow to Python takes twice as long.
-            for batch in self._dataset(split).batch(_BATCH).prefetch(1).as_numpy_iterator():
+            for batch in found.batch(_BATCH).prefetch(1).as_numpy_iterator():
                 rows = zip(batch["tfds_id"], batch[self._label], batch[self._image], strict=True)
                 for key, label, image in rows:
                     yield Example(key=key.decode(), label=int(label), image=image, split=split)
-
-    def _dataset(self, split: str) -> Any:
-        """Returns one split as a tf.data.Dataset of {image: encoded bytes, label, tfds_id}."""
-        decode = self._tfds.decode
-        return self._builder.as_dataset(
-            split=split,
-            shuffle_files=False,
-            decoders=decode.PartialDecoding(
-                {self._image: True, self._label: True}, decoders={self._image: decode.SkipDecoding()}
-            ),
-            read_config=self._tfds.ReadConfig(add_tfds_id=True, try_autocache=False),
-        )
 
 
 def _prepared_builder(tfds: Any, name: str, data_dir: str) -> Any:
@@ -103,19 +103,16 @@ def _prepared_builder(tfds: Any, name: str, data_dir: str) -> Any:
         builder = tfds.builder(name.replace(":", "/", 1), data_dir=data_dir or None)
     except tfds.core.DatasetNotFoundError:
         similar = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False))
-        named = [("similar", similar), (f"prepared in {data_dir}", _prepared(tfds, data_dir))]
-        lists = [f"; {title}: {', '.join(names)}" for title, names in named if names]
-        raise SourceError(f"TensorFlow Datasets has no {name!r}{''.join(lists)}") from None
+        hint = f"; similar: {', '.join(similar)}" if similar else ""
+        raise SourceError(f"TensorFlow Datasets has no {name!r}{hint}") from None
     except Exception as failure:  # a wrong name, config or version: ValueError, AssertionError and more
         raise SourceError(f"cannot open 'tfds:{name}': {_summary(failure)}") from failure
     if builder.is_prepared():
         return builder
     if data_dir:
-        there = ", ".join(_prepared(tfds, data_dir)) or "no dataset"
         raise SourceError(
-            f"'tfds:{name}' is not prepared in {data_dir}, which has {there}; "
-            f"prepare it with 'tfds build {builder.name} --data_dir {data_dir}', or leave data_dir empty to "
-            "download it"
+            f"'tfds:{name}' is not prepared in {data_dir}; prepare it with 'tfds build {builder.name} "
+            f"--data_dir {data_dir}', or leave data_dir empty to download it"
         )
     progress.say("preprocess", f"downloading tfds:{name} to {builder.data_dir}")
     try:
@@ -125,16 +122,6 @@ def _prepared_builder(tfds: Any, name: str, data_dir: str) -> Any:
             f"cannot download 'tfds:{name}': {_summary(failure)}; give a data_dir in which it is prepared"
         ) from failure
     return builder
-
-
-def _prepared(tfds: Any, data_dir: str) -> list[str]:
-    """Returns the names of the datasets in a directory, which may be gs://."""
-    if not data_dir:
-        return []
-    try:
-        return sorted(path.name for path in tfds.core.Path(data_dir).iterdir() if path.is_dir())
-    except OSError:
-        return []
 
 
 def _image_and_label(tfds: Any, name: str, info: Any) -> tuple[str, str]:
@@ -156,16 +143,6 @@ def _image_and_label(tfds: Any, name: str, info: Any) -> tuple[str, str]:
         f"'tfds:{name}' is not an image classification dataset: it has {', '.join(there) or info.features}; "
         "one Image and one ClassLabel are needed"
     )
-
-
-def _known_splits(name: str, info: Any) -> list[str]:
-    """Returns the splits to read, and reports the others (SVHN's "extra"), which are left out."""
-    others = [
-        f"{split} ({info.splits[split].num_examples:,})" for split in info.splits if split not in SPLITS
-    ]
-    if others:
-        progress.say("preprocess", f"tfds:{name}: only {', '.join(SPLITS)} are read, not {', '.join(others)}")
-    return [split for split in SPLITS if split in info.splits]
 
 
 def _summary(failure: Exception) -> str:

@@ -16,14 +16,13 @@ from shardline.components.preprocess import labels, listing, storage
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import Columns
 from shardline.components.preprocess.sources.example import (
-    WHOLE_FILE,
     BadExample,
     Example,
     Source,
     Span,
     brought,
 )
-from shardline.components.preprocess.sources.table import Rows, is_outside
+from shardline.components.preprocess.sources.table import Rows, inside
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
 from shardline.trainer.errors import SourceError, printable
 
@@ -102,21 +101,16 @@ class ListedFiles(Rows):
     def _row_name(self, place: str, values: Mapping[str, Any]) -> str:
         return os.path.normpath(values["image"]) if values["image"] else place
 
-    def _image_fault(self, value: str) -> str:
-        path = os.path.normpath(value)
-        if is_outside(path):
-            return "lies outside the directory of images"
-        if not self._far and not os.path.isfile(os.path.join(self._root, path)):
-            return "there is no such file"
-        return ""
-
     def _image(self, value: str) -> Span:
-        return Span(os.path.join(self._root, os.path.normpath(value)), 0, WHOLE_FILE)
+        span = inside(self._root, value, "lies outside the directory of images")
+        if not self._far and not os.path.isfile(span.file):
+            raise ValueError("there is no such file")
+        return span
 
 
 def _chosen(table: str, settings: PreprocessSettings) -> Columns:
     """Returns columns of a table: the path, the group, and what is to be predicted; others are not read."""
-    columns = Columns(table, {_PATH: "text?", **settings.columns})
+    columns = Columns(table, said={_PATH: "text?", **settings.columns})
     if _PATH not in columns.types:
         there = printable(", ".join(columns.types))[:_SHOWN]
         raise SourceError(f"{table!r} has the columns {there}; one called path is needed")

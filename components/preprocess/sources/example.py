@@ -138,13 +138,11 @@ def read_far(path: str, key: str, surveyed: int, size: int = 0, generation: int 
 def _read_mounted(path: str) -> tuple[bytes, int]:
     """Returns the content of a file, and when it changed, in nanoseconds since the epoch."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
+    with open(file, "rb", buffering=0) as opened:
         status = os.fstat(file)
-        data = os.read(file, status.st_size)
-        while len(data) < status.st_size and (more := os.read(file, status.st_size - len(data))):
+        data = opened.read(status.st_size)
+        while len(data) < status.st_size and (more := opened.read(status.st_size - len(data))):
             data += more
-    finally:
-        os.close(file)
     if len(data) < status.st_size:
         raise TruncatedError(path, len(data), status.st_size)
     return data, status.st_ctime_ns
@@ -174,8 +172,10 @@ def _bring(example: Example | BadExample) -> Example | BadExample:
     path = _far_path(example)
     if not path or not isinstance(example, Example):
         return example
+    image, size, generation = example.image, 0, 0
+    if isinstance(image, Span):
+        size, generation = ~image.length, image.offset
     try:
-        size, generation = _listed(example.image)
         return example._replace(image=read_far(path, example.key, sys.maxsize, size, generation))
     except BadRecordError as error:
         return BadExample(error.name, error.reason)
@@ -184,11 +184,6 @@ def _bring(example: Example | BadExample) -> Example | BadExample:
 def _size(example: Example | BadExample) -> int:
     image = example.image if isinstance(example, Example) else None
     return len(image) if isinstance(image, bytes) else 0
-
-
-def _listed(image: object) -> tuple[int, int]:
-    """Returns size and generation of a whole file, 0 where they are not known."""
-    return (~image.length, image.offset) if isinstance(image, Span) else (0, 0)
 
 
 def _far_path(example: Example | BadExample) -> str:

@@ -5,33 +5,20 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from shardline.trainer.data.features import MOMENTS
 from shardline.trainer.errors import SettingsError, SourceError
+
+if TYPE_CHECKING:
+    from shardline.components.preprocess.settings import PreprocessSettings
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND, _DAY = datetime.timedelta(microseconds=1), 86_400_000_000
 _SECONDS = (100_000_000, 10_000_000_000)  # since 1970, from 1973 to 2286; milliseconds and 20261123 are not
 _GAP = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
-
-
-@dataclass(frozen=True)
-class ByTime:
-    """Splits by time: the column, the shares of the splits, and the gap before validation and test.
-
-    Attributes:
-        gap: In seconds, or where the column holds numbers in their unit.
-        duration: The gap was given as one, 7d: numbers in the column have to be seconds since 1970.
-    """
-
-    column: str
-    shares: Mapping[str, float]
-    gap: float = 0.0
-    duration: bool = False
 
 
 def parse_gap(text: str) -> float:
@@ -81,39 +68,38 @@ class TimeSplits:
         left_out: Rows so far that lie in a gap.
     """
 
-    def __init__(self, by_time: ByTime, feature: str, values: Iterable[Any]) -> None:
+    def __init__(self, settings: PreprocessSettings, feature: str, values: Iterable[Any]) -> None:
         """Reads all values of the column; raises SourceError where they are no times, or all the same."""
         import numpy as np
 
+        column, shares, gap = settings.split_by_time, settings.split, settings.split_gap
         found = (moment(value, feature) for value in values)
         times = np.sort(np.fromiter((time for time in found if time is not None), np.int64))
         if not len(times):
             raise SourceError(
-                f"column {by_time.column!r} holds no times to split by; give numbers, dates or ISO 8601 texts"
+                f"column {column!r} holds no times to split by; give numbers, dates or ISO 8601 texts"
             )
         if times[0] == times[-1]:
-            raise SourceError(
-                f"all rows have the same time in {by_time.column!r}: no split can be made of it"
-            )
+            raise SourceError(f"all rows have the same time in {column!r}: no split can be made of it")
         unit = MOMENTS[feature]
         if (
-            by_time.duration
+            gap[-1:].isalpha()
             and feature != "split_time_us"
             and not (_SECONDS[0] * unit <= times[0] and times[-1] <= _SECONDS[1] * unit)
         ):
             raise SourceError(
-                f"column {by_time.column!r} holds numbers from {moment_text(int(times[0]), feature)} to "
+                f"column {column!r} holds numbers from {moment_text(int(times[0]), feature)} to "
                 f"{moment_text(int(times[-1]), feature)}, which are no seconds since 1970; give split_gap as "
                 "a number in their unit, or a column of dates"
             )
         self.left_out = 0
-        self._gap = gap_of(by_time.gap, feature)
+        self._gap = gap_of(gap, feature)
         reached, starts = 0.0, list[tuple[str, float]]()
         for name in ("train", "validation", "test"):
-            if name in by_time.shares:
+            if name in shares:
                 place = min(round(reached * len(times)), len(times) - 1)
                 starts.append((name, -math.inf if not starts else int(times[place])))
-                reached += by_time.shares[name]
+                reached += shares[name]
         self._starts = starts
 
     def split(self, at: int) -> str | None:
@@ -126,6 +112,6 @@ class TimeSplits:
         return self._starts[place][0]
 
 
-def gap_of(gap: float, feature: str) -> int:
+def gap_of(gap: str, feature: str) -> int:
     """Returns a gap as a feature of `MOMENTS` counts it."""
-    return round(gap * MOMENTS[feature])
+    return round(parse_gap(gap) * MOMENTS[feature])

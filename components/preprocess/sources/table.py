@@ -15,7 +15,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns, open_table
 from shardline.components.preprocess.sources.csv_text import Types
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
-from shardline.components.preprocess.sources.moments import ByTime, TimeSplits, feature_of, moment, parse_gap
+from shardline.components.preprocess.sources.moments import TimeSplits, feature_of, moment
 from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.errors import SourceError, printable
 from shardline.trainer.progress import say
@@ -58,41 +58,35 @@ class Rows:
         images: Sequence[str],
         said: Types | None = None,
     ) -> None:
-        features, label, by_time = settings.features, settings.label, _by_time(settings)
-        self._name = name
-        self._columns = columns
+        self._name, self._columns, self._settings = name, columns, settings
         self._said = settings.columns if said is None else said
-        self._check_said()
-        types = columns.types
-        self._wanted = _wanted(name, types, features, label)
+        types, time = columns.types, settings.split_by_time
+        for column, kind in self._said.items():
+            if not kind.endswith("?") and types.get(column) != COLUMN_TYPES[kind]:
+                found = f"is {types[column]}" if column in types else "is not there"
+                raise SourceError(
+                    f"--column {column}={kind} (columns in a pipeline) names a column of {name!r} that "
+                    f"{found}; correct its values, or the type"
+                )
+        self._wanted = _wanted(name, types, settings.features, settings.label)
         self._targets = [column for one in self._wanted for column in one.columns]
-        self._by_time = by_time
-        times = [by_time.column] if by_time else []
-        if by_time and by_time.column not in types:
+        if time and time not in types:
             raise SourceError(
-                f"{name!r} has no column {by_time.column!r} to split by, it has "
-                f"{printable(', '.join(types))[:300]}"
+                f"{name!r} has no column {time!r} to split by, it has {printable(', '.join(types))[:300]}"
             )
-        features = {ours: theirs for ours, theirs in features.items() if ours != LABEL}
-        self._names = self._named(features, times)
+        self._names = self._named({o: t for o, t in settings.features.items() if o != LABEL})
         self._check_types(images)
         self.wholes = [
             ours for ours, theirs in self._names.items() if types[theirs] != self._type(theirs) == "string"
         ]
-        self._moment = feature_of(types[by_time.column]) if by_time else ""
+        self._moment = feature_of(types[time]) if time else ""
         if self._moment in self._names:
             raise SourceError(
-                f"{name!r} has a feature {self._moment!r}, as which the times of {times[0]!r} are stored; "
+                f"{name!r} has a feature {self._moment!r}, as which the times of {time!r} are stored; "
                 "rename it, or name the columns to use with features"
             )
-        self.features = (
-            *(
-                _feature(ours, self._type(theirs))
-                for ours, theirs in self._names.items()
-                if ours not in _ROLES
-            ),
-            *([Feature(self._moment, "int64")] if by_time else []),
-        )
+        features = [_feature(ours, self._type(t)) for ours, t in self._names.items() if ours not in _ROLES]
+        self.features = (*features, *([Feature(self._moment, "int64")] if time else []))
 
     @functools.cached_property
     def labels(self) -> Sequence[Label]:
@@ -100,56 +94,48 @@ class Rows:
         return labels.find(self._wanted, self._columns.types, self._values)
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        ours, types = tuple(self._names), self._columns.types
-        read = _Reader(self._wanted, self.labels, types)
-        theirs = [*self._targets, *self._names.values()]
-        first, last = len(self._targets), len(theirs)
-        splits = None
-        if self._by_time:
-            splits = TimeSplits(self._by_time, self._moment, self._values(self._by_time.column))
-            theirs.append(self._by_time.column)
-        about = self._columns.about
-        theirs += about
-        checks = self._checks()
+        time, about, checks = self._settings.split_by_time, self._columns.about, self._checks()
+        splits = TimeSplits(self._settings, self._moment, self._values(time)) if time else None
+        read = _Labels(self._wanted, self.labels, self._columns.types)
         self._tell_of_texts()
         slips = Slips(self._may_slip())
         floats = [theirs for _, theirs, kind in checks if kind == "float32"]
+        theirs = [*self._targets, *self._names.values(), *([time] if time else []), *about]
+        first, last = len(self._targets), len(self._targets) + len(self._names)
         batches = tell_rounding(self._columns.batches(theirs), floats)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
-            told = dict(zip(about, row[-len(about) :], strict=True)) if about else {}
-            name = told.get(ROW) or f"row {number}"
-            values = dict(zip(ours, row[first:last], strict=True))
+            told = dict(zip(about, row[len(row) - len(about) :], strict=True))
+            values = dict(zip(self._names, row[first:last], strict=True))
             for one in self.wholes:
                 values[one] = None if values[one] is None else str(values[one])
             slips.look(number, values)
-            fault = told.get(FAULT) or next(filter(None, map(_fault, row, checks)), "")
-            fault = fault or self._role_fault(values)
-            at = moment(row[last], self._moment) if splits else None
-            if not fault and splits and at is None:
-                fault = f"has no time in column {theirs[last]!r}"
-            if not fault:
-                label, fault = read(row[:first])
-            if fault:
-                yield BadExample(f"{self._name} {self._row_name(name, values)}", fault)
+            name, split = self._row_name(told.get(ROW) or f"row {number}", values), told.get(SPLIT)
+            try:
+                for fault in filter(None, (told.get(FAULT), *map(_fault, row, checks))):
+                    raise ValueError(fault)
+                key, image = self._roles(name, values)
+                at = moment(row[last], self._moment) if time else 0
+                if at is None:
+                    raise ValueError(f"has no time in column {time!r}")
+                label = read(row[:first])
+            except ValueError as fault:
+                yield BadExample(f"{self._name} {name}", str(fault))
                 continue
-            split, placed = told.get(SPLIT), dict[str, int]()
-            if splits and at is not None:
-                split, placed = splits.split(at), {self._moment: at}
-                if split is None:
-                    continue
-            key = str(values.pop("key")) if "key" in values else self._row_name(name, values)
-            image = self._image(values.pop("image")) if "image" in values else None
-            yield Example(key, label, image, split, {**values, **self._missing(values), **placed})
+            if splits and (split := splits.split(at)) is None:
+                continue
+            values |= self._missing(values) | ({self._moment: at} if time else {})
+            yield Example(key, label, image, split, values)
         if splits and splits.left_out:
             say("preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test")
         self.slips = slips.found()
 
-    def _role_fault(self, values: Mapping[str, Any]) -> str:
-        """Returns what is wrong with the key or the image of a row; "" if nothing is."""
-        if not str(values.get("key", "")).isprintable():
-            return f"has a key that is no printable text in column {self._names['key']!r}"
-        return self._image_fault(values["image"]) if "image" in values else ""
+    def _roles(self, name: str, values: dict[str, Any]) -> tuple[str, Span | bytes | None]:
+        """Takes key and image out of the values of a row; ValueError says what is wrong with them."""
+        key = str(values.pop("key")) if "key" in values else name
+        if "key" in self._names and not key.isprintable():
+            raise ValueError(f"has a key that is no printable text in column {self._names['key']!r}")
+        return key, self._image(values.pop("image")) if "image" in values else None
 
     def _checks(self) -> Sequence[tuple[str, str, str]]:
         """Returns what `_fault` knows of each value of a row: our name, its column and type."""
@@ -177,21 +163,7 @@ class Rows:
             instead = f"--column {column}=number (columns in a pipeline) makes it a number"
             say("preprocess", f"column {column!r} is text, since it has {why[column]}; {instead}")
 
-    def _check_said(self) -> None:
-        """Refuses types that are said of columns that are not there, or of values that are not such."""
-        types = self._columns.types
-        for column, kind in self._said.items():
-            if not kind.endswith("?") and types.get(column) != COLUMN_TYPES[kind]:
-                values = self._values(column) if column in types else ()
-                fits = labels.is_whole if kind == "integer" else labels.is_number
-                odd = (repr(value) for value in values if value is not None and not fits(str(value)))
-                found = f"which has {next(odd, types[column])}" if column in types else "which is not there"
-                raise SourceError(
-                    f"--column {column}={kind} (columns in a pipeline) names a column of {self._name!r} "
-                    f"{printable(found)[:80]}; correct one of them"
-                )
-
-    def _named(self, features: Mapping[str, str], times: Sequence[str]) -> dict[str, str]:
+    def _named(self, features: Mapping[str, str]) -> dict[str, str]:
         """Returns the columns of features by our names: those that are asked for, or all that are left."""
         name, types = self._name, self._columns.types
         named = {role: role for role in _ROLES if role in types and role not in self._targets}
@@ -209,7 +181,7 @@ class Rows:
                 )
         if not set(features) <= set(_ROLES):
             return named
-        taken = {*named.values(), *self._targets, *times}
+        taken = {*named.values(), *self._targets, self._settings.split_by_time}
         others = [column for column in types if column not in taken]
         for column in others:
             if column in _OWN:
@@ -239,12 +211,8 @@ class Rows:
         """Returns the name of a row in messages, which is its key where no column is, from its place."""
         return place
 
-    def _image_fault(self, value: Any) -> str:
-        """Returns what is wrong with a value of the column image; "" if nothing is."""
-        raise NotImplementedError
-
     def _image(self, value: Any) -> Span | bytes:
-        """Returns the image that a value of the column image gives."""
+        """Returns the image that a value of the column image gives; ValueError says why it gives none."""
         raise NotImplementedError
 
     def _check_types(self, images: Sequence[str]) -> None:
@@ -280,31 +248,30 @@ def _wanted(
     return wanted
 
 
-class _Reader:
+class _Labels:
     """Makes of the labels' columns in a row what an Example holds, or says what is wrong with them."""
 
     def __init__(
         self, wanted: Sequence[labels.Wanted], found: Sequence[Label], types: Mapping[str, str]
     ) -> None:
         self._parts = [
-            (label, len(one.columns), types[one.columns[0]]) for one, label in zip(wanted, found, strict=True)
+            (label, one.columns, types[one.columns[0]], {n: at for at, n in enumerate(label.class_names)})
+            for one, label in zip(wanted, found, strict=True)
         ]
-        self._columns = [one.columns[0] for one in wanted]
-        self._index = [{name: number for number, name in enumerate(label.class_names)} for label in found]
 
-    def __call__(self, row: Sequence[Any]) -> tuple[Any, str]:
-        """Returns the label of an Example, and "" or what is wrong with it."""
+    def __call__(self, row: Sequence[Any]) -> Any:
+        """Returns the label of an Example; ValueError says what is wrong with it."""
         start, given = 0, {}
-        for (label, width, kind), column, index in zip(self._parts, self._columns, self._index, strict=True):
+        for label, columns, kind, index in self._parts:
+            width = len(columns)
             values = row[start : start + width]
             start += width
             value = values[0] if width == 1 else values
             if label.kind == CLASS:
                 value = index.get(str(value), -1)
                 if value < 0:
-                    return (
-                        None,
-                        f"has label {values[0]} in column {column!r}, out of range 0..{LARGEST_CLASS:,}",
+                    raise ValueError(
+                        f"has label {values[0]} in column {columns[0]!r}, out of range 0..{LARGEST_CLASS:,}"
                     )
             elif label.kind == MULTILABEL and width == 1 and kind in ("string", "strings"):
                 value = labels.names_of(value)
@@ -312,9 +279,9 @@ class _Reader:
                 value = [_TRUTHS.get(one.lower() if isinstance(one, str) else one) for one in values]
                 if None in value:
                     place = value.index(None)
-                    return None, f"has {values[place]!r} in column {label.outputs[place]!r}, not 0 or 1"
+                    raise ValueError(f"has {values[place]!r} in column {label.outputs[place]!r}, not 0 or 1")
             given[label.name] = value
-        return (given[LABEL] if len(given) == 1 else given), ""
+        return given[LABEL] if len(given) == 1 else given
 
 
 class Table(Rows):
@@ -333,25 +300,16 @@ class Table(Rows):
         super().__init__(storage.resolve(path), columns, settings, ("string",), said)
         self.has_keys = "key" in self._names
 
-    def _image_fault(self, value: str) -> str:
-        if is_outside(os.path.normpath(value)):
-            return f"has an image outside the table's directory in column {self._names['image']!r}"
-        return ""
-
     def _image(self, value: str) -> Span:
-        return Span(os.path.join(self._root, os.path.normpath(value)), 0, WHOLE_FILE)
+        return inside(self._root, value, "has an image outside the table's directory")
 
 
-def is_outside(path: str) -> bool:
-    """Returns whether a normalized path does not stay in the directory that it is relative to."""
-    return os.path.isabs(path) or path == ".." or path.startswith("../")
-
-
-def _by_time(settings: PreprocessSettings) -> ByTime | None:
-    gap = settings.split_gap
-    if not settings.split_by_time:
-        return None
-    return ByTime(settings.split_by_time, settings.split, parse_gap(gap), duration=gap[-1:].isalpha())
+def inside(root: str, value: str, fault: str) -> Span:
+    """Returns the file of a path relative to a directory; ValueError if it does not stay in it."""
+    path = os.path.normpath(value)
+    if os.path.isabs(path) or path == ".." or path.startswith("../"):
+        raise ValueError(fault)
+    return Span(os.path.join(root, path), 0, WHOLE_FILE)
 
 
 def _empty(feature: Feature) -> Any:

@@ -11,21 +11,20 @@ from typing import cast
 import xxhash
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.example import Layouts, Value, locate, only_value, parse
+from shardline.components.preprocess.example import Layouts, Value, locate, only_value
 from shardline.components.preprocess.labels import LARGEST_CLASS
 from shardline.components.preprocess.listing import find_files
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
 from shardline.components.preprocess.sources.examples import ExampleRows, File, to_text
 from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
-from shardline.trainer.data.features import Feature, Scalar
-from shardline.trainer.errors import BadRecordError, SourceError
+from shardline.trainer.data.features import Feature
+from shardline.trainer.errors import BadRecordError, SourceError, printable
 from shardline.trainer.progress import say
 
 _ROLES = ("image", "label", "key")
 _DTYPES: Mapping[type, str] = {bytes: "string", float: "float32", int: "int64"}
 _TEXT = ("utf-8", "surrogateescape")
-_SHOWN_FEATURES = 12
 
 # Folders of TFX, by the names of its splits. Its Evaluator judges by "eval", as a gate by the test split.
 _FOLDER = re.compile(r"Split-(.+)")
@@ -51,8 +50,7 @@ def open_tfrecords(pattern: str, settings: PreprocessSettings) -> Source:
         raise SourceError(f"{path!r}: the first record: {fault}") from None
     features = settings.features
     image = places.get(features.get("image", "image").encode())
-    is_table = bool(settings.label or settings.split_by_time or settings.columns)
-    is_table |= (image is not None and image.kind != "bytes") or features.get("image", "").endswith("]")
+    is_table = settings.label or settings.split_by_time or settings.columns
     if places and (is_table or not (image or "image" in features)):
         return ExampleRows(pattern, files, settings)
     return TfRecords(files, features)
@@ -122,6 +120,7 @@ class TfRecords:
         if self._types["label"] is bytes:
             index = {name.encode(*_TEXT): label for label, name in enumerate(self.class_names)}
         highest, read, has_key = 0, self._reader(), "key" in self._names
+        names = [feature.name for feature in self.features]
         for path, compression, split in self._files:
             for record in read_records(path, compression=compression):
                 if isinstance(record, BadRecordError):
@@ -131,7 +130,10 @@ class TfRecords:
                 try:
                     start, length, values = read(data)
                     key = to_text(values["key"], "key") if has_key else xxhash.xxh3_128_hexdigest(data)
-                    others = self._others(values) if self.features else _NO_FEATURES
+                    others = {
+                        name: to_text(value, name) if isinstance(value := values[name], bytes) else value
+                        for name in names
+                    }
                 except ValueError as fault:
                     yield BadExample(f"{path} record {number}", str(fault))
                     continue
@@ -174,20 +176,15 @@ class TfRecords:
 
         return read
 
-    def _others(self, values: Mapping[str, Value]) -> dict[str, Scalar]:
-        found = {feature.name: values[feature.name] for feature in self.features}
-        return {
-            name: to_text(value, name) if isinstance(value, bytes) else value for name, value in found.items()
-        }
-
     def _first_types(self) -> dict[str, type]:
         for path, record in _sound_records(self._files):
             try:
                 return {ours: type(value) for ours, value in self._reader()(record.data)[2].items()}
             except ValueError as fault:
+                there = printable(", ".join(name.decode(*_TEXT) for name in locate(record.data)))
                 raise SourceError(
-                    f"{path!r}: the first record: {fault}; it has {_listing(record.data)}; say which is "
-                    "which with features, such as image=image/encoded,label=image/class/label"
+                    f"{path!r}: the first record: {fault}; it has {there[:300]}; say which is which with "
+                    "features, such as image=image/encoded,label=image/class/label"
                 ) from None
         raise SourceError(f"there is no record in {self._files[0].path!r} (of {len(self._files)} files)")
 
@@ -202,21 +199,9 @@ class TfRecords:
         return tuple(sorted(map(_text, found)))
 
 
-_NO_FEATURES: Mapping[str, Scalar] = {}
-
-
 def _text(value: Value) -> str:
     return value.decode(*_TEXT) if isinstance(value, bytes) else str(value)
 
 
 def _numbers(highest: int) -> Sequence[str]:
     return tuple(str(number) for number in range(highest + 1))
-
-
-def _listing(data: bytes) -> str:
-    """Returns what an example has, as one line."""
-    try:
-        there = [f"{name!r} ({kind}, {len(found)})" for name, (kind, found) in sorted(parse(data).items())]
-    except ValueError:
-        return "nothing that can be read"
-    return ", ".join(there[:_SHOWN_FEATURES]) + (", ..." if len(there) > _SHOWN_FEATURES else "")
