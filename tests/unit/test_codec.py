@@ -65,7 +65,7 @@ def test_what_passes_untouched_is_the_same_to_tensorflow_and_to_us(name: str) ->
     assert difference.mean() <= (0 if lossless else 2)
 
 
-@pytest.mark.parametrize("form", ["GIF", "BMP", "WEBP", "TIFF", "PPM"])
+@pytest.mark.parametrize("form", ["GIF", "BMP", "WEBP"])
 @pytest.mark.parametrize("frames", [1, 2])
 def test_other_formats_become_png_of_the_same_pixels(form: str, frames: int) -> None:
     image = scene().quantize(200) if form == "GIF" else scene()
@@ -78,7 +78,7 @@ def test_other_formats_become_png_of_the_same_pixels(form: str, frames: int) -> 
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("size", [0, 32])
 def test_the_exif_orientation_is_applied(form: str, orientation: int, size: int) -> None:
     stored = codec(size).store(turned(orientation, form), "x")
@@ -135,7 +135,7 @@ def test_other_arrays_are_refused(shape: tuple[int, ...], dtype: str) -> None:
         codec().from_pixels(np.zeros(shape, dtype), "x")
 
 
-NO_IMAGE, UNUSUAL = "not an image that can be read", "an unusual kind of image"
+NO_IMAGE = "not an image that can be read"
 JPEG, PNG = PASSING["jpeg"], PASSING["png"]
 
 
@@ -163,7 +163,7 @@ JPEG, PNG = PASSING["jpeg"], PASSING["png"]
         (encoded(scene(40, 3), "JPEG"), "fewer than 4 x 4 pixels"),
         (encoded(scene(40, 3), "BMP"), "fewer than 4 x 4 pixels"),
         *((encoded(Image.new("L", (2000, 501)), form), "more than 1,0") for form in ("PNG", "JPEG", "GIF")),
-        (encoded(Image.new("F", (40, 40)), "TIFF"), UNUSUAL),
+        (encoded(scene(), "TIFF"), NO_IMAGE),
     ],
 )
 def test_what_cannot_be_used_is_named_in_fixed_words(data: bytes, reason: str, image_size: int) -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import struct
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from PIL import Image
 
 from shardline.trainer.data.decode import decode_image
 from shardline.trainer.data.features import Feature
 from tests.helpers import pictures
-from tests.helpers.images import deep, encoded, opened, scene
+from tests.helpers.images import opened
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-dataset.md"
 PICTURES = pictures.pictures()
-UNREAD = ("AVIF", "HEIC", "TIFF", "PPM", "PGM")
+UNREAD = ("AVIF", "HEIC")
 
 
 def test_the_table_of_the_docs_says_what_happens() -> None:
@@ -58,35 +56,6 @@ def test_heic_is_read_upright(name: str, turned: bool) -> None:
 def test_heic_names_the_package_that_reads_it_where_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     assert "pip install pillow-heif" in str(pictures.stored(PICTURES["HEIC, with pillow-heif"]))
-
-
-def patched(tiff: bytes, tag: int, value: int) -> bytes:
-    """Returns a TIFF, little endian, whose first directory has a short value in place of another."""
-    (directory,) = struct.unpack_from("<I", tiff, 4)
-    (entries,) = struct.unpack_from("<H", tiff, directory)
-    places = range(directory + 2, directory + 2 + 12 * entries, 12)
-    place = next(each for each in places if struct.unpack_from("<H", tiff, each) == (tag,))
-    changed = bytearray(tiff)
-    struct.pack_into("<HIHH", changed, place + 2, 3, 1, value, 0)
-    return bytes(changed)
-
-
-def test_a_tiff_of_12_bits_is_not_almost_black() -> None:
-    packed = Image.frombytes("L", (90, 40), b"\xff\x00\x80" * 1200)  # two samples in three bytes
-    found = pictures.stored(patched(patched(encoded(packed, "TIFF"), 256, 60), 258, 12))
-    assert not isinstance(found, str)
-    assert found.converted == ("tiff", "16 bit")
-    assert np.asarray(opened(found.data)).max() == 255
-
-
-@pytest.mark.parametrize("bits", [8, 16])
-def test_a_tiff_whose_white_is_zero_is_turned_round(bits: int) -> None:
-    image = deep() if bits == 16 else scene().convert("L")
-    usual = encoded(image, "TIFF")
-    one, other = (pictures.stored(data) for data in (usual, patched(usual, 262, 0)))
-    assert not isinstance(one, str)
-    assert not isinstance(other, str)
-    assert np.array_equal(np.asarray(opened(one.data)), 255 - np.asarray(opened(other.data)))
 
 
 @pytest.mark.parametrize("name", ["BMP, grey", "GIF", "WebP, alpha channel", "PNG", "JPEG"])
