@@ -22,10 +22,7 @@ from shardline.trainer.errors import SettingsError, SourceError
 
 def splits(times: Iterable[Any], feature: str = "split_number", gap: str = "", **shares: float) -> TimeSplits:
     """Returns the splits by a column day, of eight, one and one tenths unless others are given."""
-    given = {"split": shares} if shares else {}
-    return TimeSplits(
-        PreprocessSettings(source="table:x.csv", split_by_time="day", split_gap=gap, **given), feature, times
-    )
+    return TimeSplits("day", shares or {"train": 0.8, "validation": 0.1, "test": 0.1}, gap, feature, times)
 
 
 def test_times_are_numbers_dates_and_texts() -> None:

@@ -191,7 +191,7 @@ def opened_picture(encoded: bytes, header: Header | None) -> Iterator[Picture]:
         UnreadableError: It is none of these, or it cannot be decoded.
     """
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the codec has a limit of its own
-    formats = FORMATS
+    formats: tuple[str, ...] = FORMATS
     if encoded.startswith(b"ftyp", 4):
         with suppress(ImportError):
             heif = importlib.import_module("pillow_heif")

@@ -146,9 +146,11 @@ def render(found: Stats) -> str:
             table = text.table(titles, [(printable(row[0]), *row[1:]) for row in rows])
             parts.append(f"{table}\n{note}".rstrip())
     if found.numbers:
-        parts.append(text.table(columns.NUMBER_TITLES, map(columns.number_row, found.numbers)))
+        parts.append(text.table(columns.NUMBER_TITLES, [columns.number_row(each) for each in found.numbers]))
     if found.texts:
-        parts.append(text.table(columns.TEXT_TITLES, map(columns.text_row, found.texts), align="lrrl"))
+        parts.append(
+            text.table(columns.TEXT_TITLES, [columns.text_row(each) for each in found.texts], align="lrrl")
+        )
     byte_row = columns.number_row(found.record_bytes, text.size)[:-2]
     parts.append(text.table(("bytes", *columns.NUMBER_TITLES[1:-2]), [byte_row]))
     if found.image_sizes:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from shardline.trainer.data.features import MOMENTS
 from shardline.trainer.errors import SettingsError, SourceError
-
-if TYPE_CHECKING:
-    from shardline.components.preprocess.settings import PreprocessSettings
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -68,11 +65,12 @@ class TimeSplits:
         left_out: Rows so far that lie in a gap.
     """
 
-    def __init__(self, settings: PreprocessSettings, feature: str, values: Iterable[Any]) -> None:
+    def __init__(
+        self, column: str, shares: Mapping[str, float], gap: str, feature: str, values: Iterable[Any]
+    ) -> None:
         """Reads all values of the column; raises SourceError where they are no times, or all the same."""
         import numpy as np
 
-        column, shares, gap = settings.split_by_time, settings.split, settings.split_gap
         found = (moment(value, feature) for value in values)
         times = np.sort(np.fromiter((time for time in found if time is not None), np.int64))
         if not len(times):

@@ -95,7 +95,8 @@ class Rows:
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         time, about, checks = self._settings.split_by_time, self._columns.about, self._checks()
-        splits = TimeSplits(self._settings, self._moment, self._values(time)) if time else None
+        shares, gap = self._settings.split, self._settings.split_gap
+        splits = TimeSplits(time, shares, gap, self._moment, self._values(time)) if time else None
         read = _Labels(self._wanted, self.labels, self._columns.types)
         self._tell_of_texts()
         slips = Slips(self._may_slip())

@@ -39,7 +39,7 @@ def open_tfrecords(pattern: str, settings: PreprocessSettings) -> Source:
     Raises:
         SourceError: No file matches, one is not a TFRecord file, or the first record has not these features.
     """
-    paths = [path for path in find_files(pattern) if os.path.basename(path) != "schema.pbtxt"]
+    paths = find_files(pattern)
     storage.expect(filter(storage.is_far, paths))
     splits = _splits_of(paths)
     files = [File(path, detect_compression(path), split) for path, split in zip(paths, splits, strict=True)]
