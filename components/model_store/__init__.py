@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,7 +84,6 @@ class Export:
     """Description of an export, the content of export.json; None where something was not done or is unknown.
 
     Attributes:
-        fingerprint: Fingerprint of the dataset.
         labels: What the model predicts.
         deviations: Standard deviation of each number in training, by name of the label.
         quantiles: Shares of the quantiles that the model gives, by name of the label, of those of which it
@@ -93,10 +92,8 @@ class Export:
             `serving_default`.
         signatures: By name, the "inputs" and "outputs" of each signature: "dtype" and "shape" by name.
         softmax_added: Whether the model returns logits of classes, and the export added a softmax.
-        parameters: Number of parameters.
         bytes: Size of the SavedModel in bytes.
         versions: Releases of the packages it was exported with, by name.
-        git_revision: Revision of the code.
         settings: Content of the training's settings.json.
         compared_examples: Number of examples on which the export was compared with the model.
         max_difference: Largest difference on those examples, of a probability, or of a number in standard
@@ -133,14 +130,8 @@ class Export:
 
     @classmethod
     def read(cls, out: Path) -> Export:
-        """Reads export.json, with defaults for what it lacks; raises ModelError as `read_part` does.
-
-        Earlier releases, whose label was always a class, have written the names of the classes alone.
-        """
-        export = read_part(out, EXPORT_FILE, cls)
-        if not export.labels and (names := read_part(out, EXPORT_FILE, _Earlier).class_names):
-            return replace(export, labels=(Label(LABEL, CLASS, names),))
-        return export
+        """Reads export.json, with defaults for what it lacks; raises ModelError as `read_part` does."""
+        return read_part(out, EXPORT_FILE, cls)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -148,26 +139,17 @@ class Export:
         return self.labels[0].class_names if len(self.labels) == 1 else ()
 
 
-@dataclass(frozen=True)
-class _Earlier:
-    class_names: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """What others read of evaluation.json; all of it is `shardline.components.validate.evaluation`.
 
     Attributes:
-        fingerprint: Fingerprint of the dataset.
-        split: The split that was measured on.
-        examples: Number of its examples.
+        split: The split that was measured on, which has so many `examples`.
         accuracy: Share of right predictions, 0..1; None where there is not one class.
         log_loss: Mean natural-log loss over the examples with finite outputs; None if there are none.
         class_names: Class names in the order of the labels; () of numbers.
         confusion: Examples by true class (row) and predicted class (column); () where there is not one class.
-        metrics: Values by name.
-        label: Name of the label; "" of several.
-        kind: Its kind; "" of several.
+        label: Name of the label, as `kind` is its kind; "" of several.
         parts: The same of each of several labels.
     """
 

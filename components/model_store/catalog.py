@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shardline.components.model_store import EXPORT_FILE, MODEL_FILE, SAVED_MODEL
 from shardline.components.model_store.places import Bucket, Disk, TextFile
 from shardline.components.run_record import on_platform
 from shardline.components.text import short
@@ -229,12 +228,11 @@ def refuse_others(place: Place) -> None:
     others = [name for name in found if name not in _BESIDE]
     if not others or VERSIONS in found or place.read(CHAMPION_FILE).text is not None:
         return
-    remedy = "give the directory of champions, or a new one"
-    if {EXPORT_FILE, SAVED_MODEL, MODEL_FILE}.intersection(others):
-        command = f"{PROMOTE} DIR {place.where('')}/"
-        remedy = f"that is one model: '{command}' makes it the champion in DIR, the one to give"
     there = f"{CHAMPION_FILE}, {VERSIONS}/), but {short(', '.join(others), 80)}"
-    raise SettingsError(f"{place.where('')} holds no champions ({there}; {remedy}")
+    raise SettingsError(
+        f"{place.where('')} holds no champions ({there}; give the directory of champions, or a new one, "
+        f"in which '{PROMOTE} DIR MODEL/' makes a model the champion"
+    )
 
 
 def read_catalog(place: Place) -> tuple[Catalog, TextFile]:
@@ -246,18 +244,16 @@ def read_catalog(place: Place) -> tuple[Catalog, TextFile]:
     file, seen = place.where(CHAMPION_FILE), place.read(CHAMPION_FILE)
     command = f"{PROMOTE} ANOTHER {place.where(VERSIONS)}/VERSION/"
     remedy = f"restore it, or begin anew with one of its versions: {command}"
-    if seen.text is None and place.names(VERSIONS):
+    if seen.text is None:
+        if not place.names(VERSIONS):
+            return Catalog(versions=()), seen
         seen = place.read(CHAMPION_FILE)  # the first one may have come meanwhile
         if seen.text is None:
             raise ModelError(f"{file} is gone, but there are versions; {remedy}")
-    if seen.text is None:
-        return Catalog(versions=()), seen
     try:
         content = files.parse_json(seen.text, file, ModelError)
     except ModelError as error:
         raise ModelError(f"{error}; {remedy}") from None
-    if isinstance(content, dict) and "path" in content and "versions" not in content:
-        raise ModelError(f"{file} is of an earlier release, its champion is {content['path']}; {remedy}")
     return restore(Catalog, content, file, ModelError, remedy), seen
 
 

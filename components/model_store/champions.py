@@ -45,8 +45,6 @@ from shardline.trainer import files
 from shardline.trainer.errors import ModelError
 from shardline.trainer.records import restore
 
-PUBLISHED, PROMOTED, ROLLED_BACK = "published", "promoted", "rolled back"
-
 #: Characters of a source in the name of a directory.
 _LONGEST_NAME = 100
 #: What the name of a version begins with, and what one looks like that was begun here.
@@ -66,7 +64,7 @@ def directory_name(source: str) -> str:
 def current(champion: str | os.PathLike[str]) -> Version | None:
     """Returns the present champion, or None where nothing has been published yet.
 
-    Raises ModelError when champion.json is damaged, or gone, PlatformError when a bucket cannot be read.
+    Raises ModelError when champion.json is damaged or gone, PlatformError when a bucket cannot be read.
     """
     return read_catalog(open_store(champion))[0].champion
 
@@ -74,12 +72,6 @@ def current(champion: str | os.PathLike[str]) -> Version | None:
 def require_current(champion: str | os.PathLike[str]) -> Version:
     """Returns the present champion; raises ModelError where there is none, or as `current` does."""
     return _require_champion(open_store(champion))[2]
-
-
-def require_version(champion: str | os.PathLike[str], version: str) -> Version:
-    """Returns a version's record; raises ModelError where there is none, with those that there are."""
-    place = open_store(champion)
-    return read_catalog(place)[0].require(version, place)
 
 
 def complete_versions(champion: str | os.PathLike[str]) -> list[Version]:
@@ -142,9 +134,8 @@ def check_judged(exported: Path, champion: str, run: str = "") -> None:
 def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, run: str = "") -> Version:
     """Makes an exported model the champion, if the champion is still the one that it was judged against.
 
-    Each file is copied into a new directory and forced to disk. After a crash or an error before the commit
-    the previous champion is untouched. Publishing again makes a new version, unless `run`, the name of a run,
-    is given and has published this model already.
+    Until the commit the previous champion is untouched. Publishing again makes a new version, unless `run`,
+    the name of a run, is given and has published this model already.
 
     Raises:
         ModelError: When `exported` is not a complete validation or its model is not blessed, the present
@@ -173,7 +164,7 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
         version = found or copied
         assert version is not None
         if catalog.version == (verdict.champion or ""):
-            after = catalog.committed(replace(version, previous=catalog.version), PUBLISHED, place.who())
+            after = catalog.committed(replace(version, previous=catalog.version), "published", place.who())
             if write_catalog(place, after, seen):
                 return after.require(version.version, place)
         elif found or write_catalog(place, catalog.having(version), seen):
@@ -207,22 +198,23 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
     catalog, seen = read_catalog(place)
     if NAME.fullmatch(wanted):
         found = catalog.require(wanted, place)
-        _check_blessed(found.blessed, found.verdict, wanted, override)
+        blessed, reason = found.blessed, found.verdict
     else:
         with open_store(wanted).fetched("") as exported:
             verdict = read_part(exported, BLESSING_FILE, Verdict)
-            _check_blessed(verdict.blessed, verdict.reason, wanted, override)
-            mark = _digest(exported, wanted)
-            found = catalog.published(mark) or _put(place, seen, exported, verdict, mark, source=wanted)
-    found = replace(found, override="" if found.blessed else override)
-    return _commit_by_hand(place, catalog, seen, found, PROMOTED)
-
-
-def _check_blessed(blessed: bool, reason: str, what: str, override: str) -> None:
+            blessed, reason = verdict.blessed, verdict.reason
+            if blessed or override.strip():
+                mark = _digest(exported, wanted)
+                found = catalog.published(mark) or _put(place, seen, exported, verdict, mark, source=wanted)
     if not blessed and not override.strip():
         raise ModelError(
-            f"{what} is not blessed ({reason}); give --override REASON to make it the champion all the same"
+            f"{wanted} is not blessed ({reason}); give --override REASON to make it the champion all the same"
         )
+    found, before = replace(found, override="" if found.blessed else override), catalog.version
+    catalog, seen = read_catalog(place)  # the copy has taken its time
+    if catalog.version != before:
+        raise ModelError(f"{place.where('')} has been changed meanwhile; look at it and try again")
+    return _commit_by_hand(place, catalog, seen, found, "promoted", previous=catalog.version)
 
 
 def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
@@ -246,33 +238,24 @@ def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
         raise ModelError(
             f"{wanted} never was the champion; look at it, then: {PROMOTE} {place.where('')} {wanted}"
         )
-    return _commit_by_hand(place, catalog, seen, found, ROLLED_BACK)
+    return _commit_by_hand(place, catalog, seen, found, "rolled back", previous=found.previous)
 
 
-def _commit_by_hand(place: Place, catalog: Catalog, seen: TextFile, version: Version, how: str) -> Version:
+def _commit_by_hand(
+    place: Place, catalog: Catalog, seen: TextFile, version: Version, how: str, *, previous: str
+) -> Version:
     """Makes a version the champion as somebody says who has looked at the catalog.
 
-    Raises ModelError when it is the champion already, its files are gone, or the champion has changed
-    meanwhile.
+    Raises ModelError when it is the champion already, its files are gone, or something has changed meanwhile.
     """
-    before, is_listed = catalog.version, catalog.find(version.version)
-    if version.version == before:
-        raise ModelError(f"{before} is the champion already; name another version")
-    while catalog.version == before:
-        if is_listed:
-            catalog.require(version.version, place)  # it may have been pruned
-        if not place.names(version.path):
-            raise ModelError(
-                f"the files of {version.version} are gone from {place.where('')}; name another one"
-            )
-        previous = version.previous if how == ROLLED_BACK else before
-        after = catalog.committed(replace(version, previous=previous), how, place.who())
-        if write_catalog(place, after, seen):
-            return after.require(version.version, place)
-        catalog, seen = read_catalog(place)
-    raise ModelError(
-        f"the champion was {before or 'none'} and is {catalog.version} since; look at it and try again"
-    )
+    if version.version == catalog.version:
+        raise ModelError(f"{version.version} is the champion already; name another version")
+    if not place.names(version.path):
+        raise ModelError(f"the files of {version.version} are gone from {place.where('')}; name another one")
+    after = catalog.committed(replace(version, previous=previous), how, place.who())
+    if not write_catalog(place, after, seen):
+        raise ModelError(f"{place.where('')} has been changed meanwhile; look at it and try again")
+    return after.require(version.version, place)
 
 
 def prune(champion: str | os.PathLike[str], keep: int) -> list[str]:

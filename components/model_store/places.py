@@ -2,16 +2,14 @@
 
 Both have the same methods, which raise SettingsError, RunError or PlatformError where the place cannot be
 used; names of files are relative, with slashes. On a disk the file is compared and renamed over while a lock
-is held, which the system takes from whoever dies. In a bucket its generation is compared; everything goes
-through the storage client there: a mounted bucket has no rename of one step, and shows what others have
-written with a delay. A mount is used to read large files, where there is one.
+is held. In a bucket its generation is compared, through the storage client: a mounted bucket has no rename of
+one step, and shows what others have written with a delay. A mount is used to read large files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import getpass
 import os
 import shutil
 import socket
@@ -66,12 +64,7 @@ class Disk:
             return TextFile(None)
         except OSError as error:
             raise crash.of_place(error, f"cannot read {path}: {error.strerror}") from None
-        try:
-            return TextFile(files.read_text(path, ModelError))
-        except ModelError:
-            if os.path.lexists(path):
-                raise
-            return TextFile(None)  # removed meanwhile
+        return TextFile(files.read_text(path, ModelError))
 
     def replace(self, name: str, text: str, seen: TextFile) -> bool:
         """Compares and renames while the lock is held, and clears what a killed process has left."""
@@ -141,7 +134,7 @@ class Disk:
 
     def who(self) -> str:
         """Returns who writes here: user@host."""
-        return user_and_host()
+        return _user_and_host()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -265,7 +258,7 @@ class Bucket:
 
     def who(self) -> str:
         """Returns the service account of the credentials, or user@host where they have none."""
-        return self._objects.account or user_and_host()
+        return self._objects.account or _user_and_host()
 
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name
@@ -279,10 +272,5 @@ def files_below(directory: Path) -> Iterator[Path]:
     return (path for path in sorted(directory.rglob("*")) if path.is_file())
 
 
-def user_and_host() -> str:
-    """Returns who writes: user@host."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may have no entry for its user
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+def _user_and_host() -> str:
+    return f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"

@@ -48,10 +48,12 @@ def list_versions(directory: str, as_json: bool) -> None:
 @json_option
 def show_champion(directory: str, version: str, as_json: bool) -> None:
     """Show a VERSION in DIRECTORY (or gs://), or the champion and those to which it can be rolled back."""
-    from shardline.components.model_store.champions import complete_versions, require_current, require_version
+    from shardline.components.model_store.catalog import open_store, read_catalog
+    from shardline.components.model_store.champions import complete_versions, require_current
 
     if version:
-        facts = {"version": version, **_facts(directory, require_version(directory, version))}
+        place = open_store(directory)
+        facts = {"version": version, **_facts(directory, read_catalog(place)[0].require(version, place))}
         show(as_json, facts, *_lines(facts))
         return
     present = require_current(directory)

@@ -206,7 +206,8 @@ def make_good(made: Path) -> None:
     exported.mkdir()
     answer = {"probabilities": [0.8, 0.2], "label": 0, "label_name": "cat"}
     golden = {"instances": [{"x": 1.0}], "predictions": [answer]}
-    (exported / "export.json").write_text(json.dumps({"class_names": ["cat", "dog"], "golden": golden}))
+    label = {"name": "label", "kind": "class", "outputs": ["cat", "dog"]}
+    (exported / "export.json").write_text(json.dumps({"labels": [label], "golden": golden}))
     run = made / "run"
     run.mkdir()
     (run / "run.log").write_text("10:00:00.000 - INFO - Executing task 'train'\n    train: hello\n")

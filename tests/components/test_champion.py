@@ -306,7 +306,7 @@ def put(shelf, tmp_path):
     [
         (
             ("export.json", "saved_model/saved_model.pb"),
-            "but export.json, saved_model; that is one model: 'shardline ",
+            "but export.json, saved_model; give the directory of champions, or a new one",
         ),
         (("manifest.json",), "but manifest.json; give the directory of champions, or a new one"),
         (("digits/versions/1/version.json",), "but digits; give"),

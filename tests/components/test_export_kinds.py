@@ -1,7 +1,6 @@
 """Exports of every kind of label: what the signatures give, and what the golden examples notice."""
 
 import copy
-import json
 
 import keras
 import numpy as np
@@ -160,14 +159,6 @@ def test_answers_of_two_labels_differ_by_the_larger_difference():
 
     assert largest_gap_of(one, other, {"price": (4.0,)}) == pytest.approx(0.5)
     assert largest_gap_of(one, one, {}) == 0.0
-
-
-def test_an_export_of_an_earlier_release_has_one_class(tmp_path):
-    (tmp_path / "export.json").write_text(json.dumps({"class_names": ["cat", "dog"]}))
-
-    (label,) = Export.read(tmp_path).labels
-
-    assert (label.name, label.kind, label.outputs) == ("label", "class", ("cat", "dog"))
 
 
 def test_a_model_without_an_output_for_a_label_is_refused(tmp_path):

@@ -41,7 +41,7 @@ def write_golden(directory: Path) -> Path:
     instances = [{"x": float(number)} for number in range(-2, 4)]
     golden = {"instances": instances, "predictions": golden_answers(instances)}
     directory.mkdir(parents=True, exist_ok=True)
-    content = {"class_names": ["cat", "dog"], "golden": golden}
+    content = {"labels": [{"name": "label", "kind": "class", "outputs": ["cat", "dog"]}], "golden": golden}
     (directory / model_store.EXPORT_FILE).write_text(json.dumps(content))
     return directory
 

@@ -143,5 +143,5 @@ def test_a_run_here_is_refused_a_directory_of_something_else_for_its_champion(tm
     check_run(SENT, given, here=True)
     (tmp_path / "export.json").touch()
 
-    with pytest.raises(ShardlineError, match=r"holds no champions .* but export\.json; that is one model"):
+    with pytest.raises(ShardlineError, match=r"holds no champions .* but export\.json; give"):
         check_run(SENT, given, here=True)
