@@ -89,18 +89,6 @@ def test_a_number_is_stored_as_it_is_and_measured(
     assert shards.items() <= contents(diabetes).items()
 
 
-@pytest.mark.parametrize("name", ["wine", "breast_cancer"])
-def test_classes_with_the_columns_of_a_real_table(tmp_path: Path, name: str) -> None:
-    real = getattr(datasets, f"load_{name}")()
-    manifest = run(f"table:{write_toy(tmp_path, name)}", tmp_path / "out", label="target")
-    assert manifest.class_names == tuple(sorted(real.target_names.tolist()))
-    assert [column.name for column in manifest.columns] == list(real.feature_names)
-    counts = np.sum([split.class_counts for split in manifest.splits.values()], axis=0)
-    names = real.target_names[real.target].tolist()
-    assert counts.tolist() == [names.count(one) for one in manifest.class_names]
-    assert verify(tmp_path / "out", processes=1).damages == ()
-
-
 def test_two_labels_of_real_snippets(snippets: Path) -> None:
     manifest = manifests.load(snippets)
     assert [(label.name, label.kind, len(label.outputs)) for label in manifest.labels] == [
@@ -236,14 +224,6 @@ def test_labels_that_cannot_be_learned_are_refused(tmp_path: Path, label: str, m
     with pytest.raises(SourceError, match=message):
         run(f"table:{path}", tmp_path / "out", label=label)
     assert not (tmp_path / "out").exists()
-
-
-def test_bad_labels_are_left_out_where_that_is_allowed(tmp_path: Path) -> None:
-    rows = [(i, "" if i == 3 else "inf" if i == 4 else i / 2) for i in range(40)]
-    path = write_csv(tmp_path / "table.csv", ["x", "label"], rows)
-    manifest = run(f"table:{path}", tmp_path / "out", on_bad_record="skip", max_bad_fraction=0.1)
-    assert (manifest.records, sum(manifest.rejected.values())) == (38, 2)
-    assert verify(tmp_path / "out", processes=1).damages == ()
 
 
 def test_a_manifest_that_says_other_labels_is_found_out(diabetes: Path, tmp_path: Path) -> None:

@@ -109,14 +109,6 @@ def test_digits() -> None:
     assert {(e.image.shape, e.image.dtype) for e in examples} == {((8, 8, 1), np.dtype("uint8"))}  # type: ignore[union-attr]
 
 
-def test_the_shapes_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPOSITORY)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    source = opened("shardline.pipelines.project.template.images.my_package.source:Source")
-    assert source.class_names == ("circle", "square", "triangle")
-    assert [example.label for example in source] == [0, 1, 2] * 200  # type: ignore[union-attr]
-
-
 def test_a_folder_per_class_behind_a_url(bucket: str) -> None:
     expected = {}
     for index in range(150):  # more than are fetched at a time
@@ -159,15 +151,6 @@ def test_records_behind_a_url(tmp_path: Path, bucket: str) -> None:
         opened(f"tfrecord:{bucket}/*")
     with pytest.raises(SourceError, match="no file matches 'gs://bucket/data/c"):
         opened(f"tfrecord:{bucket}/c-*")
-
-
-def test_a_table_behind_a_url(bucket: str) -> None:
-    put(f"{bucket}/table.csv", b"image,label,weight\nimages/1.jpg,dog,0.5\nimages/2.jpg,cat,1\n")
-    put(f"{bucket}/images/1.jpg", b"one")
-    put(f"{bucket}/images/2.jpg", b"two")
-    source = opened(f"table:{bucket}/table.csv")
-    assert content(source) == {"row 1": ("dog", b"one"), "row 2": ("cat", b"two")}
-    assert [example.features for example in source] == [{"weight": 0.5}, {"weight": 1.0}]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -82,14 +81,6 @@ def test_compressed_text_files(tmp_path: Path, suffix: str, end: str, codec: str
         out.write(lines)
     found = read(f"table:{path}")
     assert [one.features["x"] for one in found.values()] == [1.5, 2.5]
-
-
-def test_a_dataset_of_many_files(tmp_path: Path) -> None:
-    for number in range(3):
-        content = b"x,label\n" + b"".join(b"%d,%s\n" % (n, b"ab"[n % 2 : n % 2 + 1]) for n in range(40))
-        (tmp_path / f"part-{number}.csv.gz").write_bytes(gzip.compress(content))
-    manifest = preprocess(PreprocessSettings(source=f"table:{tmp_path}/part-*.csv.gz"), tmp_path / "out")
-    assert manifest.records == 120
 
 
 def test_types_that_differ_are_joined_or_named(tmp_path: Path) -> None:

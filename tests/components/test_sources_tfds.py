@@ -15,7 +15,7 @@ from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import Source
 from shardline.trainer import progress
 from shardline.trainer.errors import SourceError
-from tests.helpers.data import payload, real_data
+from tests.helpers.data import real_data
 
 # Its own code uses what protobuf, importlib and numpy have deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -151,16 +151,3 @@ def test_a_download_that_fails_is_one_line() -> None:
 def test_datasets_that_cannot_be_read(name: str, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         opened(name, data_dir=str(real_data() / "tfds"))
-
-
-@pytest.mark.matrix
-def test_the_bytes_of_mnist_are_those_that_tfds_wrote() -> None:
-    """The same images, once through TFDS and once as records of its files."""
-    directory = real_data() / "tfds"
-    source = opened("mnist", data_dir=str(directory))
-    assert len(source) == 70_000  # type: ignore[arg-type]
-    through_tfds = {example.image: example.label for example in source if example.split == "test"}
-    files = PreprocessSettings(source=f"tfrecord:{directory}/mnist/3.0.1/mnist-test.tfrecord-*")
-    from_files = {payload(example.image): example.label for example in open_source(files)}
-    assert len(from_files) == 10_000
-    assert from_files == through_tfds

@@ -2,9 +2,8 @@
 
 Without `image_size` and with encoding "keep", a JPEG or PNG passes untouched, and is checked as is asked for:
 its header alone, the structure of its file (`images.structure`) and of some JPEG the pixels, or all pixels.
-`tf.io.decode_image` reads grey, palette, alpha, 16-bit and animated PNG (alpha dropped, high byte, first
-frame) and CMYK JPEG as this module does; they are counted all the same. What it would not read so is
-converted: other formats, arithmetically coded JPEG, and images that only their EXIF data says how to turn.
+What `tf.io.decode_image` would not read as this module does is converted: other formats, arithmetically coded
+JPEG, and images that only their EXIF data says how to turn.
 """
 
 from __future__ import annotations

@@ -67,10 +67,7 @@ _COLOUR_MODES = frozenset({"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"})
 
 
 class Converter:
-    """Decodes images, turns them upright, fits and encodes them as a `Codec` is to store them.
-
-    `check_size` takes height and width, and raises an UnreadableError for those that are refused.
-    """
+    """Decodes images, turns them upright, fits and encodes them as a `Codec` is to store them."""
 
     def __init__(
         self, size: int, mode: str, encoding: str, channels: int, check_size: Callable[[int, int], None]
@@ -181,15 +178,7 @@ class Picture:
 
 @contextmanager
 def opened_picture(encoded: bytes, header: Header | None) -> Iterator[Picture]:
-    """Opens an image of any of `FORMATS`, or HEIC where pillow-heif is installed.
-
-    Args:
-        encoded: The file.
-        header: What `read_header` has found in it.
-
-    Raises:
-        UnreadableError: It is none of these, or it cannot be decoded.
-    """
+    """Opens an image of any of `FORMATS`, or HEIC where pillow-heif is installed; else an UnreadableError."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the codec has a limit of its own
     formats: tuple[str, ...] = FORMATS
     if encoded.startswith(b"ftyp", 4):
@@ -216,10 +205,7 @@ def opened_picture(encoded: bytes, header: Header | None) -> Iterator[Picture]:
 
 
 class Memory:
-    """Two places for the pixels of one image at a time, used again for the next image.
-
-    The system hands out fresh memory page by page, which takes a sixth of the time of a small photo.
-    """
+    """Two places for the pixels of one image at a time: fresh memory takes a sixth of a photo's time."""
 
     def __init__(self) -> None:
         self._places = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
@@ -274,20 +260,20 @@ def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
 def fit(pixels: Pixels, place: Placement, target: tuple[int, int], memory: Memory) -> Pixels:
     """Resizes the placed part of an upright image, with antialiasing, and pads it with black.
 
-    The result is in `memory`, in which the image itself may be, at the first place.
-
-    The image is already shrunk by the placement's reduction. The variance of the whole filter is that of the
-    triangle which `tf.image.resize` uses with antialiasing: a box that shrinks by the reduction, a Gaussian
-    for what is missing, and bilinear interpolation. It takes a fifth of the time. (A triangle over r pixels
-    has variance r**2 / 6, a box over f has (f**2 - 1) / 12.)
+    The result is in `memory`, in which the image itself may be, at the first place. It is already shrunk by
+    the placement's reduction. The variance of the whole filter is that of the triangle which
+    `tf.image.resize` uses, in a fifth of its time: a box that shrinks by the reduction, a Gaussian for what
+    is missing, and bilinear interpolation. (A triangle over r pixels has r**2 / 6, a box (r**2 - 1) / 12.)
     """
     step = place.reduction
     top, left = place.top // step, place.left // step
     part = pixels[top : top + place.height // step, left : left + place.width // step]
-    sigma_y, sigma_x = (
-        _blur(source / fitted, step)
+    # Of the Gaussian that is missing before interpolation.
+    variances = (
+        ((source / fitted) ** 2 - 1) / 6 - (1 - step**-2) / 12
         for source, fitted in zip(part.shape, (place.fitted_height, place.fitted_width), strict=False)
     )
+    sigma_y, sigma_x = (math.sqrt(one) if one >= _LEAST_VARIANCE else 0.0 for one in variances)
     free = 1
     if sigma_x or sigma_y:
         kernel = tuple(2 * math.ceil(2 * sigma) + 1 if sigma >= 0.9 else 3 for sigma in (sigma_x, sigma_y))
@@ -334,9 +320,3 @@ def encode(pixels: Pixels, encoding: str, *, quality: int = QUALITY) -> bytes:
     if not done:
         raise UnreadableError("cannot be encoded as png")
     return data.tobytes()
-
-
-def _blur(ratio: float, reduction: int) -> float:
-    """Returns the standard deviation, in pixels, of the Gaussian that is missing before interpolation."""
-    variance = (ratio**2 - 1) / 6 - (1 - reduction**-2) / 12
-    return math.sqrt(variance) if variance >= _LEAST_VARIANCE else 0.0

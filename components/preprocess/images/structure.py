@@ -1,10 +1,8 @@
 """Structure of JPEG and PNG files: their headers, and whether they are whole, without decoding them.
 
 What the checks refuse is what the decoders of TensorFlow (libpng, libjpeg-turbo) end with an error on, and
-more. PNG: RFC 2083, every critical chunk with its checksum, and the pixels inflated to their end. JPEG: ITU-T
-T.81 annex B, every segment up to the end marker; libjpeg-turbo says whether their tables and scans are sound.
-Garbage between two markers of a JPEG goes by, as decoders skip it; it shows in the pixels alone, and only
-decoding them finds it. EXIF: the TIFF 6.0 image file directory inside them.
+more: RFC 2083 (PNG), ITU-T T.81 annex B (JPEG), TIFF 6.0 (EXIF). Garbage between two markers of a JPEG goes
+by, as decoders skip it: only decoding the pixels finds it.
 """
 
 from __future__ import annotations
@@ -95,17 +93,14 @@ def read_header(data: bytes) -> Header | None:
     try:
         return _read_jpeg(data) if is_jpeg else _read_png(data)
     except (struct.error, IndexError):
-        encoding, end = ("jpeg", _JPEG_END) if is_jpeg else ("png", _PNG_END)
-        return Header(encoding, 0, 0, 3, 1, False, False, data.find(end) > 0)
+        is_whole = data.find(_JPEG_END if is_jpeg else _PNG_END) > 0
+        return Header("jpeg" if is_jpeg else "png", 0, 0, 3, 1, False, False, is_whole)
 
 
 def check_structure(encoded: bytes) -> None:
     """Raises an UnreadableError, TRUNCATED or DAMAGED, if the file of a JPEG or PNG is not sound."""
     try:
-        if encoded.startswith(JPEG_START):
-            _check_jpeg(encoded)
-        else:
-            _check_png(encoded)
+        (_check_jpeg if encoded.startswith(JPEG_START) else _check_png)(encoded)
     except (struct.error, IndexError):
         raise UnreadableError(TRUNCATED) from None
 

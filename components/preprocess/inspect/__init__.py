@@ -55,9 +55,7 @@ def read_values(
 ) -> Iterator[tuple[int, Values | str]]:
     """Yields every record of a shard: its size in bytes, and its features or what is wrong with it.
 
-    Raises:
-        SourceError: The rest of the shard cannot be read: it is cut off, or where the next record starts is
-            damaged.
+    Raises SourceError where the rest of the shard cannot be read: it is cut off, or a length is damaged.
     """
     count = size = 0
     for record in read_records(path, compression=compression):

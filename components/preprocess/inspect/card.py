@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,14 @@ def render_card(directory: Path, manifest: Manifest) -> str:
     features = [
         (each.name, describe_feature(each).removeprefix(f"{each.name} ")) for each in manifest.features
     ]
+    # Number, split, and its smallest, largest, mean value and standard deviation.
+    spreads = []
+    for label in (label for label in manifest.labels if label.kind == REGRESSION):
+        for place, output in enumerate(label.outputs):
+            unit = f" [{label.units[place]}]" if label.units and label.units[place] else ""
+            for name, split in manifest.splits.items():
+                values = astuple(split.labels[label.name].spreads[place])
+                spreads.append((f"{output}{unit}", name, *(f"{value:.6g}" for value in values)))
     return render(
         Path(__file__).with_name("card.html.j2"),
         manifest=manifest,
@@ -56,21 +64,11 @@ def render_card(directory: Path, manifest: Manifest) -> str:
         numbers=_numbers(manifest),
         size=size,
         classes=tables,
-        spreads=list(_spreads(manifest)),
+        spreads=spreads,
         sample=_take_sample(directory, manifest, drawn),
         titles=(NUMBER_TITLES, TEXT_TITLES),
         tables=[("Settings", fact_rows(manifest.settings)), ("Features", features)],
     )
-
-
-def _spreads(manifest: Manifest) -> Iterator[tuple[str, ...]]:
-    """Yields number, split, and its smallest, largest, mean value and standard deviation."""
-    for label in manifest.labels:
-        for place, output in enumerate(label.outputs if label.kind == REGRESSION else ()):
-            unit = f" [{label.units[place]}]" if label.units and label.units[place] else ""
-            for name, split in manifest.splits.items():
-                values = astuple(split.labels[label.name].spreads[place])
-                yield f"{output}{unit}", name, *(f"{value:.6g}" for value in values)
 
 
 def _numbers(manifest: Manifest) -> Rows:

@@ -27,7 +27,7 @@ _MOST_TEXTS = 10_000
 # Of so many all are listed, with an empty one.
 _MOST_LISTED = 51
 _LONGEST = 100
-_FREQUENT, _LEAST_SHOWN = 3, 0.0005
+_FREQUENT = 3
 
 # Values of a column that are summed up together.
 _BLOCK = 4096
@@ -253,7 +253,7 @@ def text_row(column: TextColumn) -> tuple[str, ...]:
     frequent = ", ".join(
         f"{text.short(printable(value), 30) or 'empty'} {count / column.examples:.1%}"
         for value, count in column.frequent
-        if count > 1 and count / column.examples >= _LEAST_SHOWN
+        if count > 1
     )
     distinct = f"over {column.distinct:,}" if column.has_more else f"{column.distinct:,}"
     return printable(column.name), distinct, f"{column.empty / column.examples:.1%}", lengths, frequent

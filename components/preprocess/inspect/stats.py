@@ -18,7 +18,7 @@ from shardline.components.preprocess.inspect.columns import NumberColumn, TextCo
 from shardline.components.preprocess.pool import Report
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label, Tally
-from shardline.trainer.data.manifest import Duplicates, Manifest
+from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import DatasetError, SourceError, printable
 
 _MOST_CLASSES = 20
@@ -67,7 +67,7 @@ class Stats:
 
 
 class ClassTable(NamedTuple):
-    """Titles and rows of a table of classes, of many the largest and smallest, and if so what says that."""
+    """A table of classes, of many the largest and smallest, and if so what says that."""
 
     titles: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -214,6 +214,10 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 def render_manifest(manifest: Manifest) -> str:
     """Returns a summary of the manifest for a person."""
     rejected = f", {_counted(manifest.rejected)} rejected" if manifest.rejected else ""
+    found = manifest.duplicates
+    groups = f"{found.straddling:,} group{'s' if found.straddling != 1 else ''} in more than one split"
+    groups = groups if found.straddling else "none across splits"
+    duplicates = f"{found.examples:,} repeat another example, {groups}" if found.examples else "none"
     labels = []
     for label in manifest.labels:
         units = label.units or ("",) * len(label.outputs)
@@ -235,7 +239,7 @@ def render_manifest(manifest: Manifest) -> str:
         *labels,
         ("records", f"{manifest.records:,} of {manifest.records_in:,} in the source{rejected}"),
         ("converted", _counted(manifest.converted)),
-        ("duplicates", _duplicates(manifest.duplicates)),
+        ("duplicates", duplicates),
         *(("anomaly", printable(str(anomaly))) for anomaly in manifest.anomalies),
         ("settings", printable(shown)),
     ]
@@ -258,13 +262,3 @@ def describe_feature(feature: Feature) -> str:
 def _counted(amounts: Mapping[str, int]) -> str:
     """Returns amounts by what they are of: "3 cmyk, 1 alpha", or "none"."""
     return printable(", ".join(f"{count:,} {what}" for what, count in amounts.items())) or "none"
-
-
-def _duplicates(found: Duplicates) -> str:
-    """Returns in a few words how many examples repeat others, and how many cross the splits."""
-    if not found.examples:
-        return "none"
-    groups = f"{found.straddling:,} group{'s' if found.straddling != 1 else ''} in more than one split"
-    return (
-        f"{found.examples:,} repeat another example, {groups if found.straddling else 'none across splits'}"
-    )

@@ -66,17 +66,13 @@ class Verification:
     bytes: int
     damages: tuple[Damage, ...]
 
-    @property
-    def damaged_files(self) -> tuple[str, ...]:
-        """Names of the files with damage, each once."""
-        return tuple(dict.fromkeys(damage.file for damage in self.damages))
-
     def summary(self) -> str:
         """Returns the verdict as one line."""
         read = f"{self.records:,} records in {self.shards:,} shards, {size(self.bytes)}"
         if not self.damages:
             return f"sound: {read}"
-        return f"damaged: {', '.join(self.damaged_files)}; {read} are sound"
+        damaged = ", ".join(dict.fromkeys(damage.file for damage in self.damages))
+        return f"damaged: {damaged}; {read} are sound"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the same for a program."""

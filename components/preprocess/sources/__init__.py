@@ -67,7 +67,19 @@ def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> S
         from shardline.components.preprocess.sources.bigquery import BigQuery
 
         return BigQuery(settings)
-    return _open_plugin(settings.source)
+    make = plugins.load(settings.source, "source", SourceError, known=KNOWN_FORMS)
+    what = f"source {settings.source!r}"
+    if not callable(make):
+        raise SourceError(f"{what} is a {type(make).__name__}, not a class or function")
+    with plugins.calling(f"{what} cannot be made", SourceError):
+        source = make()
+        for member in ("class_names", "__iter__"):
+            if not hasattr(source, member) and not (member == "class_names" and hasattr(source, "labels")):
+                raise SourceError(
+                    f"{what} gives a {type(source).__name__} without {member}; a source has class_names, or "
+                    "labels, and yields Examples when iterated"
+                )
+    return cast("Source", source)
 
 
 def _check_used(settings: PreprocessSettings, form: str) -> None:
@@ -134,19 +146,3 @@ def check_form(source: str) -> None:
             return
     hint = f"; did you mean {near}?" if near else ""
     raise SourceError(f"unknown source {source!r}; known: {', '.join(KNOWN_FORMS)}{hint}")
-
-
-def _open_plugin(reference: str) -> Source:
-    """Returns the source that a user's class or function without arguments gives."""
-    make = plugins.load(reference, "source", SourceError, known=KNOWN_FORMS)
-    if not callable(make):
-        raise SourceError(f"source {reference!r} is a {type(make).__name__}, not a class or function")
-    with plugins.calling(f"source {reference!r} cannot be made", SourceError):
-        source = make()
-        for member in ("class_names", "__iter__"):
-            if not hasattr(source, member) and not (member == "class_names" and hasattr(source, "labels")):
-                raise SourceError(
-                    f"source {reference!r} gives a {type(source).__name__} without {member}; a source has "
-                    "class_names, or labels, and yields Examples when iterated"
-                )
-    return cast("Source", source)

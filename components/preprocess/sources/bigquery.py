@@ -343,9 +343,8 @@ def open_columns(source: str) -> TypedColumns:
 def version(source: str, features: Mapping[str, str]) -> tuple[str, str]:
     """Returns what tells the content of a source from another one, and the same for a person.
 
-    That is the time of the last change of each table that is read, with its rows and bytes, or, of one that
-    was changed after the moment that is read, that moment. Where the content may change while these stay, the
-    first is "", and the second says why. `features` are names of columns by ours.
+    Where the content may change unseen, the first is "", and the second says why. `features` are names of
+    columns by ours.
     """
     reference = parse(source)
     service = Service(reference)
@@ -357,11 +356,20 @@ def version(source: str, features: Mapping[str, str]) -> tuple[str, str]:
     schema = job.schema if job else tables[0].schema
     if doubt := _doubt(reference, tables, schema or (), features):
         return "", doubt
-    found = sorted(repr(_state(table, reference.moment)) for table in tables)
+    moment, found = reference.moment, list[str]()
+    for table in tables:
+        state: tuple[object, ...] = (table.project, table.dataset_id, table.table_id)
+        if moment and (table.modified is None or table.modified > moment):
+            state += (moment.isoformat(),)
+        else:  # with the rows that have just streamed in
+            new = table.streaming_buffer
+            state += (str(table.modified), table.num_rows, table.num_bytes)
+            state += ((new.estimated_rows, new.estimated_bytes, new.oldest_entry_time) if new else None,)
+        found.append(repr(state))
     count = sum(table.num_rows or 0 for table in tables)
     last = max((str(table.modified)[:19] for table in tables), default="never")
     text = f"{count:,} rows, {size_text(sum(table.num_bytes or 0 for table in tables))}, changed {last}"
-    return "\n".join(found), text
+    return "\n".join(sorted(found)), text
 
 
 def _doubt(
@@ -379,15 +387,3 @@ def _doubt(
     if any(field.name == image and _word(field) == "string" for field in schema):
         return f"images at URLs in column {image!r} may change unseen"
     return ""
-
-
-def _state(table: Any, moment: datetime | None) -> tuple[object, ...]:
-    """Returns what is known of the rows of a table as of a moment, those that have just streamed in too."""
-    place = (table.project, table.dataset_id, table.table_id)
-    if moment and (table.modified is None or table.modified > moment):
-        return (*place, moment.isoformat())
-    waiting = table.streaming_buffer
-    return (
-        *(*place, str(table.modified), table.num_rows, table.num_bytes),
-        (waiting.estimated_rows, waiting.estimated_bytes, waiting.oldest_entry_time) if waiting else None,
-    )

@@ -1,8 +1,4 @@
-"""Columns of a table in a file, CSV, JSONL or Parquet, or in many of them, read as batches of rows.
-
-The types of columns are those that an Example can hold: int64 (booleans too), float32 and string; and for
-labels strings, lists of text.
-"""
+"""Columns of a table in a file, CSV, JSONL or Parquet, or in many of them, read as batches of rows."""
 
 from __future__ import annotations
 
@@ -87,15 +83,13 @@ class TypedColumns:
 class Columns(TypedColumns):
     """Columns of a file whose name says its format, or of several, read in the order of their paths.
 
-    The types of CSV and JSONL are found by reading each file once: the narrowest that fits all values of all
-    files. Attributes are those of `TypedColumns`; columns are in the order of the first file.
+    The types of CSV and JSONL are found by reading each file once: the narrowest that fits all values.
 
     Args:
         paths: The files.
         said: Types of columns in the words of `COLUMN_TYPES`; one with a ? behind it counts where only the
             values say the types, and they do not contradict.
-        root: Directory from which rows of several files are named; their paths then give columns too, the
-            partitions, of int64, else string. None for one file.
+        root: Directory from which rows of several files are named, whose partitions are columns; else None.
 
     Raises:
         SourceError: A file cannot be read, has no column, or they have not the same columns.
@@ -250,7 +244,11 @@ def _json_types(path: str, said: Types) -> Found:
             if value is None:
                 continue
             present[name] += 1
-            kind = _json_type(value)
+            kind = {float: "float32", str: "string"}.get(type(value), f"a {type(value).__name__}")
+            if isinstance(value, int):
+                kind = "int64" if -(2**63) <= value < 2**63 else "a number of more than 64 bits"
+            elif isinstance(value, list) and all(isinstance(one, str) for one in value):
+                kind = "strings"
             known = types.setdefault(name, kind)
             if kind == "int64" and not -EXACT <= value <= EXACT:
                 wide.add(name)
@@ -293,14 +291,6 @@ def _json_rows(path: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _json_type(value: Any) -> str:
-    if isinstance(value, int):
-        return "int64" if -(2**63) <= value < 2**63 else "a number of more than 64 bits"
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return "strings"
-    return {float: "float32", str: "string"}.get(type(value), f"a {type(value).__name__}")
-
-
 @contextlib.contextmanager
 def _one_line(path: str) -> Iterator[None]:
     """Turns what pyarrow raises about a file into one line; of a damaged one that may be anything."""
@@ -329,10 +319,7 @@ _FORMATS: Mapping[
 def open_table(path: str, said: Types = NOTHING_SAID) -> tuple[TypedColumns, str]:
     """Returns the columns of a table, a file or a pattern of files, and the directory that it is in.
 
-    `said` are types of columns, as `Columns` takes them.
-
-    Raises:
-        SourceError: No file matches, one cannot be read, or they have not the same columns.
+    `said` are types of columns, as `Columns` takes them, and what it raises is raised.
     """
     path = storage.resolve(path)
     if not (match := _PATTERN.search(path)):

@@ -74,9 +74,7 @@ def opened(path: str) -> Iterator[Any]:
 class Stream(io.RawIOBase):
     """A CSV file from its beginning on, and behind its last row one of ours, of so many columns.
 
-    Attributes:
-        delimiter: A comma, or where the first line has none, a semicolon or a tab.
-        encoding: UTF-16 by its first two bytes, else UTF-8.
+    Its `delimiter` is the one of its first line, its `encoding` UTF-16 by its first two bytes, else UTF-8.
     """
 
     def __init__(self, file: Any, columns: int = 0) -> None:

@@ -29,19 +29,16 @@ from shardline.trainer.errors import SourceError, printable
 #: Bytes of the largest text: a novel has about as many, and every example is in memory many times.
 LARGEST_BYTES = 1 << 20
 
-# The column of the files' paths, relative to their directory, and letters of the columns that are shown.
-_PATH, _SHOWN = "path", 300
+# The column of the files' paths, relative to their directory.
+_PATH = "path"
 
 
 def open_directory(directory: str, settings: PreprocessSettings) -> Source:
     """Returns the files of a directory as images.
 
-    Without a table, the class is the folder directly under the directory, the key the path relative to it.
-    Folders inside a class folder belong to that class. Names that start with a dot are ignored; every other
-    file must be an image (whether it is one is found when it is read).
-
-    With `labels` of the settings, this table lists the files in its column path; `label` says which of its
-    columns are to be predicted, "" for the column label, the name of a class; and `group` is a feature.
+    Without a table, the class is the folder directly under the directory, the key the path relative to it;
+    names that start with a dot are ignored. With `labels` of the settings, this table lists the files in its
+    column path; `label` says which of its columns are to be predicted, and `group` is a feature.
 
     Raises:
         SourceError: The directory is missing or holds something else, or the table cannot be used.
@@ -95,7 +92,15 @@ class ListedFiles(Rows):
 
     def __init__(self, root: str, settings: PreprocessSettings) -> None:
         self._root, self._far, table = root, storage.is_far(root), storage.resolve(settings.labels)
-        columns = _chosen(table, settings)
+        columns = Columns(table, said={_PATH: "text?", **settings.columns})
+        if _PATH not in columns.types:
+            there = printable(", ".join(columns.types))[:300]
+            raise SourceError(f"{table!r} has the columns {there}; one called path is needed")
+        wanted = {column for one in labels.parse(settings.label) for column in one.columns}
+        wanted |= {settings.group} if settings.group else set()
+        for column in wanted - columns.types.keys():
+            raise labels.unknown_column(table, column, columns.types, labelled=column != LABEL)
+        columns.types = {name: kind for name, kind in columns.types.items() if name in {_PATH, *wanted}}
         super().__init__(table, columns, replace(settings, features={"image": _PATH}), images=("string",))
 
     def _row_name(self, place: str, values: Mapping[str, Any]) -> str:
@@ -106,20 +111,6 @@ class ListedFiles(Rows):
         if not self._far and not os.path.isfile(span.file):
             raise ValueError("there is no such file")
         return span
-
-
-def _chosen(table: str, settings: PreprocessSettings) -> Columns:
-    """Returns columns of a table: the path, the group, and what is to be predicted; others are not read."""
-    columns = Columns(table, said={_PATH: "text?", **settings.columns})
-    if _PATH not in columns.types:
-        there = printable(", ".join(columns.types))[:_SHOWN]
-        raise SourceError(f"{table!r} has the columns {there}; one called path is needed")
-    wanted = {column for one in labels.parse(settings.label) for column in one.columns}
-    wanted |= {settings.group} if settings.group else set()
-    for column in wanted - columns.types.keys():
-        raise labels.unknown_column(table, column, columns.types, labelled=column != LABEL)
-    columns.types = {name: kind for name, kind in columns.types.items() if name in {_PATH, *wanted}}
-    return columns
 
 
 class Texts:

@@ -101,8 +101,8 @@ def read_far(path: str, key: str, surveyed: int, size: int = 0, generation: int 
         path: The file.
         key: What messages call it.
         surveyed: A file of a mount that has changed since then is refused, in nanoseconds since the epoch.
-        size: What a listing said, in bytes; 0 where it said nothing.
-        generation: The same of an object's generation.
+        size: Bytes that a listing said, 0 for none, and likewise the `generation` of an object.
+        generation: See `size`.
 
     Raises:
         BadRecordError: It cannot be read.

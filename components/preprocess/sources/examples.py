@@ -13,7 +13,6 @@ import xxhash
 
 from shardline.components.preprocess import labels
 from shardline.components.preprocess.example import Kind, Place, Value, locate, only_span, parse, values
-from shardline.components.preprocess.images.structure import JPEG_START, PNG_START
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns
 from shardline.components.preprocess.sources.csv_text import Batch, Found, is_wide
@@ -92,7 +91,6 @@ class _Found:
         self.lengths = Counter[int]()
         self.is_wide = False
         self._first = ""
-        self._is_image = False
 
     def add(self, place: str, name: str, kind: Kind, found: Sequence[Value]) -> None:
         """Takes the list of a record."""
@@ -102,8 +100,6 @@ class _Found:
         if not self._first:
             self.kind = kind
             self._first = place if found else ""
-            head = found[0] if found else b""
-            self._is_image = isinstance(head, bytes) and head.startswith((JPEG_START, PNG_START))
         elif found and kind != self.kind:
             raise SourceError(
                 f"feature {printable(name)!r} is {kind} in {place}, and {self.kind} in {self._first}; make "
@@ -113,8 +109,6 @@ class _Found:
     def word(self, *, is_target: bool) -> str:
         """Returns the type as `TypedColumns` has it; of a vector with its length, such as float32[3]."""
         sizes = sorted(self.lengths.keys() - {0}) or [1]
-        if self._is_image:
-            return "encoded images (take one with image=NAME of features)"
         if self.kind == "bytes" and is_target and sizes[-1] > 1:
             return "strings"
         if len(sizes) > 1:

@@ -59,11 +59,7 @@ def moment_text(number: int, feature: str) -> str:
 
 
 class TimeSplits:
-    """Which split a time belongs to, as `moment` gives it; rows of one time are in one split.
-
-    Attributes:
-        left_out: Rows so far that lie in a gap.
-    """
+    """Which split a time belongs to, as `moment` gives it; `left_out` counts the rows that lie in a gap."""
 
     def __init__(
         self, column: str, shares: Mapping[str, float], gap: str, feature: str, values: Iterable[Any]

@@ -31,15 +31,12 @@ _TRUTHS: Mapping[Any, int] = {0: 0, 1: 1, "false": 0, "true": 1}
 class Rows:
     """Rows of columns as examples.
 
-    A label that is a class is a class name (sorted) or a class index (the classes are then named "0", "1",
-    ...). The key is a column, or what `_row_name` makes of a row. `features` gives columns by our names:
-    label, image, key; and others, where not all of the rest are wanted.
+    The key is a column, or what `_row_name` makes of a row.
 
     Args:
         name: Name of the table in messages.
         columns: Columns that it has.
-        settings: Of these `features`, names of columns by ours; `label`, else what features say of it;
-            `columns`, their types; and `split_by_time`, no feature unless it is named as one.
+        settings: Of these `features`, `label`, `columns` and `split_by_time` count.
         images: Types that a column with images may have: "string", a path or a URL; "bytes", the image.
         said: Types of columns, as `columns.Columns` has taken them, where there are more.
 
@@ -99,7 +96,13 @@ class Rows:
         splits = TimeSplits(time, shares, gap, self._moment, self._values(time)) if time else None
         read = _Labels(self._wanted, self.labels, self._columns.types)
         self._tell_of_texts()
-        slips = Slips(self._may_slip())
+        known = {*self._said, *self._columns.codes} if self._columns.guessed else {*self._columns.types}
+        # Those of which values that are no numbers may have made text.
+        slips = Slips(
+            ours
+            for ours, theirs in self._names.items()
+            if self._columns.types[theirs] == "string" and theirs not in known and ours not in _ROLES
+        )
         floats = [theirs for _, theirs, kind in checks if kind == "float32"]
         theirs = [*self._targets, *self._names.values(), *([time] if time else []), *about]
         first, last = len(self._targets), len(self._targets) + len(self._names)
@@ -146,13 +149,6 @@ class Rows:
             kind = "strings" if lists else "float32" if label.kind == REGRESSION else ""
             targets += [(LABEL, column, kind or self._type(column)) for column in one.columns]
         return [*targets, *((ours, theirs, self._type(theirs)) for ours, theirs in self._names.items())]
-
-    def _may_slip(self) -> Iterator[str]:
-        """Yields the features of which values that are no numbers may have made text."""
-        known = {*self._said, *self._columns.codes}
-        for ours, theirs in self._names.items():
-            if self._columns.guessed and self._columns.types[theirs] == "string" and theirs not in known:
-                yield from [ours] if ours not in _ROLES else ()
 
     def _tell_of_texts(self) -> None:
         """Says which columns of numbers are text."""
@@ -202,8 +198,12 @@ class Rows:
 
     def _missing(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what stands for the features without a value: NaN, or an empty text."""
-        absent = [ours for ours, value in values.items() if value is None]
-        return {ours: _empty(_feature(ours, self._type(self._names[ours]))) for ours in absent}
+        found = {}
+        for ours in (ours for ours, value in values.items() if value is None):
+            feature = _feature(ours, self._type(self._names[ours]))
+            one = math.nan if feature.dtype == "float32" else ""
+            found[ours] = [one] * (feature.shape[0] or 0) if feature.shape else one
+        return found
 
     def _values(self, column: str) -> Iterator[Any]:
         return chain.from_iterable(batch[column] for batch in self._columns.batches([column]))
@@ -218,18 +218,15 @@ class Rows:
 
     def _check_types(self, images: Sequence[str]) -> None:
         types = self._columns.types
-        for role, allowed in (("image", images), ("key", ("string", "int64"))):
-            theirs = self._names.get(role)
-            if theirs and types[theirs] not in allowed:
-                raise SourceError(
-                    f"column {theirs!r} of {self._name!r} is {types[theirs]}; as {role}, "
-                    f"{' or '.join(allowed)} is needed"
-                )
+        fitting = {"image": images, "key": ("string", "int64")}
         for ours, theirs in self._names.items():
-            if ours not in _ROLES and _feature("", types[theirs]).dtype not in _SCALARS:
+            what = f"column {theirs!r} of {self._name!r} is {types[theirs]}"
+            if types[theirs] not in fitting.get(ours, (types[theirs],)):
+                raise SourceError(f"{what}; as {ours}, {' or '.join(fitting[ours])} is needed")
+            if ours not in fitting and _feature("", types[theirs]).dtype not in _SCALARS:
                 raise SourceError(
-                    f"column {theirs!r} of {self._name!r} is {types[theirs]}; only whole numbers, floats, "
-                    "booleans and text can be used: convert it, or name the columns to use with features"
+                    f"{what}; only whole numbers, floats, booleans and text can be used: convert it, or name "
+                    "the columns to use with features"
                 )
 
 
@@ -311,11 +308,6 @@ def inside(root: str, value: str, fault: str) -> Span:
     if os.path.isabs(path) or path == ".." or path.startswith("../"):
         raise ValueError(fault)
     return Span(os.path.join(root, path), 0, WHOLE_FILE)
-
-
-def _empty(feature: Feature) -> Any:
-    one = math.nan if feature.dtype == "float32" else ""
-    return [one] * (feature.shape[0] or 0) if feature.shape else one
 
 
 def _feature(name: str, kind: str) -> Feature:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import xxhash
 
@@ -85,9 +85,8 @@ class TfRecords:
     """Examples of TFRecord files, each with an encoded image, in the order of their names.
 
     Labels are int64 class indices (the classes are then named "0", "1", ...) or bytes class names (sorted).
-    The key is a hash of the whole record unless a feature of the files is it: it stays the same wherever the
-    record stands; records that are the same to the byte get #2, #3, ... `features` gives names of the files'
-    features by ours: image, label, key, and any others of one value each.
+    The key is a hash of the whole record unless a feature of the files is it. `features` gives names of the
+    files' features by ours: image, label, key, and any others of one value each.
 
     Raises:
         SourceError: The first record has not these features.
@@ -111,7 +110,13 @@ class TfRecords:
     def class_names(self) -> Sequence[str]:
         """The classes. Asking before the first iteration costs a pass over the files; after it, nothing."""
         if self._class_names is None:
-            self._class_names = self._find_class_names()
+            found, read = set[Any](), self._reader()
+            for _, record in _sound_records(self._files):
+                with contextlib.suppress(ValueError):
+                    found.add(read(record.data)[2]["label"])
+            is_number = self._types["label"] is int
+            names = (name.decode(*_TEXT) for name in found) if not is_number else ()
+            self._class_names = _numbers(max(found, default=0)) if is_number else tuple(sorted(names))
         return self._class_names
 
     def __iter__(self) -> Iterator[Example | BadExample]:
@@ -187,20 +192,6 @@ class TfRecords:
                     "features, such as image=image/encoded,label=image/class/label"
                 ) from None
         raise SourceError(f"there is no record in {self._files[0].path!r} (of {len(self._files)} files)")
-
-    def _find_class_names(self) -> Sequence[str]:
-        found: set[Value] = set()
-        read = self._reader()
-        for _, record in _sound_records(self._files):
-            with contextlib.suppress(ValueError):
-                found.add(read(record.data)[2]["label"])
-        if self._types["label"] is int:
-            return _numbers(cast(int, max(found, default=0)))
-        return tuple(sorted(map(_text, found)))
-
-
-def _text(value: Value) -> str:
-    return value.decode(*_TEXT) if isinstance(value, bytes) else str(value)
 
 
 def _numbers(highest: int) -> Sequence[str]:
