@@ -1,53 +1,49 @@
-"""Parameters of a pipeline, checked against what it declares."""
+"""Parameters of a pipeline, checked against what it declares, and what else is known before a run of ours."""
 
 from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
+import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardline.components.text import short
+from shardline.components.model_store.catalog import require_store
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import check_form, is_plugin, open_source
+from shardline.components.run_directory import local_runs
+from shardline.components.run_record import SUCCEEDED
+from shardline.components.text import quality, short
+from shardline.components.train.settings import TrainingSettings
+from shardline.components.tune.study import check_tuned, parse_study, read_study
+from shardline.components.validate.gate import GateSettings
 from shardline.pipelines.check.secrets import kind_of
-from shardline.pipelines.spec import declared
+from shardline.pipelines.spec import RETRAIN, TUNE, declared, defaults
 from shardline.pipelines.tables import read_toml
-from shardline.trainer import files
-from shardline.trainer.errors import PipelineError, SettingsError
-from shardline.trainer.records import did_you_mean
+from shardline.trainer import files, plugins
+from shardline.trainer.errors import PipelineError, SettingsError, SourceError
+from shardline.trainer.models import import_string
+from shardline.trainer.records import did_you_mean, own_fields, read
 
 #: Whole numbers travel as doubles, here as on the platform.
 _LARGEST_INTEGER = 2**53
 
 
-class Given(dict[str, Any]):
-    """Values of parameters by name, as they were given, with the file of those that came from one.
-
-    Attributes:
-        origins: File of a value, by the name of the parameter.
-    """
-
-    origins: Mapping[str, Path] = {}
-
-    def with_texts(self, texts: Mapping[str, str]) -> Given:
-        """Returns these values and those that a command line gives, which win."""
-        both = Given({**self, **texts})
-        both.origins = {name: path for name, path in self.origins.items() if name not in texts}
-        return both
-
-
-def read_parameters(path: Path) -> Given:
+def read_parameters(path: Path) -> dict[str, Any]:
     """Returns the parameters in a TOML file: names and values, tables and arrays for objects and lists.
 
     Raises SettingsError when there is no such file or it is no TOML, or a value is none that JSON has.
     """
-    found = Given(read_toml(path, f"no parameter file {path}; it has lines NAME = VALUE (TOML)"))
+    found = read_toml(path, f"no parameter file {path}; it has lines NAME = VALUE (TOML)")
     for name, value in found.items():
         if wrong := next(_not_json(name, value), None):
             raise SettingsError(f"{path}: {wrong}")
-    found.origins = dict.fromkeys(found, path)
     return found
 
 
@@ -69,13 +65,7 @@ def check_parameters(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[
     one is unknown, mistyped, not one of its literals, or missing, or holds a secret.
     """
     known = declared(spec)
-    checked = {}
-    for name, value in given.items():
-        try:
-            checked[name] = _check(name, value, known)
-        except PipelineError as error:
-            file = given.origins.get(name) if isinstance(given, Given) else None
-            raise PipelineError(f"{file}: {error}" if file else str(error)) from None
+    checked = {name: _check(name, value, known) for name, value in given.items()}
     for name, declaration in known.items():
         if name not in given and "defaultValue" not in declaration and not declaration.get("isOptional"):
             raise PipelineError(
@@ -86,7 +76,9 @@ def check_parameters(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[
 
 def _check(name: str, value: Any, known: Mapping[str, Mapping[str, Any]]) -> Any:
     if name not in known:
-        raise PipelineError(_unknown(name, known))
+        listing = ", ".join(f"{other} ({_type_of(item)})" for other, item in known.items())
+        hint = f"{did_you_mean(name, known)} ".lstrip()
+        raise PipelineError(f"the pipeline has no parameter {name!r}; {hint}it has {listing or 'none'}")
     converted = convert(name, value, known[name])
     if kind := kind_of(name, converted):
         raise PipelineError(
@@ -95,12 +87,6 @@ def _check(name: str, value: Any, known: Mapping[str, Mapping[str, Any]]) -> Any
             "revoke this one"
         )
     return converted
-
-
-def _unknown(name: str, known: Mapping[str, Mapping[str, Any]]) -> str:
-    listing = ", ".join(f"{other} ({_type_of(item)})" for other, item in known.items())
-    hint = f"{did_you_mean(name, known)} ".lstrip()
-    return f"the pipeline has no parameter {name!r}; {hint}it has {listing or 'none'}"
 
 
 def convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
@@ -194,3 +180,124 @@ _TYPES: dict[str, tuple[Callable[[Any], Any], str]] = {
 def _type_of(declaration: Mapping[str, Any]) -> str:
     kind = str(declaration["parameterType"])
     return _TYPES[kind][1] if kind in _TYPES else kind
+
+
+#: Names of the pipelines whose parameters are known here.
+OURS = (RETRAIN, TUNE)
+#: Parameters that pipelines of our names have to have.
+_RETRAINED = ("source", "model", "preprocess_processes")
+NEEDED = {
+    RETRAIN: _RETRAINED,
+    TUNE: (*_RETRAINED, "study", "max_trial_count", "trial_epochs", "train_options"),
+}
+
+
+def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> None:
+    """Checks the values of all parameters of one of `OURS`; `here`, data and model are on this machine.
+
+    The steps check them again where they use them; here they are checked before anything has been spent.
+    Loads neither TensorFlow nor the user's own code.
+
+    Raises:
+        SettingsError: When a value is out of range, or the study is wrong, or tunes what cannot be tuned.
+        SourceError, ModelError: When there is no such source or model.
+    """
+    values = {**parameters, "processes": parameters["preprocess_processes"]}
+    data = read(PreprocessSettings, own_fields(PreprocessSettings, values), "data")
+    training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
+    gate = read(GateSettings, own_fields(GateSettings, values), "gate")
+    function = import_string(training.model)
+    if here:
+        if os.path.isdir(gate.champion_uri):
+            require_store(gate.champion_uri)
+        plugins.look(function, "model")
+        if (run := parameters.get("continue_run", "")) and "/" not in run:
+            raise SettingsError(
+                f"continue_run is {run!r}, of the platform; here 'shardline run --resume RUN' continues "
+                "one, or continue_run names a directory with its checkpoints"
+            )
+    source = parameters["source"]
+    check_form(source)
+    # What {date} is, the run will know; what lies in a bucket need not be within reach of this machine.
+    elsewhere = any(word in source for word in ("{date", "{last ", "://")) or source.startswith(
+        ("images:/gcs/", "text:/gcs/")
+    )
+    if here and not elsewhere and (source.startswith(("images:", "text:")) or ":" not in source):
+        open_source(data)
+    elif here and is_plugin(source):
+        plugins.look(source, "source", SourceError)
+    if name == TUNE:
+        for count in ("max_trial_count", "trial_epochs"):
+            if parameters[count] < 0:
+                raise SettingsError(f"{count} must not be negative, got {parameters[count]}")
+        study = read_study(parse_study(parameters["study"]), max_trial_count=parameters["max_trial_count"])
+        check_tuned(study.types, parameters["train_options"])
+
+
+def to_rehearse(
+    spec: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[TrainingSettings, GateSettings, int, int]:
+    """Returns what a run of one of our pipelines would rehearse, and its readers and parameter_servers.
+
+    Raises PipelineError when the pipeline has no rehearsal, or a parameter is unknown or mistyped, and
+    SettingsError when a value is out of range.
+    """
+    inputs = [
+        task["inputs"]["parameters"]
+        for component in (spec["root"], *spec.get("components", {}).values())
+        for name, task in component.get("dag", {}).get("tasks", {}).items()
+        if name == "rehearse" and spec["pipelineInfo"]["name"] in OURS
+    ]
+    if not inputs:
+        raise PipelineError("the pipeline has no task 'rehearse'; compile it with this release")
+    values = defaults(spec) | check_parameters(spec, given)
+    training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
+    gate = read(GateSettings, own_fields(GateSettings, values), "gate")
+    names = ("readers", "parameter_servers")
+    readers, servers = (int(inputs[0][name]["runtimeValue"]["constant"]) for name in names)
+    return training, gate, readers, servers
+
+
+def load_study(path: Path) -> str:
+    """Returns a study file as JSON, for the parameter "study"; settings/tune.toml shows all of its keys.
+
+    Raises SettingsError when the file is missing or no TOML, or says something that makes no study.
+    """
+    content = read_toml(path, f"no study file {path}; settings/tune.toml is one to start from")
+    try:
+        check_tuned(read_study(content).types, {})
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    return json.dumps(content, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Proofs:
+    """Where runs on this machine are, and whether a pipeline has to have succeeded in one of them."""
+
+    runs_dir: Path
+    required: bool = False
+
+    def of(self, content: bytes) -> str:
+        """Returns in one line whether a file of this content has run here, and how that came out.
+
+        The run that is named is the newest that succeeded, and where there is none the newest. Raises
+        PipelineError where a success is required and there is none.
+        """
+        digest = hashlib.sha256(content).hexdigest()
+        same = [record for record in local_runs(self.runs_dir, 1000) if record.sha256 == digest]
+        # One that found nothing changed has proved least.
+        succeeded = sorted(
+            (record for record in same if record.state == SUCCEEDED),
+            key=lambda record: record.verdict == "unchanged",
+        )
+        if not same:
+            line = f"this file (sha256 {digest[:12]}) has not run here, in {self.runs_dir}"
+        else:
+            times = "once" if len(same) == 1 else f"{len(same)} times"
+            found = [*succeeded, *same][0]
+            outcome = ", ".join(filter(None, (found.verdict, quality(found.metrics))))
+            line = f"this file has run here {times}: {found.name} {found.state} ({outcome or 'no verdict'})"
+        if self.required and not succeeded:
+            raise PipelineError(f"{line}; --proven wants a run that succeeded: 'shardline run' makes one")
+        return line

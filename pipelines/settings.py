@@ -1,26 +1,27 @@
-"""Compile-time settings: image, machines and job, one TOML file per environment, with the place of each."""
+"""Settings, one TOML file per environment: image, machines and job, and where on the platform they run."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from shardline.components.conclude.notification import NotifySettings
 from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
+from shardline.components.vertex import forms
+from shardline.components.vertex.client import Platform, check_host
 from shardline.components.vertex.job import CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.image.settings import ImageSettings
-from shardline.pipelines.remote.environment import DEFAULT, NAMES, TABLE
-from shardline.pipelines.tables import begun_with, check_tables, read_file, read_one
+from shardline.pipelines.tables import begun_with, check_tables, read_file, read_one, read_table
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.records import field_types, read_fields
 
 #: The tables below [train], beside its own keys: the pools that differ from these, and the job.
 _POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluator")
-_OWN_MACHINE = ("parameter_servers", "reduction_server")
+_OTHER_MACHINE = ("parameter_servers", "reduction_server")
 
 #: What parameter servers do not take over from [train]: they need no accelerators.
 _MACHINE_KEYS = {
@@ -101,8 +102,8 @@ _KINDS: dict[str, type[Any]] = {
     "notify": NotifySettings,
 }
 _TABLES = ("train", *_MACHINES, *_KINDS)
-#: Tables that are of no concern to the compiler: `read_table`.
-_RUN_TABLES = ("vertex",)
+#: The table that is of no concern to the compiler.
+TABLE = "vertex"
 
 
 def load(path: Path) -> Settings:
@@ -111,8 +112,7 @@ def load(path: Path) -> Settings:
     Raises SettingsError when it is missing or no TOML, or a key is unknown, missing or wrong.
     """
     content = read_file(path)
-    for name in _RUN_TABLES:
-        content.pop(name, None)
+    content.pop(TABLE, None)
     with begun_with(f"{path}: "):
         if build := _read_image(path, content.get("image")):
             content["image"] = build.name
@@ -193,82 +193,172 @@ def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: 
         own["replica_count"] = count
     if name == "reduction_server":
         shared = {}
-    elif name in _OWN_MACHINE:
+    elif name in _OTHER_MACHINE:
         shared = {key: value for key, value in shared.items() if key not in _MACHINE_KEYS}
     merged = {**shared, **own, "env": {**shared.get("env", {}), **own.get("env", {})}}
     if "machine_type" not in merged:
-        raise SettingsError(f"{prefix if name in _OWN_MACHINE else 'train.'}machine_type is missing")
+        raise SettingsError(f"{prefix if name in _OTHER_MACHINE else 'train.'}machine_type is missing")
     with begun_with(prefix):
         return WorkerPool(**merged)
 
 
-#: Name, value, and where it came from.
-Row = tuple[str, Any, str]
+#: Words of settings/vertex.toml.example that stand for a user's own.
+_WORDS = ("my-project", "my-bucket")
+#: Where they stand for it: as a bucket, or as the project of a resource, an image, a registry or an account.
+_PLACEHOLDER = re.compile(
+    r"(?:\bgc?s://|(?<![\w-])/gcs/)(?P<bucket>my-bucket)(?![\w.-])"
+    r"|(?:(?:^|googleapis\.com/(?:v\w+/)?)projects/|\bpkg\.dev/)(?P<project>my-project)(?![\w-])"
+    r"|@(?P<account>my-project)\.iam\b"
+)
+#: Fields of an environment that are no values of the table.
+_OWN = ("origins", "file")
+#: The form of each value.
+_FORMS = {
+    "project": forms.PROJECT,
+    "location": forms.LOCATION,
+    "pipeline_root": forms.BUCKET_PATH._replace(words="a directory in Cloud Storage, gs://BUCKET/PATH"),
+    "service_account": forms.SERVICE_ACCOUNT,
+    "network": forms.NETWORK,
+    "encryption_spec_key_name": forms.ENCRYPTION_KEY,
+    "registry": forms.Form(
+        r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/\s]+/[^/\s]+/?",
+        "a KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY",
+    ),
+    "api_endpoint": forms.Form(r"[\w.-]+(:\d+)?", "a host such as europe-west4-aiplatform.googleapis.com"),
+}
 
 
-def environment_rows(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[Row]:
-    """Returns the values that say where on the platform things are done, from those of `read_values`."""
-    return [(f"{TABLE}.{name}", values.get(name, ""), origins.get(name, DEFAULT)) for name in NAMES]
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """One place on the platform: the table [vertex], which settings/vertex.toml.example explains.
 
-
-def compile_time_rows(path: Path) -> list[Row]:
-    """Returns the values that are fixed when a pipeline is compiled; none for a file without an image.
-
-    Raises SettingsError when the file is no settings file.
+    Attributes:
+        origins: Where each value came from.
+        file: The settings file, if there is one.
     """
-    written = read_file(path)
-    if "image" not in written:
-        return []
-    return [
-        (".".join(places[0]), _shown(places[0], value), _origin(path, written, places, value))
-        for field, value in _leaves(load(path))
-        for places in [_places(field)]
-    ]
+
+    project: str
+    location: str
+    pipeline_root: str = ""
+    service_account: str = ""
+    network: str = ""
+    encryption_spec_key_name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    registry: str = ""
+    api_endpoint: str = ""
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    file: Path | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, form in _FORMS.items():
+            value = getattr(self, name)
+            if value and not form.fits(value):
+                raise SettingsError(f"{name} must be {form.words}, got {value!r}{self._origin(name)}")
+        if self.api_endpoint:
+            try:
+                check_host(self.api_endpoint)
+            except SettingsError as error:
+                raise SettingsError(f"api_endpoint: {error}{self._origin('api_endpoint')}") from None
+        forms.check_labels(self.labels, self._origin("labels"))
+
+    @property
+    def platform(self) -> Platform:
+        """The platform's services there; nothing is loaded or reached before one is used."""
+        return Platform(self.project, self.location, self.api_endpoint)
+
+    def _origin(self, name: str) -> str:
+        return f" (from {self.origins[name]})" if name in self.origins else ""
 
 
-def _shown(name: tuple[str, ...], value: Any) -> Any:
-    """Returns a value as it may be printed: of variables only the names, since they may hold secrets."""
-    return sorted(value) if name[-1] == "env" else value
+#: The values of an environment, and those that can be given as an option as well.
+NAMES = tuple(item.name for item in fields(Environment) if item.compare)
+FLAGS = ("project", "location", "pipeline_root", "service_account", "registry")
 
 
-def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields each value below a dataclass, under the names of its fields."""
-    for item in dataclasses.fields(node):
-        value, name = getattr(node, item.name), (*path, item.name)
-        if dataclasses.is_dataclass(value):
-            yield from _leaves(value, name)
-        elif name in (("build",), ("build", "name")):
-            continue  # the image's own name, which is shown as such
-        elif name[:2] != ("train", "cluster") or value is not None or len(name) > 3:
-            yield name, value
+def read_environment(path: Path) -> dict[str, Any]:
+    """Returns the table of a settings file, whose values may still be wrong; raises as `load_environment`."""
+    return read_table(path, TABLE, Environment, leave_out=_OWN)
 
 
-def _places(field: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Returns where a settings file may have a field, the place that counts most first."""
-    if field[:2] == ("train", "cluster"):
-        _, _, pool, key = field
-        return [("train", pool, key), ("train", key)]
-    if field[0] == "train":
-        return [("train", "job", field[1])]
-    if field == ("image",):
-        return [field, ("image", "name")]
-    return [("image", *field[1:])] if field[0] == "build" else [field]
+def load_environment(
+    settings: Path | None,
+    flags: Mapping[str, str],
+    environ: Mapping[str, str],
+    *,
+    needed: Iterable[str] = ("project", "location"),
+) -> Environment:
+    """Reads an environment: the table [vertex] of a settings file, overridden by VERTEX_*, then by flags.
+
+    A flag that is not given is "". The values in `needed` must be given.
+
+    Raises:
+        SettingsError: When a needed value is missing, one has the wrong form, or where some are needed one is
+            still a placeholder of the example.
+    """
+    values, origins = read_values(settings, flags, environ)
+    for name in needed:
+        if not values.get(name):
+            raise missing(name)
+    environment = Environment(**{"project": "", "location": ""} | values, origins=origins, file=settings)  # type: ignore[arg-type]  # each is of its field's type
+    for name, value in values.items() if needed else ():
+        if found := placeholder_value(value):
+            raise SettingsError(
+                f"{name} is {value!r} (from {origins[name]}), where {found} stands for your own; write yours"
+            )
+    return environment
 
 
-def _origin(path: Path, written: Mapping[str, Any], places: list[tuple[str, ...]], value: Any) -> str:
-    for *tables, key in places:
-        table: Any = written
-        for name in tables:
-            table = table.get(name, {}) if isinstance(table, dict) else {}
-        # Some pools take over nothing of [train]; replicas and variables are put together from both.
-        if (
-            isinstance(table, dict)
-            and key in table
-            and (_same(table[key], value) or key in ("replica_count", "env"))
-        ):
-            return f"{path} [{'.'.join(tables)}]" if tables else str(path)
-    return DEFAULT
+def placeholder(text: str) -> str:
+    """Returns the word of the example settings that a text still has in the place of a user's own, or "".
+
+    A directory may be called so, and a text that is no place.
+    """
+    found = _PLACEHOLDER.search(text)
+    return str(found[found.lastgroup or 0]) if found else ""
 
 
-def _same(written: Any, value: Any) -> bool:
-    return bool(written == (list(value) if isinstance(value, tuple) else value)) or isinstance(written, list)
+def placeholder_value(value: Any) -> str:
+    """Returns the word that a value of the table [vertex] still has, or is, as `placeholder` does."""
+    return str(value) if value in _WORDS else placeholder(str(value))
+
+
+def read_values(
+    settings: Path | None, flags: Mapping[str, str], environ: Mapping[str, str]
+) -> tuple[dict[str, str | Mapping[str, str]], dict[str, str]]:
+    """Returns what has been given, as `load_environment` reads it, and where each value came from."""
+    values = read_environment(settings) if settings else {}
+    origins = dict.fromkeys(values, str(settings))
+    for name in NAMES:
+        variable = variable_of(name)
+        for given, origin in ((environ.get(variable), variable), (flags.get(name), flag_of(name))):
+            if given:
+                values[name] = _labels(given, origin) if name == "labels" else given
+                origins[name] = origin
+    return values, origins
+
+
+def variable_of(name: str) -> str:
+    """Returns the environment variable that gives a value."""
+    return f"VERTEX_{name.upper()}"
+
+
+def flag_of(name: str) -> str:
+    """Returns the option that gives a value."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _labels(text: str, origin: str) -> dict[str, str]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if "=" not in part:
+            raise SettingsError(f"{origin} takes NAME=VALUE,NAME=VALUE, got {text!r}")
+    return {name: value for name, _, value in (part.partition("=") for part in parts)}
+
+
+def missing(name: str) -> SettingsError:
+    """Returns the error that says how to give a value that is missing."""
+    flag = f", or {flag_of(name)}" if name in FLAGS else ""
+    return SettingsError(
+        f"{name} is missing: give it as {name} in the table [{TABLE}] of a settings file (--settings), "
+        f"in the variable {variable_of(name)}{flag}"
+    )

@@ -12,8 +12,7 @@ from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import Aim, Executor, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import Finding, Severity, apply
 from shardline.pipelines.check.rules.schedules import Schedule
-from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.preflight import NEEDED, OURS, check_values
+from shardline.pipelines.parameters import NEEDED, OURS, check_parameters, check_values
 from shardline.pipelines.settings import load_image
 from shardline.pipelines.spec import defaults, parse_file
 from shardline.trainer.errors import PipelineError

@@ -14,11 +14,10 @@ from shardline.pipelines.check.checks import check, parse
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.check.registry import RULES, Finding, apply
 from shardline.pipelines.check.rules.schedules import Schedule
-from shardline.pipelines.preflight import load_study
-from shardline.pipelines.remote.environment import read_environment
+from shardline.pipelines.parameters import load_study
 from shardline.pipelines.remote.schedules import TABLE as SCHEDULES
 from shardline.pipelines.remote.schedules import load_schedules
-from shardline.pipelines.settings import load, load_image
+from shardline.pipelines.settings import load, load_image, read_environment
 from shardline.pipelines.spec import read_pipeline
 from shardline.pipelines.tables import read_file
 

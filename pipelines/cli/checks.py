@@ -104,32 +104,15 @@ def settings() -> None:
 @environment_flags
 @json_option
 def settings_show(settings: Path | None, as_json: bool, **flags: str) -> None:
-    """Show every value and where it came from.
+    """Show where on the platform commands act, the values of [vertex], and where each came from."""
+    from shardline.pipelines.settings import NAMES, load_environment
 
-    Values of [vertex] say where on the platform commands act; the others, shown when the file has an image,
-    are fixed when a pipeline is compiled.
-    """
-    from shardline.pipelines.remote.environment import load_environment, read_values
-    from shardline.pipelines.settings import compile_time_rows, environment_rows
-
-    values, origins = read_values(settings, flags, os.environ)
-    rows = environment_rows(values, origins)
-    if settings is not None:
-        rows += compile_time_rows(settings)
-    load_environment(settings, flags, os.environ, needed=())  # refuses a value of a wrong form
+    found = load_environment(settings, flags, os.environ, needed=())
+    rows = [(name, getattr(found, name), found.origins.get(name, "default")) for name in NAMES]
     if as_json:
-        show_json({name: {"value": value, "origin": origin} for name, value, origin in rows})
+        show_json({f"vertex.{name}": {"value": value, "origin": origin} for name, value, origin in rows})
     else:
-        texts = [(name, _text(value), origin) for name, value, origin in rows]
-        show_table([("NAME", "VALUE", "FROM"), *texts])
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={item}" for key, item in value.items()) or "-"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value)) or "-"
-    return "-" if value in ("", None) else str(value)
+        show_table([("NAME", "VALUE", "FROM"), *((name, str(value or "-"), by) for name, value, by in rows)])
 
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
@@ -166,7 +149,7 @@ def _examine(
     if not local:
         from shardline.pipelines import settings as compiled
         from shardline.pipelines.remote import doctor as platform
-        from shardline.pipelines.remote.environment import load_environment
+        from shardline.pipelines.settings import load_environment
 
         try:
             environment = load_environment(settings, flags, os.environ)

@@ -46,7 +46,7 @@ def runs(
     where = str(runs_dir)
     if settings is not None or flags["project"]:
         from shardline.components.vertex.runs import latest_runs
-        from shardline.pipelines.remote.environment import load_environment
+        from shardline.pipelines.settings import load_environment
 
         platform = load_environment(settings, flags, os.environ).platform
         found += [_platform_row(run) for run in latest_runs(platform, limit)]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardline.pipelines.cli.champions import champion
 from shardline.pipelines.cli.checks import check, doctor, settings, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
 from shardline.pipelines.cli.history import runs
-from shardline.pipelines.cli.models import probe, rehearse, validate
+from shardline.pipelines.cli.models import champion, probe, rehearse, validate
 from shardline.pipelines.cli.options import PATH, path_option, show
 from shardline.pipelines.cli.run import launch, run, train
 from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
@@ -72,7 +70,7 @@ def compile(
     """Compile the retraining pipeline, or the tuning pipeline."""
     from shardline.pipelines import compile as compiling
     from shardline.pipelines import settings as environments
-    from shardline.pipelines.preflight import load_study
+    from shardline.pipelines.parameters import load_study
 
     environment = environments.load(settings)
     if digest is not None:
@@ -113,18 +111,7 @@ def new(directory: Path, kind: str, name: str) -> None:
     files = projects.write(directory, kind, name, projects.origin())
     head = f"{directory}: {KINDS[kind].data}, and a model of them, in a package {name} for you to replace"
     steps = (f"cd {shlex.quote(str(directory))}", "make run", "make test")
-    show(False, None, head, "", *_tree(files), "", "Next:", "", *(f"    {step}" for step in steps))
-
-
-def _tree(files: Iterable[Path]) -> Iterator[str]:
-    """Yields a line for each folder and file, indented by its depth."""
-    shown: set[Path] = set()
-    for file in sorted(files, key=lambda path: (len(path.parts) == 1, path)):
-        for folder in reversed(file.parents[:-1]):
-            if folder not in shown:
-                shown.add(folder)
-                yield f"{'  ' * len(folder.parts)}{folder.name}/"
-        yield f"{'  ' * len(file.parts)}{file.name}"
+    show(False, None, head, "", *map(str, files), "", "Next:", "", *(f"    {step}" for step in steps))
 
 
 _CHECKS = (check, settings, doctor)

@@ -61,11 +61,11 @@ def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @functools.wraps(command)
     def with_parameters(*args: Any, file: Path | None, texts: tuple[str, ...], **values: Any) -> Any:
-        from shardline.pipelines.parameters import Given, read_parameters
+        from shardline.pipelines.parameters import read_parameters
 
         given = None if file is None else read_parameters(file)
         if texts:
-            given = (given or Given()).with_texts(pairs(texts, "--param", PipelineError))
+            given = {**(given or {}), **pairs(texts, "--param", PipelineError)}
         return command(*args, given=given, **values)
 
     return with_parameters
@@ -82,7 +82,7 @@ def environment_options(
 
     @functools.wraps(command)
     def with_environment(*args: Any, settings: Path | None, **values: Any) -> Any:
-        from shardline.pipelines.remote.environment import load_environment
+        from shardline.pipelines.settings import load_environment
 
         # gRPC prints a line of its own for each connection that fails.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -136,7 +136,7 @@ def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @runs_dir_option
     @functools.wraps(command)
     def with_proofs(*args: Any, proven: bool, runs_dir: Path, **values: Any) -> Any:
-        from shardline.pipelines.preflight import Proofs
+        from shardline.pipelines.parameters import Proofs
 
         return command(*args, proofs=Proofs(runs_dir, required=proven), **values)
 

@@ -182,7 +182,7 @@ def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[s
     """Returns the parameters of a run here, checked, with a directory of champions of its own."""
     from shardline.components.model_store.champions import directory_name
     from shardline.pipelines.check.checks import check_run
-    from shardline.pipelines.preflight import OURS
+    from shardline.pipelines.parameters import OURS
     from shardline.pipelines.spec import defaults, load_pipeline
 
     spec = load_pipeline(pipeline)

@@ -17,7 +17,6 @@ from shardline.components.run_directory import find_run, observe, read_log
 from shardline.components.run_record import ABANDONED, CANCELLED, FAILED, RUNNING, RunRecord
 from shardline.components.text import facts
 from shardline.pipelines.cli.options import (
-    dry_run_option,
     environment_flags,
     environment_options,
     foreground,
@@ -35,8 +34,8 @@ from shardline.trainer.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, 
 if TYPE_CHECKING:
     from shardline.components.vertex.client import Platform
     from shardline.components.vertex.runs import Run
-    from shardline.pipelines.preflight import Proofs
-    from shardline.pipelines.remote.environment import Environment
+    from shardline.pipelines.parameters import Proofs
+    from shardline.pipelines.settings import Environment
 
 _wait_option = click.option(
     "--wait", "waits", is_flag=True, help="Watch it to its end; exit with 1 when it failed, 4 when cancelled."
@@ -57,8 +56,9 @@ _wait_option = click.option(
     help="Go on from the checkpoints of RUN, which has ended, with its parameters where none are given.",
 )
 @_wait_option
-@click.option("--dry-run", is_flag=True, help="Show in some lines what would be sent, and send nothing.")
-@click.option("--full", is_flag=True, help="With --dry-run: the whole request as JSON, as --json does.")
+@click.option(
+    "--dry-run", is_flag=True, help="Send nothing; show what would be sent, with --json the whole request."
+)
 @json_option
 @proof_options
 @environment_options
@@ -82,13 +82,11 @@ def submit(
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.remote import submit as submission
 
-    if how["full"] and not how["dry_run"]:
-        raise click.UsageError("--full needs --dry-run: it shows the request and sends nothing")
     spec, template_uri, content = read_spec(pipeline)
     if continued:
         given = submission.continuing(environment.platform, continued, given or {})
     parameters, warnings = check_run(spec, given or {}, settings=environment.file)
-    proof = proofs.of(content, spec)
+    proof = proofs.of(content)
     request = submission.job_request(
         environment,
         spec,
@@ -100,11 +98,9 @@ def submit(
     )
     for warning in warnings:
         click.echo(f"warning {warning.code} {warning.where}: {warning.why}; {warning.fix}", err=True)
-    if how["dry_run"] and (how["full"] or how["as_json"]):
-        show_json(request)
-    elif how["dry_run"]:
-        show(False, None, submission.summary(request, parameters, file=template_uri or pipeline, proof=proof))
-        click.echo("nothing was sent; --full shows the whole request")
+    if how["dry_run"]:
+        lines = submission.summary(request, parameters, file=template_uri or pipeline, proof=proof)
+        show(how["as_json"], request, lines, "nothing was sent; --json shows the whole request")
     else:
         run = submission.submit(environment.platform, request)
         if not how["as_json"]:
@@ -142,16 +138,12 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, environment:
 
 @click.command()
 @click.argument("run")
-@dry_run_option
 @json_option
 @environment_options
-def cancel(run: str, dry_run: bool, as_json: bool, environment: Environment) -> None:
+def cancel(run: str, as_json: bool, environment: Environment) -> None:
     """Cancel RUN, unless it has ended."""
     from shardline.pipelines.remote import submit as submission
 
-    if dry_run:
-        show_json(submission.cancel_request(environment.platform, run))
-        return
     asked, found = submission.cancel(environment.platform, run)
     if asked:
         words = f"asked the platform to cancel {found.job_id}, which was {found.state}"
@@ -296,7 +288,7 @@ def _page(found: RunRecord) -> Iterator[str]:
 
 def find_place(run: str, runs_dir: Path, settings: Path | None, flags: dict[str, str]) -> Path | Platform:
     """Returns the directory of a run on this machine, or where on the platform it is."""
-    from shardline.pipelines.remote.environment import load_environment
+    from shardline.pipelines.settings import load_environment
 
     with contextlib.suppress(SettingsError):
         return find_run(run, runs_dir)

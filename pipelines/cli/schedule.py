@@ -23,9 +23,9 @@ from shardline.trainer.errors import EXIT_FAILED, SettingsError, ShardlineError
 from shardline.trainer.records import did_you_mean
 
 if TYPE_CHECKING:
-    from shardline.pipelines.preflight import Proofs
-    from shardline.pipelines.remote.environment import Environment
+    from shardline.pipelines.parameters import Proofs
     from shardline.pipelines.remote.schedules import Declared, Existing, Plan, Step
+    from shardline.pipelines.settings import Environment
 
 
 @click.group()
@@ -193,7 +193,7 @@ def _wanted(
         try:
             spec, template_uri, content = read_spec(wanted.pipeline)
             parameters, warnings = check_run(spec, wanted.parameters, wanted, settings=environment.file)
-            proof = proofs.of(content, spec)
+            proof = proofs.of(content)
         except ShardlineError as error:
             raise type(error)(f"{file}: schedules.{name}: {error}") from None
         for warning in warnings:

@@ -27,8 +27,8 @@ from shardline.pipelines.image.build import Image
 from shardline.pipelines.image.settings import VARIANTS, ImageSettings
 
 if TYPE_CHECKING:
-    from shardline.pipelines.preflight import Proofs
-    from shardline.pipelines.remote.environment import Environment
+    from shardline.pipelines.parameters import Proofs
+    from shardline.pipelines.settings import Environment
 
 
 @click.command()
@@ -59,7 +59,7 @@ def upload(
     spec = parse_pipeline(content, pipeline)
     refuse_errors(Pipeline(spec, aim=Aim.SENT))
     registry.check_tags(tags)
-    proof = proofs.of(content, spec)
+    proof = proofs.of(content)
     name, address = spec["pipelineInfo"]["name"], environment.registry.rstrip("/")
     if dry_run:
         show_json(registry.upload_requests(address, name, pipeline, tags))

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from shardline.components.vertex.client import Rest, connect, platform_errors
 from shardline.components.vertex.job import NETWORK, CustomJobSettings
 from shardline.pipelines.local.doctor import Diagnosis, error, ok, warning
-from shardline.pipelines.remote.environment import Environment
+from shardline.pipelines.settings import Environment
 from shardline.trainer.errors import PlatformError
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from shardline.components.vertex.payload import at
 from shardline.components.vertex.refusals import Kind, kind_of
 from shardline.pipelines.check.registry import Severity, apply
 from shardline.pipelines.check.rules.schedules import NO_ZONE, Schedule
-from shardline.pipelines.remote.environment import Environment
 from shardline.pipelines.remote.submit import job_request
+from shardline.pipelines.settings import Environment
 from shardline.pipelines.tables import begun_with, read_tables
 from shardline.trainer.errors import PlatformError, SettingsError
 

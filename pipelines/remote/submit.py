@@ -19,7 +19,7 @@ from shardline.components.vertex.payload import at, known_text, whole
 from shardline.components.vertex.runs import Run, read_run, resource_name, run_of
 from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import Pipeline
-from shardline.pipelines.remote.environment import Environment, missing
+from shardline.pipelines.settings import Environment, missing
 from shardline.pipelines.spec import declared, defaults
 from shardline.trainer import progress
 from shardline.trainer.errors import CancelledRunError, PipelineError, RunError, SettingsError
@@ -77,13 +77,9 @@ def cancel(platform: Platform, run: str) -> tuple[bool, Run]:
     found = read_run(platform, run)
     if found.has_ended:
         return False, found
-    ask(f"cancel the run {run}", platform.pipelines.cancel_pipeline_job, cancel_request(platform, run))
+    name = {"name": resource_name(platform, run)}
+    ask(f"cancel the run {run}", platform.pipelines.cancel_pipeline_job, name)
     return True, found
-
-
-def cancel_request(platform: Platform, run: str) -> dict[str, str]:
-    """Returns a CancelPipelineJobRequest in the API's JSON form."""
-    return {"name": resource_name(platform, run)}
 
 
 def wait(platform: Platform, run: str) -> Run:

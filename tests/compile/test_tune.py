@@ -16,7 +16,7 @@ from shardline.pipelines.check.job import jobs
 from shardline.pipelines.check.pipeline import UNKNOWN_TEXT, Pipeline
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
-from shardline.pipelines.preflight import load_study
+from shardline.pipelines.parameters import load_study
 from tests.helpers.checks import check_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,9 +48,10 @@ def test_the_committed_file_is_what_the_code_compiles_to():
 
 def test_compiling_loads_neither_tensorflow_nor_the_vertex_client_nor_the_search():
     program = (
-        "import sys; from pathlib import Path; from shardline.pipelines import compile, preflight, settings\n"
+        "import sys; from pathlib import Path; from shardline.pipelines import compile, settings\n"
+        "from shardline.pipelines.parameters import load_study\n"
         "environment = settings.load(Path('settings/local.toml'))\n"
-        "compile.compile_pipeline(environment, preflight.load_study(Path('settings/tune.toml')))\n"
+        "compile.compile_pipeline(environment, load_study(Path('settings/tune.toml')))\n"
         "heavy = {'tensorflow', 'keras', 'google.cloud.aiplatform', 'optuna'} & set(sys.modules)\n"
         "sys.exit(f'loaded {sorted(heavy)}' if heavy else 0)"
     )

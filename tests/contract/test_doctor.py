@@ -16,8 +16,7 @@ from shardline.pipelines.cli.main import main
 from shardline.pipelines.local import doctor as here
 from shardline.pipelines.local.doctor import Diagnosis
 from shardline.pipelines.remote.doctor import examine, find_image
-from shardline.pipelines.remote.environment import Environment
-from shardline.pipelines.settings import load
+from shardline.pipelines.settings import Environment, load
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 

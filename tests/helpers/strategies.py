@@ -29,7 +29,7 @@ from shardline.components.validate.metrics import METRICS
 from shardline.components.validate.rules import CLASS_METRICS, OPERATORS, parse_rule
 from shardline.pipelines import settings
 from shardline.pipelines.check.checks import check, check_run, parse
-from shardline.pipelines.preflight import load_study
+from shardline.pipelines.parameters import load_study
 from shardline.pipelines.spec import parse_file
 from shardline.trainer.cluster import cluster
 from shardline.trainer.data import manifest as manifests
@@ -172,11 +172,6 @@ def in_file(read: Callable[[Path], Any], name: str) -> Callable[[str | bytes], A
     return call
 
 
-def _read_settings(path: Path) -> Any:
-    settings.load(path)
-    return settings.compile_time_rows(path)
-
-
 def _read_cluster(texts: tuple[str, str]) -> Any:
     environ = {"TF_CONFIG": texts[0], "CLUSTER_SPEC": texts[1]}
     cluster.has_evaluator(environ)
@@ -260,7 +255,7 @@ _STUDY = tomllib.loads((ROOT / "settings" / "tune.toml").read_text(encoding="utf
 _PATH = Path("p.yaml")
 
 TARGETS: dict[str, Target] = {
-    "settings": Target(damaged(_settings()).map(to_toml), in_file(_read_settings, "s.toml")),
+    "settings": Target(damaged(_settings()).map(to_toml), in_file(settings.load, "s.toml")),
     "study": Target(damaged(_STUDY).map(to_toml), in_file(load_study, "t.toml")),
     "rule": Target(altered(_RULES, *_RULE_WORDS), parse_rule),
     "rules": Target(

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from shardline.components.vertex.client import HOSTS_VARIABLE, Platform, check_host
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.remote.environment import NAMES, Environment, load_environment, variable_of
+from shardline.pipelines.settings import NAMES, Environment, load_environment, variable_of
 from shardline.trainer.errors import PlatformError, SettingsError
 
 PLACE = {"project": "acme-vision", "location": "europe-west4"}
@@ -131,30 +131,12 @@ def show(*arguments: str, **variables: str) -> dict[str, Any]:
 
 
 def test_settings_show_says_where_every_value_came_from(file: Path) -> None:
-    with file.open("a") as stream:
-        stream.write(
-            '[train]\nreplica_count = 3\nmachine_type = "n1-standard-8"\n'
-            'accelerator_type = "NVIDIA_TESLA_T4"\n'
-            'accelerator_count = 1\nenv = { API_KEY = "s3cret" }\n[train.workers]\nboot_disk_size_gb = 200\n'
-            '[train.parameter_servers]\nreplica_count = 1\nmachine_type = "n1-highmem-8"\n'
-            '[train.job]\nstrategy = "SPOT"\n'
-        )
-    file.write_text(f'image = "image:1"\n{file.read_text()}')
     found = show("--settings", str(file), "--pipeline-root", "gs://b/p", VERTEX_PROJECT="other-project")
 
     assert found["vertex.project"] == {"value": "other-project", "origin": "VERTEX_PROJECT"}
     assert found["vertex.location"]["origin"] == str(file)
     assert found["vertex.pipeline_root"]["origin"] == "--pipeline-root"
     assert found["vertex.network"] == {"value": "", "origin": "default"}
-    assert found["image"] == {"value": "image:1", "origin": str(file)}
-    assert found["train.chief.machine_type"] == {"value": "n1-standard-8", "origin": f"{file} [train]"}
-    assert found["train.workers.boot_disk_size_gb"] == {"value": 200, "origin": f"{file} [train.workers]"}
-    assert found["train.chief.boot_disk_size_gb"] == {"value": 100, "origin": "default"}
-    assert found["train.job.strategy"] == {"value": "SPOT", "origin": f"{file} [train.job]"}
-    # Parameter servers do not take over [train]'s accelerators.
-    assert found["train.parameter_servers.accelerator_type"] == {"value": "", "origin": "default"}
-    assert found["train.chief.env"]["value"] == ["API_KEY"]
-    assert "s3cret" not in json.dumps(found)
 
 
 def test_settings_show_needs_no_settings() -> None:

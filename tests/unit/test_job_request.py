@@ -12,8 +12,8 @@ import pytest
 from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest
 from google.protobuf.json_format import ParseDict
 
-from shardline.pipelines.remote.environment import Environment
 from shardline.pipelines.remote.submit import job_request, new_job_id, with_caching
+from shardline.pipelines.settings import Environment
 from shardline.trainer.errors import PipelineError, SettingsError
 
 ENVIRONMENT = Environment(

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from shardline.components.text import timestamp
-from shardline.pipelines.remote.environment import Environment
 from shardline.pipelines.remote.schedules import (
     NEW,
     Action,
@@ -23,6 +22,7 @@ from shardline.pipelines.remote.schedules import (
     run_request,
     schedule_body,
 )
+from shardline.pipelines.settings import Environment
 from shardline.trainer.errors import SettingsError
 from tests.helpers.checks import pipeline
 

@@ -22,7 +22,7 @@ from shardline.components.tune.study import (
 )
 from shardline.components.tune.trial import plan, read_flags
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
-from shardline.pipelines.preflight import load_study
+from shardline.pipelines.parameters import load_study
 from shardline.trainer.errors import SettingsError, ShardlineError
 from shardline.trainer.measurements import Measurements, read_measurements
 from shardline.trainer.records import read

@@ -1,11 +1,10 @@
 """The rules, a file for each noun; importing this package registers them all."""
 
 from shardline.pipelines.check.rules import (  # noqa: F401  # the rules register themselves
-    images,
+    containers,
     jobs,
     machines,
     payload,
-    places,
     schedules,
     structure,
 )

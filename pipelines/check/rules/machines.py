@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import re
-
 from shardline.components.vertex.payload import at, known_text, lacks, whole
 from shardline.components.vertex.pools import BOOT_DISK_TYPES
 from shardline.pipelines.check.job import Job, Pool
@@ -95,11 +92,6 @@ ACCELERATORS = {
     "TPU_V4_POD",
     "TPU_V5_LITEPOD",
 }
-#: When an accelerator's support ends; that of the K80 has ended, says the API's own reference.
-END_OF_SUPPORT = {
-    "NVIDIA_TESLA_K80": datetime.date.min,
-    "NVIDIA_TESLA_P100": datetime.date(2026, 9, 15),
-}
 
 
 def allowed(machine: str) -> dict[str, tuple[int, ...]]:
@@ -179,10 +171,6 @@ def accelerators(pool: Pool) -> Found:
         Fix: add the accelerator_type and accelerator_count that belong to the machine type
         Source: docs.cloud.google.com, training/configure-compute: types with an asterisk "must be used with
             certain GPUs or TPUs".
-    SL118 warning: An accelerator has not reached the end of its support.
-        Fix: move to an accelerator that is supported: NVIDIA_TESLA_T4, NVIDIA_L4, ...
-        Source: google.cloud.aiplatform_v1.types.AcceleratorType (K80); docs.cloud.google.com,
-            training/configure-compute: "P100 GPUs reach end of support on September 15, 2026".
     """
     machine, kind, count = pool.machine_type, pool.accelerator_type, pool.machine.get("accelerator_count")
     if kind and kind not in ACCELERATORS:
@@ -202,8 +190,6 @@ def accelerators(pool: Pool) -> Found:
     if machine in BUILT_IN and lacks(pool.machine, "accelerator_type"):
         built_in, number = BUILT_IN[machine]
         yield "SL117", f"{machine} is given without its {number} {built_in}"
-    if datetime.date.today() >= END_OF_SUPPORT.get(kind, datetime.date.max):
-        yield "SL118", f"{kind} has reached the end of its support"
 
 
 @rules(Job)
@@ -221,43 +207,15 @@ def tpus(job: Job) -> Found:
 
 @rules(Executor)
 def resources_of_tasks(executor: Executor) -> Found:
-    """Accelerators, cores and memory of a task's own container.
+    """Accelerators of a task's own container.
 
     SL123 error: A task's own accelerator is one that the API has.
         Fix: take one of the API's accelerator types, NVIDIA_TESLA_T4 for example, and count
         Source: docs.cloud.google.com, pipelines/machine-types: set_accelerator_type takes the API's names.
-    SL126 error: A task asks for no more than a machine has: 96 cores, 624 GB.
-        Fix: take cpu and memory of 96 and 624G at most, or split the work over more tasks
-        Source: docs.cloud.google.com, pipelines/machine-types: the limits of set_cpu_limit and
-            set_memory_limit; n1-highmem-96 is the largest machine.
     """
     if executor.task and executor.task.pipeline.aim is Aim.HERE and executor.task.pipeline.given is not None:
         return  # it has the machine where it runs
-    limits = at(executor.container, "resources")
-    for name, units, most, words in (
-        ("resourceCpuLimit", _CORES, 96, "cores"),
-        ("resourceMemoryLimit", _GIGABYTES, 624, "of memory"),
-    ):
-        amount = _QUANTITY.fullmatch(str(limits.get(name) or ""))
-        if amount and float(amount[1]) * units.get(amount[2], 0) > most:
-            yield "SL126", f"the task asks for {amount[0]} {words}"
-    found = at(limits, "accelerator")
+    found = at(executor.container, "resources", "accelerator")
     kind = str(found.get("resourceType") or found.get("type") or "")
     if kind and kind not in ACCELERATORS and "{{$" not in kind:
         yield "SL123", f"accelerator type {kind} does not exist on Vertex AI"
-
-
-#: How a quantity is written, "500m" or "32G", and what its units stand for.
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)")
-_CORES = {"": 1.0, "m": 1e-3}
-_GIGABYTES = {
-    "": 1e-9,
-    "K": 1e-6,
-    "M": 1e-3,
-    "G": 1.0,
-    "T": 1e3,
-    "Ki": 1.024e-6,
-    "Mi": 1.0486e-3,
-    "Gi": 1.0737,
-    "Ti": 1099.5,
-}

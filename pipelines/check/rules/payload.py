@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from shardline.components.vertex.forms import LONGEST_NAME
-from shardline.components.vertex.payload import argv, at, list_at, whole
-from shardline.pipelines.check.job import Job, Pool, jobs
+from shardline.components.vertex.payload import argv, at, list_at
+from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import PARAMETER, PLACEHOLDER, Executor, Task, without_unknown
 from shardline.pipelines.check.registry import Found, rules
 
 #: Linux: bytes of one argument of a process, with its final NUL.
 ARGUMENT_BYTES = 128 * 1024
 _TASK_BYTES = 131_072
-_ARTIFACTS = 100
 
 
 @rules(Executor, Pool)
@@ -43,9 +41,6 @@ def inputs(task: Task) -> Found:
     SL312 error: A task's parameters and artifacts have at most 131,072 bytes as JSON.
         Fix: pass files or artifacts instead of long values
         Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
-    SL313 error: A task has at most 100 input and output artifacts.
-        Fix: gather the artifacts in one directory, or split the task
-        Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
     """
     if not task.container:
         return
@@ -54,63 +49,8 @@ def inputs(task: Task) -> Found:
     if size > _TASK_BYTES:
         longest = max(known, key=lambda name: len(json.dumps(known[name], default=str)))
         yield "SL312", f"the parameters have {size:,} bytes as JSON, most of them in {longest}"
-    count = len(task.declared("artifacts")) + len(at(task.component, "outputDefinitions", "artifacts"))
-    if count > _ARTIFACTS:
-        yield "SL313", f"the task has {count} artifacts"
 
 
-_GLOBAL_BATCH = ("global_batch_size", "total_batch_size")
-_SHARDS = ("shards", "num_shards", "shard_count")
-_READERS = ("readers", "input_workers", "num_input_workers")
-
-
-@rules(Job)
-def batches(job: Job) -> Found:
-    """Batch sizes; each accelerator of a machine is a replica of its own.
-
-    SL701 error: A global batch can be divided among the replicas.
-        Fix: take a multiple of the number of replicas, or say the batch size per replica
-        Source: tensorflow.org, tf.distribute.InputContext.get_per_replica_batch_size: it raises ValueError.
-    """
-    machines = job.training_replicas
-    chief = job.pool(0)
-    devices = whole(chief.machine.get("accelerator_count", 1)) if chief else None
-    for name in _GLOBAL_BATCH:
-        batch = whole(job.task.value(name)) if name in job.task.declared("parameters") else None
-        if batch and machines and devices and batch % (machines * devices):
-            yield "SL701", f"{name} is {batch}, and there are {machines * devices} replicas"
-
-
-@rules(Task)
-def shards(task: Task) -> Found:
-    """Numbers of shards.
-
-    SL702 warning: The number of shards is a multiple of the training workers.
-        Fix: take a multiple of the number of workers, chief included
-        Source: tensorflow.org, tf.data.experimental.AutoShardPolicy.FILE: with fewer files than workers it
-            fails, and with a number that does not divide some workers read more.
-    """
-    given = {name: task.value(name) for name in task.declared("parameters")}
-    for fields in [value for value in given.values() if isinstance(value, dict)]:
-        given = {**fields, **given}  # an object of parameters, as preprocess takes it
-    # Where the writer is told how many will read, it sees to the shards itself.
-    told = [name for name in _READERS if name in given] or [name for name in _SHARDS if name in given]
-    if not task.container or not told:
-        return
-    for workers in sorted({job.training_replicas or 1 for job in jobs(task.pipeline)} - {1}):
-        for name in told:
-            count = whole(given[name])
-            if count and count % workers:
-                yield "SL702", f"{name} is {count}, and {workers} workers read the shards"
-
-
-#: Parameters of GCPC's CustomTrainingJobOp (2.22).
-_JOB = (
-    "base_output_directory display_name enable_web_access encryption_spec_key_name labels location "
-    "max_wait_duration network persistent_resource_id project psc_interface_config reserved_ip_ranges "
-    "restart_job_on_worker_restart service_account strategy tensorboard timeout worker_pool_specs"
-)
-JOB_PARAMETERS = frozenset(_JOB.split())
 _BREAKING = {'"': "a double quote", "\\": "a backslash"}
 
 
@@ -131,10 +71,6 @@ def payload(job: Job) -> Found:
     SL304 error: A job's display name has 1 to 128 characters.
         Fix: give the job a display_name of 1 to 128 characters
         Source: google.cloud.aiplatform_v1.types.CustomJob: "The name can be up to 128 characters long".
-    SL305 error: A component's parameter is not called like one of the custom job's own.
-        Fix: rename the component's parameter
-        Source: google_cloud_pipeline_components, v1/custom_job/utils.py: the two sets are merged without a
-            word.
     """
     broken = list(_breaking_texts(job))
     if job.fault and not broken:
@@ -149,12 +85,6 @@ def payload(job: Job) -> Found:
         yield "SL304", "the job has no display_name"
     elif isinstance(name, str) and "{{$" not in name and len(name) > LONGEST_NAME:
         yield "SL304", f"display_name has {len(name)} characters"
-    parts = job.pools[0].argv if job.pools else []
-    if "--function_to_execute" in parts[:-1]:
-        function = parts[parts.index("--function_to_execute") + 1]
-        names = {name for part in parts for name in _parameters(part, function)}
-        if clashes := sorted(names & JOB_PARAMETERS):
-            yield "SL305", f"the component's parameter {', '.join(clashes)} takes the place of the job's own"
 
 
 def _breaking_texts(job: Job) -> Iterator[str]:
@@ -166,19 +96,6 @@ def _breaking_texts(job: Job) -> Iterator[str]:
         found = [word for character, word in _BREAKING.items() if character in value]
         if found:
             yield f"{name} has {' and '.join(found)}: {value[:60]!r}"
-
-
-def _parameters(source: str, function: str) -> Iterator[str]:
-    """Yields the names of a function's parameters, if the text is the Python source that defines it."""
-    if f"def {function}(" not in source:
-        return
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            yield from (argument.arg for argument in [*node.args.args, *node.args.kwonlyargs])
 
 
 #: kfp.dsl 2.17 and google_cloud_pipeline_components 2.22 (_placeholders.py).

@@ -23,7 +23,7 @@ _TIMESTAMP = 15
 
 @rules(Pipeline)
 def pipelines(pipeline: Pipeline) -> Found:
-    """Schema, name and root of a pipeline, the order of its tasks, and the parameters that a run gives.
+    """Schema and name of a pipeline, the order of its tasks, and the parameters that a run gives.
 
     SL501 error: A pipeline spec is of schema 2.
         Fix: compile the pipeline with KFP 2
@@ -35,9 +35,6 @@ def pipelines(pipeline: Pipeline) -> Found:
     SL508 error: No task waits for itself.
         Fix: break the circle
         Source: kubeflow/pipelines, pipeline_spec.proto: a DagSpec is acyclic.
-    SL509 warning: A pipeline's default root is a Cloud Storage location.
-        Fix: write gs://BUCKET/PATH, or leave it out and give pipeline_root to the run
-        Source: google.cloud.aiplatform_v1.types.PipelineJob.RuntimeConfig: gcs_output_directory.
     SL601 error: A run gives only parameters that the pipeline has.
         Fix: give only parameters that the pipeline has
         Source: google.cloud.aiplatform, PipelineRuntimeConfigBuilder: it raises on a name it does not know.
@@ -54,9 +51,6 @@ def pipelines(pipeline: Pipeline) -> Found:
             TopologicalSorter({task: _upstream(at(tasks, task)) for task in tasks}).prepare()
         except CycleError as cycle:
             yield "SL508", f"{name}: {' -> '.join(cycle.args[1])}"
-    root = pipeline.spec.get("defaultPipelineRoot")
-    if root and not str(root).startswith("gs://"):
-        yield "SL509", f"defaultPipelineRoot is {root!r}"
     known = [parameter.name for parameter in pipeline.parameters]
     for name in pipeline.given or ():
         if name not in known:
@@ -258,9 +252,6 @@ def declared_parameters(parameter: Parameter) -> Found:
     SL604 error: A default is of the type that its parameter declares.
         Fix: give the parameter a default of its type
         Source: kubeflow/pipelines, pipeline_spec.proto: ComponentInputsSpec.ParameterSpec.
-    SL605 warning: A parameter is of a type that a run can be given.
-        Fix: annotate it with str, int, float, bool, list or dict
-        Source: kubeflow/pipelines, pipeline_spec.proto: ParameterType.
     """
     name, declaration, given = parameter.name, parameter.declaration, parameter.pipeline.given
     if given is not None and name in given:
@@ -269,9 +260,6 @@ def declared_parameters(parameter: Parameter) -> Found:
         yield "SL603", f"the parameter {name} has no default and is not given"
     if declaration.get("defaultValue") is not None:
         yield from _mistyped("SL604", parameter, declaration["defaultValue"])
-    kind = declaration.get("parameterType")
-    if kind is not None and kind not in _TYPES:
-        yield "SL605", f"the parameter {name} is of type {kind}"
 
 
 def _mistyped(code: str, parameter: Parameter, value: Any) -> Found:
