@@ -1,9 +1,7 @@
 """Attempts: the mistake that ended an attempt of this job, which ends the next one before it costs anything.
 
-The platform starts a replica, a job and a task again whatever they ended with. A mistake, or a run that
-diverges, would end in the same way, after machines, peers and TensorFlow have been waited for once more. So
-the replica that finds it leaves a marker beside the run's checkpoints; its name says for which settings, data
-and code it holds, and where one of them has changed there is none.
+The platform starts a replica, a job and a task again whatever they ended with. So the replica that finds a
+mistake leaves a marker beside the run's checkpoints, whose name says for which settings, data and code.
 """
 
 from __future__ import annotations
@@ -33,16 +31,14 @@ _PLACES = ("model_dir", "tensorboard_log_dir")
 
 @contextlib.contextmanager
 def remembered(settings: TrainSettings, cluster: Cluster, environ: Mapping[str, str]) -> Iterator[None]:
-    """Remembers the mistake that ends the context, for the job's next attempt, and ends at once in that one.
-
-    Raises:
-        RepeatedError: When a mistake ended an earlier attempt, with its message, and nothing has changed.
-    """
+    """Remembers the mistake that ends the context for the job's next attempt: there it is a RepeatedError."""
     if not any(name in environ for name in _OF_A_JOB):  # somebody tries by hand
         yield
         return
-    marker = _marker(settings, cluster, environ)
-    if (found := _read(marker)) is not None:
+    marker, found = _marker(settings, cluster, environ), None
+    with contextlib.suppress(SettingsError):
+        found = files.read_json(marker, SettingsError).get("error")
+    if isinstance(found, str):
         progress.say(
             "train", f"an earlier attempt has ended with this mistake, and nothing has changed: {marker}"
         )
@@ -63,56 +59,31 @@ def forget(directory: Path) -> None:
         marker.unlink(missing_ok=True)
 
 
-def _read(marker: Path) -> str | None:
-    """Returns the mistake that a marker holds; None where there is none that can be read."""
-    with contextlib.suppress(SettingsError):
-        found = files.read_json(marker, SettingsError).get("error")
-        return found if isinstance(found, str) else None
-    return None
-
-
 def _marker(settings: TrainSettings, cluster: Cluster, environ: Mapping[str, str]) -> Path:
     """Returns the path that tells this job's mistake, should it find one, from any other's."""
     own = environ.get("AIP_CHECKPOINT_DIR")
     base = files.local_path(own).parent if own else output_dirs(settings, environ).model
     chosen = {name: value for name, value in asdict(settings).items() if name not in _PLACES}
     tasks = {kind: len(hosts) for kind, hosts in cluster.tasks.items()}
-    digest = hashlib.sha256(repr((chosen, tasks, environ.get(ACCELERATORS_VARIABLE))).encode())
-    for text in (settings.dataset, settings.initial_model, *settings.hparams.values()):
-        if isinstance(text, str) and text:
-            digest.update(repr(_state(files.local_path(text))).encode())
-    for path in _code(settings):
-        if path.is_file():
-            digest.update(path.read_bytes())
-    digest.update(repr(_installed()).encode())
+    names = [name for place in sys.path if os.path.isdir(place) for name in os.listdir(place)]
+    installed = sorted({name for name in names if name.endswith(".dist-info")})
+    places = [settings.dataset, settings.initial_model, *settings.hparams.values()]
+    states = [_state(files.local_path(text)) for text in places if isinstance(text, str) and text]
+    known = (chosen, tasks, environ.get(ACCELERATORS_VARIABLE), installed, states)
+    digest = hashlib.sha256(repr(known).encode())
+    for package in ("shardline.trainer", *plugins.packages(plugins_of(asdict(settings)).values())):
+        for path in plugins.python_files(package):
+            if path.is_file():
+                digest.update(path.read_bytes())
     return base / _MARKERS.replace("*", digest.hexdigest()[:16])
 
 
 def _state(path: Path) -> Any:
-    """Returns name, size and time of a file, or of those in a directory; nothing where there is none.
-
-    Of a dataset it is the names and the manifest, which has the checksums: each of a thousand shards in a
-    bucket would be asked for.
-    """
+    """Returns name, size and time of a file, or of those in a directory; nothing where there is none."""
     with contextlib.suppress(OSError, ValueError):
-        if (manifest := path / MANIFEST_FILE).is_file():
+        if (manifest := path / MANIFEST_FILE).is_file():  # it has the checksums of its shards
             return sorted(os.listdir(path)), manifest.read_bytes()
         found = sorted(path.iterdir()) if path.is_dir() else [path]
         known = [(file.name, file.stat()) for file in found]
         return [(name, at.st_size, at.st_mtime_ns) for name, at in known if stat.S_ISREG(at.st_mode)]
     return []
-
-
-def _code(settings: TrainSettings) -> Iterator[Path]:
-    """Yields the Python files of Shardline's trainer and of the plug-ins that the settings name."""
-    for package in ("shardline.trainer", *plugins.packages(plugins_of(asdict(settings)).values())):
-        yield from plugins.python_files(package)
-
-
-def _installed() -> list[str]:
-    """Returns the names and versions of what is installed."""
-    found: set[str] = set()
-    for place in sys.path:
-        with contextlib.suppress(OSError):
-            found.update(name for name in os.listdir(place) if name.endswith(".dist-info"))
-    return sorted(found)

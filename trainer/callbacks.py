@@ -1,8 +1,7 @@
 """Callbacks of a run: where each runs, and every hook called as Keras' `fit` calls it.
 
-Each replica makes all callbacks, which decide together how often hooks are called, and calls those that run
-on it. A callback says itself where it runs: its attribute `on` is "all" or "chief". Without it those of
-Keras' own that write or print run on the chief, all others on every replica.
+Each replica makes all callbacks, and calls those that run on it. A callback says itself where it runs: its
+attribute `on` is "all" or "chief". Without it those of Keras' own that write or print run on the chief.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ import tensorflow as tf
 from shardline.trainer import plugins, progress
 from shardline.trainer.crash import is_of_the_machine
 from shardline.trainer.errors import RunError, SettingsError, ShardlineError
-from shardline.trainer.keras_internals import check_direction, has_batch_hooks
+from shardline.trainer.keras_internals import has_batch_hooks
 from shardline.trainer.optimizers import FrozenLayers, Unfreeze
-from shardline.trainer.own_logs import Shapes
 from shardline.trainer.reports import (
     Board,
     Counters,
@@ -32,7 +30,7 @@ from shardline.trainer.reports import (
 )
 from shardline.trainer.run import DatasetRun, Run
 from shardline.trainer.settings import TrainSettings
-from shardline.trainer.step import Logs
+from shardline.trainer.step import Logs, Shapes
 from shardline.trainer.tensorflow_internals import reading_own_means
 
 # Of Keras' own, those that write to one path, to one address, or to the terminal.
@@ -87,28 +85,19 @@ class Hooks:
         self("on_train_begin")
 
     def __call__(self, hook: str, *number: int, logs: Logs | None = None) -> None:
-        """Calls a hook of every callback, with the number of an epoch or step if it has one, and logs.
-
-        All get the same logs, as in `fit`: what one adds (a scheduler the learning rate) the next one sees.
-        """
-        given = dict(logs or {})
+        """Calls a hook of every callback, with the number of an epoch or step if it has one, and logs."""
+        given = dict(logs or {})  # what one adds (a scheduler the learning rate) the next one sees
         for callback in self._called:
             name = type(callback).__name__
             self._watchdog.at(f"in {hook} of {name}")
-            with _failing(callback, hook), self._reading(hook, name, alone=id(callback) in self._alone):
-                getattr(callback, hook)(*number, given)
-
-    def _reading(self, hook: str, name: str, *, alone: bool) -> contextlib.AbstractContextManager[None]:
-        """Answers what a callback reads: what it runs alone for cannot be asked of the others."""
-
-        def refuse() -> SettingsError:
-            return SettingsError(
+            refusal = SettingsError(
                 f"{hook} of {name}, which runs on the chief alone, reads a metric of all replicas or takes a "
                 "step with them, and they are not there; take the metric from its logs, or set the "
                 f"callback's attribute on = {_PLACES[0]!r} so that it runs on every replica"
             )
-
-        return reading_own_means(self._strategy, refuse if alone else None)
+            alone = refusal if id(callback) in self._alone else None
+            with _failing(callback, hook), reading_own_means(self._strategy, alone):
+                getattr(callback, hook)(*number, given)
 
 
 @contextlib.contextmanager
@@ -170,10 +159,7 @@ def check_callback(callback: Any, refusal: str) -> None:
 
 
 class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras has no types
-    """Ends the training when a metric no longer improves, and gives the model its best weights back.
-
-    For every replica, as all see the same metrics. The patience is in epochs.
-    """
+    """Ends the training when a metric no longer improves, and gives the model its best weights back."""
 
     def __init__(self, metric: str, patience: int):
         # Keras finds no direction for the losses of several outputs.
@@ -184,12 +170,16 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
         """Refuses a metric that is not shown, or of which Keras does not know which way it improves."""
         _check_metric("early_stopping", self.monitor, shown)
         try:
-            check_direction(self)
+            self._set_monitor_op()  # as Keras does after an epoch
         except ValueError:
             raise SettingsError(
                 f"early_stopping: Keras does not know whether {self.monitor} improves upwards or downwards; "
                 "use another metric, or bring an EarlyStopping with its mode as a callback"
             ) from None
+
+    def improves(self, value: float, other: float) -> bool:
+        """Whether a value of the metric is better than another, as Keras decides it."""
+        return bool(self._is_improvement(value, other))
 
 
 def chosen_callbacks(

@@ -18,56 +18,42 @@ from shardline.trainer.plugins import describe
 #: Names, in the environment, the directory of crash files; otherwise they are temporary files.
 DIRECTORY_VARIABLE = "SHARDLINE_CRASH_DIR"
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_AWAY = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTUNREACH)
 # The machine's fault: what is tried again later may well work.
 _OF_THE_MACHINE = {
-    errno.ENOSPC: "make room there and try again",
-    errno.EDQUOT: "make room there and try again",
-    errno.EFBIG: "the limit on the size of files (ulimit -f) is in the way",
-    errno.EIO: "the disk or the mounted bucket has failed",
-    errno.EMFILE: "raise the limit (ulimit -n)",
-    errno.ENFILE: "end other programs, or raise the system's limit",
-    **dict.fromkeys(
-        (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTUNREACH),
-        "a mounted bucket or the network is away; try again",
-    ),
+    **dict.fromkeys(_FULL, "make room there and try again"),
+    **dict.fromkeys(_AWAY, "a disk, a mounted bucket or the network has failed; try again"),
+    **dict.fromkeys((errno.EFBIG, errno.EMFILE, errno.ENFILE), "raise the limit (ulimit)"),
     errno.ENOMEM: "give the machine more memory, or the work less to hold",
 }
-
 # The fault of a path that was given.
-_OF_A_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST} | {
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.EROFS,
+_OF_A_PATH = {
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS),
 }
-
 _SHOWN_LETTERS = 400
-_RINGS = ("shardline", "trainer", "components", "pipelines")
-#: What the extra `local` installs beside what every installation has, as it is imported.
-_OF_EXTRAS = {
-    *("cv2", "google_crc32c", "jinja2", "keras", "matplotlib", "numpy", "optuna", "PIL", "psutil"),
-    *("pyarrow", "rich", "scipy", "simplejpeg", "sklearn", "tensorboard", "tensorflow", "xxhash"),
-}
 
 
 def as_error(failure: Exception) -> ShardlineError:
     """Returns the error, of one line, that stands for an exception which nobody has raised on purpose.
 
-    A package that is not installed: the extra that has it. A full disk and the like, a path that cannot be
-    used: the reason and the path. Anything else is a `CrashError`: what it was, and the crash file with all
-    that is known.
+    A package that is not installed, a full disk and the like, a path that cannot be used: the reason and the
+    path. Anything else is a `CrashError`: what it was, and the crash file with all that is known.
     """
     if isinstance(failure, ShardlineError):
         return failure
-    if isinstance(failure, ModuleNotFoundError) and (failure.name or "").partition(".")[0] in _OF_EXTRAS:
+    if isinstance(failure, ModuleNotFoundError) and failure.name:
         return SettingsError(
-            f"{failure.name} is not installed, which this needs; pip install 'shardline[local]'"
+            f"{failure.name} is not installed, which this needs; pip install 'shardline[local]' has all that "
+            "Shardline's own commands need"
         )
     if isinstance(failure, MemoryError):
         return RunError(f"out of memory; {_OF_THE_MACHINE[errno.ENOMEM]}")
     if isinstance(failure, OSError) and (known := of_system(failure)):
         return known
     what = describe(failure)
-    for number in (errno.ENOSPC, errno.EDQUOT):
+    for number in _FULL:
         if os.strerror(number) in what:  # in the words of a library that writes by itself, as TensorFlow does
             return RunError(f"{what[:_SHOWN_LETTERS]}; {_OF_THE_MACHINE[number]}")
     return CrashError(f"{what[:_SHOWN_LETTERS]}{'...' * (len(what) > _SHOWN_LETTERS)}; {_report(failure)}")
@@ -79,7 +65,7 @@ def of_system(failure: OSError) -> ShardlineError | None:
     if failure.strerror and (advice := _OF_THE_MACHINE.get(failure.errno or 0)):
         return RunError(f"{failure.strerror}{where}; {advice}")
     if failure.strerror and where and failure.errno in _OF_A_PATH:
-        return SettingsError(f"{failure.strerror}{where}{_in_code_of_the_user(failure)}")
+        return SettingsError(f"{failure.strerror}{where}")
     return None
 
 
@@ -94,16 +80,6 @@ def is_of_the_machine(error: BaseException | None) -> bool:
     return False
 
 
-def _in_code_of_the_user(failure: BaseException) -> str:
-    """Says where in a plug-in an exception comes from; "" where it comes from code that is installed."""
-    package = Path(__file__).parents[1]
-    installed = (sys.prefix, os.path.dirname(os.__file__), *(str(package / ring) for ring in _RINGS))
-    for frame in reversed(traceback.extract_tb(failure.__traceback__)):
-        if not frame.filename.startswith((*installed, "<")):
-            return f" ({frame.filename}, line {frame.lineno})"
-    return ""
-
-
 def of_place(failure: OSError, text: str) -> ShardlineError:
     """Returns the error for a place that cannot be written: the machine's fault, or that of the path."""
     return (RunError if failure.errno in _OF_THE_MACHINE else SettingsError)(text)
@@ -111,26 +87,21 @@ def of_place(failure: OSError, text: str) -> ShardlineError:
 
 def _report(failure: Exception) -> str:
     """Writes the crash file, and says where it is."""
+    from importlib import metadata  # 40 ms, which every process would spend
+
     trace = "".join(traceback.format_exception(failure))
     if "CLOUD_ML_PROJECT_ID" in os.environ and DIRECTORY_VARIABLE not in os.environ:
         print(trace, file=sys.stderr)  # on the platform the machine goes, and only the log stays
+    packages = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-aiplatform")
+    known = [f"{one.name} {one.version}" for one in metadata.distributions() if one.name in packages]
+    versions = f"{', '.join(known)}; Python {platform.python_version()}, {platform.platform()}"
     name = f"shardline-crash-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}.txt"
     try:
         file = Path(os.environ.get(DIRECTORY_VARIABLE) or tempfile.gettempdir(), name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        with open(
-            os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-        ) as writer:
-            writer.write(f"{_versions()}\n\n{trace}")
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as writer:
+            writer.write(f"{versions}\n\n{trace}")
     except OSError as error:
         return f"a crash file could not be written ({error.strerror})"
     return f"all that is known is in {file}"
-
-
-def _versions() -> str:
-    from importlib import metadata  # 40 ms, which every process would spend
-
-    packages = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-aiplatform")
-    known = {item.name: item.version for item in metadata.distributions() if item.name in packages}
-    versions = [f"{name} {known[name]}" for name in packages if name in known]
-    return f"{', '.join(versions)}; Python {platform.python_version()}, {platform.platform()}"

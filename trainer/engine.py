@@ -60,7 +60,15 @@ def make_engine(
         single_loss=_tell_of_differences(run, model, batch),
     )
     if run.checkpoints is not None and run.cluster.is_chief:
-        loop.traced = _random_ops_told()
+        said: list[str] = []
+
+        def tell(graph: tf.Graph) -> None:
+            drawing = [op for op in stateful_ops(graph.as_graph_def()) if not op.startswith("Assign")]
+            if drawing and not said:
+                said.append(f"warning: a step draws random numbers by {', '.join(drawing)} {_RANDOM_OPS}")
+                progress.say("train", said[0])
+
+        loop.traced = tell
     if validation:
         batches = validation.distribute(strategy, run.process, processes)
         loop.evaluation = Evaluation(model, strategy, batches, validation.steps)
@@ -93,34 +101,20 @@ _SINGLE_LOSS = (
 
 def own_statistics(model: keras.Model) -> list[str]:
     """Returns the layers that normalize each replica's part of a batch by that part's own statistics."""
-    kind = keras.layers.BatchNormalization
-    found = [layer for layer in all_layers(model) if isinstance(layer, kind)]
+    found = [one for one in all_layers(model) if isinstance(one, keras.layers.BatchNormalization)]
     return [layer.name for layer in found if layer.trainable and not layer.synchronized]
 
 
-def _random_ops_told() -> Callable[[tf.Graph], None]:
-    """Returns what says once of a step's graph that it draws random numbers which no checkpoint decides."""
-    said: list[str] = []
-
-    def tell(graph: tf.Graph) -> None:
-        drawing = [op for op in stateful_ops(graph.as_graph_def()) if not op.startswith("Assign")]
-        if drawing and not said:
-            said.extend(drawing)
-            progress.say(
-                "train",
-                f"warning: a step draws random numbers by {', '.join(drawing)} (tf.random, "
-                "backend.random_normal), whose state no checkpoint holds: a run that goes on draws others, "
-                "and its bits are not the same; use keras.random with a keras.random.SeedGenerator",
-            )
-
-    return tell
+_RANDOM_OPS = (
+    "(tf.random, backend.random_normal), whose state no checkpoint holds: a run that goes on draws others, "
+    "and its bits are not the same; use keras.random with a keras.random.SeedGenerator"
+)
 
 
 def uses_xla(run: Run, model: keras.Model) -> bool:
     """Whether XLA compiles the step: as the setting says, else as `compile` was asked to, else on one GPU.
 
-    On a CPU convolutions take three times as long with it (benchmarks/RESULTS.md). A ModelError says that
-    `compile` asked for what the strategy cannot do.
+    On a CPU convolutions take three times as long with it (benchmarks/RESULTS.md).
     """
     chosen, asked = run.settings.jit_compile, asked_for_xla(model)
     wanted = "run_eagerly" if model.run_eagerly else "jit_compile" if asked is True else ""

@@ -48,10 +48,7 @@ class SourceError(ShardlineError):
 
 
 class BadRecordError(SourceError):
-    """One example (`name`, its key or file) cannot be used; with on_bad_record=skip it is left out.
-
-    The reason, without the name, has the same words for the same kind of fault.
-    """
+    """One example (`name`, its key or file) cannot be used; with on_bad_record=skip it is left out."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name!r}: {reason}")

@@ -1,8 +1,7 @@
 """Evaluator: a process beside the training that evaluates every checkpoint and keeps the best model.
 
-Chief and evaluator talk through files in `evaluations`, beside the checkpoints, all that both can see:
-`{steps}.json` is the result of a checkpoint, `chief` changes for as long as the chief lives, and `last.json`
-names the last checkpoint. Clocks of two machines are never compared.
+Chief and evaluator talk through files in `evaluations`, beside the checkpoints: `{steps}.json` is the result
+of a checkpoint, `chief` changes for as long as the chief lives, and `last.json` names the last checkpoint.
 """
 
 from __future__ import annotations
@@ -19,15 +18,13 @@ import tensorflow as tf
 
 from shardline.trainer import files, progress
 from shardline.trainer.callbacks import Stopping
-from shardline.trainer.checkpoint.state import Position, Snapshot, restore_model
+from shardline.trainer.checkpoint.state import Position, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.errors import RunError
 from shardline.trainer.keras_compilation import saveable
-from shardline.trainer.keras_internals import is_improvement
-from shardline.trainer.own_logs import Shapes
 from shardline.trainer.reports import as_json, metrics_text, numbers, sync_events
 from shardline.trainer.run import DatasetRun
-from shardline.trainer.step import Logs
+from shardline.trainer.step import Logs, Shapes
 
 BEST_FILE = "best.keras"
 
@@ -113,8 +110,8 @@ class Evaluations:
 class Evaluator:
     """Evaluates checkpoints as they appear, each restored into a built model as a whole.
 
-    The best model by `metric` is written into `directory`, results into TensorBoard's run "evaluator" in
-    `logs`. A metric that is not among those `shown`, or of unknown direction, is a SettingsError.
+    The best model by `metric`, one of those `shown`, is written into `directory`, results into TensorBoard's
+    run "evaluator" in `logs`.
     """
 
     def __init__(
@@ -177,29 +174,25 @@ class Evaluator:
                     # A newer one may have taken its place meanwhile, which is nothing to worry about.
                     if steps in self._checkpoints.steps():
                         progress.say("evaluate", f"warning: {error}; it is not evaluated")
-                else:
-                    self._evaluate_snapshot(snapshot)
-
-    def _evaluate_snapshot(self, snapshot: Snapshot) -> None:
-        position = snapshot.position
-        restore_model(self._model, snapshot)
-        metrics = self._evaluate()
-        with self._writer.as_default():
-            for name, value in numbers(metrics).items():
-                # The name that Keras' own callback gives to evaluations by step.
-                tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=position.steps)
-        self._writer.flush()
-        sync_events(self._events)
-        self._keep_best(metrics[self._metric])
-        self._evaluations.write(position, metrics)
-        at = f"step {position.steps:,}, epoch {position.epoch}"
-        progress.say("evaluate", f"{at}: {metrics_text(metrics)}")
+                    continue
+                restore_model(self._model, snapshot)
+                metrics = self._evaluate()
+                with self._writer.as_default():
+                    for name, value in numbers(metrics).items():
+                        # The name that Keras' own callback gives to evaluations by step.
+                        tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=steps)
+                self._writer.flush()
+                sync_events(self._events)
+                self._keep_best(metrics[self._metric])
+                self._evaluations.write(snapshot.position, metrics)
+                at = f"step {steps:,}, epoch {snapshot.position.epoch}"
+                progress.say("evaluate", f"{at}: {metrics_text(metrics)}")
 
     def _keep_best(self, value: float) -> None:
         """Saves the model where none that was evaluated before, by an earlier process too, was better."""
         before = (self._evaluations.read(steps) for steps in self._evaluations.steps())
         values = [metrics[self._metric] for metrics in before if metrics and self._metric in metrics]
-        better = all(is_improvement(self._judge, value, other) for other in values)
+        better = all(self._judge.improves(value, other) for other in values)
         if not math.isfinite(value) or (values and self._best_file.exists() and not better):
             return
         self._best_file.parent.mkdir(parents=True, exist_ok=True)
@@ -207,19 +200,10 @@ class Evaluator:
             self._model.save(temporary)
 
 
-@contextlib.contextmanager
-def watched(run: DatasetRun, position: Position) -> Iterator[None]:
-    """Lets the evaluator of a run, where there is one, know that its chief lives; for every process."""
-    alive = Evaluations(run.dirs.checkpoints).chief_alive(position.steps)
-    with alive if run.settings.evaluator and run.cluster.is_chief else contextlib.nullcontext():
-        yield
-
-
 def wait_for_last(run: DatasetRun, position: Position) -> Logs:
-    """Tells the evaluator that training has ended, and returns its metrics of the last checkpoint.
+    """Tells the evaluator that training has ended, and returns its metrics ("evaluator_loss") of the last.
 
-    For the chief, whose end ends the job and the evaluator with it. The metrics are named "evaluator_loss";
-    none, with a warning, when the evaluator took too long.
+    For the chief, whose end ends the job. None, with a warning, when the evaluator took too long.
     """
     evaluations = Evaluations(run.dirs.checkpoints)
     evaluations.finish(position.steps)

@@ -14,7 +14,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from shardline.trainer.errors import SettingsError, ShardlineError
 
@@ -30,8 +30,8 @@ MAX_TEXT_BYTES = 64 << 20
 # Types of file systems behind a network, without what follows a dot; Cloud Storage FUSE is fuse.gcsfuse.
 _NETWORK = {"fuse", "nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs"}
 
-#: Levels that a JSON or TOML text may have: what walks through it afterwards calls itself at each.
-MAX_DEPTH = 100
+# Levels that a JSON or TOML text may have: what walks through it afterwards calls itself at each.
+_MAX_DEPTH = 100
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
@@ -58,10 +58,7 @@ def bucket_uri(path: str | os.PathLike[str]) -> str:
 
 
 def is_mounted(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path, or what there is of it, is on a file system behind a network: a mounted bucket.
-
-    There a read takes 20 to 50 ms, a rename is a copy, and a lock is known to one machine alone.
-    """
+    """Returns whether a path, or what there is of it, is on a network's file system: a mounted bucket."""
     return _mount_of(path)[2] in _NETWORK
 
 
@@ -92,19 +89,13 @@ def _mounts() -> Iterator[tuple[str, str]]:
 
 
 def temporary_name(path: Path) -> Path:
-    """Returns a name beside `path`, with its suffix, that nobody else takes.
-
-    It is random: processes of two containers that share a directory may have the same number.
-    """
+    """Returns a random name beside `path`, with its suffix, that no other container takes either."""
     return path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}-{path.name[-100:]}")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the name of a file to write; `path` is replaced by it at the end, or stays as it was.
-
-    Both are on disk afterwards. A link stays a link: what it leads to is replaced.
-    """
+    """Yields the name of a file to write; `path`, or what it links to, is replaced by it at the end."""
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -119,10 +110,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Locks an open file until it is closed, and returns whether no other process has locked it.
-
-    A process that is killed has closed its files. Raises OSError where the file system has no locks.
-    """
+    """Locks an open file until it is closed, and returns whether no other process has locked it."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -205,16 +193,10 @@ def parse_json(text: str | bytes, what: str, error: type[ShardlineError]) -> Any
     Raises `error`, naming `what`, where it is none, has a number that is not finite or a key twice, or is
     nested too deeply.
     """
-    try:
-        value = json.loads(
-            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object
+    with _refused(what, "JSON", error):
+        return _shallow(
+            json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_object)
         )
-    except RecursionError:
-        raise error(f"{what} is nested too deeply") from None
-    except ValueError as failure:
-        raise error(f"{what} is not JSON: {failure}") from None
-    _refuse_deep(value, what, error)
-    return value
 
 
 def read_json(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
@@ -228,22 +210,23 @@ def read_json(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
 def read_toml(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
     """Returns the tables of a TOML file; raises `error`, in one line, when it is none."""
     text = read_text(path, error)
+    with _refused(str(path), "TOML", error):
+        tables: dict[str, Any] = _shallow(tomllib.loads(text))
+        return tables
+
+
+@contextlib.contextmanager
+def _refused(what: str, form: str, error: type[ShardlineError]) -> Iterator[None]:
     try:
-        tables = tomllib.loads(text)
+        yield
     except RecursionError:
-        raise error(f"{path} is nested too deeply") from None
+        raise error(f"{what} is nested too deeply") from None
     except ValueError as failure:
-        raise error(f"{path} is not TOML: {failure}") from None
-    _refuse_deep(tables, str(path), error)
-    return tables
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
+        raise error(f"{what} is not {form}: {failure}") from None
 
 
 def _finite(text: str) -> float:
-    if math.isinf(number := float(text)):
+    if not math.isfinite(number := float(text)):
         raise ValueError(f"{text[:40]} is not a JSON number that can be held")
     return number
 
@@ -256,10 +239,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _refuse_deep(value: Any, what: str, error: type[ShardlineError]) -> None:
-    level, depth = [value] if isinstance(value, (dict, list)) else [], 0
-    while level:
-        if (depth := depth + 1) > MAX_DEPTH:
-            raise error(f"{what} is nested too deeply")
+def _shallow(value: Any) -> Any:
+    """Returns a value as it is, unless it is nested too deeply: then a RecursionError."""
+    level: list[Any] = [[value]]
+    for _ in range(_MAX_DEPTH + 1):
         nodes = (node.values() if isinstance(node, dict) else node for node in level)
         level = [item for items in nodes for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return value
+    raise RecursionError

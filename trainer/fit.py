@@ -1,8 +1,6 @@
-"""Fit: `keras.Model.fit`, `evaluate` and `predict` on the workers of a cluster, for any program.
+"""Fit: `keras.Model.fit` on the workers of a cluster, for any program.
 
-Names, defaults and meaning are Keras' own wherever both have them
-(https://keras.io/api/models/model_training_apis/); `docs/fit.md` has a table of what is the same, more, and
-refused.
+`docs/fit.md` has a table of what is the same as Keras' own, more, and refused.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -31,34 +29,20 @@ from shardline.trainer.data.given import Batches, check_numbers, whole_number
 from shardline.trainer.engine import make_engine
 from shardline.trainer.errors import SettingsError
 from shardline.trainer.keras_compilation import patches_undone, weigh_output_losses
-from shardline.trainer.loop import Engine, Training
+from shardline.trainer.loop import Beginning, Engine, Training
 from shardline.trainer.models.build import BuildModel, built
 from shardline.trainer.optimizers import learning_rates
 from shardline.trainer.process import OF_STRATEGY, Process, check_options, this_process
 from shardline.trainer.reports import Counters
-from shardline.trainer.resume import Beginning
 from shardline.trainer.run import Plan, Run, Watchdog
 from shardline.trainer.settings import TrainSettings
 
 #: Settings of the trainer that `fit` takes by their names.
 OPTIONS = (
     *OF_STRATEGY,
-    "averaging_steps",
-    "checkpoint_minutes",
-    "checkpoint_steps",
-    "deterministic",
-    "gradient_accumulation_steps",
-    "gradient_compression",
-    "grace_period",
-    "jit_compile",
-    "keep_checkpoints",
-    "max_steps",
-    "max_time",
-    "scale_learning_rate",
-    "seed",
-    "stall_timeout",
-    "steps_per_execution",
-    "warmup_steps",
+    *("averaging_steps", "checkpoint_minutes", "checkpoint_steps", "deterministic", "keep_checkpoints"),
+    *("gradient_accumulation_steps", "gradient_compression", "grace_period", "jit_compile", "warmup_steps"),
+    *("max_steps", "max_time", "scale_learning_rate", "seed", "stall_timeout", "steps_per_execution"),
 )
 
 
@@ -66,6 +50,7 @@ OPTIONS = (
 class _FitRun(Run):
     """A run on a stream of batches, validated after some epochs."""
 
+    judges_end: ClassVar[bool] = False  # as in `keras.Model.fit`
     data: Batches
     frequency: int | Collection[int]
 
@@ -88,11 +73,6 @@ class _FitRun(Run):
         if isinstance(self.frequency, int):
             return (epoch + 1) % self.frequency == 0
         return epoch + 1 in self.frequency
-
-    @property
-    def judges_end(self) -> bool:
-        """Nothing is evaluated after the end, as in `keras.Model.fit`."""
-        return False
 
 
 def fit(
@@ -143,8 +123,7 @@ def fit(
         validation_freq: Epochs between validations, or the numbers, from 1, of those that have one.
         checkpoint_dir: Directory that all processes see; a run that finds a checkpoint there goes on from it,
             at the step. None keeps no checkpoint, unless there is a BackupAndRestore, whose directory it is.
-        options: Settings of the trainer by name: strategy, seed, checkpoint_steps, communication,
-            gradient_compression, gradient_accumulation_steps and others (`OPTIONS`).
+        options: Settings of the trainer by name: strategy, seed, checkpoint_steps and others (`OPTIONS`).
 
     Returns:
         The history, the same on every process.
@@ -156,7 +135,10 @@ def fit(
         RunError: Another process is lost.
         RestartError: SIGTERM has come, and a checkpoint was saved if there is a directory for it.
     """
-    chosen = _callbacks(callbacks)
+    given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
+    chosen = keras.tree.flatten(given) if given else []
+    for callback in chosen:
+        check_callback(callback, "callbacks has to be a list of keras.callbacks.Callback, it holds a")
     check_numbers(
         batch_size=batch_size,
         steps_per_epoch=steps_per_epoch,
@@ -166,16 +148,17 @@ def fit(
     if not isinstance(shuffle, bool | np.bool):
         raise SettingsError(f"shuffle must be true or false, not {shuffle!r}")
     frequency, shown = _frequency(validation_freq), verbosity(verbose)
-    if checkpoint_dir is None:
-        checkpoint_dir, options = _taken_from_backup(chosen, options)
+    backups = [one for one in chosen if isinstance(one, keras.callbacks.BackupAndRestore)]
+    if backups and checkpoint_dir is None:  # whose part checkpoints take, as often
+        checkpoint_dir, often = str(backups[0].backup_dir), backups[0].save_freq
+        options = {**({} if often == "epoch" else {"checkpoint_steps": often}), **options}
     settings = _settings(build_model, epochs=epochs, initial_epoch=initial_epoch, options=options)
     process = this_process(options)
     with process.errors_named():
-        held = [callback for callback in chosen if not isinstance(callback, keras.callbacks.BackupAndRestore)]
-        given = process.given(settings.seed, batch_size, class_weight)
+        reader = process.given(settings.seed, batch_size, class_weight)
         if validation_split and validation_data is None:
-            train_data, validation_data = given.divided(train_data, validation_split)
-        data = given.read(train_data, "train_data", steps=steps_per_epoch, shuffle=shuffle)
+            train_data, validation_data = reader.divided(train_data, validation_split)
+        data = reader.read(train_data, "train_data", steps=steps_per_epoch, shuffle=shuffle)
         validation = None
         if validation_data is not None:
             size = validation_batch_size or (
@@ -187,10 +170,14 @@ def fit(
         model = built(process, build_model, settings, **steps)
         run = _run(process.with_(model), settings, data, checkpoint_dir, frequency)
         _agree(run, model, validation)
+        held = [callback for callback in chosen if callback not in backups]
         with patches_undone(model), run.watchdog, _signal(settings) as asked:
             history = _trained(run, model, held, validation, asked, int(initial_epoch), shown)
         run.collectives.barrier()
-        _forget(run, chosen)
+        if run.cluster.is_chief and not settings.max_steps and not settings.max_time:
+            for backup in backups:  # which removes the checkpoints of a training that is done
+                if backup.delete_checkpoint and files.local_path(str(backup.backup_dir)) == run.checkpoints:
+                    shutil.rmtree(run.checkpoints)
     return history
 
 
@@ -212,42 +199,11 @@ def _settings(
     return TrainSettings(dataset="", model=model, epochs=epochs, **options)
 
 
-def _callbacks(
-    given: Sequence[keras.callbacks.Callback] | None,
-) -> list[keras.callbacks.Callback]:
-    given = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given
-    chosen = keras.tree.flatten(given) if given else []
-    for callback in chosen:
-        check_callback(callback, "callbacks has to be a list of keras.callbacks.Callback, it holds a")
-    return chosen
-
-
 def _frequency(given: int | Collection[int]) -> int | Collection[int]:
     """Returns the number of epochs between validations, or the numbers of those that have one."""
     if isinstance(given, Collection) and not isinstance(given, str | bytes):
         return frozenset(whole_number("validation_freq", epoch) for epoch in given)
     return whole_number("validation_freq", given)
-
-
-def _taken_from_backup(
-    callbacks: Sequence[keras.callbacks.Callback], options: Mapping[str, Any]
-) -> tuple[str | None, dict[str, Any]]:
-    """Returns the directory of a BackupAndRestore, whose part checkpoints take, and how often it saves."""
-    for callback in callbacks:
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            often = {} if callback.save_freq == "epoch" else {"checkpoint_steps": callback.save_freq}
-            return str(callback.backup_dir), {**often, **options}
-    return None, dict(options)
-
-
-def _forget(run: _FitRun, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Removes the checkpoints of a training that is done, where a BackupAndRestore would have done so."""
-    done = not run.settings.max_steps and not run.settings.max_time
-    for callback in callbacks:
-        if isinstance(callback, keras.callbacks.BackupAndRestore) and callback.delete_checkpoint:
-            directory = files.local_path(str(callback.backup_dir))
-            if done and run.cluster.is_chief and directory == run.checkpoints:
-                shutil.rmtree(directory)
 
 
 def _run(

@@ -1,7 +1,4 @@
-"""Keras' inside, of compiling and building: what a model was compiled with, and what its own step makes.
-
-As keras_internals.py: every place has its reason, and tests/trainer/test_internals.py notices when one goes.
-"""
+"""Keras' inside, of compiling and building: what a model was compiled with, and what its own step makes."""
 
 from __future__ import annotations
 
@@ -28,20 +25,17 @@ from shardline.trainer.keras_internals import optimizers, replaced
 def compiled_losses(model: keras.Model) -> list[Any]:
     """Returns the losses given to `compile`, and those that a model holds for a `train_step` of its own."""
     given = getattr(model, "loss", None)
-    nested = (
-        given.values() if isinstance(given, dict) else given if isinstance(given, list | tuple) else [given]
-    )
+    given = list(given.values()) if isinstance(given, dict) else given
+    given = given if isinstance(given, list | tuple) else [given]
     whole = compile_utils.CompileLoss
     held = [one for one in vars(model).values() if isinstance(one, keras.Loss) and not isinstance(one, whole)]
-    return list({id(one): one for one in (*nested, *held) if one is not None}.values())
+    return list({id(one): one for one in (*given, *held) if one is not None}.values())
 
 
 def compiled_metrics(model: keras.Model) -> list[Any]:
     """Returns the metrics of a compiled model as they were given to `compile`: `metrics` has them built."""
     given = getattr(model, "_compile_metrics", None)
-    if given is None:
-        return []
-    nested = (given._user_metrics, given._user_weighted_metrics)
+    nested = given and (given._user_metrics, given._user_weighted_metrics)
     return [one for one in keras.tree.flatten(nested) if one is not None]
 
 
@@ -72,11 +66,7 @@ def name_of(given: Any) -> str:
 
 
 def is_activated(outputs: Any) -> bool:
-    """Whether outputs come of a softmax or sigmoid of Keras, which remembers the logits behind them.
-
-    By this a loss with from_logits=True finds its way back (keras/src/backend/tensorflow/nn.py,
-    `_get_logits`).
-    """
+    """Whether outputs come of a softmax or sigmoid of Keras, which remembers the logits behind them."""
     return hasattr(outputs, "_keras_logits")
 
 
@@ -120,11 +110,10 @@ def saveable(model: keras.Model) -> Iterator[None]:
 
 
 def weigh_output_losses(model: keras.Model) -> None:
-    """Makes the metrics of each output's loss exact means over the examples.
+    """Makes the metrics of each output's loss, of a built model, exact means over the examples.
 
-    Keras weighs them by the static size of the batch, which is not known where the last batch of a split may
-    be smaller, and then averages over batches (keras/src/trainers/compile_utils.py, `CompileLoss.call`;
-    keras-team/keras#19363 has mended the loss of the whole only). The model is compiled and built.
+    Keras weighs them by the static size of the batch, where that is known, or averages over batches
+    (keras/src/trainers/compile_utils.py, `CompileLoss.call`; keras-team/keras#19363).
     """
     compiled = model._compile_loss
     if compiled is None or not compiled.metrics:
@@ -167,8 +156,8 @@ def patches_undone(model: keras.Model) -> Iterator[None]:
 def building_only(model: keras.Model) -> Iterator[None]:
     """Makes a step that is taken or traced meanwhile create its variables, and change none.
 
-    They are created outside of the function and of the replica that are traced, where TensorFlow wants them,
-    and so is what a layer's `build` makes beside them. Optimizers are built, and neither exchange nor apply.
+    They, and what a layer's `build` makes beside them, are created outside of the function and the replica
+    that are traced. Optimizers are built, and neither exchange nor apply.
     """
     initialize, build = keras.Variable._initialize_with_initializer, keras.layers.Layer._maybe_build
 

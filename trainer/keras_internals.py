@@ -1,7 +1,6 @@
 """Keras' inside: every place where the trainer leaves Keras' documented interface, and why.
 
-Most of it changes methods of one object, as attributes: class, configuration and saved form stay as they
-are. What is about compiling and building is in keras_compilation.py, about losses in replica_losses.py.
+What is about compiling and building is in keras_compilation.py, about losses in replica_losses.py.
 tests/trainer/test_internals.py notices when a workaround is no longer needed.
 """
 
@@ -27,11 +26,7 @@ Variables = Sequence[keras.Variable]
 
 
 def build_symbolically(model: keras.Model, batch: Any) -> None:
-    """Builds model, optimizer and metrics at once; `Model.build` leaves optimizer and metrics out.
-
-    Left to the first step they would be created inside a replica, which TensorFlow refuses. `fit` does the
-    same, but fails on several workers (keras-team/keras#20585).
-    """
+    """Builds model, optimizer and metrics at once; `Model.build` leaves optimizer and metrics out."""
     model._symbolic_build(data_batch=batch)
 
 
@@ -45,21 +40,10 @@ def own_learning_rate(optimizer: keras.Optimizer) -> Any:
     return optimizer._learning_rate
 
 
-def is_improvement(stopping: keras.callbacks.EarlyStopping, value: float, other: float) -> bool:
-    """Whether a value of the monitored metric is better than another, as Keras decides it."""
-    return bool(stopping._is_improvement(value, other))
-
-
-def check_direction(stopping: keras.callbacks.EarlyStopping) -> None:
-    """Decides now which way a metric improves, as Keras does later; a ValueError when it cannot tell."""
-    stopping._set_monitor_op()
-
-
 def has_batch_hooks(callback: keras.callbacks.Callback, kind: str) -> bool:
     """Whether a callback has a hook of every step ("train" or "test") that does something.
 
-    Keras marks the hooks that no subclass has overridden (keras/src/callbacks/callback.py, `utils.default`).
-    Its own ModelCheckpoint has one also where it saves by epoch.
+    Keras' own ModelCheckpoint has one also where it saves by epoch.
     """
     if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq == "epoch":
         return False
@@ -99,10 +83,7 @@ def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def random_state() -> keras.Variable:
-    """Returns the state behind `keras.random` without a seed, which has no public name.
-
-    To be called in the strategy's scope, where it is created if need be.
-    """
+    """Returns the state behind `keras.random` without a seed, created in the strategy's scope if need be."""
     return seed_generator.global_seed_generator().state
 
 
@@ -146,11 +127,10 @@ _NEXT_REPLICA = 0x9E3779B1
 def random_by_replica() -> Iterator[None]:
     """Makes what is traced meanwhile, from outside the replicas, draw other numbers on each of them.
 
-    Keras' generators start alike on all replicas and stay alike (keras/src/random/seed_generator.py), so that
-    all would drop the same units and flip the same images. They stay alike here, too, and a checkpoint holds
-    each once; but what is drawn from them gets the replica's number. The first replica's draws stay as they
-    are. `keras.random` without a seed has a generator by thread, and replicas may have threads of their own:
-    all take this thread's.
+    Keras' generators start alike on all replicas and stay alike (keras/src/random/seed_generator.py); what is
+    drawn from them gets the replica's number here, and the first replica's draws stay as they are.
+    `keras.random` without a seed has a generator by thread, and replicas may have threads of their own: all
+    take this thread's.
     """
     draw, find = keras.random.SeedGenerator.next, seed_generator.global_seed_generator
     shared = seed_generator.global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
@@ -186,24 +166,16 @@ def optimizers(model: keras.Model) -> list[keras.Optimizer]:
     Keras' own `train_step` uses the compiled one only: one that a part has kept, of its own compilation,
     counts where the model has a `train_step` of its own.
     """
-    found: dict[int, keras.Optimizer] = {}
-    for layer in _parts(model):
-        for optimizer in _optimizers_in(list(vars(layer).values())):
-            found[id(optimizer)] = optimizer
-    return list(found.values())
-
-
-def _parts(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Yields the model, and all that is inside of it where the model has a `train_step` of its own."""
     own_step = type(model).train_step is not keras.Model.train_step
-    yield from model._flatten_layers() if own_step else [model]
+    parts = model._flatten_layers() if own_step else [model]
+    return list({id(one): one for part in parts for one in _optimizers_in(vars(part))}.values())
 
 
 def _optimizers_in(value: Any) -> Iterator[keras.Optimizer]:
     if isinstance(value, keras.optimizers.Optimizer):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
+        for item in list(value.values()) if isinstance(value, dict) else value:
             yield from _optimizers_in(item)
 
 
@@ -219,10 +191,7 @@ def updating_optimizers(model: keras.Model) -> list[keras.Optimizer]:
 
 
 def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
-    """Returns the optimizers that update variables, inside one that may only delegate to them.
-
-    Those of a MultiOptimizer that is made of a function are known once it is built.
-    """
+    """Returns the optimizers that update variables, inside one that may only delegate to them."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return inner_optimizers(optimizer.inner_optimizer)
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
@@ -232,9 +201,7 @@ def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
 
 def moving_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
     """Returns an optimizer's variables, each with its moving average; none where it keeps no averages."""
-    if not (
-        optimizer.use_ema and optimizer.built
-    ):  # no weights are given to the default of some MultiOptimizers
+    if not (optimizer.use_ema and optimizer.built):  # the default of some MultiOptimizers has no weights
         return []
     averages = optimizer._model_variables_moving_average
     pairs = zip(optimizer._trainable_variables, averages, strict=True)
@@ -243,8 +210,7 @@ def moving_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, ke
 
 def current_rates(model: keras.Model) -> list[Any]:
     """Returns the learning rates with which a model's optimizers take their next update."""
-    inner = [one for optimizer in optimizers(model) for one in inner_optimizers(optimizer)]
-    return [one.learning_rate for one in inner]
+    return [one.learning_rate for one in updating_optimizers(model)]
 
 
 def refuse_float8(model: keras.Model) -> None:
@@ -260,11 +226,7 @@ def refuse_float8(model: keras.Model) -> None:
 def before_apply(
     optimizer: keras.Optimizer, prepare: Callable[[Gradients, Variables | None], Gradients]
 ) -> None:
-    """Makes an optimizer apply what `prepare` returns for a step's gradients and variables.
-
-    However a `train_step` applies gradients, all ways of keras/src/optimizers/base_optimizer.py meet in
-    `apply`; a subclass could not take the place of an optimizer that the user has made.
-    """
+    """Makes an optimizer apply what `prepare` returns for a step's gradients and variables."""
     original = optimizer.apply
 
     def apply(grads: Gradients, trainable_variables: Variables | None = None) -> None:
@@ -277,9 +239,8 @@ def update_after_gradients(optimizer: keras.Optimizer) -> None:
     """Makes an optimizer update no weight before all gradients are known.
 
     TensorFlow copies a variable that is updated while an op is still to come that takes its old value
-    (tensorflow/core/kernels/training_op_helpers.h, `PrepareToUpdateVariable`). A layer's weights may be
-    updated before the gradients of the layer below, which take them: Keras' own IdentityN of all gradients
-    is optimized away. A dense layer of 11 MB was copied in every step, for a tenth of its time.
+    (tensorflow/core/kernels/training_op_helpers.h, `PrepareToUpdateVariable`), as the gradients of the layer
+    below do: a tenth of a step's time. Keras' own IdentityN of all gradients is optimized away.
     """
 
     def wait(gradients: Gradients, _: Variables | None) -> Gradients:
@@ -301,9 +262,8 @@ def before_gradient(
 def exchange_before_clipping(optimizer: keras.Optimizer, sum_: Callable[[Gradients], Gradients]) -> None:
     """Makes an optimizer sum gradients over the replicas first, once for each update.
 
-    Keras clips each replica's gradients and sums them afterwards (as tensorflow/tensorflow#33929 tells of
-    Keras 2), and accumulates them inside a cond where TensorFlow forbids an exchange
-    (keras-team/keras#20582). This replaces `_backend_apply_gradients` of
+    Keras clips each replica's gradients and sums them afterwards, and accumulates them inside a cond where
+    TensorFlow forbids an exchange (keras-team/keras#20582). This replaces `_backend_apply_gradients` of
     keras/src/optimizers/base_optimizer.py.
     """
 
@@ -331,31 +291,23 @@ def exchange_before_clipping(optimizer: keras.Optimizer, sum_: Callable[[Gradien
         (accumulate if optimizer.gradient_accumulation_steps else update)(gradients, variables)
         if optimizer.use_ema:
             optimizer._update_model_variables_moving_average(optimizer._trainable_variables)
-            _overwrite_with_average(optimizer)
+            if frequency := optimizer.ema_overwrite_frequency:
+                branch(tf.equal((optimizer.iterations + 1) % frequency, 0), overwrite, lambda: None, [])
+
+    def overwrite() -> None:
+        for variable, average in moving_averages(optimizer):
+            variable.value.assign(average.value)
 
     optimizer._backend_apply_gradients = apply
     # They are exchanged already.
     optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
 
 
-def _overwrite_with_average(optimizer: keras.Optimizer) -> None:
-    if not optimizer.ema_overwrite_frequency:
-        return
-
-    def overwrite() -> None:
-        for variable, average in moving_averages(optimizer):
-            variable.value.assign(average.value)
-
-    due = tf.equal((optimizer.iterations + 1) % optimizer.ema_overwrite_frequency, 0)
-    branch(due, overwrite, lambda: None, [])
-
-
 def agree_on_finite(optimizer: keras.optimizers.LossScaleOptimizer, replicas: int) -> None:
     """Makes a loss-scaling optimizer skip a step on all replicas when the gradients of one overflow.
 
-    Keras looks at each replica's own, taking them for summed ones
-    (keras/src/optimizers/loss_scale_optimizer.py, `check_finite`); a replica that skips alone would leave
-    the others waiting for its gradients.
+    Keras takes each replica's own for summed ones (keras/src/optimizers/loss_scale_optimizer.py,
+    `check_finite`); a replica that skips alone would leave the others waiting.
     """
     check_own = optimizer.check_finite
 
@@ -371,12 +323,10 @@ class OwnMetrics(keras.StatelessScope):  # type: ignore[misc]  # keras has no ty
     """Gives a step metric variables of its own while it lasts; all other variables are assigned as ever.
 
     Keras adds to a variable by reading it and writing it back, so that of two workers' additions at once
-    one is lost. `keras.StatelessScope` is meant for steps without any state and keeps every assignment
-    back. Counters (`optimizer.iterations`) are added to in one operation on their server.
+    one is lost. Counters (`optimizer.iterations`) are added to in one operation on their server.
     """
 
     def __init__(self, metrics: Variables, counters: Variables):
-        """Lets the step's own metric variables begin with zero; counters only ever grow by one."""
         zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in metrics]
         # The losses that layers add go to the scope, or nowhere.
         super().__init__(zeros, collect_losses=True, initialize_variables=False)

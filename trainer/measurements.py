@@ -20,16 +20,11 @@ _MOST_LINES = 100
 class Measurements:
     """Writes the file as cloudml-hypertune 0.1.0.dev6 does, a library of one class last released in 2019.
 
-    It has a JSON object per report, all values text but the time, the last 100 of them, written in place:
     https://github.com/GoogleCloudPlatform/cloudml-hypertune/blob/master/hypertune/hypertune.py
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Goes on with what an earlier attempt of a restarted trial has reported.
-
-        Raises:
-            SettingsError: When it cannot be written, before a trial has been paid that could not report.
-        """
+        """Goes on with what an earlier attempt has reported; a SettingsError where it cannot be written."""
         self._path = Path(environ.get(FILE_VARIABLE) or _FILE)
         self._trial = environ.get(_TRIAL_VARIABLE, "0")
         try:

@@ -25,8 +25,7 @@ from shardline.trainer.settings import TrainSettings
 class ScaledWarmup(LearningRateSchedule):  # type: ignore[misc]  # keras has no types
     """A learning rate, or schedule, times a factor, reached linearly over the first updates.
 
-    Goyal et al., "Accurate, Large Minibatch SGD" (arXiv:1706.02677), section 2: k times the batch takes k
-    times the learning rate, after a gradual warm-up.
+    Goyal et al., "Accurate, Large Minibatch SGD" (arXiv:1706.02677), section 2.
     """
 
     def __init__(
@@ -62,8 +61,7 @@ class ScaledWarmup(LearningRateSchedule):  # type: ignore[misc]  # keras has no 
 def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -> None:
     """Applies gradient accumulation and learning-rate scaling to a compiled model that is not yet built.
 
-    One that is trained further, and has them already, stays as it is. A SettingsError names the first setting
-    that needs another optimizer than the model has.
+    One that is trained further, and has them already, stays as it is.
     """
     steps = settings.gradient_accumulation_steps
     factor = float(replicas) if settings.scale_learning_rate else 1.0
@@ -84,7 +82,13 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
     inner = inner_optimizers(model.optimizer)
     if inner and all(_is_tuned(one, settings, factor) for one in inner):
         return
-    for optimizer in _tunable(model.optimizer, names[0]):
+    if any(one.built for one in (model.optimizer, *inner)):
+        raise SettingsError(
+            f"{names[0]} needs an optimizer that has not been built; build_model has built it"
+        )
+    if not inner:
+        raise SettingsError(f"{names[0]} needs a MultiOptimizer that is made of an OptimizerMap")
+    for optimizer in inner:
         own = optimizer.gradient_accumulation_steps
         if steps > 1 and own and own != steps:
             raise SettingsError(
@@ -94,7 +98,13 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
         if steps > 1:
             optimizer.gradient_accumulation_steps = steps
         if rated := [name for name in names if name != "gradient_accumulation_steps"]:
-            rate = _settable_rate(optimizer, rated[0])
+            rate = own_learning_rate(optimizer)
+            if not isinstance(rate, keras.Variable | LearningRateSchedule):
+                raise SettingsError(
+                    f"{rated[0]} needs a learning rate that is a number or a LearningRateSchedule; "
+                    f"{type(optimizer).__name__} has a function"
+                )
+            rate = float(rate.numpy()) if isinstance(rate, keras.Variable) else rate
             optimizer.learning_rate = ScaledWarmup(rate, factor, settings.warmup_steps)
 
 
@@ -102,37 +112,12 @@ def _is_tuned(optimizer: keras.Optimizer, settings: TrainSettings, factor: float
     """Whether an optimizer that has been built accumulates, and has a learning rate, as it would be given."""
     steps, rate = settings.gradient_accumulation_steps, own_learning_rate(optimizer)
     accumulates = steps == 1 or optimizer.gradient_accumulation_steps == steps
-    is_rated = isinstance(rate, ScaledWarmup) and (rate.factor, rate.warmup_steps) == (
-        factor,
-        settings.warmup_steps,
+    wanted, rated = (
+        (factor, settings.warmup_steps),
+        not (settings.scale_learning_rate or settings.warmup_steps),
     )
-    rated = is_rated or not (settings.scale_learning_rate or settings.warmup_steps)
+    rated = rated or (isinstance(rate, ScaledWarmup) and (rate.factor, rate.warmup_steps) == wanted)
     return bool(optimizer.built) and accumulates and rated
-
-
-def _tunable(optimizer: keras.Optimizer, setting: str) -> list[keras.Optimizer]:
-    """Returns the optimizers inside, before they have any variables, for a setting that changes them."""
-    found = inner_optimizers(optimizer)
-    if any(one.built for one in (optimizer, *found)):
-        raise SettingsError(f"{setting} needs an optimizer that has not been built; build_model has built it")
-    if not found:
-        raise SettingsError(
-            f"{setting} needs a MultiOptimizer that is made of an OptimizerMap; one made of a function "
-            "says too late which optimizers it has"
-        )
-    return found
-
-
-def _settable_rate(optimizer: keras.Optimizer, setting: str) -> float | LearningRateSchedule:
-    rate = own_learning_rate(optimizer)
-    if isinstance(rate, LearningRateSchedule):
-        return rate
-    if not isinstance(rate, keras.Variable):
-        raise SettingsError(
-            f"{setting} needs a learning rate that is a number or a LearningRateSchedule; "
-            f"{type(optimizer).__name__} has a function"
-        )
-    return float(rate.numpy())
 
 
 def learning_rates(model: keras.Model) -> list[float | dict[str, Any]]:
@@ -153,20 +138,14 @@ def _describe(rate: Any) -> float | dict[str, Any]:
 
 
 def take_changed_rates(model: keras.Model, before: Sequence[Any], now: Sequence[Any]) -> None:
-    """Gives optimizers that were built with another number than before, and then restored, their new one.
-
-    What a callback has made of an unchanged number stays. Schedules are not part of what is restored.
-    """
+    """Gives optimizers that were built with another number than before, and then restored, their new one."""
     for optimizer, was, is_ in zip(updating_optimizers(model), before, now, strict=False):
         if isinstance(is_, float) and was != is_:
             own_learning_rate(optimizer).assign(is_)
 
 
 def finalize(model: keras.Model) -> None:
-    """Gives a model the moving averages of its weights that its optimizers keep, as the end of `fit` does.
-
-    Of weights that are frozen still, which an optimizer may know already, nothing is changed.
-    """
+    """Gives a model the moving averages of its trained weights, as the end of `fit` does."""
     trained = {id(variable) for variable in model.trainable_variables}
     for optimizer in inner_optimizers(model.optimizer) if model.optimizer is not None else ():
         for variable, average in moving_averages(optimizer):
@@ -196,11 +175,7 @@ class FrozenLayers:
                 layer.trainable = False
 
     def unfreeze(self) -> None:
-        """Makes the layers trainable, all but BatchNormalization.
-
-        That stays frozen, with the statistics that it was trained on: new ones of small batches would undo
-        what the loaded weights know. https://keras.io/guides/transfer_learning/
-        """
+        """Makes the layers trainable, all but BatchNormalization (keras.io/guides/transfer_learning)."""
         for layer in self._layers:
             layer.trainable = True
         for layer in self._layers:
@@ -224,15 +199,10 @@ class Unfreeze(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
             return
         self._frozen.unfreeze()
         self._frozen = None
-        if self._learning_rate:
-            for optimizer in inner_optimizers(self.model.optimizer):
-                self._set_learning_rate(optimizer, begins=epoch + 1 == self._epoch)
+        for optimizer in inner_optimizers(self.model.optimizer) if self._learning_rate else ():
+            if not isinstance(own_learning_rate(optimizer), keras.Variable):
+                # Keras refuses a number in place of a schedule, and fails at one in place of a function.
+                optimizer.learning_rate = ScaledWarmup(self._learning_rate)
+            elif epoch + 1 == self._epoch:  # only once, since a checkpoint holds what it became
+                optimizer.learning_rate = self._learning_rate
         self._changed()
-
-    def _set_learning_rate(self, optimizer: keras.Optimizer, *, begins: bool) -> None:
-        """Sets the learning rate; a variable only once, since a checkpoint holds what it became."""
-        if not isinstance(own_learning_rate(optimizer), keras.Variable):
-            # Keras refuses a number in place of a schedule, and fails at one in place of a function.
-            optimizer.learning_rate = ScaledWarmup(self._learning_rate)
-        elif begins:
-            optimizer.learning_rate = self._learning_rate

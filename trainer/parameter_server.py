@@ -2,16 +2,12 @@
 
 Each step is one batch, read by the coordinator (the chief) in the epoch's order and given, undecoded, to
 whichever worker is free. The worker decodes it and runs the model's own `train_step` on weights that live on
-the parameter servers. Workers do not wait for each other: how steps interleave differs from run to run, so
-that results are reproducible to the bit with one worker only.
+the parameter servers. How steps interleave differs from run to run.
 
 Exact nevertheless: every example of an epoch is handed out once, steps are counted by the coordinator, and
 metrics take in every step once. Not exact, by the nature of the method: updates of one weight by two workers
-at once; the moving statistics of BatchNormalization and the state of dropout, which all workers read and
-write; and the step of a worker that dies, which another one repeats although its update may have arrived.
-
-Keras' `fit` does not work under ParameterServerStrategy, nor does a variable_partitioner: Keras asks every
-variable for its handle, and a ShardedVariable has none.
+at once; moving statistics and the state of dropout; and the step of a worker that dies, which another one
+repeats although its update may have arrived.
 """
 
 from __future__ import annotations
@@ -35,8 +31,7 @@ from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.peers import answers
 from shardline.trainer.errors import RunError, SettingsError
 from shardline.trainer.keras_internals import OwnMetrics, flat_logs, optimizers, updating_optimizers
-from shardline.trainer.own_logs import Shapes, known_numbers
-from shardline.trainer.step import Logs, Stretch, is_finite
+from shardline.trainer.step import Logs, Shapes, Stretch, is_finite, known_numbers
 from shardline.trainer.tensorflow_internals import report_workers
 
 # Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.
@@ -57,8 +52,7 @@ Decode = Callable[[Any], Any]
 class Step:
     """A traced step of an undecoded batch, and the sizes of the parts of the vector that it gives.
 
-    Attributes:
-        own_logs: Names and shapes of what the step returns, where it has other names than the metrics.
+    `own_logs` are names and shapes of what the step returns, where it has other names than the metrics.
     """
 
     run: Callable[[Any], tf.Tensor]
@@ -79,9 +73,7 @@ class Step:
 class Workers:
     """Hands out steps and notices who is gone.
 
-    The step of a worker that dies is done again by another one, and a worker that is started again at the
-    same address takes steps again. A run ends when a parameter server dies, or when no worker is left for
-    `timeout` seconds.
+    A run ends when a parameter server dies, or when no worker is left for `timeout` seconds.
     """
 
     def __init__(
@@ -206,8 +198,8 @@ class Workers:
 class CoordinatorLoop:
     """Trains one model asynchronously. For the chief alone: all others only serve it.
 
-    `batches` are undecoded, one for each step, with the batch as first dimension of every tensor; `decode`
-    makes of one what `model.train_step` takes, on the worker. Gradient accumulation is refused.
+    `batches` are undecoded, one for each step; `decode` makes of one what `model.train_step` takes, on the
+    worker.
     """
 
     def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
@@ -224,7 +216,6 @@ class CoordinatorLoop:
         self._spec = batches.element_spec
         self._batches = iter(batches)
         self._decode = decode
-        self._waited = 0.0
         self.retrace()
 
     def retrace(self) -> None:
@@ -238,28 +229,29 @@ class CoordinatorLoop:
 
     def train(self, sizes: Sequence[int]) -> Stretch:
         """Trains one step for each of `sizes`, and returns when all of them are done."""
-        self._waited = 0.0
+        waited = 0.0
         diverged: list[int] = []
 
+        def taken() -> Iterator[Any]:
+            nonlocal waited
+            for _ in sizes:
+                asked = time.monotonic()
+                batch = next(self._batches)
+                waited += time.monotonic() - asked
+                yield batch
+
         def outcomes() -> Iterator[Outcome]:
-            for index, outcome in enumerate(self._workers.run(self._step, self._take(len(sizes)))):
+            for index, outcome in enumerate(self._workers.run(self._step, taken())):
                 if not outcome[0]:
                     diverged.append(index)
                 yield outcome
 
         self._own_logs = _add_to_metrics(self._model, outcomes())
-        return Stretch(self._waited, diverged[0] if diverged else None)
+        return Stretch(waited, diverged[0] if diverged else None)
 
     def read_metrics(self) -> Logs:
         """Returns the metrics since they were last reset."""
         return self._own_logs or flat_logs(self._model.get_metrics_result())
-
-    def _take(self, count: int) -> Iterator[Any]:
-        for _ in range(count):
-            asked = time.monotonic()
-            batch = next(self._batches)
-            self._waited += time.monotonic() - asked
-            yield batch
 
 
 class CoordinatorEvaluation:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import difflib
 import importlib
 import importlib.util
 import pkgutil
+import symtable
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,11 +27,8 @@ def load(
 ) -> Any:
     """Returns the object that an import string names, of a module of the working directory or another.
 
-    Args:
-        reference: `pkg.module:name`.
-        kind: What the object is for ("model", "source"), used in messages.
-        error: Type of the error when there is none (its message says what there is) or importing fails.
-        known: Other forms that `kind` accepts ("mnist_cnn", "images:DIR"), named in messages.
+    `kind` is what the object is for ("model", "source") and `known` other forms that it accepts, in the
+    message of the `error` that is raised where there is none, or importing fails.
     """
     module_name, _, name = reference.partition(":")
     forms = f"; known: {', '.join(known)}" if known else ""
@@ -51,7 +48,6 @@ def load(
     try:
         return getattr(module, name)
     except AttributeError:
-        _refuse_name_of_python(reference, kind, error)
         own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name)
         there = _closest(name, (key for key in own if not key.startswith("_"))) or "nothing public"
         raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}") from None
@@ -59,10 +55,7 @@ def load(
 
 @contextlib.contextmanager
 def calling(what: str, error: type[ShardlineError]) -> Iterator[None]:
-    """Turns what a user's own code raises into one line that begins with `what`; errors of ours pass.
-
-    sys.exit() in it is no success either: a process that it ends has not done its work.
-    """
+    """Turns what a user's own code raises, SystemExit too, into one line that begins with `what`."""
     try:
         yield
     except ShardlineError:
@@ -74,15 +67,19 @@ def calling(what: str, error: type[ShardlineError]) -> Iterator[None]:
 def look(reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
     """Looks whether an import string names what the source of its module defines, without importing any code.
 
-    Raises `error` when the module's file is not there, is not Python, or defines no such name; a module that
-    cannot be looked into (compiled, or one that imports all of another) may have it.
+    Raises `error` when the file is not there, is not Python, or defines no such name, as far as can be seen.
     """
     module_name = reference.partition(":")[0]
     _make_working_directory_importable()
-    file = _source_of(module_name)
-    if file is None:
+    first, *others = module_name.split(".")
+    found = _neighbour(first) or importlib.util.find_spec(first)
+    for name in others:
+        if found is not None:
+            # By its last name alone: a package without a file would ask for its parent, not imported.
+            found = PathFinder.find_spec(name, list(found.submodule_search_locations or ()))
+    if found is None:
         raise error(f"unknown {kind} {reference!r}: no module {module_name!r}{_neighbours(module_name)}")
-    look_in(file, reference, kind, error)
+    look_in(Path(found.origin or ""), reference, kind, error)
 
 
 def look_in(file: Path, reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
@@ -90,13 +87,13 @@ def look_in(file: Path, reference: str, kind: str, error: type[ShardlineError] =
     module_name, _, name = reference.partition(":")
     if file.suffix != ".py":
         return
+    source = file.read_text(encoding="utf-8-sig", errors="replace")
     try:
-        tree = ast.parse(file.read_bytes())
+        symbols = symtable.symtable(source, file.name, "exec").get_symbols()
     except SyntaxError as failure:
         raise error(f"{kind} {reference!r}: {file} is not Python: {describe(failure)}") from None
-    bound = set(_bound_names(tree))
-    if not bound & {name, "*", "__getattr__"}:
-        _refuse_name_of_python(reference, kind, error)
+    bound = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    if not bound & {name, "__getattr__"} and "import *" not in source:
         there = _closest(name, bound) or "nothing"
         raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}")
 
@@ -107,58 +104,15 @@ def packages(references: Iterable[str]) -> list[str]:
 
 
 def python_files(package: str) -> Iterator[Path]:
-    """Yields the files of a package, or of what lies beside a module that is in none, without importing it.
-
-    A plug-in may import any of them. There are none where it is missing.
-    """
-    try:
+    """Yields the files of a package, or those beside a module that is in none, without importing it."""
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
         spec = _neighbour(package) or importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return
-    if spec is None:
-        return
-    if spec.submodule_search_locations is not None:
+    if spec and spec.submodule_search_locations is not None:
         for location in spec.submodule_search_locations:
             yield from sorted(Path(location).rglob("*.py"))
-    elif spec.origin:
+    elif spec and spec.origin:
         yield from sorted(Path(spec.origin).parent.glob("*.py"))
-
-
-def _refuse_name_of_python(reference: str, kind: str, error: type[ShardlineError]) -> None:
-    """Raises when a file of the working directory was meant, and the module of Python is found instead."""
-    name = reference.partition(":")[0].partition(".")[0]
-    if name in sys.stdlib_module_names and PathFinder.find_spec(name, [str(Path.cwd())]):
-        raise error(
-            f"unknown {kind} {reference!r}: Python has a module {name} of its own: rename {name}.py of the "
-            "working directory"
-        )
-
-
-def _source_of(module_name: str) -> Path | None:
-    """Returns the file of a module, or the directory of a package without one; None where there is none."""
-    first, *others = module_name.split(".")
-    found = _neighbour(first) or importlib.util.find_spec(first)
-    for name in others:
-        if found is None:
-            return None
-        # By its last name alone: a package without a file would ask for its parent, which is not imported.
-        found = PathFinder.find_spec(name, list(found.submodule_search_locations or ()))
-    return Path(found.origin or "") if found else None
-
-
-def _bound_names(tree: ast.Module) -> Iterator[str]:
-    """Yields the names that a module binds anywhere outside of functions and classes."""
-    within: list[ast.AST] = list(tree.body)
-    while within:
-        node = within.pop()
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            yield node.name
-            continue
-        if isinstance(node, ast.alias):
-            yield (node.asname or node.name).partition(".")[0]
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        within.extend(ast.iter_child_nodes(node))
 
 
 def describe(error: BaseException) -> str:
@@ -179,11 +133,7 @@ def _make_working_directory_importable() -> None:
 
 
 def _neighbour(name: str) -> ModuleSpec | None:
-    """Returns a module of the working directory that a plug-in may be in, or None.
-
-    It was asked for by its name, so it may be called as a package is (`tests`, `examples`), but not as one
-    of Python, or one that has been imported.
-    """
+    """Returns a module of the working directory, which may be called as a package is (`tests`), or None."""
     if name in sys.modules or name in sys.stdlib_module_names:
         return None
     found = PathFinder.find_spec(name, [str(Path.cwd())])
@@ -214,6 +164,4 @@ def _neighbours(module_name: str) -> str:
 
 def _closest(name: str, candidates: Iterable[str]) -> str:
     """Returns some of the candidates as text, those most like `name` first."""
-    names = sorted(candidates)
-    names.sort(key=lambda other: -difflib.SequenceMatcher(None, name, other).ratio())
-    return ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")
+    return ", ".join(difflib.get_close_matches(name, list(candidates), _SHOWN_NAMES, cutoff=0.0))

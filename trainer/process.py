@@ -1,7 +1,4 @@
-"""Process: this process's place among those that train, taken once and kept for as long as it lives.
-
-TensorFlow lets a process have one strategy for several workers, made before anything else of it is used.
-"""
+"""Process: this process's place among those that train, taken once and kept for as long as it lives."""
 
 from __future__ import annotations
 
@@ -55,12 +52,7 @@ def serves(cluster: Cluster, strategy_name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """This process among those that train.
-
-    Attributes:
-        settings: Those by which the strategy was made, or those of a run.
-        strategy_name: Strategy's name in the settings, with "auto" resolved.
-    """
+    """This process among those that train; `strategy_name` is that of the settings, with "auto" resolved."""
 
     settings: TrainSettings
     cluster: Cluster
@@ -135,18 +127,18 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
     """Returns this process as TF_CONFIG places it, or a resolver; the first call makes the strategy.
 
     A task that only serves others (a parameter server, a worker beside one) serves here, and then ends the
-    program. Takes the settings `OF_STRATEGY` that are given; a later call may not change them.
-
-    Raises:
-        SettingsError: When it is too late to make a strategy for several workers, another one was made, or
-            the task is an evaluator.
-        ClusterError: When TF_CONFIG is malformed.
+    program. A later call may not change the settings `OF_STRATEGY`. Raises as `strategy` does.
     """
     global _process
     asked = {name: settings[name] for name in OF_STRATEGY if name in settings}
     chosen = TrainSettings(dataset="", model="fit", **asked)
     if _process is not None:
-        _check_same(asked, _process)
+        for name, value in asked.items():
+            made = getattr(_process.settings, name)
+            if value not in ("auto", made, _process.strategy_name if name == "strategy" else made):
+                raise SettingsError(
+                    f"{name} is {value!r}, but the first call, which makes the strategy, had {made!r}"
+                )
         return _process
     cluster = read_cluster(os.environ if resolver is None else _resolved(resolver))
     if not cluster.tasks and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
@@ -184,17 +176,6 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
     return _process
 
 
-def _check_same(asked: Mapping[str, Any], made: Process) -> None:
-    """Refuses settings of another strategy than the one that was made."""
-    for name, value in asked.items():
-        known = {getattr(made.settings, name), made.strategy_name if name == "strategy" else None}
-        if value != "auto" and value not in known:
-            raise SettingsError(
-                f"{name} is {value!r}, but this process has made its strategy with "
-                f"{getattr(made.settings, name)!r}; give it to the first call that needs one"
-            )
-
-
 def check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
     """Refuses an option that a call of this interface does not have."""
     if unknown := sorted(set(options) - set(known)):
@@ -224,11 +205,9 @@ def strategy(*, cluster_resolver: ClusterResolver | None = None, **options: Any)
             `tf.distribute.cluster_resolver.SlurmClusterResolver`; for the first call.
         options: Settings of the trainer: strategy, communication, cpu_devices, startup_timeout, peer_timeout.
 
-    Returns:
-        The same strategy for as long as the process lives.
-
     Raises:
-        SettingsError: It is too late, or another strategy was made before, or there is no such option.
+        SettingsError: It is too late, or another strategy was made before, or there is no such option, or
+            the task is an evaluator.
         ClusterError: TF_CONFIG is malformed.
         RunError: A process did not come.
     """

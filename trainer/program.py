@@ -1,9 +1,7 @@
 """Program: `python -m shardline.trainer.program [-m] PROGRAM ARGS`, anybody's program as a replica runs it.
 
-It is run as `python [-m] PROGRAM ARGS` runs it, but for three things. SIGTERM is waited for from the
-beginning, before TensorFlow has threads. In a cluster the process's strategy is made first, since TensorFlow
-meets no others once it has done anything: so the program may make tensors and datasets before it trains. And
-an error of Shardline's is one line and an exit code, while any other keeps its traceback.
+SIGTERM is waited for from the beginning; in a cluster the process's strategy is made first, so that the
+program may make tensors and datasets before it trains; an error of Shardline's is one line and an exit code.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 
 from shardline.trainer import progress
 from shardline.trainer.checkpoint import preemption
@@ -36,7 +33,13 @@ def main(arguments: Sequence[str]) -> None:
                 from shardline.trainer import process
 
                 process.strategy()
-            _run(arguments)
+            is_module = arguments[0] == "-m"
+            sys.argv = list(arguments[is_module:])
+            if is_module:
+                runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+            else:
+                sys.path.insert(0, os.path.dirname(os.path.realpath(sys.argv[0])))
+                runpy.run_path(os.path.abspath(sys.argv[0]), run_name="__main__")
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code:
             sys.last_value = error  # as Python sets it: what is done at exit does not wait for others then
@@ -45,27 +48,11 @@ def main(arguments: Sequence[str]) -> None:
             raise SystemExit(error.exit_code) from None
         if not isinstance(error, Exception):
             raise
-        trace = _below_this_file(error.__traceback__)
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+            trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         raise SystemExit(EXIT_FAILED) from None
-
-
-def _run(arguments: Sequence[str]) -> None:
-    """Does in this process what `python ARGUMENTS` does in one of its own."""
-    is_module = arguments[0] == "-m"
-    sys.argv = list(arguments[is_module:])
-    if is_module:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.path.insert(0, os.path.dirname(os.path.realpath(sys.argv[0])))
-        runpy.run_path(os.path.abspath(sys.argv[0]), run_name="__main__")
-
-
-def _below_this_file(trace: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback from the program on: without the frames of this file and of `runpy`."""
-    while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
-        trace = trace.tb_next
-    return trace
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
 """Progress: what a run tells the person who watches it.
 
-Every part of Shardline reports through this module: `say`, `advance` (or a `Meter`), `fact` and `fail`. By
-default an event becomes a plain line on standard output, which is what a log viewer wants. A process started
-by Shardline's own local runner has a secret in its environment, SHARDLINE_EVENTS, and writes events as JSON
-lines marked with it, which the runner parses out of everything else and shows in its own way (a bar on a
-terminal): no other text that a program prints is taken for an event. A command in the foreground installs its
-own `sink`.
+By default an event becomes a plain line on standard output. A process started by Shardline's own local runner
+has a secret in its environment, SHARDLINE_EVENTS, and writes events as JSON lines marked with it, which the
+runner parses out of everything else. A command in the foreground installs its own `sink`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import json
 import os
@@ -133,14 +131,17 @@ def fail(topic: str, error: ShardlineError) -> None:
 
 @contextlib.contextmanager
 def errors_end_the_process(topic: str) -> Iterator[None]:
-    """Turns an exception into one line and an exit code; of one that is not ours, a file keeps the rest.
+    """Turns an exception, and more seconds than SHARDLINE_TIMEOUT says, into one line and an exit code."""
+    timeout = float(os.environ.get(TIMEOUT_VARIABLE) or 0)
 
-    What takes longer than SHARDLINE_TIMEOUT says, in seconds, is ended likewise: a pipeline has no other way.
-    """
-    timer = None
-    if timeout := float(os.environ.get(TIMEOUT_VARIABLE) or 0):
-        timer = threading.Timer(timeout, _end_late, (topic, timeout))
-        timer.daemon = True
+    def end_late() -> None:
+        error = RunError(f"not done after {timeout:,.0f} s; give it more time, or a larger machine")
+        fail(topic, error)
+        os._exit(error.exit_code)
+
+    timer = threading.Timer(timeout, end_late)
+    timer.daemon = True
+    if timeout:
         timer.start()
     try:
         yield
@@ -149,14 +150,7 @@ def errors_end_the_process(topic: str) -> Iterator[None]:
         fail(topic, error)
         raise SystemExit(error.exit_code) from None
     finally:
-        if timer:
-            timer.cancel()
-
-
-def _end_late(topic: str, timeout: float) -> None:
-    error = RunError(f"not done after {timeout:,.0f} s; give it more time, or a larger machine")
-    fail(topic, error)
-    os._exit(error.exit_code)
+        timer.cancel()
 
 
 _INTERVAL_SECONDS = 2.0
@@ -182,25 +176,17 @@ class Meter:
         self._bytes += size
         self._rejected += rejected
         now = time.monotonic()
-        if now - self._reported >= _INTERVAL_SECONDS:
-            self._reported = now
-            # A source need not know its length: then there is no total but what has come so far.
-            total = max(self._total, self._done)
-            advance(self._topic, self._done, total, "records", self._text(now - self._started))
-
-    def _text(self, seconds: float) -> str:
-        rate = self._done / max(seconds, 1e-9)
+        if now - self._reported < _INTERVAL_SECONDS:
+            return
+        self._reported, seconds = now, max(now - self._started, 1e-9)
+        # A source need not know its length: then there is no total but what has come so far.
+        total, rate = max(self._total, self._done), self._done / seconds
         parts = [f"{self._verb}, {rate:,.0f}/s"]
         if self._bytes:
-            parts.append(f"{self._bytes / 1e6 / max(seconds, 1e-9):,.0f} MB/s")
+            parts.append(f"{self._bytes / 1e6 / seconds:,.0f} MB/s")
         if self._total:
-            left = max(0, self._total - self._done) / max(rate, 1e-9)
-            parts.append(f"{self._done / max(self._total, self._done):.0%}, {_clock(left)} left")
+            left = datetime.timedelta(seconds=round((total - self._done) / max(rate, 1e-9)))
+            parts.append(f"{self._done / total:.0%}, {left} left")
         if self._rejected:
             parts.append(f"{self._rejected:,} rejected")
-        return ", ".join(parts)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+        advance(self._topic, self._done, total, "records", ", ".join(parts))

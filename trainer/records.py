@@ -36,8 +36,7 @@ _REFUSED = (TypeError, ValueError, OverflowError, ShardlineError)
 def restore(kind: type[_T], content: Any, what: str, error: type[ShardlineError], remedy: str = "") -> _T:
     """Returns a dataclass from the JSON value that was made of it; keys that it does not know are left out.
 
-    Raises `error`, which names `what`, the field, what was found there, and the remedy, where the value does
-    not fit.
+    Raises `error`, which names `what`, the field, what was found, and the remedy, where it does not fit.
     """
     try:
         return typing.cast(_T, _as(kind, content, ""))
@@ -57,8 +56,7 @@ def load(kind: type[_T], path: Path, error: type[ShardlineError], remedy: str = 
 def read(kind: type[_T], values: Any, name: str) -> _T:
     """Returns a dataclass from an object that a person wrote, with the integers that a STRUCT makes floats.
 
-    `name` is the object's in messages, as in "data"; "" for none. Raises SettingsError when a key is
-    unknown or missing, or a value is of the wrong type or out of range.
+    `name` is the object's in messages, as in "data"; "" for none.
     """
     if not isinstance(values, Mapping):
         raise SettingsError(f"{name} must be a mapping with {', '.join(field_types(kind))}, got {values!r}")
@@ -74,7 +72,7 @@ def read_fields(
     also: Collection[str] = (),
     whole: bool = True,
 ) -> dict[str, Any]:
-    """Returns values for the fields of a dataclass, each of its field's type.
+    """Returns what a person wrote for the fields of a dataclass, each value of its field's type.
 
     Args:
         kind: The dataclass.
@@ -83,20 +81,14 @@ def read_fields(
         leave_out: Fields that cannot be given.
         also: Keys that are read elsewhere.
         whole: Whether the fields without a default must be there.
-
-    Raises:
-        SettingsError: When a key is unknown or missing, or a value is of the wrong type.
     """
     known = {name: hint for name, hint in field_types(kind).items() if name not in leave_out}
     check_keys(values, [*known, *also], prefix)
     if whole and (missing := [name for name in _required(kind) if name in known and name not in values]):
         raise SettingsError(f"{prefix}{missing[0]} is missing")
+    given = {key: value for key, value in values.items() if key in known}
     try:
-        return {
-            key: _as(known[key], value, f"{prefix}{key}", strict=True)
-            for key, value in values.items()
-            if key in known
-        }
+        return {key: _as(known[key], value, f"{prefix}{key}", strict=True) for key, value in given.items()}
     except (TypeError, ValueError, OverflowError) as error:
         raise SettingsError(str(error)) from None
 
@@ -143,21 +135,16 @@ def own_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in field_types(kind) if name in values}
 
 
-def restore_integers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a JSON object with whole floats as integers, all the way down.
+def restore_integers(value: Any) -> Any:
+    """Returns a JSON value with whole floats as integers, all the way down.
 
-    Parameters travel as protobuf Struct, which knows no integers: 64 arrives as 64.0, and keras.layers.Dense
-    refuses that. A whole number serves as well where a float is wanted.
+    Parameters travel as protobuf Struct: 64 arrives as 64.0, and keras.layers.Dense refuses that.
     """
-    return {name: _restore_integer(value) for name, value in values.items()}
-
-
-def _restore_integer(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
     if isinstance(value, Mapping):
-        return restore_integers(value)
-    return [_restore_integer(item) for item in value] if isinstance(value, list) else value
+        return {name: restore_integers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [restore_integers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _as(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
@@ -165,30 +152,41 @@ def _as(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
 
     `strict` is for what a person wrote: it refuses keys that a dataclass does not know.
     """
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
+    origin, inner, is_record = typing.get_origin(kind), typing.get_args(kind), is_dataclass(kind)
+    if kind is Any or (is_record and isinstance(value, kind)):
         return value
     if origin in (types.UnionType, typing.Union):
-        return _as_one_of(inner, value, name, strict)
+        failures = []
+        for each in inner:
+            try:
+                return _as(each, value, name, strict=strict)
+            except (TypeError, ValueError) as failure:
+                failures.append(failure)
+        raise failures[0]  # of the first, as None comes last
     if origin is typing.Literal:
         if value not in inner:
             known = f"{', '.join(map(repr, inner[:-1]))} or {inner[-1]!r}"
             raise ValueError(f"{name or 'it'} must be {known}, got {reprlib.repr(value)}")
         return value
-    if is_dataclass(kind):
-        return _as_dataclass(kind, value, name, strict)
+    if is_record:
+        wanted = f" with {', '.join(field_types(kind))}" if strict else ""
+        content = _checked(value, Mapping, f"a mapping{wanted}", name)
+        if strict:
+            return kind(**read_fields(kind, content, f"{name}."))
+        if missing := [each for each in _required(kind) if each not in content]:
+            raise TypeError(f"{name}.{missing[0]} is missing".lstrip("."))
+        hints = {each: hint for each, hint in field_types(kind).items() if each in content}
+        return kind(
+            **{each: _as(hint, content[each], f"{name}.{each}".lstrip(".")) for each, hint in hints.items()}
+        )
     if origin is tuple:
         items = _checked(value, list | tuple, f"a list{_of(inner[0])}", name)
         kinds = inner[:1] * len(items) if inner[-1] is Ellipsis else inner
-        return tuple(
-            _as(each, item, f"{name}[{index}]", strict=strict)
-            for index, (each, item) in enumerate(zip(kinds, items, strict=True))
-        )
+        pairs = enumerate(zip(kinds, items, strict=True))
+        return tuple(_as(each, item, f"{name}[{index}]", strict=strict) for index, (each, item) in pairs)
     if origin is not None:
-        found = _checked(value, Mapping, f"a mapping{_of(inner[1])}", name)
-        return {
-            key: _as(inner[1], item, f"{name}.{printable(key)}", strict=strict) for key, item in found.items()
-        }
+        found = _checked(value, Mapping, f"a mapping{_of(inner[1])}", name).items()
+        return {key: _as(inner[1], item, f"{name}.{printable(key)}", strict=strict) for key, item in found}
     return _as_plain(kind, value, name, strict)
 
 
@@ -208,34 +206,6 @@ def _as_plain(kind: Any, value: Any, name: str, strict: bool) -> Any:
 def _of(kind: Any) -> str:
     plural = {str: "texts", int: "whole numbers", float: "numbers"}
     return f" of {plural[kind]}" if kind in plural else " of mappings" if is_dataclass(kind) else ""
-
-
-def _as_one_of(kinds: tuple[Any, ...], value: Any, name: str, strict: bool) -> Any:
-    failures = []
-    for kind in kinds:
-        try:
-            return _as(kind, value, name, strict=strict)
-        except (TypeError, ValueError) as failure:
-            failures.append(failure)
-    raise failures[0]  # of the first, as None comes last
-
-
-def _as_dataclass(kind: Any, value: Any, name: str, strict: bool) -> Any:
-    if isinstance(value, kind):
-        return value
-    wanted = f" with {', '.join(field_types(kind))}" if strict else ""
-    content = _checked(value, Mapping, f"a mapping{wanted}", name)
-    if strict:
-        check_keys(content, field_types(kind), f"{name}.")
-    if missing := [each for each in _required(kind) if each not in content]:
-        raise TypeError(f"{name}.{missing[0]} is missing".lstrip("."))
-    return kind(
-        **{
-            each: _as(hint, content[each], f"{name}.{each}".lstrip("."), strict=strict)
-            for each, hint in field_types(kind).items()
-            if each in content
-        }
-    )
 
 
 def _required(kind: Any) -> tuple[str, ...]:

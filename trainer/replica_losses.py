@@ -1,8 +1,4 @@
-"""Losses over replicas: each loss and its metrics as one process with the whole batch would have them.
-
-Keras divides a loss by the number of replicas where it has averaged it itself, and only there. What a process
-computes by itself of a model that several train together (`let_keras_compute`) is divided by none.
-"""
+"""Losses over replicas: each loss and its metrics as one process with the whole batch would have them."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ _ROUNDING, _ROUNDING_OF_HALF = 1e-3, 3e-2
 def undivided_losses() -> Iterator[None]:
     """Makes losses that are traced meanwhile what they are in one process, not divided by the replicas.
 
-    Keras divides those alone that it has averaged itself (keras/src/losses/loss.py): a function that returns
-    one number, a loss of a `train_step` or `compute_loss` of one's own would count once for each replica.
+    Keras divides those alone that it has averaged itself (keras/src/losses/loss.py).
     """
     with (
         replaced(losses, "scale_loss_for_distribution", lambda value: value),
@@ -47,11 +42,9 @@ def undivided_losses() -> Iterator[None]:
 def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Makes losses that are traced meanwhile, from outside the replicas, those of the batch of all of them.
 
-    They are undivided, and count by their replica's part of the examples. A loss with a mask, or with the
-    reduction mean_with_sample_weight, divides by the sum of its weights (keras/src/losses/loss.py), and the
-    sums of two replicas' batches differ; one with the reduction sum, or none, adds up: such a loss is made
-    larger or smaller by what an exchange of its own finds. `single` is told of a loss that is one number
-    already, and passes for a mean.
+    They are undivided, and count by their replica's part of the examples. One that divides by the sum of its
+    weights (a mask, the reduction mean_with_sample_weight), or adds up (sum, none), is made larger or smaller
+    by what an exchange of its own finds. `single` is told of a loss that is one number already.
     """
     reduce = losses.reduce_weighted_values
 
@@ -65,7 +58,11 @@ def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
         if not values.shape.rank:
             single()
             return loss
-        divisor = _own_divisor(sample_weight, mask, reduction)
+        # The sum of weights by which Keras divides, where it does not take the number of values.
+        weight = mask if reduction in ("mean", "sum_over_batch_size") else None
+        if reduction == "mean_with_sample_weight":
+            weight = losses.apply_mask(sample_weight, mask, dtype="float32", reduction=reduction)
+        divisor = None if weight is None else tf.reduce_sum(tf.cast(weight, tf.float32))
         adds_up = reduction in ("sum", "none", None)
         if divisor is None and not adds_up:
             return loss
@@ -97,10 +94,7 @@ def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sharing(share: Callable[[], tf.Tensor]) -> Iterator[None]:
-    """Says inside a replica what its part of the batch of all is, relative to an equal part.
-
-    A metric that is given one number for its replica's batch, such as a `Mean` of a loss, counts it by that.
-    """
+    """Says inside a replica what its part of the batch is, by which a `Mean` of one number for it counts."""
     _replica.share = share
     try:
         yield
@@ -108,20 +102,10 @@ def sharing(share: Callable[[], tf.Tensor]) -> Iterator[None]:
         _replica.share = None
 
 
-def _own_divisor(sample_weight: Any, mask: Any, reduction: str | None) -> tf.Tensor | None:
-    """Returns the sum of weights by which Keras divides a loss; None where it takes the number of values."""
-    if reduction == "mean_with_sample_weight":
-        weight = losses.apply_mask(sample_weight, mask, dtype="float32", reduction=reduction)
-    else:
-        weight = mask if reduction in ("mean", "sum_over_batch_size") else None
-    return None if weight is None else tf.reduce_sum(tf.cast(weight, tf.float32))
-
-
 def takes_batch_as_one(model: keras.Model, batch: Any) -> bool | None:
     """Whether a loss of a batch is another than the mean of its halves', on which two replicas would train.
 
-    It is tried on some examples, and leaves the model as it is. None says that it cannot be known: the model
-    is not computed so, or draws random numbers.
+    None says that it cannot be known: the model is not computed so, or draws random numbers.
     """
     tolerance = _ROUNDING if model.compute_dtype == "float32" else _ROUNDING_OF_HALF
     try:
@@ -137,10 +121,7 @@ def takes_batch_as_one(model: keras.Model, batch: Any) -> bool | None:
 
 
 def _losses(model: keras.Model, batch: Any, rows: slice) -> np.ndarray[Any, Any]:
-    """Returns the loss of some rows of a batch, and the losses that layers have added, outside of training.
-
-    Reductions are plain means, since `exact_losses` makes all others exact.
-    """
+    """Returns the loss of some rows of a batch, reduced by plain means, and those that layers have added."""
     part = tf.nest.map_structure(lambda one: one[rows], batch)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(part)
     # It has no value of its own of a variable, for which regularizers of weights ask it.
@@ -167,20 +148,24 @@ def let_keras_compute() -> None:
     There `evaluate` and `test_on_batch` fail (keras-team/keras#20585), and `predict` meets the others for
     each batch (keras/src/backend/tensorflow/trainer.py, `_multi_worker_concat`). What trains is refused.
     """
-    for names, do in ((_COMPUTING, _computed), (_TRAINING, _refused)):
-        for name in names:
-            setattr(keras.Model, name, _here(getattr(keras.Model, name), do))
+    for name in (*_COMPUTING, *_TRAINING):
+        setattr(keras.Model, name, _here(getattr(keras.Model, name)))
 
 
-def _here(method: Callable[..., Any], do: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of Keras that `do` takes over where several workers have the model."""
+def _here(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of Keras as it is where several workers have the model."""
 
     @functools.wraps(method)
     def call(model: keras.Model, *args: Any, **options: Any) -> Any:
         # None of a model that was built outside of a strategy.
-        if has_several_workers(getattr(model, "_distribute_strategy", None)):
-            return do(method, model, *args, **options)
-        return method(model, *args, **options)
+        if not has_several_workers(getattr(model, "_distribute_strategy", None)):
+            return method(model, *args, **options)
+        if method.__name__ in _TRAINING:
+            raise SettingsError(
+                f"{method.__name__} of Keras would train {model.name!r} on each process by itself, apart "
+                "from the others; train it with shardline.fit, which takes the same arguments"
+            )
+        return _computed(method, model, *args, **options)
 
     return call
 
@@ -204,10 +189,3 @@ def _computed(method: Callable[..., Any], model: keras.Model, *args: Any, **opti
     )
     with replica, undivided_losses(), replaced(model, "_distribute_strategy", alone):
         return method(model, *args, **options)
-
-
-def _refused(method: Callable[..., Any], model: keras.Model, *args: Any, **options: Any) -> Any:
-    raise SettingsError(
-        f"{method.__name__} of Keras would train {model.name!r} on each process by itself, apart from the "
-        "others; train it with shardline.fit, which takes the same arguments"
-    )

@@ -1,7 +1,4 @@
-"""Reports of a run, for the chief alone: progress lines, history.csv, tuning metric, profile of some steps.
-
-Each is a callback; none reads a metric itself, which would be a collective.
-"""
+"""Reports of a run, callbacks of the chief alone: progress lines, history.csv, TensorBoard, tuning metric."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,16 +23,13 @@ from shardline.trainer.step import Logs
 # Share of the time spent waiting for input from which on advice is given.
 _MUCH = 0.1
 
-# Columns of a terminal that "train: " leaves.
-_COLUMNS = 80 - 7
-
 
 @dataclass
 class Counters:
     """Counters of a run since this process began to train, after `first_step` steps of earlier ones.
 
-    Examples, over all replicas, and seconds are this process's own; `waited` is the part of the seconds spent
-    waiting for input. Steps, and `total_steps` if nothing ends the run early, are those of the whole run.
+    Examples, over all replicas, and seconds (`waited`: for input) are this process's own; steps, and
+    `total_steps` if nothing ends the run early, are those of the whole run.
     """
 
     replicas: int
@@ -71,27 +65,20 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         self._rate = (counters.examples - before.examples) / seconds
         self._wait = min(1.0, (counters.waited - before.waited) / seconds)
         self._before = replace(counters)
-        parts = [
-            f"epoch {self._epoch + 1}/{self._epochs}",
-            metrics_text(logs),
-            f"{self._rate:,.0f}/s",
-            self._eta(),
-        ]
-        progress.advance("train", counters.steps, counters.total_steps, "steps", "  ".join(parts))
+        epoch, shown = f"epoch {self._epoch + 1}/{self._epochs}", metrics_text(logs)
+        text = f"{epoch}  {shown}  {self._rate:,.0f}/s  {self._eta()}"
+        progress.advance("train", counters.steps, counters.total_steps, "steps", text)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Reports the epoch, with its validation in a line of its own."""
         shown = numbers(logs)
         validation = {name: value for name, value in shown.items() if name.startswith("val_")}
         training = {name: value for name, value in shown.items() if name not in validation}
-        wait = [f"input wait {self._wait:.0%}"] if self._wait > _MUCH else []
-        first = [f"epoch {epoch + 1}/{self._epochs}", *_metric_parts(training)]
-        for parts in (
-            [*first, f"{self._rate:,.0f} examples/s", self._eta()],
-            [*_metric_parts(validation), *wait],
-        ):
-            for line in _lines(parts):
-                progress.say("train", line)
+        speed = f"{self._rate:,.0f} examples/s  {self._eta()}"
+        wait = f"input wait {self._wait:.0%}" if self._wait > _MUCH else ""
+        progress.say("train", f"epoch {epoch + 1}/{self._epochs}  {metrics_text(training)}  {speed}")
+        if second := "  ".join(filter(None, [metrics_text(validation), wait])):
+            progress.say("train", f"  {second}")
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Says what the run has waited for, where that was much, and what would help."""
@@ -123,22 +110,7 @@ def as_json(logs: Logs) -> dict[str, Any]:
 
 def metrics_text(logs: Logs | None) -> str:
     """Returns metrics that are numbers as one line, "loss 0.1234  accuracy 0.9876"."""
-    return "  ".join(_metric_parts(logs))
-
-
-def _metric_parts(logs: Logs | None) -> list[str]:
-    return [f"{name} {value:.4f}" for name, value in _loss_first(numbers(logs))]
-
-
-def _lines(parts: Sequence[str]) -> list[str]:
-    """Returns the parts in lines for a terminal of 80 columns; all but an epoch's first are indented."""
-    lines: list[str] = []
-    for part in parts:
-        if lines and len(lines[-1]) + len(part) + 2 <= _COLUMNS:
-            lines[-1] += f"  {part}"
-        else:
-            lines.append(part if part.startswith("epoch ") else f"  {part}")
-    return lines
+    return "  ".join(f"{name} {value:.4f}" for name, value in _loss_first(numbers(logs)))
 
 
 def _loss_first(logs: Logs | None) -> list[tuple[str, Any]]:
@@ -149,10 +121,7 @@ def _loss_first(logs: Logs | None) -> list[tuple[str, Any]]:
 
 
 class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Keeps history.csv: a row per epoch with its metrics, examples and seconds. For the chief alone.
-
-    Its rows are part of the checkpoint, so that a resumed run repeats and loses none.
-    """
+    """Keeps history.csv: a row per epoch with its metrics, examples and seconds, part of the checkpoint."""
 
     def __init__(self, directory: Path, counters: Counters):
         super().__init__()
@@ -181,7 +150,8 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Adds the epoch's row; a metric that only some epochs have leaves the others' cells empty."""
         examples, seconds = self._spent()
-        metrics = {name: _cell(value) for name, value in _loss_first(logs)}
+        # A number with all its digits, several (F1Score of each class) as a list.
+        metrics = {name: json.dumps(np.asarray(value).tolist()) for name, value in _loss_first(logs)}
         last = {"examples": str(examples), "seconds": f"{seconds:.3f}"}
         row = {"epoch": str(epoch + 1), **metrics, **last}
         # The row of an epoch that a limit had cut short gives way to that of the whole epoch.
@@ -200,11 +170,6 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         examples, seconds = self._before
         new = self._counters.examples - self._first_example
         return examples + new, seconds + time.monotonic() - self._started
-
-
-def _cell(value: Any) -> str:
-    """Returns a metric as text: a number with all its digits, several (F1Score of each class) as JSON."""
-    return repr(value) if isinstance(value, float) else json.dumps(np.asarray(value).tolist())
 
 
 def sync_events(directory: Path) -> None:

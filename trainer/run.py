@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
@@ -46,12 +46,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Process, abc.ABC):
-    """One run, as one process sees it.
-
-    Attributes:
-        checkpoints: Directory of checkpoints; None to keep none.
-        watchdog: Knows what the process is at.
-    """
+    """One run, as one process sees it; `checkpoints` is their directory, None to keep none."""
 
     checkpoints: Path | None
     watchdog: Watchdog
@@ -69,13 +64,11 @@ class Run(Process, abc.ABC):
     def step_source(self, plan: Plan, step: int, process: int) -> str:
         """Names the place of one process's examples of a step of the plan."""
 
+    # Whether the validation data is evaluated at the end, since callbacks may have put other weights back.
+    judges_end: ClassVar[bool] = True
+
     def validates(self, epoch: int) -> bool:
         """Whether the validation data is evaluated after an epoch, from 0."""
-        return True
-
-    @property
-    def judges_end(self) -> bool:
-        """Whether it is evaluated once more at the end, since callbacks may have put other weights back."""
         return True
 
 
@@ -116,23 +109,21 @@ class Watchdog:
             self._thread.join()
 
     def _watch(self) -> None:
+        """Ends the process from this thread: the main thread waits in TensorFlow and never comes back."""
         while not self._over.wait(min(1.0, self._timeout / 4)):
             place, since = self._state
-            if time.monotonic() - since > self._timeout:
-                self._end(place)
-
-    def _end(self, place: str) -> None:
-        """Ends the process from this thread: the main thread waits in TensorFlow and never comes back."""
-        text = (
-            f"{self._name} has made no progress for {self._timeout:g} s (stall_timeout), {place}; compare "
-            "where the other replicas stand: a callback that runs on one of them only, or code that takes "
-            "another way there, makes the others wait"
-        )
-        progress.fail("train", RunError(text))
-        faulthandler.dump_traceback(file=sys.stderr)
-        sys.stderr.flush()
-        self._over.wait(_LAST_WORDS_S)
-        os._exit(EXIT_FAILED)
+            if time.monotonic() - since <= self._timeout:
+                continue
+            text = (
+                f"{self._name} has made no progress for {self._timeout:g} s (stall_timeout), {place}; "
+                "compare where the other replicas stand: a callback that runs on one of them only, or code "
+                "that takes another way there, makes the others wait"
+            )
+            progress.fail("train", RunError(text))
+            faulthandler.dump_traceback(file=sys.stderr)
+            sys.stderr.flush()
+            self._over.wait(_LAST_WORDS_S)
+            os._exit(EXIT_FAILED)
 
 
 _NAMED_SHARDS = 4
@@ -142,9 +133,7 @@ _NAMED_SHARDS = 4
 class DatasetRun(Run):
     """A run on a dataset directory, which leaves a model directory.
 
-    Attributes:
-        dirs: Directories into which the chief writes.
-        scratch: Directory into which a process other than the chief writes; None on the chief.
+    The chief writes into `dirs`, any other process into `scratch`, which is None on the chief.
     """
 
     dirs: OutputDirs
@@ -176,13 +165,18 @@ class DatasetRun(Run):
     def feed(self, split: str) -> Feed:
         """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""
         settings, manifest = self.settings, self.manifest
+        # Whether this process keeps its examples of the split in memory.
+        fits = settings.cache == "memory"
+        if settings.cache == "auto" and self.strategy_name != "parameter_server" and settings.epochs > 1:
+            size = self.memory(split)
+            fits = size is not None and size <= view.room()
         feed = Feed(
             files.local_path(settings.dataset),
             manifest,
             split,
             self.plan(split),
             transform=load_transform(settings.transform) if settings.transform else None,
-            in_memory=self._fits(split),
+            in_memory=fits,
         )
         if split != "train":
             return replace(feed, epochs=1)
@@ -202,13 +196,6 @@ class DatasetRun(Run):
     def info(self) -> DatasetInfo:
         """Returns what a model function is told about the dataset, with its training examples."""
         return view.describe(files.local_path(self.settings.dataset), self.manifest)
-
-    def _fits(self, split: str) -> bool:
-        """Whether this process keeps its examples of a split in memory."""
-        if self.settings.cache != "auto" or self.strategy_name == "parameter_server":
-            return self.settings.cache == "memory"
-        size = self.memory(split)
-        return self.settings.epochs > 1 and size is not None and size <= view.room()
 
     def memory(self, split: str) -> int | None:
         """Returns the bytes that one process's examples of a split take decoded; None if it is not known."""

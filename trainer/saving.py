@@ -1,8 +1,4 @@
-"""Saved models: written by all replicas together and kept by the chief, loaded safely, and warm starts.
-
-Layers that a model function has adapted to the training split hold what no optimizer changes. Vocabularies
-are no weights: of two runs whose weights agree in their shapes a word may have another number.
-"""
+"""Saved models: written by all replicas together and kept by the chief, loaded safely, and warm starts."""
 
 from __future__ import annotations
 
@@ -42,20 +38,23 @@ def save_model(model: keras.Model, directory: Path, *, scratch: Path | None) -> 
 def load_model(path: Path, *, function: str = "", compiled: bool = False) -> keras.Model:
     """Loads a .keras file in safe mode, without its loss and metrics; `compiled` with them, if they can be.
 
-    Args:
-        path: The file.
-        function: The model function by which it was built, pkg.module:name, or "". Its module is imported
-            first and registers the user's classes (`keras.saving.register_keras_serializable`). The file
-            and the settings.json beside it may be anybody's: what they name is not imported.
-        compiled: Whether loss and metrics are loaded too, if they can be.
+    `function` is the model function by which it was built, pkg.module:name, or "": its module is imported
+    first and registers the user's classes. The file and the settings.json beside it may be anybody's: what
+    they name is not imported.
 
     Raises:
         ModelError: When the file is missing, damaged, or needs code that safe mode refuses or nobody named.
     """
     if not path.is_file():
         raise ModelError(f"no model file {path}; train one with 'shardline train DATASET OUT'")
-    _refuse_bomb(path)
-    recorded = _recorded_function(path)
+    with contextlib.suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:
+        for item in archive.infolist():  # Keras reads it whole
+            if item.filename.endswith(".json") and item.file_size > files.MAX_TEXT_BYTES:
+                raise ModelError(
+                    f"{path} is no model: {item.filename} in it has {item.file_size:,} bytes; train it again"
+                )
+    settings = path.with_name(SETTINGS_FILE)
+    recorded = _read_entry(settings, "model", "train the model again") if settings.is_file() else ""
     given = import_string(function or recorded) if function or recorded else ""
     if function or given.startswith(f"{models.__name__}."):
         plugins.load(given, "model", ModelError)
@@ -73,22 +72,6 @@ def load_model(path: Path, *, function: str = "", compiled: bool = False) -> ker
                 f"trust it, give it with --model-function {recorded}, or import it where your model is built"
             )
         raise ModelError(f"cannot load {path}: {reason(error)}{hint}") from error
-
-
-def _refuse_bomb(path: Path) -> None:
-    """Refuses a file whose description would fill the memory: Keras reads it whole."""
-    with contextlib.suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:
-        for item in archive.infolist():
-            if item.filename.endswith(".json") and item.file_size > files.MAX_TEXT_BYTES:
-                raise ModelError(
-                    f"{path} is no model: {item.filename} in it has {item.file_size:,} bytes; train it again"
-                )
-
-
-def _recorded_function(model_file: Path) -> str:
-    """Returns the model function that the settings.json beside a file names; "" where there is none."""
-    settings = model_file.with_name(SETTINGS_FILE)
-    return _read_entry(settings, "model", "train the model again") if settings.is_file() else ""
 
 
 def read_recorded_heads(model_file: Path) -> Heads | None:
@@ -116,10 +99,7 @@ def warm_start(model: keras.Model, path: str) -> None:
     """Gives a built model the weights of a saved one; its optimizer starts anew.
 
     `path`, also gs://, is a .keras file, a directory that holds model.keras, or a champion's directory, whose
-    champion.json names the one in force.
-
-    Raises:
-        ModelError: As `load_model`; or the first weight that differs in name or shape.
+    champion.json names the one in force. A ModelError names the first weight that differs in name or shape.
     """
     file = _model_file(files.local_path(path))
     source = load_model(file)
@@ -133,7 +113,17 @@ def warm_start(model: keras.Model, path: str) -> None:
             )
     for theirs, ours in pairs:
         ours.assign(keras.ops.convert_to_numpy(theirs))
-    _copy_adapted(source, model, str(file))
+    # Vocabularies are no weights, and means and variances are used once they are finalized.
+    lookups = _lookups(source), _lookups(model)
+    if [type(layer) for layer in lookups[0]] != [type(layer) for layer in lookups[1]]:
+        raise ModelError(
+            f"{file} has {len(lookups[0])} vocabularies and the model {len(lookups[1])}: a column has too "
+            "many values for one now, or had before; train without initial_model"
+        )
+    for one, other in zip(*lookups, strict=True):
+        if _vocabulary(one) != _vocabulary(other):
+            other.set_vocabulary(one.get_vocabulary(include_special_tokens=False))
+    refresh_adapted(model)
 
 
 def _model_file(path: Path) -> Path:
@@ -156,7 +146,7 @@ def _describe(weight: keras.Variable | None) -> str:
 def adapted_layers(model: keras.Model, *, numbers: bool = False) -> dict[str, str]:
     """Returns what a run that goes on must have found in its data again; nothing without such layers.
 
-    Means and variances are weights, which a checkpoint gives back: they are in it where `numbers` says so.
+    Means and variances, weights that a checkpoint gives back, are in it where `numbers` says so.
     """
     facts: list[Any] = [_vocabulary(layer) for layer in _lookups(model)]
     facts += [list(layer.bin_boundaries) for layer in _layers(model, keras.layers.Discretization)]
@@ -167,23 +157,6 @@ def adapted_layers(model: keras.Model, *, numbers: bool = False) -> dict[str, st
         return {}
     text = json.dumps(facts, default=str)
     return {"adapted layers": "sha256:" + hashlib.sha256(text.encode()).hexdigest()[:16]}
-
-
-def _copy_adapted(source: keras.Model, model: keras.Model, origin: str) -> None:
-    """Gives a model the vocabularies of another, whose weights it has, and uses its means and variances.
-
-    Raises ModelError when they are not alike; `origin` names the other.
-    """
-    theirs, ours = _lookups(source), _lookups(model)
-    if [type(layer) for layer in theirs] != [type(layer) for layer in ours]:
-        raise ModelError(
-            f"{origin} has {len(theirs)} vocabularies and the model {len(ours)}: a column has too many "
-            "values for one now, or had before; train without initial_model"
-        )
-    for one, other in zip(theirs, ours, strict=True):
-        if _vocabulary(one) != _vocabulary(other):
-            other.set_vocabulary(one.get_vocabulary(include_special_tokens=False))
-    refresh_adapted(model)
 
 
 def refresh_adapted(model: keras.Model) -> None:

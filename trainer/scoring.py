@@ -42,13 +42,7 @@ def evaluate(
         options: Of `shardline.strategy`.
 
     Returns:
-        Loss and metrics by name, as Keras does with return_dict=True, over all examples: the same on every
-        process.
-
-    Raises:
-        SettingsError: An argument is not as it has to be.
-        ModelError: The model is not compiled.
-        RunError: Another process is lost.
+        Loss and metrics by name over all examples, the same on every process. Raises as `fit` does.
     """
     shown = verbosity(verbose)
     check_numbers(batch_size=batch_size, steps=steps)
@@ -90,11 +84,8 @@ def predict(
 
     Returns:
         What the model returns, as arrays of all examples in the order of the data, the same on every process;
-        of a function of an input context first those of the chief, then those of each worker.
-
-    Raises:
-        SettingsError: An argument is not as it has to be.
-        RunError: Another process is lost.
+        of a function of an input context first those of the chief, then those of each worker. Raises as
+        `fit` does.
     """
     shown = verbosity(verbose)
     check_numbers(batch_size=batch_size, steps=steps)
@@ -110,11 +101,21 @@ def predict(
         found = process.given(0, batch_size).read(data, "data", steps=steps, again=True, pads=True)
         loaded = built(process, model, process.settings, predict_step=found)
         process = process.with_(loaded)
-        parts = list(_predicted(process, loaded, found, _looks(found.steps, process, shown)))
-        structure = parts[0]
+        strategy = process.strategy
+        batches = iter(found.distribute(strategy, process.process, len(process.processes)))
+
+        @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
+        def step(batches: Any) -> Any:
+            said = strategy.run(lambda batch: loaded.predict_step(batch), args=(next(batches),))
+            local = strategy.experimental_local_results
+            return tf.nest.map_structure(lambda one: tf.concat(local(one), 0), said)
+
+        # What this process's replicas say of their parts of each batch, one behind the other.
+        looks = _looks(found.steps, process, shown)
+        parts = [tf.nest.map_structure(np.asarray, step(batches)) for count in looks for _ in range(count)]
         leaves = zip(*map(tf.nest.flatten, parts), strict=True)
         kept = getattr(found, "padded", None)
-        return tf.nest.pack_sequence_as(structure, [_gathered(process, found, one)[:kept] for one in leaves])
+        return tf.nest.pack_sequence_as(parts[0], [_gathered(process, found, one)[:kept] for one in leaves])
 
 
 def _process(call: str, options: Mapping[str, Any]) -> Process:
@@ -139,21 +140,6 @@ def _looks(steps: int, process: Process, verbose: int) -> Iterator[int]:
         done += count
         if bar:
             bar.update(done, finalize=done == steps)
-
-
-def _predicted(process: Process, model: keras.Model, data: Batches, looks: Iterator[int]) -> Iterator[Any]:
-    """Yields what this process's replicas say of their parts of each batch, one behind the other."""
-    strategy = process.strategy
-    batches = iter(data.distribute(strategy, process.process, len(process.processes)))
-
-    @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
-    def step(batches: Any) -> Any:
-        said = strategy.run(lambda batch: model.predict_step(batch), args=(next(batches),))
-        return tf.nest.map_structure(lambda one: tf.concat(strategy.experimental_local_results(one), 0), said)
-
-    for count in looks:
-        for _ in range(count):
-            yield tf.nest.map_structure(np.asarray, step(batches))
 
 
 def _gathered(process: Process, data: Batches, parts: Sequence[np.ndarray[Any, Any]]) -> Any:

@@ -12,14 +12,7 @@ from shardline.trainer.files import local_path
 from shardline.trainer.models import KERAS_PREFIX
 from shardline.trainer.records import check_types
 
-STRATEGIES = (
-    "auto",
-    "one_device",
-    "mirrored",
-    "multi_worker_mirrored",
-    "parameter_server",
-    "tpu",
-)
+STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu")
 COMMUNICATIONS = ("auto", "tcp", "ring", "nccl")
 
 #: The settings that name places, which may differ from machine to machine: what is there is compared.
@@ -56,18 +49,11 @@ class TrainSettings:
         str, 'Checkpoints; "" means AIP_CHECKPOINT_DIR, else model_dir/checkpoints.'
     ] = ""
     tensorboard_log_dir: Annotated[str, 'Logs; "" means AIP_TENSORBOARD_LOG_DIR, else model_dir/logs.'] = ""
-    hparams: Annotated[Mapping[str, Any], "Keyword arguments of the model function."] = field(
-        default_factory=dict
-    )
-    initial_model: Annotated[
-        str,
-        "model.keras whose weights a new run starts with, or a directory that holds one, also a champion's.",
-    ] = ""
+    hparams: Annotated[Mapping[str, Any], "Arguments of the model function."] = field(default_factory=dict)
+    initial_model: Annotated[str, "model.keras to start from, or a directory with one or a champion."] = ""
     epochs: Annotated[int, "Passes over the training split."] = 10
     max_steps: Annotated[int, "Steps after which training ends, whatever the epochs; 0 for no limit."] = 0
-    max_time: Annotated[float, "Seconds after which training ends, whatever the epochs; 0 for no limit."] = (
-        0.0
-    )
+    max_time: Annotated[float, "Seconds after which training ends; 0 for no limit."] = 0.0
     per_replica_batch_size: Annotated[int, "Examples per replica and step."] = 16
     gradient_accumulation_steps: Annotated[int, "Steps whose gradients are averaged into one update."] = 1
     learning_rate: Annotated[float, "Learning rate for the model function; 0 for its own default."] = 0.0
@@ -76,28 +62,16 @@ class TrainSettings:
     unfreeze_at_epoch: Annotated[int, "Epoch, from 1, that begins to train frozen layers; 0 for never."] = 0
     fine_tuning_learning_rate: Annotated[float, "Learning rate from then on; 0 keeps it."] = 0.0
     label_smoothing: Annotated[float, "Label smoothing for the model function, in 0..1."] = 0.0
-    class_weights: Annotated[str, '"balanced", or a JSON object of class names and weights; "" for none.'] = (
-        ""
-    )
+    class_weights: Annotated[str, '"balanced", or a JSON object of class names and weights.'] = ""
     augment: Annotated[str, 'pkg.module:function applied to each training example; "" for none.'] = ""
-    transform: Annotated[
-        str, 'pkg.module:function from a batch (x, y) to what the model takes; "" for none.'
-    ] = ""
-    allow_unexportable: Annotated[
-        bool, "Whether to train a model that cannot be loaded again once it is saved, or exported."
-    ] = False
+    transform: Annotated[str, "pkg.module:function from a batch (x, y) to what the model takes."] = ""
+    allow_unexportable: Annotated[bool, "Whether to train a model that cannot be loaded or exported."] = False
     callbacks: Annotated[tuple[str, ...], "pkg.module:make of further Keras callbacks."] = ()
     early_stopping: Annotated[str, 'Metric that must improve ("val_loss"); "" trains to the end.'] = ""
     early_stopping_patience: Annotated[int, "Epochs without improvement after which training stops."] = 3
-    tuning_metric: Annotated[
-        str,
-        'Metric reported to a hyperparameter tuning job after each validation ("val_accuracy"); "" '
-        "reports none.",
-    ] = ""
+    tuning_metric: Annotated[str, 'Metric reported to a tuning job after each epoch ("val_accuracy").'] = ""
     precision: Annotated[str, "Type of the computation; weights stay float32."] = "float32"
-    jit_compile: Annotated[
-        str, "Whether XLA compiles the step: on, off, or auto for where `fit` would do so on one GPU."
-    ] = "auto"
+    jit_compile: Annotated[str, "Whether XLA compiles the step: on, off, or auto: as `fit` does."] = "auto"
     seed: Annotated[int, "Seed of weights, dropout and shuffling."] = 0
     deterministic: Annotated[bool, "Whether TensorFlow has to choose deterministic kernels."] = False
     strategy: Annotated[str, "Strategy of tf.distribute; auto chooses by cluster and devices."] = "auto"
@@ -113,42 +87,34 @@ class TrainSettings:
         "algorithm); 0 exchanges the gradients of every step.",
     ] = 0
     cache: Annotated[
-        str,
-        "Whether each worker keeps its decoded examples in memory: memory, off, or auto for where there "
-        "is room and more than one epoch.",
+        str, "Whether decoded examples are kept: memory, off, or auto for where there is room."
     ] = "auto"
-    steps_per_execution: Annotated[
-        int, "Steps between two looks at the metrics; 0 adapts it to about a second."
-    ] = 0
+    steps_per_execution: Annotated[int, "Steps between two looks at the metrics; 0 for about a second."] = 0
     checkpoint_steps: Annotated[int, "Steps between checkpoints within an epoch; 0 for none."] = 0
     checkpoint_minutes: Annotated[float, "Minutes between checkpoints within an epoch; 0 for none."] = 10.0
     keep_checkpoints: Annotated[int, "Newest checkpoints that are kept."] = 3
-    allow_new_data: Annotated[
-        bool, "Whether to resume although the dataset is no longer the checkpoint's."
-    ] = False
-    evaluator: Annotated[
-        bool, "Whether an evaluator task runs beside, for whose last result the chief waits."
-    ] = False
+    allow_new_data: Annotated[bool, "Whether to resume although the dataset is another one."] = False
+    evaluator: Annotated[bool, "Whether an evaluator runs, for whose last result the chief waits."] = False
     evaluator_timeout: Annotated[float, "Seconds for which the chief waits for that result."] = 600.0
     startup_timeout: Annotated[float, "Seconds for all replicas to come up."] = 600.0
-    peer_timeout: Annotated[
-        float,
-        "Seconds for which a replica may be silent, as in a live migration, until the others give it up.",
-    ] = 60.0
+    peer_timeout: Annotated[float, "Seconds for which a replica may be silent until it counts as lost."] = (
+        60.0
+    )
     grace_period: Annotated[float, "Seconds from SIGTERM until the process must have ended."] = 25.0
-    stall_timeout: Annotated[
-        float, "Seconds without progress after which a replica says where it waits and ends; 0 for no limit."
-    ] = 1800.0
-    cpu_devices: Annotated[
-        int, "Logical devices into which this machine's CPU is divided; 0 leaves it whole."
-    ] = 0
+    stall_timeout: Annotated[float, "Seconds without progress after which a replica ends; 0: none."] = 1800.0
+    cpu_devices: Annotated[int, "Logical devices into which the CPU is divided; 0 leaves it whole."] = 0
     histograms: Annotated[int, "Epochs between TensorBoard histograms of the weights; 0 for none."] = 0
     profile_steps: Annotated[str, 'First and last step that TensorBoard profiles, "10,20"; "" for none.'] = ""
 
     def __post_init__(self) -> None:
         check_types(self)
         for field_ in fields(self):
-            self._check_range(field_.name, getattr(self, field_.name))
+            name, value = field_.name, getattr(self, field_.name)
+            # `fit`, which has no name of a dataset, trains no epoch if asked to, as Keras does.
+            least = int(name in _AT_LEAST_ONE and (name != "epochs" or bool(self.dataset)))
+            if type(value) in (int, float) and value < least:
+                rule = f"must be at least {least}" if least else "must not be negative"
+                raise SettingsError(f"{name} {rule}, got {value}")
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise SettingsError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(choices)}")
@@ -172,30 +138,17 @@ class TrainSettings:
             raise SettingsError(
                 "transform and class_weights exclude each other: return the weights from transform"
             )
-        self._check_profile_steps()
-
-    def _check_range(self, name: str, value: Any) -> None:
-        # `fit`, which has no name of a dataset, trains no epoch if asked to, as Keras does.
-        least = int(name in _AT_LEAST_ONE and (name != "epochs" or bool(self.dataset)))
-        if type(value) in (int, float) and value < least:
-            rule = f"must be at least {least}" if least else "must not be negative"
-            raise SettingsError(f"{name} {rule}, got {value}")
+        first, _, last = self.profile_steps.partition(",")
+        if first + last and not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+            raise SettingsError(
+                f"profile_steps takes a first and a last step such as 10,20, got {self.profile_steps!r}"
+            )
 
     @property
     def model_arguments(self) -> dict[str, Any]:
         """Keyword arguments of the model function."""
         chosen = {name: getattr(self, name) for name in ("learning_rate", "label_smoothing")}
         return {**{name: value for name, value in chosen.items() if value}, **self.hparams}
-
-    def _check_profile_steps(self) -> None:
-        try:
-            first, last = (int(text) for text in (self.profile_steps or "1,1").split(","))
-        except ValueError:
-            first, last = 0, 0
-        if not 1 <= first <= last:
-            raise SettingsError(
-                f"profile_steps takes a first and a last step such as 10,20, got {self.profile_steps!r}"
-            )
 
 
 def flag_of(setting: str) -> str:

@@ -1,8 +1,8 @@
 """Step: the inner loop of synchronous training, and the evaluation of a split.
 
 Keras 3's `fit` fails on several workers (keras-team/keras#20585), its inner `train_step` does not: this loop
-calls it through `strategy.run`, some steps at a time. Everything that reads a metric is a collective, at the
-same step on every replica. As in `fit`, AutoGraph converts nothing: that takes longer than tracing.
+calls it through `strategy.run`, some steps at a time. Everything that reads a metric is a collective. As in
+`fit`, AutoGraph converts nothing: that takes longer than tracing.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.cluster.collectives import GradientExchange, Summation, average, own_gradients
+from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_internals import (
     Gradients,
     flat_logs,
+    noting_results,
     optimizers,
     random_by_replica,
     returns_own_logs,
     update_after_gradients,
 )
-from shardline.trainer.own_logs import OwnLogs, Shapes
 from shardline.trainer.replica_losses import exact_losses, sharing, undivided_losses
 from shardline.trainer.tensorflow_internals import keep_iterator, seed_by_process
 
 #: Metrics by name as callbacks get them: numbers as floats, of several numbers (F1Score) an array.
 Logs = dict[str, Any]
+#: Shapes of metrics by name; () for a number.
+Shapes = dict[str, tuple[int, ...]]
 
 # Takes steps of as many examples; returns the wait, the first step that is not finite, and the metrics.
 _Steps = Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor, Any]]
@@ -45,11 +48,91 @@ class Stretch:
     diverged: int | None = None
 
 
-class Loop:
-    """Trains under any strategy whose replicas take each step together.
+class OwnLogs:
+    """What a `train_step` or `test_step` of the user's own returns beside metrics: the last values.
 
-    Every replica must call the same methods at the same step. `evaluation` is that of the validation split,
-    None where there is no such split.
+    Attributes:
+        in_place: Whether the step returns other names than the metrics have, so that these are not shown.
+        shapes: Names and shapes of what is shown in their place.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        step: Callable[[Any], Any],
+        strategy: tf.distribute.Strategy,
+        batches: Iterator[Any],
+        *,
+        sized: bool = False,
+    ):
+        """Traces a step that is not Keras' own, to learn the names, types and shapes of what it returns.
+
+        A step that is to run eagerly may be of the kind that cannot be traced: its metrics alone are shown.
+        """
+        self.in_place = False
+        self.shapes: Shapes = {}
+        self._kept: dict[str, tf.Variable] = {}
+        self._metrics: dict[str, keras.metrics.Metric] = {}
+        if not returns_own_logs(step) or model.run_eagerly:
+            return
+        found: dict[str, tf.Tensor] = {}
+
+        def once(batches: Iterator[Any]) -> None:
+            def take(data: Any) -> None:
+                found.update(known_numbers(step, step(data[0] if sized else data)))
+
+            with random_by_replica():
+                strategy.run(take, args=(next(batches),))
+
+        with noting_results(model) as results:
+            tf.function(once, autograph=False).get_concrete_function(batches)
+        self.in_place = found.keys() != flat_logs(model.get_metrics_result()).keys()
+        if not self.in_place:
+            return
+        self.shapes = {name: tuple(value.shape) for name, value in found.items()}
+        self._metrics = {name: results[id(value)] for name, value in found.items() if id(value) in results}
+        with strategy.scope():
+            for name, shape in self.shapes.items():
+                if name not in self._metrics:  # each replica has its own value, and all together the mean
+                    self._kept[name] = tf.Variable(
+                        tf.zeros(shape),
+                        trainable=False,
+                        synchronization=tf.VariableSynchronization.ON_READ,
+                        aggregation=tf.VariableAggregation.MEAN,
+                    )
+
+    def keep(self, logs: Mapping[str, Any], weight: tf.Tensor) -> None:
+        """Keeps a replica's values, inside of it, with its weight among all (1 for an equal share)."""
+        if self.in_place:
+            flat = flat_logs(logs)
+            for name, variable in self._kept.items():
+                variable.assign(tf.cast(flat[name], tf.float32) * weight)
+
+    def read(self) -> dict[str, tf.Tensor]:
+        """Returns the means over all replicas, and results of metrics as they are over all of them."""
+        kept = {name: tf.convert_to_tensor(variable) for name, variable in self._kept.items()}
+        return {**kept, **{name: metric.result() for name, metric in self._metrics.items()}}
+
+
+def known_numbers(step: Callable[[Any], Any], logs: Any) -> dict[str, tf.Tensor]:
+    """Returns, of what a step has returned, the numbers by name whose shapes are known while it is traced."""
+    if not isinstance(logs, Mapping):
+        raise ModelError(
+            f"{getattr(step, '__name__', 'step')} of the model returned {type(logs).__name__}, not a "
+            'dict; return numbers by name such as {"loss": loss}, as Keras wants it'
+        )
+    values = {name: tf.convert_to_tensor(value) for name, value in flat_logs(logs).items()}
+    return {
+        name: value
+        for name, value in values.items()
+        if value.shape.is_fully_defined() and (value.dtype.is_floating or value.dtype.is_integer)
+    }
+
+
+class Loop:
+    """Trains under any strategy whose replicas take each step together, and call the same methods.
+
+    `evaluation` is that of the validation split, None where there is no such split.
     """
 
     def __init__(
@@ -65,13 +148,12 @@ class Loop:
         deterministic: bool = False,
         single_loss: Callable[[], None] = lambda: None,
     ):
-        """Traces the step of a model compiled and built inside the strategy's scope.
+        """Takes a model compiled and built inside the strategy's scope.
 
         `batches` are distributed, as `model.train_step` takes them, or where they are `sized`, pairs of that
         and the examples of all replicas. After `averaging_steps` by itself each replica averages its weights
         with the others'; 0 sums the gradients of every step. TensorFlow, asked to be `deterministic`, refuses
-        to tell the time in a function: the wait for input is not known then. `single_loss` is told of a loss
-        function that returns one number for a batch.
+        to tell the time in a function. `single_loss` is told of a loss that is one number for a batch.
         """
         self.evaluation: Evaluation | None = None
         #: Called with the graph in which a step has been traced, before the first is taken.
@@ -147,7 +229,8 @@ class Loop:
             asked = self._clock()
             with tf.control_dependencies([asked]):
                 data = next(batches)
-            with tf.control_dependencies(_tensors(strategy, data)):
+            local = strategy.experimental_local_results
+            with tf.control_dependencies([one for value in tf.nest.flatten(data) for one in local(value)]):
                 waited += self._clock() - asked
             seed_by_process(strategy)
             with random_by_replica(), self._losses():
@@ -188,19 +271,12 @@ class Loop:
 
 
 class Evaluation:
-    """Evaluation of one split: `begin`, then `take` until all of `steps` are taken, then `read`.
-
-    Every replica, of a strategy whose replicas take each step together, must call the same methods at the
-    same point.
-    """
+    """Evaluation of one split: `begin`, then `take` until all of `steps` are taken, then `read`."""
 
     def __init__(
         self, model: keras.Model, strategy: tf.distribute.Strategy, batches: tf.data.Dataset, steps: int
     ):
-        """Takes batches, distributed, that have every example once in `steps` elements, again and again.
-
-        One iterator serves all evaluations, since making one costs more than a small split.
-        """
+        """Takes batches, distributed, that have every example once in `steps` elements, again and again."""
         self.steps = steps
         self._model = model
         self._strategy = strategy
@@ -260,11 +336,7 @@ class Evaluation:
 
 
 class Metrics:
-    """A model's metrics over all replicas; every replica must call the same methods at the same point.
-
-    Outside a function to read or reset any variable of a metric is an exchange of milliseconds: here they
-    share one. As in `fit`, what a step of the user's own returns takes the place of metrics of other names.
-    """
+    """A model's metrics over all replicas, or what a step of the user's own returns in their place."""
 
     def __init__(self, model: keras.Model, own_logs: OwnLogs) -> None:
         read = own_logs.read if own_logs.in_place else model.get_metrics_result
@@ -283,7 +355,7 @@ class Metrics:
 
 
 def metric_shapes(model: keras.Model) -> Shapes:
-    """Returns names and shapes of a model's metrics. Every replica must call it at the same point."""
+    """Returns names and shapes of a model's metrics. A collective."""
     return {name: np.shape(value) for name, value in flat_logs(model.get_metrics_result()).items()}
 
 
@@ -312,9 +384,3 @@ def _share_of_all(data: Any) -> tf.Tensor:
     own = _examples(data)
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
     return tf.math.divide_no_nan(own * context.num_replicas_in_sync, total)
-
-
-def _tensors(strategy: tf.distribute.Strategy, data: Any) -> list[tf.Tensor]:
-    """Returns the tensors of all local replicas in one distributed element."""
-    local = strategy.experimental_local_results
-    return [tensor for value in tf.nest.flatten(data) for tensor in local(value)]

@@ -35,18 +35,18 @@ _KEPT, _MAPPED = 256 << 20, 1 << 30
 def import_tensorflow() -> None:
     """Imports TensorFlow and keeps its C++ libraries' notices off standard error.
 
-    They tell of CPU features and missing GPU drivers, some of them before logging can be configured
-    (tensorflow/tensorflow#100442), so file descriptor 2 is held back during the import; when it fails, all of
-    it is printed. A TF_CPP_MIN_LOG_LEVEL that is set is respected. Notices of deprecation are silenced too.
+    Some come before logging can be configured (tensorflow/tensorflow#100442), so file descriptor 2 is held
+    back during the import; when it fails, all of it is printed.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # failures arrive as exceptions
     sys.stderr.flush()
     stderr = os.dup(2)
+    hidden = [name for name in _UNUSED if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes their imports fail
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         try:
-            with _hidden(*_UNUSED):
-                import tensorflow  # noqa: F401
+            import tensorflow  # noqa: F401
         except BaseException:
             held.seek(0)
             os.write(stderr, held.read())
@@ -54,27 +54,16 @@ def import_tensorflow() -> None:
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
+            for name in hidden:
+                del sys.modules[name]
     for name in ("absl", "tensorflow"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-@contextlib.contextmanager
-def _hidden(*names: str) -> Iterator[None]:
-    """Makes imports of modules that are not loaded yet fail while the context lasts."""
-    hidden = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None is the documented way
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
 
 
 def keep_freed_memory() -> None:
     """Makes glibc keep freed memory in this process, where the next batch takes it again.
 
-    By default large pieces go back to the kernel, which clears every page of the next batch anew: as much
-    work as all copying of an image that is stored raw. Elsewhere than with glibc nothing changes.
+    By default large pieces go back to the kernel, which clears every page of the next batch anew.
     """
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -86,9 +75,8 @@ def keep_freed_memory() -> None:
 def ended_after(seconds: float) -> Iterator[None]:
     """Ends the process, with a traceback, when the body takes longer; 0 for no limit.
 
-    The body creates a MultiWorkerMirroredStrategy. When a peer that was met is lost before TensorFlow has
-    connected, TensorFlow waits for it without end, holds the GIL and ignores SIGTERM: only a watchdog in C
-    still works.
+    The body creates a MultiWorkerMirroredStrategy, which waits for a lost peer without end, holds the GIL and
+    ignores SIGTERM: only a watchdog in C still works.
     """
     if seconds:
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
@@ -101,8 +89,7 @@ def ended_after(seconds: float) -> Iterator[None]:
 def keep_iterator(batches: Iterator[Any]) -> Iterator[Any]:
     """Leaks an iterator that hands batches to devices: its destructor would wait for up to some 15 s.
 
-    It joins the autotuning thread, which nothing wakes from its sleep (tensorflow/core/framework/model.cc,
-    `Model::OptimizeLoop`), and tf.data offers no option for the iterator that tf.distribute makes.
+    It joins the autotuning thread, which nothing wakes (tensorflow/core/framework/model.cc, `OptimizeLoop`).
     """
     import tensorflow as tf
 
@@ -124,11 +111,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def check_peer(task: str, timeout_ms: int) -> None:
-    """Raises a tf.errors.OpError unless the TensorFlow of a task ("/job:worker/replica:0/task:1") answers.
-
-    tf.distribute asks in the same way (collective_all_reduce_strategy.py, `_check_health`); there is no
-    public function.
-    """
+    """Raises a tf.errors.OpError unless the TensorFlow of a task ("/job:worker/replica:0/task:1") answers."""
     from tensorflow.python.eager import context
 
     context.context().check_collective_ops_peer_health(task, timeout_ms)
@@ -150,10 +133,7 @@ def own_replica(strategy: tf.distribute.Strategy) -> tf.distribute.ReplicaContex
 
 
 def read_as_numbers() -> None:
-    """Lets float(), int() and NumPy read variables of several replicas, as they do one of a single device.
-
-    tensorflow/python/distribute/values.py, `DistributedVariable`, has no such methods.
-    """
+    """Lets float(), int() and NumPy read variables of several replicas, as they do one of a single device."""
     from tensorflow.python.distribute import values
 
     kind = values.DistributedVariable
@@ -163,15 +143,11 @@ def read_as_numbers() -> None:
 
 
 @contextlib.contextmanager
-def reading_own_means(
-    strategy: tf.distribute.Strategy, refuse: Callable[[], Exception] | None = None
-) -> Iterator[None]:
+def reading_own_means(strategy: tf.distribute.Strategy, refusal: Exception | None = None) -> Iterator[None]:
     """Answers reads of means from this process's own replicas while the context lasts, without an exchange.
 
-    For code that runs just after all replicas have merged what each keeps for itself (moving statistics): the
-    mean over all is each one's own value. Whatever else would meet the other processes raises what `refuse`
-    returns; without it, it meets them. Everything that tf.distribute reduces outside of a function comes to
-    `_reduce_to` (tensorflow/python/distribute/values.py, `SyncOnReadVariable._get_cross_replica`).
+    For code that runs just after all replicas have merged what each keeps for itself. Whatever else would
+    meet the other processes raises the `refusal`; without it, it meets them.
     """
     import tensorflow as tf
 
@@ -185,8 +161,8 @@ def reading_own_means(
         if reduce_op == tf.distribute.ReduceOp.MEAN:
             own = [tf.convert_to_tensor(one) for one in strategy.experimental_local_results(value)]
             return own[0] if len(own) == 1 else tf.reduce_mean(tf.stack(own), axis=0)
-        if refuse is not None:
-            raise refuse()
+        if refusal is not None:
+            raise refusal
         return reduce_to(reduce_op, value, *rest)
 
     extended._reduce_to = reduce_own
@@ -197,11 +173,7 @@ def reading_own_means(
 
 
 def abort_collectives(reason: str) -> None:
-    """Makes every collective of this process, from any thread, end with a tf.errors.UnavailableError.
-
-    tf.distribute does so itself where it checks the health of peers (collective_all_reduce_strategy.py,
-    `_check_health`); there is no public function.
-    """
+    """Makes every collective of this process, from any thread, end with a tf.errors.UnavailableError."""
     import tensorflow as tf
     from tensorflow.python.eager import context
 
@@ -209,11 +181,7 @@ def abort_collectives(reason: str) -> None:
 
 
 def wait_for_silent_peers(tasks: Mapping[str, Sequence[str]], seconds: float) -> None:
-    """Sets the silence after which a peer counts as dead; before MultiWorkerMirroredStrategy exists.
-
-    The strategy leaves the coordination service's default, 10 s, and keeps a configuration that is there
-    (collective_all_reduce_strategy.py, `_initialize_multi_worker`).
-    """
+    """Sets the silence after which a peer counts as dead; before MultiWorkerMirroredStrategy exists."""
     from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.distribute import multi_worker_util
     from tensorflow.python.eager import context
@@ -233,8 +201,7 @@ class SumBuffers:
     """Arrays that TensorFlow takes over as the results of a numpy_function, reused once nobody holds them.
 
     The kernel is slow to hand out new pages. TensorFlow keeps an aligned array alive for as long as it uses
-    it (tensorflow/python/lib/core/ndarray_tensor.cc) and tells nobody when it is done: the reference count
-    is the free list.
+    it (tensorflow/python/lib/core/ndarray_tensor.cc): the reference count is the free list.
     """
 
     # EIGEN_MAX_ALIGN_BYTES: TensorFlow copies an array that begins elsewhere.
@@ -305,8 +272,7 @@ def is_seeded() -> bool:
 def seed_by_process(strategy: tf.distribute.Strategy) -> None:
     """Gives the stateful random ops (tf.random) of the function that is being traced other seeds by process.
 
-    Every process has the same global seed, from which tf.data takes the order of examples: that one stays.
-    The strategy has no public number of its process. The first one's seed stays as it is.
+    The global seed, from which tf.data takes the order of examples, stays; so does the first process's.
     """
     import tensorflow as tf
 
@@ -319,11 +285,7 @@ def seed_by_process(strategy: tf.distribute.Strategy) -> None:
 def assign_in_replica(
     strategy: tf.distribute.Strategy, variables: Sequence[Any], values: Sequence[tf.Tensor]
 ) -> None:
-    """Assigns values to mirrored tf.Variables inside a replica, as Keras' optimizers do.
-
-    Their own `assign` refuses to in a replica context (keras/src/backend/tensorflow/optimizer.py,
-    `_distributed_tf_update_step`).
-    """
+    """Assigns values to mirrored tf.Variables inside a replica, where their own `assign` refuses to."""
     import tensorflow as tf
 
     def assign(strategy: tf.distribute.Strategy, *values: Any) -> None:
@@ -341,10 +303,7 @@ _WORKER_BACK = re.compile(r"Worker /job:worker/replica:0/task:(\d+) has been rec
 
 
 def report_workers(say: Callable[[str], None]) -> None:
-    """Turns what the cluster coordinator logs of lost and returning workers into a line each.
-
-    All else that TensorFlow logs from now on is dropped: it is raised, and logged many times over.
-    """
+    """Turns what the coordinator logs of lost and returning workers into a line each, and drops all else."""
 
     def report(record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -360,11 +319,7 @@ def report_workers(say: Callable[[str], None]) -> None:
 
 
 def add_functions(definitions: Sequence[Any]) -> None:
-    """Makes functions known by their names, each a FunctionDef: `tf.graph_util.import_graph_def` does not.
-
-    It tells the graph alone of them, and whoever runs that one outside of a session finds none
-    (tensorflow/python/framework/importer.py). They stay known for as long as the process lives.
-    """
+    """Makes functions known by their names, each a FunctionDef: `tf.graph_util.import_graph_def` does not."""
     from tensorflow.python.eager import context
 
     for definition in definitions:

@@ -1,10 +1,4 @@
-"""Train: one training run from settings to a saved model; every process of a job runs this program.
-
-Set-up: `train` finds this process's role, refuses what cannot work before any peer is waited for, meets the
-peers and creates the strategy; `_train` builds the model, makes callbacks and engine, and restores the newest
-checkpoint. The loop itself is `shardline.trainer.loop`. End: the last checkpoint is on disk, the model is
-saved by all and kept by the chief, and the chief waits for the evaluator.
-"""
+"""Train: one training run from settings to a saved model; every process of a job runs this program."""
 
 from __future__ import annotations
 
@@ -24,14 +18,14 @@ from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.cluster.cluster import Cluster, has_evaluator, read_cluster
+from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.peers import facts
 from shardline.trainer.data import transforms, view
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.engine import make_engine
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import weigh_output_losses
-from shardline.trainer.loop import Engine, Training
+from shardline.trainer.loop import Beginning, Engine, Training
 from shardline.trainer.models.build import build, create_variables, model_function
 from shardline.trainer.models.export_check import check_export
 from shardline.trainer.models.interface import Interface, read_interface
@@ -40,11 +34,9 @@ from shardline.trainer.optimizers import (
     learning_rates,
     tune_optimizer,
 )
-from shardline.trainer.own_logs import Shapes
 from shardline.trainer.parameter_server import run_server
 from shardline.trainer.process import joined, resolved, serves
 from shardline.trainer.reports import Counters, as_json
-from shardline.trainer.resume import Beginning
 from shardline.trainer.run import DatasetRun, Watchdog, announce, load_data, write_settings
 from shardline.trainer.settings import TrainSettings, output_dirs
 from shardline.trainer.step import Evaluation, Logs, metric_shapes
@@ -55,14 +47,11 @@ _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mix
 def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption) -> Logs:
     """Takes part in a training run, in the role that the environment (TF_CONFIG, AIP_*) gives.
 
-    Returns the metrics of the last epoch, the same on every replica that trains; nothing on any other. After
-    SIGTERM, when a checkpoint has been saved, a RestartError.
+    Returns the metrics of the last epoch, the same on every replica that trains; nothing on any other.
     """
     cluster = read_cluster(environ)
     strategies.announce(cluster, environ)
-    asked = settings
-    if has_evaluator(environ):
-        settings = replace(settings, evaluator=True)
+    asked, settings = settings, replace(settings, evaluator=settings.evaluator or has_evaluator(environ))
     settings, name = resolved(settings, cluster, environ)
     if serves(cluster, name):
         run_server(cluster, settings.startup_timeout)
@@ -79,6 +68,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     own = facts(asked, data, len(tf.config.list_physical_devices("GPU")))
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(joined(settings, cluster, name, own))
+        made = None if cluster.is_chief else tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-")
         run = DatasetRun(
             settings=settings,
             cluster=cluster,
@@ -89,7 +79,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
             watchdog=Watchdog(cluster.name, settings.stall_timeout),
             dirs=dirs,
             manifest=manifest,
-            scratch=stack.enter_context(_scratch(cluster)),
+            scratch=Path(stack.enter_context(made)) if made else None,
         )
         with _explained(run):
             if cluster.role == "evaluator":
@@ -102,16 +92,6 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         if name == "multi_worker_mirrored":
             run.peers.leave()
     return logs
-
-
-@contextlib.contextmanager
-def _scratch(cluster: Cluster) -> Iterator[Path | None]:
-    """Gives a directory that is removed at the end, into which all but the chief write."""
-    if cluster.is_chief:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-") as scratch:
-        yield Path(scratch)
 
 
 @contextlib.contextmanager
@@ -156,11 +136,16 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     )
     training = Training(run, model, hooks, beginning, engine, counters=counters, preemption=preemption)
     if settings.early_stopping or settings.tuning_metric:
-        check_metrics(settings, chosen, _shown(model, training.engine))
+        # What callbacks get after an epoch.
+        metrics, judged = metric_shapes(model), training.engine.evaluation
+        of_validation = (judged.own_shapes or metrics) if judged else {}
+        shown = {f"val_{name}": shape for name, shape in of_validation.items()}
+        check_metrics(settings, chosen, (training.engine.own_shapes or metrics) | shown)
     if chief:
         transforms.save(prepared, run.dirs.model)
         write_settings(run, interface, training.state.record["changes"])
-    with evaluator.watched(run, training.position):
+    alive = evaluator.Evaluations(run.dirs.checkpoints).chief_alive(training.position.steps)
+    with alive if settings.evaluator and chief else contextlib.nullcontext():
         training.run()
         _finish(run, model, training)
     return training.logs
@@ -189,10 +174,9 @@ def _evaluate(run: DatasetRun) -> None:
 def _assemble(
     run: DatasetRun, feed: Feed, prepared: tf.Module | None, *, evaluate_only: bool = False
 ) -> tuple[keras.Model, FrozenLayers | None, Interface]:
-    """Returns a model built in the strategy's scope, its frozen layers if any, and its interface.
+    """Returns a model built in the strategy's scope, its layers that are to be trained later, its interface.
 
-    Frozen layers are those that are to be trained later. The model will take data as the feed has it;
-    `evaluate_only` when its weights will be restored. `prepared` makes its inputs.
+    The model will take data as the feed has it, prepared; `evaluate_only` when its weights will be restored.
     """
     settings = run.settings
     # One up: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.
@@ -221,14 +205,6 @@ def _assemble(
         if settings.initial_model:  # in the evaluator, too: vocabularies are in no checkpoint
             saving.warm_start(model, settings.initial_model)
     return model, frozen, interface
-
-
-def _shown(model: keras.Model, engine: Engine) -> Shapes:
-    """Returns the metrics that callbacks get after an epoch, as names and shapes."""
-    metrics, evaluation = metric_shapes(model), engine.evaluation
-    of_validation = (evaluation.own_shapes or metrics) if evaluation else {}
-    shown = engine.own_shapes or metrics
-    return {**shown, **{f"val_{name}": shape for name, shape in of_validation.items()}}
 
 
 def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:

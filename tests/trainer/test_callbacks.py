@@ -193,21 +193,16 @@ def test_what_tensorboard_shows_is_in_the_bucket_after_each_epoch(tmp_path, monk
     assert all(uploaded[name] > size > 100 for name, size in first.items())
 
 
-def test_an_epoch_fits_a_terminal_of_eighty_columns():
+def test_an_epoch_is_two_lines():
     counters = reports.Counters(2, total_steps=900)
     report = reports.Report(counters, 20)
     counters.steps, counters.examples, counters.seconds, counters.waited = 45, 1_444, 0.2, 0.05
-    logs = {"loss": 0.02772, "accuracy": 0.99381, "auc": 0.99999, "top_k_categorical_accuracy": 1.0}
-    logs |= {f"val_{name}": value for name, value in logs.items()}
     said = []
     with progress.sink(lambda event: said.append(progress.render(event))):
         report.on_train_batch_end(44, {"loss": 0.02772, "accuracy": 0.99381})
-        report.on_epoch_end(19, {"loss": 0.02772, "accuracy": 0.99381, "val_loss": 0.0652})
-        report.on_epoch_end(19, logs)
-    assert max(map(len, said)) <= 80
+        report.on_epoch_end(19, {"val_loss": 0.0652, "accuracy": 0.99381, "loss": 0.02772})
     assert said[1].startswith("train: epoch 20/20  loss 0.0277  accuracy 0.9938  7,220 examples/s  ETA ")
-    assert said[2].startswith("train:   val_loss 0.0652  input wait 25%")
-    assert len(said) == 7  # nothing of the longer one is cut off
+    assert said[2:] == ["train:   val_loss 0.0652  input wait 25%"]
 
 
 def test_a_metric_that_does_not_exist_is_refused():

@@ -118,14 +118,6 @@ def test_a_stateless_scope_keeps_every_assignment_back():
     assert [float(one.value) for one in (kept, counter, shared)] == [1.0, 2.0, 5.0]
 
 
-def test_keras_decides_after_an_epoch_which_way_a_metric_improves():
-    stopping = keras.callbacks.EarlyStopping("val_a_kind_of_its_own")
-    stopping.set_model(keras.Sequential())
-    stopping.on_train_begin()
-    with pytest.raises(ValueError, match="val_a_kind_of_its_own"):
-        keras_internals.check_direction(stopping)
-
-
 def test_tensorflow_has_what_is_reached_for():
     """Without public names: the health of a peer, branches outside the replicas, messages of lost workers."""
     assert callable(context.Context.check_collective_ops_peer_health)

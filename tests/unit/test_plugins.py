@@ -149,13 +149,3 @@ def test_a_plug_in_may_be_called_as_a_package_is_but_not_as_a_module_of_python(
     finally:
         for name in ("plugin_of_both", "common_to_both", "this"):
             sys.modules.pop(name, None)
-
-
-@pytest.mark.parametrize("name", ["random", "code"])
-def test_a_file_that_is_called_as_a_module_of_python_has_to_be_renamed(
-    working_directory: Path, name: str
-) -> None:
-    (working_directory / f"{name}.py").write_text("def build(): ...\n")
-    for find in (plugins.load, plugins.look):
-        with pytest.raises(ModelError, match=rf"Python has a module {name} of its own: rename {name}\.py"):
-            find(f"{name}:build", "model")
