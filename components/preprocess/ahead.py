@@ -5,7 +5,6 @@ A read of a bucket takes 20 to 50 ms, mounted or not, and what limits one after 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import threading
@@ -43,7 +42,7 @@ class Tally:
         self._number = 0
 
     def add(self, number: int) -> None:
-        """Counts up."""
+        """Counts it up."""
         with self._lock:
             self._number += number
 
@@ -52,28 +51,6 @@ class Tally:
         with self._lock:
             number, self._number = self._number, 0
             return number
-
-
-class Room:
-    """Bytes that threads may hold together."""
-
-    def __init__(self, size: int) -> None:
-        self._free = self._size = size
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def taken(self, size: int) -> Iterator[None]:
-        """Takes so many of them while the context lasts, once they are free."""
-        size = min(size, self._size)
-        with self._changed:
-            self._changed.wait_for(lambda: self._free >= size)
-            self._free -= size
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += size
-                self._changed.notify_all()
 
 
 #: Reads and writes of this process that were tried again.

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardline.components.preprocess.example import OWN_FEATURES, entries
 from shardline.components.preprocess.labels import LARGEST_FLOAT
@@ -31,8 +30,6 @@ from shardline.trainer.progress import say
 from shardline.trainer.records import did_you_mean
 
 SPLIT_NAMES = frozenset({None, *SPLITS})
-
-_TRUTHS = {0: 0, 1: 1}
 
 # Anomalies that an error names in a word; the log tells all.
 _NAMED = 20
@@ -78,7 +75,17 @@ def check_labels(source: Any) -> tuple[Label, ...]:
     for label in labels:
         if not isinstance(label, Label):
             raise SourceError(f"the source's labels hold a {type(label).__name__}; give shardline.Label(...)")
-        _check_names(label)
+        class_names = label.class_names
+        for name in class_names:
+            if not isinstance(name, str) or not name.isprintable():
+                raise SourceError(f"class name {name!r} is not printable text; rename the class")
+        if len(set(class_names)) != len(class_names):
+            raise SourceError(f"class names are not unique: {', '.join(class_names)}")
+        if label.kind == CLASS and len(class_names) < 2:
+            there = f"only {class_names[0]!r}" if class_names else "none"
+            raise SourceError(f"at least 2 classes are needed, the source has {there}")
+        if label.fault:
+            raise SourceError(f"the source's {label.fault}")
     if len(labels) == 1:
         return (dataclasses.replace(labels[0], name=LABEL),)
     names = [label.name for label in labels]
@@ -106,28 +113,6 @@ def check_features(source: Any) -> tuple[Feature, ...]:
 def is_text(name: Any) -> bool:
     """Whether it is a text without half characters, which UTF-8 cannot hold."""
     return isinstance(name, str) and not any("\ud800" <= char <= "\udfff" for char in name)
-
-
-def _check_names(label: Label) -> None:
-    class_names = label.class_names
-    for name in class_names:
-        if not isinstance(name, str) or not name.isprintable():
-            raise SourceError(f"class name {name!r} is not printable text; rename the class")
-    if len(set(class_names)) != len(class_names):
-        raise SourceError(f"class names are not unique: {', '.join(class_names)}")
-    if label.kind == CLASS and len(class_names) < 2:
-        there = f"only {class_names[0]!r}" if class_names else "none"
-        raise SourceError(f"at least 2 classes are needed, the source has {there}")
-    if label.fault:
-        raise SourceError(f"the source's {label.fault}")
-
-
-def check_classes(count: int, seen: npt.NDArray[np.bool_], class_names: Sequence[str]) -> None:
-    """Refuses examples of one class alone."""
-    if seen.sum() == 1:
-        raise SourceError(
-            f"all {count:,} examples are of one class, {class_names[int(seen.argmax())]!r}; bring a second"
-        )
 
 
 def check_stratified(labels: Sequence[Label], existing: Collection[str | None]) -> None:
@@ -180,18 +165,14 @@ def group_of(values: Mapping[str, Any], group: str, name: str) -> bytes:
 
 
 class Targets:
-    """Checks, counts and serializes the labels of examples, where they are not one class each.
-
-    Attributes:
-        ranges: Smallest and largest value so far of each number, by label.
-        positives: Examples so far of each class, by label.
-    """
+    """Checks and serializes the labels of examples, where they are not one class each."""
 
     def __init__(self, labels: Sequence[Label]) -> None:
         self._labels = labels
         self._stratum = next((one.name for one in labels if one.kind == CLASS), "")
-        self.positives = {one.name: np.zeros(len(one.class_names), np.int64) for one in labels}
-        self.ranges = {one.name: [[math.inf, -math.inf] for _ in one.outputs] for one in labels}
+        # The smallest and the largest value so far of each number, and of whether an example has a class.
+        self._least = {one.name: np.full(len(one.outputs), math.inf) for one in labels}
+        self._largest = {one.name: np.full(len(one.outputs), -math.inf) for one in labels}
 
     def of(self, given: Any, name: str) -> tuple[int, bytes]:
         """Returns a stratum and the entries of one example.
@@ -208,7 +189,9 @@ class Targets:
         for label in self._labels:
             value = given[label.name] if several else given
             stored[label.name] = kept = _store(label, value, name)
-            self._count(label, kept)
+            values = np.bincount(kept, minlength=len(label.outputs)) if label.kind == CLASS else kept
+            for found, choose in ((self._least, np.minimum), (self._largest, np.maximum)):
+                choose(found[label.name], values, out=found[label.name])
             if label.name == self._stratum:
                 stratum = int(kept[0])
         return stratum, entries(stored)
@@ -216,72 +199,52 @@ class Targets:
     def check(self, count: int) -> None:
         """Refuses labels that are the same for all of `count` examples: nothing could be learned of them."""
         for label in self._labels:
-            for output, (least, largest) in zip(label.outputs, self.ranges[label.name], strict=True):
-                if label.kind == REGRESSION and least == largest:
+            least, largest = self._least[label.name].tolist(), self._largest[label.name].tolist()
+            for output, low, high in zip(label.outputs, least, largest, strict=True):
+                if label.kind == REGRESSION and low == high:
                     raise SourceError(
-                        f"all {count:,} examples have the value {least:g} of {output!r}; a constant cannot "
+                        f"all {count:,} examples have the value {low:g} of {output!r}; a constant cannot "
                         "be learned: leave it out of label"
                     )
-            found = self.positives[label.name]
-            if label.kind == CLASS and (found > 0).sum() == 1:
-                raise SourceError(
-                    f"all {count:,} examples are of one class of {label.name!r}, "
-                    f"{label.outputs[int(found.argmax())]!r}; bring a second"
-                )
-            for output, positives in zip(label.class_names, found.tolist(), strict=True):
-                if label.kind == MULTILABEL and positives in (0, count):
-                    how = "all" if positives else "none"
+                if label.kind == CLASS and low == 1:
                     raise SourceError(
-                        f"{how} of the {count:,} examples have {output!r}: leave it out of label, or bring "
-                        "others"
+                        f"all {count:,} examples are of one class of {label.name!r}, {output!r}; bring "
+                        "a second"
                     )
-
-    def _count(self, label: Label, kept: Sequence[float]) -> None:
-        if label.kind == CLASS:
-            self.positives[label.name][int(kept[0])] += 1
-        elif label.kind == MULTILABEL:
-            self.positives[label.name] += np.asarray(kept, np.int64)
-        for span, value in zip(
-            self.ranges[label.name] if label.kind == REGRESSION else (), kept, strict=False
-        ):
-            span[0], span[1] = min(span[0], value), max(span[1], value)
+                if label.kind == MULTILABEL and low == high:
+                    raise SourceError(
+                        f"{'all' if low else 'none'} of the {count:,} examples have {output!r}: leave it out "
+                        "of label, or bring others"
+                    )
 
 
 def _store(label: Label, value: Any, name: str) -> list[int] | list[float]:
     """Returns the values of a label as they are stored; BadRecordError for one that it cannot have."""
+    outputs, is_list = label.outputs, isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
     if label.kind == CLASS:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise BadRecordError(name, f"label {label.name!r} is {_short(value)}, not the index of a class")
         index = value.__index__()
-        if not 0 <= index < len(label.outputs):
-            raise BadRecordError(name, f"label {label.name!r} is out of range 0..{len(label.outputs) - 1}")
+        if not 0 <= index < len(outputs):
+            raise BadRecordError(name, f"label {label.name!r} is out of range 0..{len(outputs) - 1}")
         return [index]
     if label.kind == REGRESSION:
-        values = [value] if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str) else value
-        if len(values) != len(label.outputs):
-            raise BadRecordError(name, f"has {len(values)} numbers for {len(label.outputs)}")
-        return [_number(one, output, name) for one, output in zip(values, label.outputs, strict=True)]
-    return _truths(label, value, name)
-
-
-def _truths(label: Label, value: Any, name: str) -> list[int]:
-    if (
-        value is None
-        or isinstance(value, str)
-        or not isinstance(value, Sequence | np.ndarray | set | frozenset)
-    ):
+        values = value if is_list else [value]
+        if len(values) != len(outputs):
+            raise BadRecordError(name, f"has {len(values)} numbers for {len(outputs)}")
+        return [_number(one, output, name) for one, output in zip(values, outputs, strict=True)]
+    if not is_list and not isinstance(value, set | frozenset):
         raise BadRecordError(name, f"label {label.name!r} is {_short(value)}, not a list of names")
     if all(isinstance(one, str) for one in value):
-        for one in value:
-            if one not in label.outputs:
-                raise BadRecordError(name, f"label {label.name!r} has {one!r}, which is none of its names")
+        if unknown := [one for one in value if one not in outputs]:
+            raise BadRecordError(name, f"label {label.name!r} has {unknown[0]!r}, which is none of its names")
         chosen = set(value)
-        return [int(output in chosen) for output in label.outputs]
-    if len(value) != len(label.outputs) or any(one not in _TRUTHS for one in value):
+        return [int(output in chosen) for output in outputs]
+    if len(value) != len(outputs) or any(one not in (0, 1) for one in value):
         raise BadRecordError(
             name, f"label {label.name!r} is {_short(value)}, not a 0 or 1 for each of its names"
         )
-    return [_TRUTHS[one] for one in value]
+    return list(map(int, value))
 
 
 def _number(value: Any, output: str, name: str) -> float:

@@ -1,12 +1,9 @@
 """Digests: salted hashes of the keys of examples, and what follows from them, their order and their split.
 
-So that depends neither on the order in which a source yields its examples nor on the machine, and an example
-keeps its split when the source grows. The digest with the seed is the example's position in the order; the
-second half of the one with the split's salt chooses its split, whatever the seed. The second half of the one
-with 0 is what an example is known by in other datasets.
-
-Where a split is stratified it follows from the example's place among all of its class, in the order of those
-hashes: validation takes the first, test those behind. So a few more examples move few others.
+An example keeps its split when the source grows. The digest with the seed is its position in the order; the
+second half of the one with the split's salt chooses its split, whatever the seed, and the second half of the
+one with 0 is what it is known by in other datasets. Where a split is stratified it follows from the example's
+place among all of its class, in the order of those hashes. So a few more examples move few others.
 
 Hashes of 64 bits say what is equal, too: among 100 million different contents two are confused once in 3,700
 datasets, among a million once in 37 million. More than fit into memory are divided by their first bits.
@@ -17,7 +14,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from struct import iter_unpack
 from typing import cast
@@ -25,16 +22,12 @@ from typing import cast
 import numpy as np
 import xxhash
 
-from shardline.components.preprocess.rows import Numbers, Rows, known_bytes
+from shardline.components.preprocess.rows import Numbers
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.data.manifest import KEY_BYTES, SPLITS
 
-#: Codes below this are indices into `SPLITS`; from here on, the example was in the source's "train".
-_FROM_TRAIN = len(SPLITS)
-
-_TRAIN = SPLITS.index("train")
-_NO_SPLIT = 255
-_OWN_CODES = {None: _NO_SPLIT} | {split: index for index, split in enumerate(SPLITS)}
+# Splits that a source may give to an example.
+_OWN = (None, *SPLITS)
 
 #: Bytes of the hash of one record's key or content in a file of hashes.
 HASH_BYTES = 8
@@ -57,9 +50,8 @@ def choose_split(
 ) -> str:
     """Returns the split of one example, whose hash is `point` (0 <= point < 1).
 
-    An example keeps the split that its source gives it, with one exception: where the source has splits
-    but no validation or test split, the missing one takes its share out of the source's training split.
-    `existing` are all splits that the source gives to any example, None among them where it gives none.
+    An example keeps the split that its source gives it, but where the source has splits and no validation or
+    test split, the missing one takes its share out of training. `existing` are all splits of the source.
     """
     if own in ("validation", "test"):
         return own
@@ -73,37 +65,33 @@ def choose_split(
 
 
 class SplitCodes:
-    """One byte per example that gives its split as soon as it is known which splits the source has."""
+    """One byte per example that gives its split as soon as it is known which splits the source has.
+
+    That is the number of its hash's region between the bounds of the shares, and that of its own split.
+    """
 
     def __init__(self, shares: Mapping[str, float]) -> None:
         self._shares = shares
         validation, test = shares.get("validation", 0.0), shares.get("test", 0.0)
         self._bounds = [0.0, *sorted({validation, test, validation + test} - {0.0})]
         self._numbers = np.array([min(round(each * 2**64), 2**64 - 1) for each in self._bounds], np.uint64)
-        without_split = [SPLITS.index(choose_split(bound, None, (), shares)) for bound in self._bounds]
-        self._without_split = np.array(without_split, np.uint8)
-        self.count = _FROM_TRAIN + len(self._bounds)
+        self.count = len(self._bounds) * len(_OWN)
 
     def codes(self, points: Numbers, own: Sequence[str | None]) -> Numbers:
         """Returns the codes of examples, from the second halves of their digests and their own splits."""
-        regions = (np.searchsorted(self._numbers, points, side="right") - 1).astype(np.uint8)
-        if set(own) == {None}:
-            return cast(Numbers, self._without_split[regions])
-        given = np.array([_OWN_CODES[split] for split in own], np.uint8)
-        carved = np.where(given == SPLITS.index("train"), regions + np.uint8(_FROM_TRAIN), given)
-        return np.where(given == _NO_SPLIT, self._without_split[regions], carved)
+        regions = np.searchsorted(self._numbers, points, side="right") - 1
+        given = 0 if set(own) == {None} else np.array(list(map(_OWN.index, own)))
+        return cast(Numbers, (regions * len(_OWN) + given).astype(np.uint8))
 
     def splits(self, existing: Collection[str | None]) -> tuple[str, ...]:
         """Returns the split of each code, given all splits that the source gives to any example."""
-        carved = (choose_split(bound, "train", existing, self._shares) for bound in self._bounds)
-        return (*SPLITS, *carved)
+        return tuple(
+            choose_split(bound, own, existing, self._shares) for bound in self._bounds for own in _OWN
+        )
 
 
 class Digested:
-    """What follows from the digests of examples, for the heads of their rows.
-
-    `named` says whether an example is known by its key in other datasets.
-    """
+    """Digests for the heads of rows; `named`: whether an example is known by its key in other datasets."""
 
     def __init__(self, settings: PreprocessSettings, *, named: bool = True) -> None:
         self._seed, self._salt, self._named = settings.seed, settings.split_salt, named
@@ -117,10 +105,7 @@ class Digested:
         own: Sequence[str | None],
         groups: Sequence[bytes] = (),
     ) -> None:
-        """Fills in order, code of the split and what the examples are known by.
-
-        Examples of one group, where there are groups, are in one split.
-        """
+        """Fills in order, code and what examples are known by; those of a group, if any, are in one split."""
         identities = list(identities)
         found = {number: digests(identities, number) for number in {0, self._seed, self._salt}}
         heads["order"], heads["order_low"] = found[self._seed]
@@ -165,7 +150,7 @@ def allot(sizes: Numbers, shares: Mapping[str, float]) -> Numbers:
     reached = np.append(0, np.cumsum(sizes))
     wanted = [split for split in ("validation", "test") if split in shares]
     least = int(len(sizes) > len(wanted))
-    codes = np.full(len(sizes), _TRAIN, np.uint8)
+    codes = np.full(len(sizes), SPLITS.index("train"), np.uint8)
     start, share = 0, 0.0
     for rest, split in zip(range(len(wanted), 0, -1), wanted, strict=True):
         share += shares[split]
@@ -175,13 +160,6 @@ def allot(sizes: Numbers, shares: Mapping[str, float]) -> Numbers:
         codes[start:end] = SPLITS.index(split)
         start = end
     return codes
-
-
-def points_of(rows: Rows, key: str, salt: int) -> Numbers:
-    """Returns the points of examples, which follow from their keys, or with the key "content" from that."""
-    return (
-        digests(rows.keys(), salt)[1] if key != "content" else points_of_known(known_bytes(rows.heads), salt)
-    )
 
 
 def points_of_known(known: bytes, salt: int) -> Numbers:
@@ -222,7 +200,12 @@ def _divided(blocks: Iterable[bytes], records: int, scratch: Path) -> Iterator[t
         return
     with tempfile.TemporaryDirectory(prefix="hashes-", dir=scratch) as directory:
         paths = [Path(directory, str(part)) for part in range(1 << bits)]
-        for first, hashes in _collected(blocks):
+        first, waiting = 0, bytearray()
+        for block in chain(blocks, [None]):  # None: that was the last
+            waiting += block or b""
+            if block is not None and len(waiting) < HASH_BYTES * _TOGETHER:
+                continue
+            hashes = np.frombuffer(bytes(waiting), "<u8")
             parts = (hashes >> np.uint64(64 - bits)).astype(np.uint16)
             order = np.argsort(parts, kind="stable")
             pairs = np.stack([hashes[order], order.astype(np.uint64) + np.uint64(first)], 1)
@@ -230,20 +213,8 @@ def _divided(blocks: Iterable[bytes], records: int, scratch: Path) -> Iterator[t
             for path, (start, end) in zip(paths, pairwise(bounds), strict=True):
                 with path.open("ab") as file:
                     file.write(pairs[start:end].tobytes())
+            first, waiting = first + len(hashes), bytearray()
         for path in paths:
             pairs = np.fromfile(path, "<u8").reshape(-1, 2)
             path.unlink()
             yield pairs[:, 0], pairs[:, 1].astype(np.int64)
-
-
-def _collected(blocks: Iterable[bytes]) -> Iterator[tuple[int, Numbers]]:
-    """Yields the number of the first record and the hashes of many blocks together."""
-    first, waiting, size = 0, list[bytes](), 0
-    for block in blocks:
-        waiting.append(block)
-        size += len(block)
-        if size >= 8 * _TOGETHER:
-            yield first, np.frombuffer(b"".join(waiting), "<u8")
-            first, waiting, size = first + size // 8, [], 0
-    if waiting:
-        yield first, np.frombuffer(b"".join(waiting), "<u8")

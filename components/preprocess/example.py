@@ -4,9 +4,7 @@ The wire format is that of tensorflow/core/example/{example,feature}.proto: an E
 from name to Feature, which holds one of BytesList, FloatList and Int64List.
 
 Not protobuf either: it copies the image out of the record, where a source only needs to know where it lies,
-and loading it takes a quarter of the time in which a small dataset is written. Examples that one program
-wrote differ in their values and hardly in what is around them, so `Layouts` does not take a record apart
-that is as long as an earlier one and equal to it outside of the values.
+and loading it takes a quarter of the time in which a small dataset is written.
 """
 
 from __future__ import annotations
@@ -42,8 +40,6 @@ _FITTING = {"int64": struct.Struct("<q"), "float32": struct.Struct("<f")}
 # Bytes of a list of one number; of a list of millions no Python numbers are made.
 _LONGEST_NUMBER = 64
 
-_LAYOUTS_KEPT = 1024
-
 _SEQUENCE = (
     "it is a tf.train.SequenceExample, whose steps are no columns; write an Example of each step, or read it "
     "with a source of your own, pkg.module:Source"
@@ -58,44 +54,6 @@ class Place(NamedTuple):
     end: int
 
 
-class Layout(NamedTuple):
-    """Lists of values of an example by name, and offset and length of its image in bytes."""
-
-    places: Mapping[bytes, Place]
-    start: int
-    length: int
-
-
-class Layouts:
-    """Layouts of records, those of earlier ones remembered; `image` names the feature of the image."""
-
-    def __init__(self, image: bytes) -> None:
-        self._image = image
-        self._known: dict[int, tuple[list[tuple[int, int]], list[bytes], Layout]] = {}
-
-    def of(self, data: bytes) -> Layout:
-        """Returns the layout of a serialized Example; ValueError if it is none, or has not one image."""
-        known = self._known.get(len(data))
-        if known is not None:
-            around, frame, layout = known
-            if [data[start:end] for start, end in around] == frame:
-                return layout
-        places = locate(data)
-        layout = Layout(places, *only_span(data, places, self._image))
-        self._remember(data, layout)
-        return layout
-
-    def _remember(self, data: bytes, layout: Layout) -> None:
-        if len(self._known) >= _LAYOUTS_KEPT:
-            self._known.clear()
-        values = {name: (place.start, place.end) for name, place in layout.places.items()}
-        # Of the other features the whole list may differ: `places` says no more of them.
-        values[self._image] = layout.start, layout.start + layout.length
-        starts, ends = zip(*sorted(values.values()), strict=True)
-        around = list(zip((0, *ends), (*starts, len(data)), strict=True))
-        self._known[len(data)] = around, [data[start:end] for start, end in around], layout
-
-
 #: Names that a feature of a source's own cannot have.
 OWN_FEATURES = frozenset({"image", "label", "key"})
 
@@ -108,8 +66,7 @@ class FeatureEntries:
     def __init__(self, declared: Sequence[Feature], labels: Sequence[Label]) -> None:
         own = OWN_FEATURES | {label.name for label in labels}
         for feature in declared:
-            shape = feature.shape
-            is_wrong = len(shape) > 1 or not all(shape) or not feature.name.isprintable()
+            is_wrong = len(feature.shape) > 1 or not all(feature.shape) or not feature.name.isprintable()
             if feature.name in own or feature.dtype not in self._TYPES or is_wrong:
                 raise SourceError(
                     f"the source declares a feature {feature.name!r} of {feature.dtype} {feature.shape}; "
@@ -247,6 +204,10 @@ def only_span(data: bytes, places: Mapping[bytes, Place], name: bytes) -> tuple[
     kind, start, end = places.get(name) or _absent(name)
     if kind != "bytes":
         raise ValueError(f"feature {name.decode()!r} is {kind}, not bytes")
+    if end - start > 1 and data[start] == _TAG_1:
+        length, first = _read_varint(data, start + 1)
+        if first + length == end:
+            return first, length
     spans = [(first, last) for tag, first, last in _fields(data, start, end) if tag == _TAG_1]
     first, last = _only(spans, name)
     return first, last - first
@@ -338,24 +299,13 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _feature(value: Stored) -> bytes:
-    if isinstance(value, list):
-        return _list(value)
-    if isinstance(value, str):
-        value = value.encode("utf-8", "surrogateescape")
-    if isinstance(value, bytes):
-        return _field(_TAG_1, _field(_TAG_1, value))
-    if isinstance(value, float):
-        return _field(_TAG_2, _field(_TAG_1, struct.pack("<f", value)))
-    return _field(_TAG_3, _field(_TAG_1, varint(value & _MASK_64)))
-
-
-def _list(numbers: list[int] | list[float] | list[str]) -> bytes:
-    if isinstance(numbers[0], str):
-        texts = (str(one).encode("utf-8", "surrogateescape") for one in numbers)
-        return _field(_TAG_1, b"".join(_field(_TAG_1, text) for text in texts))
-    if isinstance(numbers[0], float):
-        return _field(_TAG_2, _field(_TAG_1, struct.pack(f"<{len(numbers)}f", *numbers)))
-    return _field(_TAG_3, _field(_TAG_1, b"".join(varint(int(number) & _MASK_64) for number in numbers)))
+    values = value if isinstance(value, list) else [value]
+    if isinstance(values[0], str | bytes):
+        texts = (one.encode("utf-8", "surrogateescape") if isinstance(one, str) else one for one in values)
+        return _field(_TAG_1, b"".join(_field(_TAG_1, text) for text in texts))  # type: ignore[arg-type]
+    if isinstance(values[0], float):
+        return _field(_TAG_2, _field(_TAG_1, struct.pack(f"<{len(values)}f", *values)))
+    return _field(_TAG_3, _field(_TAG_1, b"".join(varint(int(number) & _MASK_64) for number in values)))
 
 
 def _field(tag: int, payload: bytes) -> bytes:

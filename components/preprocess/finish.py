@@ -19,7 +19,6 @@ from shardline.components.preprocess.digests import repeated
 from shardline.components.preprocess.marks import Found, Images, Mark
 from shardline.components.preprocess.places import NOWHERE
 from shardline.components.preprocess.plan import Plan, PlannedShard
-from shardline.components.preprocess.rows import Numbers
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import WHOLE_FILE
 from shardline.components.preprocess.work_directory import WorkDirectory
@@ -51,7 +50,19 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
         Feature("key", "string"),
         *plan.features,
     )
-    splits = _splits(plan, done)
+    written: dict[str, list[Mark]] = {}
+    for shard in plan.shards:
+        written.setdefault(shard.split, []).append(done[shard.file].mark)
+    splits = {
+        name: Split(
+            shards=tuple(mark.shard for mark in of_split),
+            labels={
+                label.name: Tally.merge([(mark.shard.records, mark.labels[label.name]) for mark in of_split])
+                for label in plan.labels
+            },
+        )
+        for name, of_split in written.items()
+    }
     compression = "" if plan.settings.compression == "none" else plan.settings.compression
     return Manifest(
         fingerprint=_fingerprint(plan.labels, features, splits, compression),
@@ -68,23 +79,6 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
         keys=_write_keys(plan, work),
         anomalies=plan.anomalies,
     )
-
-
-def _splits(plan: Plan, done: Mapping[str, Found]) -> dict[str, Split]:
-    """Returns the splits of the shards that are done."""
-    written: dict[str, list[Mark]] = {}
-    for shard in plan.shards:
-        written.setdefault(shard.split, []).append(done[shard.file].mark)
-    return {
-        name: Split(
-            shards=tuple(mark.shard for mark in of_split),
-            labels={
-                label.name: Tally.merge([(mark.shard.records, mark.labels[label.name]) for mark in of_split])
-                for label in plan.labels
-            },
-        )
-        for name, of_split in written.items()
-    }
 
 
 def _write_keys(plan: Plan, work: WorkDirectory) -> Shard | None:
@@ -145,10 +139,7 @@ def _is_done(shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, t
 
 
 def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: int) -> bool:
-    """Returns whether the image files of a shard, which must be there, are those that were read.
-
-    Objects whose generation is known are: it is part of the plan, and the shard is as the plan wants it.
-    """
+    """Returns whether the image files of a shard, which must be there, are those that were read."""
     prefixes = [os.fsencode(place.path) for place in plan.places]
     paths = (
         prefixes[place] + (path or key)
@@ -156,7 +147,7 @@ def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: 
         for key, path, _, _, place, generation, length in block.fields()
         if place != NOWHERE and length <= WHOLE_FILE and not generation
     )
-    first = next(paths, None)
+    first = next(paths, None)  # objects whose generation is known are part of the plan
     if first is None:
         return True
     if not storage.is_far(os.fsdecode(os.path.dirname(first))):
@@ -168,11 +159,7 @@ def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: 
 def _fingerprint(
     labels: Sequence[Label], features: Sequence[Feature], splits: Mapping[str, Split], compression: str
 ) -> str:
-    """Returns the identity of a dataset: its bytes and what they mean.
-
-    Settings are in it by their effect on the bytes; where the source lies, when and by whom it was read
-    are not. Checksum, size and number of records stand for the bytes of a shard.
-    """
+    """Returns the identity of a dataset, its bytes and what they mean; not where and when it was read."""
     content = {
         "labels": [asdict(label) for label in labels],
         "features": [asdict(feature) for feature in features],
@@ -187,12 +174,10 @@ def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, Found])
     """Finds the examples of a dataset whose stored content is the same to the byte."""
     shards = plan.shards
     starts = np.array([0, *accumulate(shard.records for shard in shards)])
-    by_name = sorted(range(len(shards)), key=lambda number: (shards[number].split, shards[number].file))
-    places = np.argsort(by_name)
     split_bits = np.array([1 << SPLITS.index(shard.split) for shard in shards], np.uint8)
     blocks = (block for shard in shards for block in done[shard.file].hashes())
     repeats = straddling = 0
-    named: list[tuple[int, int, int, list[int]]] = []
+    groups: list[tuple[int, list[int]]] = []
     for hashes, numbers in repeated(blocks, plan.records, work.scratch):
         begins = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
         repeats += len(hashes) - len(begins)
@@ -201,30 +186,21 @@ def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, Found])
         splits = (there & 1) + (there >> 1 & 1) + (there >> 2)
         straddling += int((splits > 1).sum())
         # Those that straddle splits first: they are what must be looked at.
-        place, ends = places[of_shard[begins]], np.append(begins[1:], len(hashes))
-        for group in np.lexsort((numbers[begins], place, -splits))[:_NAMED].tolist():
+        ends = np.append(begins[1:], len(hashes))
+        for group in np.lexsort((numbers[begins], -splits))[:_NAMED].tolist():
             members = numbers[begins[group] : min(ends[group], begins[group] + _NAMED_KEYS)].tolist()
-            named.append((-int(splits[group]), int(place[group]), members[0], members))
-        named = heapq.nsmallest(_NAMED, named)
-    where = [[_find(number, starts) for number in members] for *_, members in named]
-    return Duplicates(
-        examples=repeats,
-        straddling=straddling,
-        named=tuple(
-            tuple(f"{shards[s].split}: {_key(work, shards[s].file, p)}" for s, p in each) for each in where
-        ),
-    )
+            groups.append((-int(splits[group]), members))
+        groups = heapq.nsmallest(_NAMED, groups)
 
+    def name(number: int) -> str:
+        place = int(np.searchsorted(starts, number, side="right")) - 1
+        shard, position = shards[place], number - int(starts[place])
+        for block in rows.read(work.rows(shard.file)):
+            if position < block.count:
+                key = rows.key_text(block.keys()[position]).encode("utf-8", "backslashreplace").decode()
+                return f"{shard.split}: {key}"
+            position -= block.count
+        raise IndexError(number)
 
-def _find(number: int, starts: Numbers) -> tuple[int, int]:
-    """Returns the number of the shard of a record, and its position there."""
-    shard = int(np.searchsorted(starts, number, side="right")) - 1
-    return shard, number - int(starts[shard])
-
-
-def _key(work: WorkDirectory, shard: str, position: int) -> str:
-    for block in rows.read(work.rows(shard)):
-        if position < block.count:
-            return rows.key_text(block.keys()[position]).encode("utf-8", "backslashreplace").decode()
-        position -= block.count
-    raise IndexError(position)
+    named = tuple(tuple(map(name, members)) for _, members in groups)
+    return Duplicates(examples=repeats, straddling=straddling, named=named)

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import in_order
@@ -49,16 +49,6 @@ class File(NamedTuple):
     is_generation: bool = False
 
 
-class Listing(Protocol):
-    """What is in a directory and not hidden."""
-
-    def top(self) -> Iterator[str]:
-        """Yields the names in it, those of folders with a slash behind."""
-
-    def files(self) -> Iterator[File]:
-        """Yields all files below it."""
-
-
 def below(directory: str) -> Iterator[File]:
     """Yields all files below a directory that are not hidden."""
     root = storage.resolve(directory)
@@ -66,7 +56,7 @@ def below(directory: str) -> Iterator[File]:
     return _described(found.files(), root) if isinstance(found, Directory) else found.files()
 
 
-def listed(root: str) -> Listing:
+def listed(root: str) -> Objects | Directory:
     """Returns the listing of a resolved directory, by the API of its bucket if it has one that answers.
 
     Raises PlatformError or SourceError where it is in a bucket that is not mounted, and cannot be listed.
@@ -86,25 +76,24 @@ def tell_mount(folders: Sequence[str]) -> None:
 
     Of a name that it has not listed lately it asks before each read, which takes as long as the read.
     """
+
+    def count(folder: str) -> int:
+        with os.scandir(folder) as entries:
+            return sum(1 for _ in itertools.islice(entries, _KNOWN))
+
     known = 0
-    for count in in_order(_count, folders[:_FOLDERS], size=int):
-        known += count if isinstance(count, int) else 0
+    for found in in_order(count, folders[:_FOLDERS], size=int):
+        known += found if isinstance(found, int) else 0
         if known >= _KNOWN:
             return
-
-
-def _count(folder: str) -> int:
-    with os.scandir(folder) as entries:
-        return sum(1 for _ in itertools.islice(entries, _KNOWN))
 
 
 class NoFileError(SourceError):
     """No file matches a pattern."""
 
 
-# Names of which any may match, {2026-11-01,2026-11-02}, and how many of those that do not are shown.
+# Names of which any may match, {2026-11-01,2026-11-02}.
 _CHOICE = re.compile(r"\{([^{}]*,[^{}]*)\}")
-_SHOWN = 5
 
 
 def matching(pattern: str) -> Iterator[File]:
@@ -114,7 +103,7 @@ def matching(pattern: str) -> Iterator[File]:
     """
     chosen = _CHOICE.search(pattern)
     if not chosen:
-        return _matching(pattern)
+        return _matching(storage.resolve(pattern))
     found, absent = list[Iterator[File]](), list[str]()
     for name in chosen[1].split(","):
         try:
@@ -124,21 +113,25 @@ def matching(pattern: str) -> Iterator[File]:
     if not found:
         raise NoFileError(f"no file matches {pattern!r}")
     if absent:
-        shown = ", ".join(absent[:_SHOWN]) + (
-            f" and {len(absent) - _SHOWN:,} more" if absent[_SHOWN:] else ""
-        )
+        shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5:,} more" if absent[5:] else "")
         progress.say("listing", f"nothing is there for {len(absent)} of {len(absent) + len(found)}: {shown}")
     return itertools.chain.from_iterable(found)
 
 
 def _matching(pattern: str) -> Iterator[File]:
-    pattern = storage.resolve(pattern)
     found = _matching_objects(pattern)
     if first := next(found, None):
         return itertools.chain([first], found)
-    if storage.is_remote(pattern):
+    paths = [] if storage.is_remote(pattern) else glob.glob(pattern, recursive=True)
+    # The name itself may have brackets.
+    paths = [pattern] if os.path.lexists(pattern) else [path for path in paths if not os.path.isdir(path)]
+    if not paths:
         raise NoFileError(f"no file matches {pattern!r}")
-    return _described((File(path, path) for path in _globbed(pattern)), os.path.dirname(pattern))
+    if os.path.isdir(paths[0]):
+        raise SourceError(
+            f"{pattern!r} is a directory; give a pattern such as {pattern.rstrip('/')}/*.tfrecord"
+        )
+    return _described((File(path, path) for path in sorted(paths)), os.path.dirname(pattern))
 
 
 def find_files(pattern: str) -> list[str]:
@@ -212,10 +205,10 @@ class Objects:
             return
 
         def pages(ends: tuple[str, str]) -> list[Page]:
-            options = dict(zip(("start_offset", "end_offset"), ends, strict=True))
-            return list(
-                self._bucket.pages(self._prefix, **{name: end for name, end in options.items() if end})
-            )
+            options = {
+                name: end for name, end in zip(("start_offset", "end_offset"), ends, strict=True) if end
+            }
+            return list(self._bucket.pages(self._prefix, **options))
 
         def weight(found: list[Page]) -> int:
             return sum(page.weight for page in found)
@@ -237,18 +230,14 @@ class Directory:
         """Yields the names in the directory, those of folders with a slash behind."""
         return iter(_names(self._root, follow=True))
 
-    def files(self) -> Iterator[File]:
+    def files(self, prefix: str = "") -> Iterator[File]:
         """Yields all files below the directory; of links, those in it may lead to folders."""
-        return _walk(self._root, "")
-
-
-def _walk(directory: str, prefix: str) -> Iterator[File]:
-    for name in _names(directory, follow=not prefix):
-        path = f"{directory.rstrip('/')}/{name}"
-        if name[-1] == "/":
-            yield from _walk(path[:-1], prefix + name)
-        else:
-            yield File(prefix + name, path)
+        directory = f"{self._root.rstrip('/')}/{prefix}"
+        for name in _names(directory if prefix else self._root, follow=not prefix):
+            if name[-1] == "/":
+                yield from self.files(prefix + name)
+            else:
+                yield File(prefix + name, directory + name)
 
 
 def _names(directory: str, *, follow: bool) -> list[str]:
@@ -262,8 +251,13 @@ def _names(directory: str, *, follow: bool) -> list[str]:
 
 def _described(found: Iterable[File], root: str) -> Iterator[File]:
     """Yields files with size and version; many are asked for at the same time where they are far."""
+
+    def stat(file: File) -> File:
+        status = os.stat(file.path)
+        return File(file.name, file.path, status.st_size, str(status.st_mtime_ns))
+
     try:
-        for file in in_order(_stat, found, size=lambda _: 1) if storage.is_far(root) else map(_stat, found):
+        for file in in_order(stat, found, size=lambda _: 1) if storage.is_far(root) else map(stat, found):
             if isinstance(file, Exception):
                 raise file
             yield file
@@ -271,29 +265,9 @@ def _described(found: Iterable[File], root: str) -> Iterator[File]:
         raise SourceError(f"cannot read {error.filename!r}: {storage.reason(error)}") from None
 
 
-def _stat(file: File) -> File:
-    status = os.stat(file.path)
-    return File(file.name, file.path, status.st_size, str(status.st_mtime_ns))
-
-
 def _is_visible(name: str) -> bool:
     """Returns whether a name, relative to what was listed, is one and no part of it is hidden."""
     return name != "" and "/." not in f"/{name}"
-
-
-def _globbed(pattern: str) -> list[str]:
-    """Returns the files of this machine that match a pattern, sorted."""
-    if os.path.lexists(pattern):  # the name itself may have brackets
-        found = [pattern]
-    else:
-        found = [path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path)]
-    if not found:
-        raise NoFileError(f"no file matches {pattern!r}")
-    if os.path.isdir(found[0]):
-        raise SourceError(
-            f"{pattern!r} is a directory; give a pattern such as {pattern.rstrip('/')}/*.tfrecord"
-        )
-    return sorted(found)
 
 
 def _matching_objects(pattern: str) -> Iterator[File]:

@@ -1,6 +1,4 @@
-"""Marks: what says that a shard is done, beside the hashes of what is in it.
-
-    NAME.mark  a line of JSON, the facts about one or more shards, and behind it their hashes
+"""Marks: what says that a shard is done, in files of a line of JSON and the hashes of what is in the shards.
 
 One that was cut off, or is of another plan, says nothing. In a mounted bucket, where each file is a request
 or two, the marks of a few seconds share one.
@@ -18,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -125,11 +122,7 @@ class Found:
 
 
 class Counts:
-    """What the labels are in rows, counted block by block.
-
-    Attributes:
-        records: Number of rows so far.
-    """
+    """What the labels are in rows, counted block by block; `records` is the number of rows so far."""
 
     def __init__(self, labels: Sequence[Label]) -> None:
         self._labels = labels
@@ -172,11 +165,9 @@ class Delivery:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            while self._uploads and error is None:
+            while self._uploads and kind is None:
                 self._uploads.popleft().result()
         finally:
             if self._pool:
@@ -276,18 +267,15 @@ def tally(label: Label, values: Sequence[Sequence[Any]]) -> Tally:
 def describe(label: Label, tallies: Sequence[Tally]) -> str:
     """Returns a label in a line: "fare, regression, 3.25 to 88 USD"."""
     name = f"{label.name}, " if label.name != LABEL else ""
-    if label.kind == REGRESSION:
-        units = label.units or ("",) * len(label.outputs)
-        parts = [
-            f"{output}, {min(each.least for each in found):g} to {max(each.largest for each in found):g} "
-            f"{unit}"
-            for output, unit, *found in zip(
-                label.outputs, units, *(one.spreads for one in tallies), strict=True
-            )
-        ]
-        first, _, rest = parts[0].rstrip().partition(", ")
-        if len(parts) == 1:
-            return f"{first}, {label.kind}, {rest}"
-        return f"{name}{label.kind} of {len(parts)} numbers: {'; '.join(map(str.rstrip, parts))}"
-    named = printable(", ".join(label.outputs[:5])) + (", ..." if len(label.outputs) > 5 else "")
-    return f"{name}{label.kind} of {len(label.outputs):,}: {named}"
+    if label.kind != REGRESSION:
+        named = printable(", ".join(label.outputs[:5])) + (", ..." if len(label.outputs) > 5 else "")
+        return f"{name}{label.kind} of {len(label.outputs):,}: {named}"
+    units, spreads = label.units or ("",) * len(label.outputs), [one.spreads for one in tallies]
+    ranges = [
+        f"{min(each.least for each in found):g} to {max(each.largest for each in found):g} {unit}".rstrip()
+        for unit, *found in zip(units, *spreads, strict=True)
+    ]
+    if len(ranges) == 1:
+        return f"{label.outputs[0]}, {label.kind}, {ranges[0]}"
+    parts = (f"{output}, {each}" for output, each in zip(label.outputs, ranges, strict=True))
+    return f"{name}{label.kind} of {len(ranges)} numbers: {'; '.join(parts)}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +18,11 @@ import xxhash
 from shardline.components.preprocess import rows, storage
 from shardline.components.preprocess.ahead import in_order, persistently
 from shardline.components.preprocess.digests import (
-    Digested,
     SplitCodes,
     Strata,
     blocks,
     digests,
-    points_of,
+    points_of_known,
     repeated,
 )
 from shardline.components.preprocess.images.codec import Codec
@@ -50,8 +49,8 @@ _PLANNED, _ROWS = "planned", "rows"
 def shard_count(records: int, training_records: int, *, readers: int, shards: int) -> int:
     """Returns the number of shards of a split with `records` examples, at least one of them.
 
-    It is a multiple of `readers` (rounded up) in proportion to the training split's `shards`, but never
-    more than `shards` (rounded up) or the records allow: with fewer records than readers, one record each.
+    It is a multiple of `readers` in proportion to the training split's `shards`, but never more than `shards`
+    (rounded up) or the records allow: with fewer records than readers, one record each.
     """
     if records < readers:
         return records
@@ -60,34 +59,14 @@ def shard_count(records: int, training_records: int, *, readers: int, shards: in
     return min(-(-wanted // readers), records // readers) * readers
 
 
-def shards_for_size(training_bytes: int, shard_size: int) -> int:
-    """Returns how many shards of about `shard_size` MiB hold so many bytes."""
-    return max(1, round(training_bytes / (shard_size * 2**20)))
-
-
 def deal(items: Numbers, first: int, count: int) -> list[Numbers]:
-    """Deals consecutive examples of a split to its shards: number p goes to shard p % count.
-
-    Over all calls shards therefore differ by at most one example, the longer ones come first, and number
-    p is at position p // count of its shard. `first` is the number of the first item.
-    """
+    """Deals consecutive examples of a split, from number `first` on, to its shards: p goes to p % count."""
     return [items[(shard - first) % count :: count] for shard in range(count)]
 
 
 def shard_name(split: str, index: int, count: int) -> str:
     """Returns the file name of a shard: "train-00003-of-00016.tfrecord"."""
     return f"{split}-{index:05d}-of-{count:05d}.tfrecord"
-
-
-def refuse_empty_splits(records: Mapping[str, int], shares: Mapping[str, float]) -> None:
-    """Refuses a dataset in which a split that was asked for has no example."""
-    empty = [split for split in SPLITS if split in shares and not records[split]]
-    if empty:
-        counts = ", ".join(f"{split} {count:,}" for split, count in records.items())
-        raise SourceError(
-            f"no example for {' and '.join(empty)} ({counts}); give it more examples (about 50), another "
-            "split_salt or other shares, and to a split by time a smaller gap"
-        )
 
 
 @dataclass(frozen=True)
@@ -147,13 +126,13 @@ class Plan:
             self.settings.codec,
             self.settings.compression,
             [asdict(label) for label in self.labels],
+            # The spool is made anew by every survey; its rows carry checksums.
             self._places_hash,
         ]
         return xxhash.xxh3_128_hexdigest(json.dumps(content).encode())
 
     @cached_property
     def _places_hash(self) -> str:
-        # The spool is made anew by every survey; its rows carry checksums.
         places = [asdict(place) for place in self.places]
         return xxhash.xxh3_128_hexdigest(json.dumps(places).encode())
 
@@ -176,13 +155,13 @@ class Plan:
 
 def deal_rows(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...]:
     """Writes the rows of all shards into the work directory and returns what the shards will be."""
-    settings = found.settings
-    if found.numbers_copies:
-        found = _number_copies(found, work)
+    settings, by_content = found.settings, found.settings.key == "content"
+    split_of: Sequence[str] = SplitCodes(settings.split).splits(found.existing)
     strata = None
     if settings.stratify:
-        strata, found = _stratified(found)
-    split_of = SplitCodes(settings.split).splits(found.existing)
+        strata, split_of = _strata(found), SPLITS
+        sizes = strata.counts * sum(found.sizes) // max(strata.counts.sum(), 1)
+        found = replace(found, codes=strata.counts.tolist(), sizes=sizes.tolist())
     counts = _shard_counts(found, split_of)
     names = {
         split: [shard_name(split, index, count) for index in range(count)] for split, count in counts.items()
@@ -190,14 +169,16 @@ def deal_rows(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...]:
     hashers = {name: xxhash.xxh3_128() for shards in names.values() for name in shards}
     records = dict.fromkeys(hashers, 0)
     dealt = dict.fromkeys(counts, 0)
-    if settings.key == "content" and not found.numbers_copies:
+    if by_content and not found.numbers_copies:
         _refuse_equal_keys(found, work)
     codes = {split: np.array([each == split for each in split_of]) for split in counts}
-    for block in found.buckets:
-        if settings.key != "content":
-            _refuse_equal_digests(block)
+    for block in _blocks(found):
+        if not (by_content or found.numbers_copies):  # rows of one key follow each other
+            heads = block.heads[["order", "order_low"]]
+            for number in np.flatnonzero(heads[1:] == heads[:-1]).tolist():
+                raise _occurs_twice(block.keys()[number])
         if strata:
-            block.heads["code"] = strata.codes(points_of(block, settings.key, settings.split_salt))
+            block.heads["code"] = strata.codes(_points(block, settings))
         for split, count in counts.items():
             members = np.flatnonzero(codes[split][block.heads["code"]])
             for name, part in zip(names[split], deal(members, dealt[split], count), strict=True):
@@ -218,8 +199,13 @@ def _shard_counts(found: Survey, split_of: Sequence[str]) -> dict[str, int]:
     for split, count, size in zip(split_of, found.codes, found.sizes, strict=True):
         records[split] += count
         sizes[split] += size
-    refuse_empty_splits(records, settings.split)
-    shards = settings.shards or shards_for_size(sizes["train"], settings.shard_size)
+    if empty := [split for split in SPLITS if split in settings.split and not records[split]]:
+        counts = ", ".join(f"{split} {count:,}" for split, count in records.items())
+        raise SourceError(
+            f"no example for {' and '.join(empty)} ({counts}); give it more examples (about 50), another "
+            "split_salt or other shares, and to a split by time a smaller gap"
+        )
+    shards = settings.shards or max(1, round(sizes["train"] / (settings.shard_size * 2**20)))
     return {
         split: shard_count(count, records["train"], readers=settings.readers, shards=shards)
         for split, count in records.items()
@@ -227,26 +213,32 @@ def _shard_counts(found: Survey, split_of: Sequence[str]) -> dict[str, int]:
     }
 
 
-def _stratified(found: Survey) -> tuple[Strata, Survey]:
-    """Returns the splits of all examples, and how many, and about how many bytes, each of them gets."""
-    settings, points, labels = found.settings, [], []
+def _blocks(found: Survey) -> Iterator[Rows]:
+    """Yields all rows in order; the second, third, ... of a key KEY have the keys KEY#2, KEY#3, ..."""
     for block in found.buckets:
-        points.append(points_of(block, settings.key, settings.split_salt))
+        order = block.heads["order"]
+        equal = np.flatnonzero(order[1:] == order[:-1]) if found.numbers_copies else np.empty(0, np.int64)
+        seen, keys = Counter[bytes](), list(block.keys()) if len(equal) else []
+        for number in np.union1d(equal, equal + 1).tolist():
+            seen[key := keys[number]] += 1
+            keys[number] = b"%s#%d" % (key, seen[key]) if seen[key] > 1 else key
+        yield block.renamed(keys) if keys else block
+
+
+def _points(block: Rows, settings: PreprocessSettings) -> Numbers:
+    """Returns the points of examples, which follow from their keys, or with the key "content" from that."""
+    if settings.key == "content":
+        return points_of_known(rows.known_bytes(block.heads), settings.split_salt)
+    return digests(block.keys(), settings.split_salt)[1]
+
+
+def _strata(found: Survey) -> Strata:
+    """Returns the splits of all examples."""
+    points, labels = [], []
+    for block in _blocks(found):
+        points.append(_points(block, found.settings))
         labels.append(block.heads["label"].copy())
-    strata = Strata(np.concatenate(points), np.concatenate(labels), settings.split)
-    codes = np.zeros(len(found.codes), np.int64)
-    codes[: len(SPLITS)] = strata.counts
-    sizes = codes * sum(found.sizes) // max(codes.sum(), 1)
-    return strata, replace(found, codes=codes.tolist(), sizes=sizes.tolist())
-
-
-def _refuse_equal_digests(block: Rows) -> None:
-    """Refuses keys that occur twice: their rows follow each other."""
-    equal = np.ones(max(block.count - 1, 0), bool)
-    for half in ("order", "order_low"):
-        equal &= block.heads[half][1:] == block.heads[half][:-1]
-    if equal.any():
-        raise _occurs_twice(block.keys()[int(equal.argmax())])
+    return Strata(np.concatenate(points), np.concatenate(labels), found.settings.split)
 
 
 def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
@@ -263,47 +255,6 @@ def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
                 raise _occurs_twice(keys[number])
             if value in equal:
                 seen.add(keys[number])
-
-
-def _number_copies(found: Survey, work: WorkDirectory) -> Survey:
-    """Gives the second, third, ... example of a key KEY the keys KEY#2, KEY#3, ... in the source's order."""
-    if next(repeated(blocks(work.keys), sum(found.codes), work.scratch), None) is None:
-        return found
-    buckets, codes, sizes = (
-        rows.Buckets(work.buckets / "numbered"),
-        *map(np.array, (found.codes, found.sizes)),
-    )
-    digested = Digested(found.settings)
-    for block in found.buckets:
-        copies = _copies(block)
-        chosen = np.array(list(copies), np.int64)
-        buckets.append(block.take(np.setdiff1d(np.arange(block.count), chosen)))
-        if not copies:
-            continue
-        renamed = block.take(chosen).renamed(list(copies.values()))
-        if found.settings.key != "content":
-            codes_of_groups = renamed.heads["code"].copy()
-            digested.fill(renamed.heads, renamed.keys(), [None] * renamed.count)
-            if found.settings.group:
-                renamed.heads["code"] = codes_of_groups
-        for heads, sign in ((block.heads[chosen], -1), (renamed.heads, 1)):
-            codes += sign * np.bincount(heads["code"], minlength=len(codes))
-            sizes += sign * np.bincount(heads["code"], heads["length"], len(sizes)).astype(np.int64)
-        buckets.append(renamed)
-    return replace(found, buckets=buckets, codes=codes.tolist(), sizes=sizes.tolist())
-
-
-def _copies(block: Rows) -> dict[int, bytes]:
-    """Returns the keys of the rows whose key is that of an earlier one, by the number of the row."""
-    order = block.heads["order"]
-    equal = np.flatnonzero(order[1:] == order[:-1])
-    seen, copies = Counter[bytes](), dict[int, bytes]()
-    for number in np.union1d(equal, equal + 1).tolist():
-        key = block.texts[number][: block.heads["keys"][number]]
-        seen[key] += 1
-        if seen[key] > 1:
-            copies[number] = b"%s#%d" % (key, seen[key])
-    return copies
 
 
 def _occurs_twice(key: bytes) -> SourceError:
@@ -337,23 +288,23 @@ def load_part(work: WorkDirectory, part: int = 0, parts: int = 1) -> tuple[Plan,
 
     Raises RunError where there is no plan.
     """
+
+    def fetch(names: Sequence[str], directory: Path) -> None:
+        for error in work.fetch(names, directory):
+            raise error
+
     planned = read_small(work.path / _PLANNED) if work.is_far else ""
     if planned:
         work.guard = work.guard or (_PLANNED, planned)
         there = [path.name for path in (work.plan, work.rejected) if (work.path / path.name).exists()]
-        _fetch(work, there, work.scratch)
+        fetch(there, work.scratch)
     plan = Plan.load(work.plan)
     shards = plan.shards[part::parts]
     if work.is_far:
         if any(place.kind == "spool" for place in plan.places):
-            _fetch(work, [work.spool.name], work.scratch)
-        _fetch(work, [f"{_ROWS}/{shard.file}" for shard in shards], work.scratch / _ROWS)
+            fetch([work.spool.name], work.scratch)
+        fetch([f"{_ROWS}/{shard.file}" for shard in shards], work.scratch / _ROWS)
         found = xxhash.xxh3_128_hexdigest(work.plan.read_bytes())
         if {found, read_small(work.path / _PLANNED)} != {planned}:
             raise RunError(f"{work.out} is being planned anew; start its parts when that has ended")
     return plan, shards
-
-
-def _fetch(work: WorkDirectory, names: Sequence[str], directory: Path) -> None:
-    for error in work.fetch(names, directory):
-        raise error

@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from shardline.components.preprocess.ahead import REPEATED
@@ -72,18 +71,15 @@ class Processes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         os.close(self._numbers)
         os.close(self._next)
         for worker in self._workers:
-            if error is not None:
+            if kind is not None:
                 worker.terminate()
-            for stream in (worker.stdin, worker.stdout):
-                if stream:
-                    with contextlib.suppress(OSError):
-                        stream.close()
+            for stream in filter(None, (worker.stdin, worker.stdout)):
+                with contextlib.suppress(OSError):
+                    stream.close()
         for worker in self._workers:
             try:
                 worker.wait(_GRACE_SECONDS)
@@ -107,15 +103,19 @@ class Processes:
         each = -(-len(items) // _MOST_NUMBERS) or 1
         groups = [items[first : first + each] for first in range(0, len(items), each)]
         os.write(self._next, b"".join(number.to_bytes(_NUMBER_BYTES) for number in range(len(groups))))
+        line = {"job": f"{job.__module__}:{job.__name__}", "given": given, "groups": groups}
         with selectors.DefaultSelector() as selector:
             for worker in self._workers[: len(groups)]:
-                _send(worker, {"job": f"{job.__module__}:{job.__name__}", "given": given, "groups": groups})
-                selector.register(_output(worker), selectors.EVENT_READ, [worker, b""])
+                assert worker.stdin
+                assert worker.stdout
+                with contextlib.suppress(BrokenPipeError):  # one that has ended is noticed below
+                    worker.stdin.write(json.dumps(line).encode() + b"\n")
+                selector.register(worker.stdout, selectors.EVENT_READ, [worker, b""])
 
             def listen(timeout: float) -> None:
                 ready = selector.select(timeout)
                 for key, _ in ready:
-                    if _receive(key.data, found, report):
+                    if _receive(key.fd, key.data, found, report):
                         selector.unregister(key.fileobj)
                 # What a worker that was killed has started may hold its output open for ever.
                 for key in () if ready else tuple(selector.get_map().values()):
@@ -144,17 +144,10 @@ def _handed(numbers: int, groups: Sequence[Sequence[str]]) -> Iterator[str]:
         yield from groups[int.from_bytes(number)]
 
 
-def _send(worker: subprocess.Popen[bytes], job: Mapping[str, Any]) -> None:
-    assert worker.stdin is not None
-    # A worker that has ended is noticed when it is read from.
-    with contextlib.suppress(BrokenPipeError):
-        worker.stdin.write(json.dumps(job).encode() + b"\n")
-
-
-def _receive(state: list[Any], found: dict[str, Any], report: Report) -> bool:
+def _receive(output: int, state: list[Any], found: dict[str, Any], report: Report) -> bool:
     """Reads the answers of a worker that are there, and returns whether it has done its job."""
     worker, rest = state
-    block = os.read(_output(worker), 1 << 16)
+    block = os.read(output, 1 << 16)
     if not block:
         raise _lost(worker)
     *lines, state[1] = (rest + block).split(b"\n")
@@ -190,11 +183,6 @@ def _search_path() -> list[str]:
     named = {*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(errors.__file__).parents[2])}
     paths = [path or here for path in sys.path]
     return sorted(paths, key=lambda path: path == here and here not in named)
-
-
-def _output(worker: subprocess.Popen[bytes]) -> int:
-    assert worker.stdout is not None
-    return worker.stdout.fileno()
 
 
 class _Progress:

@@ -61,13 +61,10 @@ class Fields(NamedTuple):
     """What a reader needs of one row.
 
     Attributes:
-        key: Key of the example, UTF-8.
         path: Path of the image relative to its place, empty where it is the key.
-        features: Further features.
         label: Index of the class.
         place: Number of the place of the image.
-        offset: Offset of the image in its file, in bytes.
-        length: Its length in bytes, `WHOLE_FILE` for a file of its own.
+        offset, length: Where the image is in its file, in bytes; `WHOLE_FILE` for a file of its own.
     """
 
     key: bytes
@@ -127,23 +124,24 @@ class Rows:
 
     def renamed(self, keys: Sequence[bytes]) -> Rows:
         """Returns the rows with other keys, and the same image."""
-        heads, texts = self.heads.copy(), zip(self.keys(), self.paths(), self.features(), strict=True)
+        heads, ends = self.heads.copy(), self.heads["keys"].tolist()
         heads["keys"] = list(map(len, keys))
-        return Rows(heads, [new + path + more for new, (_, path, more) in zip(keys, texts, strict=True)])
+        return Rows(heads, [new + text[end:] for new, text, end in zip(keys, self.texts, ends, strict=True)])
+
+    def _texts(self, start: Numbers, lengths: str) -> Sequence[bytes]:
+        """Returns a part of the text of each row."""
+        if not self.heads[lengths].any():
+            return [b""] * self.count
+        ends = np.stack([start, start + self.heads[lengths]], 1).tolist()
+        return [text[start:end] for text, (start, end) in zip(self.texts, ends, strict=True)]
 
     def paths(self) -> Sequence[bytes]:
         """Returns the path of each row."""
-        if not self.heads["paths"].any():
-            return [b""] * self.count
-        ends = np.stack([self.heads["keys"], self.heads["keys"] + self.heads["paths"]], 1).tolist()
-        return [text[start:end] for text, (start, end) in zip(self.texts, ends, strict=True)]
+        return self._texts(self.heads["keys"], "paths")
 
     def features(self) -> Sequence[bytes]:
         """Returns the further features of each row."""
-        if not self.heads["features"].any():
-            return [b""] * self.count
-        starts = (self.heads["keys"] + self.heads["paths"]).tolist()
-        return [text[start:] for text, start in zip(self.texts, starts, strict=True)]
+        return self._texts(self.heads["keys"] + self.heads["paths"], "features")
 
     def fields(self) -> Iterator[Fields]:
         """Yields the fields of each row."""
@@ -188,15 +186,12 @@ def read(path: Path, together: int = _ROWS_READ) -> Iterator[Rows]:
             heads = np.frombuffer(file.read(count * HEAD.itemsize), HEAD)
             parts.append(Rows(heads, _cut(file.read(size), heads)))
             if sum(part.count for part in parts) >= together:
-                yield from _portions(Rows.join(parts), together)
-                parts = []
+                rows, parts = Rows.join(parts), []
+                for first in range(0, rows.count, together):
+                    part = slice(first, first + together)
+                    yield Rows(rows.heads[part], rows.texts[part])
     if parts:
         yield Rows.join(parts)
-
-
-def _portions(rows: Rows, size: int) -> Iterator[Rows]:
-    for start in range(0, rows.count, size):
-        yield Rows(rows.heads[start : start + size], rows.texts[start : start + size])
 
 
 def _cut(texts: bytes, heads: Numbers) -> list[bytes]:

@@ -266,30 +266,28 @@ def _report_repeated() -> None:
 
 def _report(manifest: Manifest) -> None:
     splits = manifest.splits
-    total = manifest.records
     first, *rest = (f"{name} {split.records:,} in {len(split.shards)}" for name, split in splits.items())
-    shards = ", ".join([f"{first} shards", *rest])
-    progress.say(_TOPIC, f"{total:,} records: {shards}")
+    said = [f"{manifest.records:,} records: {', '.join([f'{first} shards', *rest])}"]
     for label in manifest.labels:
-        tallies = [split.labels[label.name] for split in splits.values()]
-        progress.say(_TOPIC, f"label: {describe(label, tallies)}")
-    for reason in manifest.find_constant("test"):
-        progress.say(
-            _TOPIC, f"warning: {reason}: it cannot judge a model; take other shares or another split"
-        )
-    rejected = sum(manifest.rejected.values())
-    if rejected:
+        said.append(f"label: {describe(label, [split.labels[label.name] for split in splits.values()])}")
+    said += [
+        f"warning: {reason}: it cannot judge a model; take other shares or another split"
+        for reason in manifest.find_constant("test")
+    ]
+    if rejected := sum(manifest.rejected.values()):
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in manifest.rejected.items())
-        progress.say(_TOPIC, f"{rejected:,} of {manifest.records_in:,} left out: {reasons}")
+        said.append(f"{rejected:,} of {manifest.records_in:,} left out: {reasons}")
     if manifest.converted:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in manifest.converted.items())
-        progress.say(_TOPIC, f"images of which something is converted or left out: {kinds}")
-    _report_repeated()
+        said.append(f"images of which something is converted or left out: {kinds}")
     if manifest.duplicates.straddling:
-        progress.say(
-            _TOPIC,
+        said.append(
             f"{manifest.duplicates.straddling:,} groups of equal examples lie in more than one split "
-            f"({', '.join(manifest.duplicates.named[0])}); key=content keeps them together",
+            f"({', '.join(manifest.duplicates.named[0])}); key=content keeps them together"
         )
+    for line in said:
+        progress.say(_TOPIC, line)
+    _report_repeated()
     progress.fact("dataset", manifest.fingerprint)
-    progress.fact("records", total, " / ".join(f"{name} {split.records:,}" for name, split in splits.items()))
+    records = " / ".join(f"{name} {split.records:,}" for name, split in splits.items())
+    progress.fact("records", manifest.records, records)

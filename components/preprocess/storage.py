@@ -228,16 +228,16 @@ def stamp(path: str) -> tuple[int, int]:
     That is the generation of an object, or the time of the last change of a file here or in a mounted bucket,
     in nanoseconds since the epoch.
     """
+
+    def ask(path: str) -> tuple[int, int]:
+        if is_remote(path):
+            bucket, name = parse_uri(path)
+            return bucket.find(name)[1:]
+        with _open_local(path) as file:
+            return _stamp_of(file)
+
     with one_line(path):
-        return persistently(_stamp, path)
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    if is_remote(path):
-        bucket, name = parse_uri(path)
-        return bucket.find(name)[1:]
-    with _open_local(path) as file:
-        return _stamp_of(file)
+        return persistently(ask, path)
 
 
 def _stamp_of(file: BinaryIO) -> tuple[int, int]:
@@ -280,23 +280,23 @@ class _Copies:
 
     def begin(self, path: str) -> Future[str]:
         """Has a file copied, unless it is being or has been; the result is the path of the copy."""
+
+        def copy() -> str:
+            copy = self.directory / hashlib.sha256(os.fsencode(path)).hexdigest()
+            if not copy.exists():
+                copy.parent.mkdir(exist_ok=True)
+                temporary = files.temporary_name(copy)  # another process of this machine may be at it
+                try:
+                    fetch(path, str(temporary))
+                    temporary.replace(copy)
+                finally:
+                    temporary.unlink(missing_ok=True)
+            return str(copy)
+
         with self._lock:
             if path not in self._begun:
-                self._begun[path] = self.pool.submit(self._copy, path)
+                self._begun[path] = self.pool.submit(copy)
             return self._begun[path]
-
-    def _copy(self, path: str) -> str:
-        copy = self.directory / hashlib.sha256(os.fsencode(path)).hexdigest()
-        if not copy.exists():
-            copy.parent.mkdir(exist_ok=True)
-            # Another process of this machine may be at it.
-            temporary = files.temporary_name(copy)
-            try:
-                fetch(path, str(temporary))
-                temporary.replace(copy)
-            finally:
-                temporary.unlink(missing_ok=True)
-        return str(copy)
 
 
 _copies: _Copies | None = None

@@ -23,7 +23,6 @@ from shardline.components.preprocess.anomalies import SchemaCheck
 from shardline.components.preprocess.checks import (
     SPLIT_NAMES,
     Targets,
-    check_classes,
     check_features,
     check_group,
     check_labels,
@@ -144,37 +143,34 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
     by_content = settings.key == "content"
     brings = by_content or not settings.shards or settings.on_bad_record == "skip"
     numbers_copies = bool(getattr(source, "numbers_copies", False))
-    named = by_content or getattr(source, "has_keys", True)  # a position may be another example's tomorrow
     check = None
     if schema:
         wholes = getattr(source, "wholes", ())
         check = SchemaCheck(schema, features, labels, settings.label_column, wholes)
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
-        work.keys.open("wb") if by_content or numbers_copies else contextlib.nullcontext() as keys,
+        work.keys.open("wb") if by_content and not numbers_copies else contextlib.nullcontext() as keys,
     ):
-        examples = _Examples(images, features, labels, rejected, settings, check)
-        strata = max(len(label.outputs) for label in labels)
-        taken = _Taken(settings, rows.Buckets(work.buckets), images, keys, strata, named=named)
+        buckets = rows.Buckets(work.buckets)
+        named = by_content or getattr(source, "has_keys", True)  # a position may be another's tomorrow
+        taken = _Taken(settings, labels, features, images, buckets, keys, rejected, check, named=named)
         meter = Meter("read", length)
-        for columns in examples.columns(_examples(source, brings=brings)):
-            taken.take(columns)
-            if settings.stratify:
-                check_stratified(labels, examples.existing)
+        for columns in taken.columns(_examples(source, brings=brings)):
+            taken.add(columns)
             meter.advance(len(columns.keys))
     check_slips(getattr(source, "slips", ()), settings.group)
-    taken.check(examples, labels)
+    taken.check()
     return Survey(
         settings=settings,
         schema=schema.digest if schema else "",
         labels=labels,
         features=features,
         places=images.places,
-        buckets=taken.buckets,
+        buckets=buckets,
         codes=taken.counts.tolist(),
         sizes=taken.sizes.tolist(),
-        existing=frozenset(examples.existing),
-        bad=examples.bad,
+        existing=frozenset(taken.existing),
+        bad=taken.bad,
         numbers_copies=numbers_copies,
         anomalies=check.anomalies() if check else (),
     )
@@ -204,37 +200,49 @@ class _Columns(NamedTuple):
     groups: Sequence[bytes]
 
 
-class _Examples:
-    """Examples of a source as columns.
+class _Taken:
+    """Rows of the examples of a source so far, and what is counted of them.
 
-    Where they are all plain (a span or path of an image, no further features), which costs little to know,
-    hundreds are looked at together. Others are looked at one by one, as soon as the source yields them:
-    images in memory take room, and may be in memory that the source uses again.
+    Plain ones (spans or paths of images, no further features) are looked at by the hundred, others as soon as
+    the source yields them: their images take room, and may be in memory that it uses again.
 
     Attributes:
-        targets: What the labels are, where they are not one class each, and are stored as features are.
         bad: Number of examples that cannot be used.
         existing: Splits that the source gives to any example, None among them where it gives none.
+        counts, sizes: Number of examples, and bytes of their images, by split code.
     """
 
     def __init__(
         self,
-        images: ImageLocator,
-        features: Sequence[Feature],
-        labels: Sequence[Label],
-        rejected: Rejected,
         settings: PreprocessSettings,
+        labels: Sequence[Label],
+        features: Sequence[Feature],
+        images: ImageLocator,
+        buckets: rows.Buckets,
+        keys: BinaryIO | None,
+        rejected: Rejected,
         check: SchemaCheck | None,
+        *,
+        named: bool,
     ) -> None:
+        self._settings = settings
+        self._labels = labels
+        self._features = features
+        self._images = images
+        self._buckets = buckets
+        self._keys = keys
+        self._rejected = rejected
         self._check = check
         self._group = check_group(settings.group, features)
-        self._images = images
-        self._features = features
         self._entries = FeatureEntries(features, labels)
-        self.targets = None if is_class(labels) else Targets(labels)
+        # What labels are where they are not one class each, and are stored as features are.
+        self._targets = None if is_class(labels) else Targets(labels)
         self._classes = len(labels[0].outputs) if is_class(labels) else None
-        self._rejected = rejected
         self._by_content = settings.key == "content"
+        self._seen = np.zeros(max(len(label.outputs) for label in labels), bool)
+        self._groups = set[bytes]()  # some of them, as long as there are fewer than two
+        self._digested = Digested(settings, named=named)
+        self.counts, self.sizes = np.zeros((2, self._digested.codes), np.int64)
         self.bad = 0
         self.existing = set[str | None]()
 
@@ -243,7 +251,7 @@ class _Examples:
         found: list[tuple[Any, ...]] = []
         together, held = 1, 0
         while batch := list(islice(examples, together)):
-            plain = None if self._features or self._by_content or self.targets else self._plain(batch)
+            plain = None if self._features or self._by_content or self._targets else self._plain(batch)
             if plain:
                 together = _TICK
                 yield plain
@@ -292,7 +300,7 @@ class _Examples:
 
     def _one(self, found: Any) -> tuple[Any, ...]:
         name, given, image, split, values = checked(found, self._classes)
-        label, targets = self.targets.of(given, name) if self.targets else (given, b"")
+        label, targets = self._targets.of(given, name) if self._targets else (given, b"")
         self.existing.add(split)
         try:
             key = name.encode("utf-8", "surrogateescape")
@@ -313,38 +321,13 @@ class _Examples:
         columns = columns if self._by_content else columns._replace(identities=())
         return columns if self._group else columns._replace(groups=())
 
-
-class _Taken:
-    """Rows of all examples so far, and what is counted."""
-
-    def __init__(
-        self,
-        settings: PreprocessSettings,
-        buckets: rows.Buckets,
-        images: ImageLocator,
-        keys: BinaryIO | None,
-        strata: int,
-        *,
-        named: bool,
-    ) -> None:
-        self.buckets = buckets
-        self.seen = np.zeros(strata, bool)
-        self.count = 0
-        #: Some of the groups, as long as there are fewer than two.
-        self.groups = set[bytes]()
-        self._digested = Digested(settings, named=named)
-        self.counts, self.sizes = np.zeros((2, self._digested.codes), np.int64)
-        self._settings = settings
-        self._images = images
-        self._keys = keys
-
-    def take(self, columns: _Columns) -> None:
-        """Takes examples."""
+    def add(self, columns: _Columns) -> None:
+        """Takes examples as rows."""
         heads = np.zeros(len(columns.keys), HEAD)
         for name in ("label", "place", "offset", "length", "checksum"):
             heads[name] = getattr(columns, f"{name}s")
         self._digested.fill(heads, columns.identities or columns.keys, columns.splits, columns.groups)
-        self.groups.update(columns.groups if len(self.groups) < 2 else ())
+        self._groups.update(columns.groups if len(self._groups) < 2 else ())
         if self._keys:  # equal keys are not found by the digests
             self._keys.write(digests(columns.keys, 0)[1].tobytes())
         texts = columns.keys
@@ -353,33 +336,32 @@ class _Taken:
             if any(values):
                 heads[name] = list(map(len, values))
                 texts = list(map(operator.add, texts, values))
-        self.seen[heads["label"]] = True
-        self.count += len(heads)
+        self._seen[heads["label"]] = True
         self.counts += np.bincount(heads["code"], minlength=len(self.counts))
         if not self._settings.shards:
-            sizes = self._sizes(columns, heads)
+            sizes = columns.lengths
+            if heads["length"].min() < 0:
+                paths = (path or key for path, key in zip(columns.paths, columns.keys, strict=True))
+                sizes = list(map(self._images.size, columns.lengths, paths, heads["place"].tolist()))
             self.sizes += np.bincount(heads["code"], sizes, len(self.sizes)).astype(np.int64)
-        self.buckets.append(Rows(heads, texts))
+        self._buckets.append(Rows(heads, texts))
 
-    def check(self, examples: _Examples, labels: Sequence[Label]) -> None:
+    def check(self) -> None:
         """Refuses examples of which, all together, no dataset can be made."""
-        if not self.count + examples.bad:
+        count = int(self.counts.sum())
+        if not count + self.bad:
             raise SourceError("the source is empty: it has no example")
-        if len(self.groups) == 1:
+        if len(self._groups) == 1:
             raise SourceError(
-                f"all {self.count:,} examples are of one group of {self._settings.group!r}: no split can be "
-                "made of it"
+                f"all {count:,} examples are of one group of {self._group!r}: no split can be made of it"
             )
-        if examples.targets:
-            examples.targets.check(self.count)
-        else:
-            check_classes(self.count, self.seen, labels[0].outputs)
-
-    def _sizes(self, columns: _Columns, heads: rows.Numbers) -> Sequence[int]:
-        if heads["length"].min() >= 0:
-            return columns.lengths
-        paths = (path or key for path, key in zip(columns.paths, columns.keys, strict=True))
-        return list(map(self._images.size, columns.lengths, paths, heads["place"].tolist()))
+        if self._targets:
+            self._targets.check(count)
+        elif self._seen.sum() == 1:
+            name = self._labels[0].outputs[int(self._seen.argmax())]
+            raise SourceError(f"all {count:,} examples are of one class, {name!r}; bring a second")
+        if self._settings.stratify:
+            check_stratified(self._labels, self.existing)
 
 
 def _examples(source: Source, *, brings: bool) -> Iterator[Example | BadExample]:

@@ -5,27 +5,23 @@ Everything in it can be read by another process or a later run:
     lock                one whole run at a time
     plan.json           settings, places and shards that are to be written (`plan`)
     planned             its hash, in a bucket: written last, when parts can begin
-    spool               images of sources that can be read only once
-    copies/             files of the source that are far (`copies`)
+    spool, copies/      images of sources that can be read only once, and files of the source that are far
     keys                hashes of the keys, where the rows' digests are of the content
     buckets/            rows of the survey, when they are many
     rows/SHARD          rows of one shard, in order
     SHARD               a shard that is whole, but not yet part of a dataset
     done/NAME.mark      shards that are done as the plan wants them, and hashes of their images (`marks`)
-    rejected.jsonl      examples that were left out
-    examples.keys       what each example is known by in other datasets
+    rejected.jsonl, examples.keys   files of the dataset
     publishing          the fingerprint of the dataset whose shards are being moved to OUT
 
 On a mounted bucket each change of a file is an upload of the whole, and a rename a copy. There all this is on
 scratch, a directory of this run on this machine's disk; in the bucket are the lock, marks, what parts on
-other machines need of the plan, and shards, which get their own names at once where no dataset is in the way:
-without a manifest they are none.
+other machines need of the plan, and shards, which get their own names at once where no dataset is in the way.
 
-The lock on a disk is flock, which the kernel gives back however its holder ends. In a mounted bucket flock is
-known to one machine alone: there it is a file that is created exclusively (Cloud Storage FUSE: generation 0)
-and names its holder. One that a killed run has left is taken over where this machine sees that its holder has
-ended; elsewhere the engine says so that starts the task again, or a person removes the file. Whoever has lost
-it writes nothing more: it is read again before each upload (`WorkDirectory.check`).
+The lock on a disk is flock, which the kernel gives back however its holder ends. In a mounted bucket, where
+flock is known to one machine alone, it is a file that is created exclusively and names its holder. One that a
+killed run has left is taken over where this machine sees that its holder has ended; elsewhere the engine says
+so that starts the task again, or a person removes the file. Whoever has lost it writes nothing more.
 """
 
 from __future__ import annotations
@@ -79,10 +75,8 @@ class WorkDirectory:
 
     Attributes:
         is_far: Whether `out` is on a mounted bucket, or on another file system behind a network.
-        path: The directory in `out`.
-        scratch: The same one, or where that is far, one on this machine's disk that is given.
-        guard: In a bucket, name and content of the file that says who writes: the lock of a whole run, of a
-            part the hash of its plan.
+        scratch: The directory in `out`, or where that is far, one on this machine's disk that is given.
+        guard: In a bucket, name and content of the file that says who writes.
     """
 
     def __init__(self, out: Path, scratch: Path | None = None, guard: Sequence[str] = ()) -> None:
@@ -201,7 +195,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def check(out: Path, *, overwrite: bool) -> None:
-    """Refuses a directory that cannot become the dataset, before any work is done.
+    """Refuses, before any work is done, a directory that cannot become the dataset.
 
     That is a file, something else than the beginning of a dataset, a whole one that is not to be overwritten,
     or what cannot be written.
@@ -209,13 +203,11 @@ def check(out: Path, *, overwrite: bool) -> None:
     try:
         if out.is_dir():
             _refuse_content(out, overwrite=overwrite)
-        elif out.exists():
-            raise SettingsError(f"{out} is a file; give a directory for the dataset")
         parent = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
     except OSError as error:
         raise SettingsError(f"cannot use {out} as dataset directory: {error.strerror}") from None
     if not parent.is_dir():
-        raise SettingsError(f"cannot write the dataset {out}: {parent} is a file")
+        raise SettingsError(f"cannot write the dataset {out}: {parent} is a file; give a directory")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise SettingsError(f"cannot write the dataset {out}: no permission to write in {parent}")
 
@@ -293,9 +285,8 @@ def is_published(work: WorkDirectory) -> bool:
 def _refuse_content(out: Path, *, overwrite: bool) -> None:
     work, own = WorkDirectory(out), {MANIFEST_FILE, REJECTED_FILE, KEYS_FILE}
     there = sorted(path.name for path in {*out.iterdir()} - {work.path, *work.left_over()})
-    bare = work.path.is_dir() and not any(
-        work.path.iterdir()
-    )  # the last trace of a run, removed after all else
+    # An empty directory is the last trace of a run, removed after all else.
+    bare = work.path.is_dir() and not any(work.path.iterdir())
     if not there or bare or is_published(work):
         return
     try:
@@ -314,9 +305,7 @@ def _refuse_content(out: Path, *, overwrite: bool) -> None:
             f"{out} holds a dataset already ({dataset.source}, {dataset.fingerprint[:15]}); "
             "give another directory, or overwrite it with --overwrite"
         )
-    named = {shard.file for shard in dataset.shards}
-    others = sorted(set(there) - named - own)
-    if others:
+    if others := sorted(set(there) - {shard.file for shard in dataset.shards} - own):
         raise SettingsError(
             f"{out} holds {others[0]!r} beside a Shardline dataset; give an empty or new directory"
         )

@@ -215,7 +215,7 @@ def test_images_of_a_mounted_bucket_are_listed_by_its_api(
     for name in NAMES:
         (bucket.root / name).unlink()  # nobody looks
     told = list[str]()
-    monkeypatch.setattr(listing, "_count", lambda folder: told.append(folder) or 1)
+    monkeypatch.setattr(listing, "tell_mount", told.extend)
 
     source = open_source(PreprocessSettings(source=f"images:{bucket.root}"))
     examples = [example for example in source if isinstance(example, Example)]
@@ -247,9 +247,12 @@ def test_a_mount_lists_as_many_names_as_it_remembers(
 ) -> None:
     bucket.write(*NAMES)
     monkeypatch.setattr(listing, "_KNOWN", 2)
-    counted, count = list[int](), listing._count
-    monkeypatch.setattr(listing, "_count", lambda folder: counted.append(count(folder)) or counted[-1])
-    monkeypatch.setattr(listing, "in_order", lambda read, folders, **_: map(read, folders))
+    counted = list[int]()
+    monkeypatch.setattr(
+        listing,
+        "in_order",
+        lambda read, folders, **_: (counted.append(read(each)) or counted[-1] for each in folders),
+    )
 
     listing.tell_mount([f"{bucket.root}/{name}" for name in ("cat", "dog", "cat-big")])
 

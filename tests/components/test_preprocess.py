@@ -14,9 +14,6 @@ import tensorflow as tf
 import xxhash
 from PIL import Image
 
-from shardline.components.preprocess.run import preprocess
-from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import open_source
 from shardline.trainer import progress
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import Feature
@@ -141,40 +138,6 @@ def test_photos(tmp_path: Path) -> None:
     assert manifest.image == Feature("image", "uint8", (96, 96, 3), "jpeg", "crop")
     small = read_all(tmp_path / "small")
     assert {tf.io.decode_jpeg(example["image"]).shape for example in small} == {(96, 96, 3)}
-
-
-# Its own code uses functions of protobuf that are deprecated.
-@pytest.mark.matrix
-@pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
-def test_mnist_from_tfds(tmp_path: Path) -> None:
-    manifest = run("tfds:mnist", tmp_path / "out", data_dir=str(real_data() / "tfds"), readers=2)
-    assert manifest.info().input_shape == (28, 28, 1)
-    assert manifest.class_names == tuple("0123456789")
-    records = manifest.info().records
-    assert records["test"] == 10_000
-    assert records["train"] + records["validation"] == 60_000
-    assert records["validation"] == pytest.approx(6_000, rel=0.05)
-    # The number of each digit in MNIST's test set is well known.
-    assert manifest.splits["test"].class_counts == (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009)
-    example = read(tmp_path / "out", "test")[0]
-    assert example["key"].startswith(b"mnist-test")
-    assert tf.io.decode_png(example["image"]).shape == (28, 28, 1)
-
-
-def test_a_users_own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPOSITORY)
-    settings = PreprocessSettings(
-        source="shardline.pipelines.project.template.images.my_package.source:Source"
-    )
-    manifest = preprocess(settings, tmp_path / "out")
-    assert manifest.class_names == ("circle", "square", "triangle")
-    assert sum(manifest.info().records.values()) == 600
-    assert manifest.info().input_shape == (24, 24, 3)
-    originals = {example.key.encode(): example for example in open_source(settings)}
-    for example in read(tmp_path / "out", "test"):
-        original = originals[example["key"]]
-        assert np.array_equal(tf.io.decode_png(example["image"]).numpy(), original.image)
-        assert example["label"] == original.label
 
 
 FEATURES = """

@@ -24,12 +24,6 @@ def test_a_dataset_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 
 
-def test_an_empty_directory_is_used(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    run("digits", tmp_path / "out")
-    assert manifests.load(tmp_path / "out").source == "digits"
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

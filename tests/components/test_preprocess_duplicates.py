@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardline.components.preprocess import digests
-from shardline.trainer.data.manifest import SPLITS, Duplicates
+from shardline.trainer.data.manifest import SPLITS
 from tests.helpers.preprocessing import read, read_all, run, write_images
 
 
@@ -20,10 +20,6 @@ def images(tmp_path: Path) -> Path:
         (images / "cat" / f"copy{index:03d}.png").write_bytes(original)
         (images / "dog" / f"copy{index:03d}.png").write_bytes(original)
     return images
-
-
-def test_none(tmp_path: Path) -> None:
-    assert run("digits", tmp_path / "out").duplicates == Duplicates()
 
 
 @pytest.mark.parametrize("together", [65_536, 20])

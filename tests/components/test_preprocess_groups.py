@@ -15,7 +15,6 @@ import pytest
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.errors import SourceError
-from tests.helpers.pictures import encoded, scene
 from tests.helpers.preprocessing import run, stored
 
 PATIENTS = 60
@@ -56,20 +55,6 @@ def test_a_patient_keeps_its_split_when_visits_come(tmp_path: Path) -> None:
     source = write(tmp_path / "more.csv", visits=9)
     run(source, tmp_path / "after", group="patient", processes=2)
     assert patients_by_split(tmp_path / "after") == before
-
-
-def test_photos_of_one_patient_stay_together(tmp_path: Path) -> None:
-    (tmp_path / "scans").mkdir()
-    rows = ["path,patient,label"]
-    for number in range(120):
-        (tmp_path / "scans" / f"{number}.png").write_bytes(encoded(scene(8, 8 + number % 9), "PNG"))
-        rows.append(f"{number}.png,p{number % 30},{'ill' if number % 2 else 'well'}")
-    (tmp_path / "scans.csv").write_text("\n".join(rows) + "\n")
-    source, labels = f"images:{tmp_path}/scans", str(tmp_path / "scans.csv")
-    run(source, tmp_path / "out", labels=labels, group="patient")
-    found = patients_by_split(tmp_path / "out")
-    assert sum(map(len, found.values())) == 30
-    assert not verify(tmp_path / "out", processes=1).damages
 
 
 def test_verify_names_the_groups_in_two_splits(tmp_path: Path) -> None:

@@ -128,13 +128,6 @@ def test_anomalies_are_recorded_where_they_warn(
     assert finish(tmp_path / "tasks") == manifest
 
 
-def test_a_new_column_only_warns(tmp_path: Path, schema: str, capsys: Any) -> None:
-    source = write_csv(tmp_path / "t.csv", [{**row, "extra": 1} for row in rows()])
-    manifest = run(source, tmp_path / "out", label="regression:risk", schema=schema)
-    assert [one.problem for one in manifest.anomalies] == ["new column"]
-    assert "column 'extra': no such field in the schema" in capsys.readouterr().out
-
-
 def test_text_in_a_column_of_numbers_is_an_anomaly_and_in_a_label_a_bad_record(
     tmp_path: Path, schema: str, capsys: Any
 ) -> None:

@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 
 from shardline.components.preprocess.example import (
     FeatureEntries,
-    Layouts,
     entries,
     locate,
     only_span,
     only_value,
     parse,
     serialize,
-    varint,
 )
 from shardline.components.preprocess.tfrecord import NO_IMAGE
 from shardline.components.preprocess.write import Output
@@ -135,13 +133,6 @@ def test_random_shards_are_what_tensorflow_writes(
         assert gzip.decompress(path.read_bytes()) == plain.read_bytes()
 
 
-@pytest.mark.parametrize("value", [0, 127, 128, 2**14 - 1, 2**14, 2**21 - 1, 2**21, 2**40])
-def test_varint(value: int) -> None:
-    assert sum((byte & 0x7F) << 7 * place for place, byte in enumerate(varint(value))) == value
-    assert all(byte >> 7 for byte in varint(value)[:-1])
-    assert not varint(value)[-1] >> 7
-
-
 @pytest.mark.parametrize(
     ("dtype", "value"),
     [
@@ -233,21 +224,3 @@ def test_one_value_is_found_without_the_others() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             only_span(data, places, name)
-
-
-def test_a_known_layout_is_not_taken_for_another() -> None:
-    """Records of equal length whose features lie elsewhere, or are others."""
-    records = [
-        theirs({"image": b"0123456789", "label": 3, "name": b"abcd"}),
-        theirs({"image": b"0123", "label": 3, "name": b"abcd456789"}),
-        theirs({"image": b"9876543210", "label": 4, "name": b"wxyz"}),
-        theirs({"image": b"0123456789", "lable": 3, "name": b"abcd"}),
-        theirs({"image": b"0123456789", "label": 3, "name": [b"ab", b""]}),
-    ]
-    serialized = [record.SerializeToString(deterministic=True) for record in records]
-    assert len(set(map(len, serialized))) == 1
-    layouts = Layouts(b"image")
-    for data in serialized + serialized[::-1]:
-        layout = layouts.of(data)
-        assert layout.places == locate(data)
-        assert (layout.start, layout.length) == only_span(data, locate(data), b"image")

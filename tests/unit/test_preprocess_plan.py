@@ -13,18 +13,13 @@ from shardline.components.preprocess.digests import (
     allot,
     choose_split,
     digests,
-    points_of_known,
 )
 from shardline.components.preprocess.plan import (
     deal,
-    refuse_empty_splits,
     shard_count,
-    shard_name,
-    shards_for_size,
 )
 from shardline.components.preprocess.rows import Numbers
 from shardline.trainer.data.manifest import SPLITS
-from shardline.trainer.errors import SourceError
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 KEYS = [f"digits/{index:04d}".encode() for index in range(2000)]
@@ -53,21 +48,6 @@ def test_shard_count(records: int, training_records: int, readers: int, shards: 
     assert shard_count(records, training_records, readers=readers, shards=shards) == expected
 
 
-def test_shard_count_leaves_no_shard_empty_and_stays_a_multiple() -> None:
-    for records in range(1, 70):
-        for readers in range(1, 12):
-            count = shard_count(records, 60, readers=readers, shards=8)
-            assert 1 <= count <= records
-            assert count % readers == 0 or records < readers
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"), [(0, 1), (1, 1), (191 << 20, 1), (193 << 20, 2), (1 << 40, 8192)]
-)
-def test_shards_for_size(size: int, expected: int) -> None:
-    assert shards_for_size(size, 128) == expected
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize("parts", [[10], [3, 0, 1, 6], [1] * 10, [0, 10]])
 def test_deal_is_round_robin_over_all_parts(count: int, parts: list[int]) -> None:
@@ -80,10 +60,6 @@ def test_deal_is_round_robin_over_all_parts(count: int, parts: list[int]) -> Non
     assert [shards[place % count][place // count] for place in range(10)] == list(range(10))
     sizes = [len(shard) for shard in shards]
     assert sizes == sorted(sizes, reverse=True)
-
-
-def test_shard_name() -> None:
-    assert shard_name("train", 3, 16) == "train-00003-of-00016.tfrecord"
 
 
 @pytest.mark.parametrize(
@@ -121,12 +97,6 @@ def test_codes_stand_for_what_is_chosen(
     assert len(splits) == codes.count
 
 
-def test_examples_with_and_without_a_split_have_codes_of_their_own() -> None:
-    codes, own = SplitCodes(SHARES), [None, *EVERY] * 50
-    together = codes.codes(POINTS[:200], own).tolist()
-    assert together == [int(codes.codes(POINTS[i : i + 1], own[i : i + 1])[0]) for i in range(200)]
-
-
 @pytest.mark.parametrize(("own", "existing"), [(None, set[str]()), ("train", {"train"})])
 def test_splits_have_about_their_shares(own: str | None, existing: set[str]) -> None:
     codes = SplitCodes(SHARES)
@@ -148,14 +118,6 @@ def test_the_seed_changes_everything() -> None:
     middle = np.uint64(2**63)
     first, other = (digests(KEYS, seed)[0] < middle for seed in (0, 2**64 + 1))
     assert (first & other).sum() / len(KEYS) == pytest.approx(0.25, abs=0.03)
-
-
-def test_an_empty_split_is_refused_with_the_counts() -> None:
-    with pytest.raises(
-        SourceError, match=r"no example for validation and test \(train 3, validation 0, test 0\)"
-    ):
-        refuse_empty_splits({"train": 3, "validation": 0, "test": 0}, SHARES)
-    refuse_empty_splits({"train": 3, "validation": 0, "test": 0}, {"train": 1.0})
 
 
 def counts(sizes: list[int], shares: dict[str, float]) -> list[int]:
@@ -186,22 +148,9 @@ def test_examples_of_a_class_are_allotted(
     assert counts(sizes, shares) == expected
 
 
-def test_no_split_is_an_example_away_from_its_share() -> None:
-    for number in range(20, 500):
-        found = counts([1] * number, SHARES)
-        assert max(abs(found[SPLITS.index(name)] - number * share) for name, share in SHARES.items()) < 1
-
-
 def _some(number: int, seed: int = 0) -> tuple[Numbers, Numbers]:
     random = np.random.default_rng(seed)
     return random.integers(0, 2**64, number, np.uint64), random.choice(3, number, p=[0.9, 0.09, 0.01])
-
-
-def test_the_order_of_examples_is_of_no_matter() -> None:
-    points, labels = _some(1000)
-    order = np.random.default_rng(1).permutation(1000)
-    found = Strata(points, labels, SHARES).codes(points)
-    assert (Strata(points[order], labels[order], SHARES).codes(points) == found).all()
 
 
 def test_duplicates_of_two_classes_are_in_one_split() -> None:
@@ -210,9 +159,3 @@ def test_duplicates_of_two_classes_are_in_one_split() -> None:
     found = Strata(points, labels, SHARES).codes(points)
     assert (found[::2] == found[1::2]).all()
     assert set(found.tolist()) == {0, 1, 2}
-
-
-def test_points_of_what_is_known_follow_from_the_salt() -> None:
-    known = bytes(range(16))
-    assert len(points_of_known(known, 0)) == 2
-    assert not set(points_of_known(known, 0).tolist()) & set(points_of_known(known, 1).tolist())

@@ -11,7 +11,7 @@ from typing import Any, cast
 import xxhash
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.example import Layouts, Value, locate, only_value
+from shardline.components.preprocess.example import Value, locate, only_span, only_value
 from shardline.components.preprocess.labels import LARGEST_CLASS
 from shardline.components.preprocess.listing import find_files
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -160,11 +160,12 @@ class TfRecords:
 
         It raises a ValueError for data that is not a tf.train.Example with the features that are needed.
         """
-        layout_of = Layouts(self._image).of
+        image = self._image
         named = [(ours, theirs, self._types.get(ours)) for ours, theirs in self._names.items()]
 
         def read(data: bytes) -> tuple[int, int, Mapping[str, Value]]:
-            places, start, length = layout_of(data)
+            places = locate(data)
+            start, length = only_span(data, places, image)
             found = {}
             for ours, theirs, expected in named:
                 value = found[ours] = only_value(data, places, theirs)
