@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.conclude.notification import NotifySettings
-from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
+from shardline.components.register.settings import Deploy, ModelUpload
 from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform, check_host
 from shardline.components.vertex.job import CustomJobSettings, TaskMachine
@@ -51,7 +51,6 @@ class Settings:
         register: Machine of all other tasks, which compare, upload, deploy and publish.
         model_upload: How a blessed model is uploaded to the Model Registry; None uploads nothing.
         deploy: How an uploaded model is deployed; None deploys nothing.
-        batch_predict: What is predicted with an uploaded model; None predicts nothing.
         notify: Who is told how a run came out.
     """
 
@@ -63,15 +62,13 @@ class Settings:
     register: TaskMachine = _MACHINES["register"]
     model_upload: ModelUpload | None = None
     deploy: Deploy | None = None
-    batch_predict: BatchPrediction | None = None
     notify: NotifySettings = field(default_factory=NotifySettings)
 
     def __post_init__(self) -> None:
         if not self.image:
             raise SettingsError("image is empty; give the container image that all components run in")
-        if self.model_upload is None and (self.deploy or self.batch_predict):
-            table = "deploy" if self.deploy else "batch_predict"
-            raise SettingsError(f"{table} needs a model in the Model Registry; add a table [model_upload]")
+        if self.deploy and self.model_upload is None:
+            raise SettingsError("deploy needs a model in the Model Registry; add a table [model_upload]")
         if self.register.machine_type:
             raise SettingsError("register.machine_type: these tasks are small; give cpu and memory instead")
         if self.build is not None:
@@ -98,7 +95,6 @@ class Settings:
 _KINDS: dict[str, type[Any]] = {
     "model_upload": ModelUpload,
     "deploy": Deploy,
-    "batch_predict": BatchPrediction,
     "notify": NotifySettings,
 }
 _TABLES = ("train", *_MACHINES, *_KINDS)

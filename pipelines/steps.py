@@ -13,7 +13,6 @@ from shardline.components.conclude.component import conclude
 from shardline.components.configure.component import OBJECTS, configure, parameters
 from shardline.components.register.component import (
     PROJECT,
-    batch_prediction_task,
     deploy_task,
     register,
     serving_model,
@@ -203,9 +202,6 @@ def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels
         before = uploaded
         if settings.deploy:
             before = deploy_task(component, settings.deploy, exported, uploaded, labels, gate)
-        if settings.batch_predict:
-            name = settings.model_upload.display_name
-            batch_prediction_task(settings.batch_predict, name, uploaded, labels)
     registered = component(register)(exported=exported, quality=quality, **of_run)
     if before:
         registered.after(before)

@@ -1,7 +1,6 @@
 """The components that register and deploy a model, and the tasks of a pipeline that they make.
 
-Google's own components upload a model and predict a batch. KFP embeds the source text of a function alone, so
-it imports inside.
+Google's own component uploads a model. KFP embeds the source text of a function alone, so it imports inside.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,11 +12,10 @@ from google_cloud_pipeline_components.types.artifact_types import (
     VertexEndpoint,
     VertexModel,
 )
-from google_cloud_pipeline_components.v1.batch_predict_job import ModelBatchPredictOp
 from google_cloud_pipeline_components.v1.model import ModelUploadOp
 from kfp import dsl
 
-from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
+from shardline.components.register.settings import Deploy, ModelUpload
 from shardline.components.vertex.forms import MODEL
 from shardline.components.vertex.job import ENCRYPTION_KEY
 
@@ -42,7 +40,7 @@ def register(
     """
     from pathlib import Path
 
-    from shardline.components.register.registry import register_model
+    from shardline.components.register.deployment import register_model
     from shardline.components.validate.gate import GateSettings
     from shardline.trainer.progress import errors_end_the_process
     from shardline.trainer.records import read
@@ -78,7 +76,7 @@ def serving_model(
     from pathlib import Path
 
     from shardline.components.model_store.champions import check_judged
-    from shardline.components.register.registry import container_spec, describe, lay_out
+    from shardline.components.register.deployment import container_spec, describe, lay_out
     from shardline.components.validate.gate import GateSettings
     from shardline.trainer.progress import errors_end_the_process
     from shardline.trainer.records import read
@@ -97,7 +95,6 @@ def model_deploy(
     deploy: dict,  # type: ignore[type-arg]
     labels: dict,  # type: ignore[type-arg]
     gate: dict,  # type: ignore[type-arg]
-    encryption_key: str,
     job_name: str,
     project: str,
     location: str,
@@ -111,9 +108,8 @@ def model_deploy(
         model: The uploaded model.
         endpoint: Where it is deployed.
         deploy: The fields of `shardline.components.register.settings.Deploy`.
-        labels: Labels of a new endpoint.
+        labels: Labels of the endpoint on which the model is asked.
         gate: Where it will be published: the fields of `components.validate.gate.GateSettings`.
-        encryption_key: Resource name of the key of a new endpoint; "" for Google's own.
         job_name: Name of the run.
         project: Where the pipeline runs.
         location: Its region.
@@ -136,7 +132,6 @@ def model_deploy(
             model=model.metadata.get("resourceName", ""),
             exported=Path(exported.path),
             labels=labels,
-            encryption_key=encryption_key,
             run=job_name,
             check=lambda: check_judged(Path(exported.path), champion, job_name),
         ).deploy()
@@ -178,8 +173,8 @@ def deploy_task(
 ) -> dsl.PipelineTask:
     """Adds the deployment of an uploaded model to the pipeline that is being defined, and returns its task.
 
-    `component` makes a component of a function; `exported` is the validated model, `labels` are those of a
-    new endpoint, `gate` says where champions are.
+    `component` makes a component of a function; `exported` is the validated model, `labels` are those of the
+    endpoint on which it is asked, `gate` says where champions are.
     """
     return component(model_deploy)(
         exported=exported,
@@ -187,28 +182,7 @@ def deploy_task(
         deploy=asdict(deploy),
         labels=dict(labels),
         gate=gate,
-        encryption_key=ENCRYPTION_KEY,
         job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         project=PROJECT,
         location=LOCATION,
     )
-
-
-def batch_prediction_task(
-    batch: BatchPrediction, name: str, uploaded: dsl.PipelineTask, labels: Mapping[str, str]
-) -> dsl.PipelineTask:
-    """Adds a batch prediction with an uploaded model to the pipeline that is being defined.
-
-    `name` is the job's display name.
-    """
-    machines = asdict(batch)
-    return ModelBatchPredictOp(
-        location=LOCATION,
-        job_display_name=name,
-        model=uploaded.outputs["model"],
-        labels=dict(labels),
-        encryption_spec_key_name=ENCRYPTION_KEY,
-        starting_replica_count=machines.pop("min_replica_count"),
-        **{**machines, "gcs_source_uris": list(batch.gcs_source_uris)},
-        # Today's files may differ from yesterday's.
-    ).set_caching_options(False)

@@ -1,4 +1,4 @@
-"""Deployment of a registered model: probed where no one else asks it, then given its share of the traffic.
+"""Registration of a blessed model: made the champion, laid out for the Model Registry, and deployed.
 
 No request can ask for a deployed model that has no traffic (`probe.endpoint_server`). So a model is first
 deployed to an endpoint of its own, which is removed after the probe; only one that agrees is deployed to the
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,14 +20,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shardline.components import model_store
+from shardline.components.model_store import Export, catalog, champions
 from shardline.components.register.probe import endpoint_server, probe
 from shardline.components.register.settings import Deploy
 from shardline.components.vertex.client import Platform, ask, wait
 from shardline.components.vertex.forms import LONGEST_NAME
 from shardline.components.vertex.refusals import Kind, kind_of
-from shardline.trainer.errors import PlatformError, RunError
+from shardline.trainer.errors import ModelError, PlatformError, RunError
 from shardline.trainer.progress import fact, say
 
+_NAME = "model"
+_A_YEAR_S = 31_536_000
 #: What a run on this machine has in the place of a region.
 _LOCAL = "local"
 #: Seconds that the platform may take to start the machines of a model, and how often it is asked meanwhile.
@@ -58,8 +64,7 @@ class Deployment:
         model: Resource name of the registered model's version; "" where nothing was uploaded.
         exported: Directory of the export with its golden examples.
         run: Name of the run.
-        labels: Labels of new endpoints.
-        encryption_key: Resource name of the key of a new endpoint; "" for Google's own.
+        labels: Labels of the endpoint on which the model is asked.
         check: Raises ModelError where the model can be the champion no more; asked before it gets traffic.
     """
 
@@ -69,7 +74,6 @@ class Deployment:
     exported: Path
     run: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    encryption_key: str = ""
     check: Callable[[], None] = lambda: None
 
     def deploy(self) -> str:
@@ -82,20 +86,17 @@ class Deployment:
             RunError: When the deployed model does not agree with them.
             PlatformError: When the API refuses or is not reached.
         """
-        name, alone = self.settings.endpoint, self.settings.display_name
+        name = self.settings.endpoint
         if self.platform.location == _LOCAL or not self.model:
             count = f"{self.settings.min_replica_count} to {self.settings.max_replica_count}"
-            where = f"to {name or f'a new endpoint {alone!r}'}, on {count} {self.settings.machine_type}"
+            where = f"to {name}, on {count} {self.settings.machine_type}"
             say("deploy", f"a local run: the model is not deployed; on Vertex AI it would be, {where}")
             return ""
-        if alone:
-            name = self._prove("run", alone, self.encryption_key, self.settings)
-        else:
-            before = self._deploy_beside_others(name)
-            try:
-                self._undeploy_idle(name, before)
-            except PlatformError as error:  # the model serves, and is to become the champion
-                say("deploy", f"warning: {error}; models without traffic stay, and cost machines")
+        before = self._deploy_beside_others(name)
+        try:
+            self._undeploy_idle(name, before)
+        except PlatformError as error:  # the model serves, and is to become the champion
+            say("deploy", f"warning: {error}; models without traffic stay, and cost machines")
         fact("endpoint", name)
         return name
 
@@ -114,10 +115,7 @@ class Deployment:
         if self.id in _ids(endpoint):
             say("deploy", f"{self.model} was deployed to {name} by an earlier attempt of this run")
         else:
-            one = replace(self.settings, min_replica_count=1, max_replica_count=1)
-            title = f"probe for {endpoint.display_name}"[:LONGEST_NAME]
-            proven = self._prove("probe", title, endpoint.encryption_spec.kms_key_name, one)
-            self._undeploy(proven, self.id, delete=True)
+            self._prove(endpoint)
         try:
             self._deploy(name, self.settings, {})
             before = _split(self._get(name))
@@ -139,14 +137,14 @@ class Deployment:
             raise
         return before
 
-    def _prove(self, kind: str, display_name: str, key: str, settings: Deploy) -> str:
-        """Probes the model on an endpoint of its own; one that does not agree leaves none."""
+    def _prove(self, beside: Any) -> None:
+        """Probes the model on an endpoint of its own, which is removed again."""
         from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import gcp_labels_util
 
-        parent, endpoint_id = self.platform.parent, f"{kind}-{self._mark}"
-        name = f"{parent}/endpoints/{endpoint_id}"
+        parent, endpoint_id = self.platform.parent, f"probe-{self._mark}"
+        name, key = f"{parent}/endpoints/{endpoint_id}", beside.encryption_spec.kms_key_name
         content = {
-            "display_name": display_name,
+            "display_name": f"probe for {beside.display_name}"[:LONGEST_NAME],
             # With those that the platform gives to all that a run makes, by which it is billed.
             "labels": dict(gcp_labels_util.attach_system_labels(dict(self.labels))),
             "encryption_spec": {"kms_key_name": key} if key else None,
@@ -154,7 +152,8 @@ class Deployment:
         request = {"parent": parent, "endpoint": content, "endpoint_id": endpoint_id}
         self._do(f"make the endpoint {name}", self.platform.endpoints.create_endpoint, request, Kind.CONFLICT)
         try:
-            self._deploy(name, settings, {"0": 100})
+            one = replace(self.settings, min_replica_count=1, max_replica_count=1)
+            self._deploy(name, one, {"0": 100})
             found = probe(endpoint_server(name), self.exported)
             if not found.agrees:
                 raise RunError(
@@ -163,10 +162,8 @@ class Deployment:
                 )
             say("deploy", f"{name} answers as the model did when it was judged: {found}")
             self.check()
-        except BaseException:
+        finally:
             self._undeploy(name, self.id, delete=True)
-            raise
-        return name
 
     def _undeploy_idle(self, name: str, before: Mapping[str, int]) -> None:
         """Undeploys models without traffic, but for the newest, those that had some until now first."""
@@ -234,3 +231,86 @@ def _ids(endpoint: Any) -> list[str]:
 
 def _split(endpoint: Any) -> dict[str, int]:
     return {key: share for key, share in endpoint.traffic_split.items() if share}
+
+
+def register_model(exported: Path, quality: str, champion_uri: str, run: str = "") -> None:
+    """Makes an exported, blessed model the champion; champion_uri "" publishes nothing.
+
+    Repeated in the same `run`, it publishes once.
+
+    Raises:
+        ModelError: When `exported` is incomplete or not blessed, the present champion is damaged, or is no
+            longer the one that the model was judged against.
+        SettingsError, PlatformError: When the champion's place cannot be reached or written to.
+        RunError: When copying fails.
+    """
+    if not champion_uri:
+        say("register", "champion_uri is empty: the blessed model is not published")
+        return
+    catalog.refuse_container("champion_uri", champion_uri)
+    try:
+        published = champions.publish(exported, champion_uri, quality=quality, run=run)
+    except ModelError as error:
+        raise ModelError(f"{error}; an endpoint to which this run has deployed it serves it") from error
+    now = champions.require_current(champion_uri).version
+    if now != published.version:
+        how = f"was the champion, {now} is so since"
+    elif published.commit.replaced:
+        how = f"is the champion, replacing {published.commit.replaced}"
+    else:
+        how = "is the champion"
+    say("register", f"version {published.version} {how}")
+    fact("champion", champions.where(champion_uri, published.version))
+
+
+def lay_out(exported: Path, target: Path) -> None:
+    """Copies an exported model to `target`/1; `target` is a base path for TensorFlow Serving.
+
+    Raises:
+        ModelError: When `exported` holds no complete export.
+        RunError: When copying fails.
+    """
+    Export.read(exported)  # written last: the export is complete
+    saved_model = exported / model_store.SAVED_MODEL
+    if not saved_model.is_dir():
+        raise ModelError(f"no {model_store.SAVED_MODEL} in {exported}; validate the model again")
+    try:
+        # Contents only: a Cloud Storage mount keeps neither modes nor times. A version's name is a number.
+        shutil.copytree(saved_model, target / "1", copy_function=shutil.copyfile, dirs_exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"cannot copy to {target}: {error.strerror or error}; upload the model again"
+        ) from error
+
+
+def container_spec(image_uri: str) -> dict[str, Any]:
+    """Returns the ModelContainerSpec that serves a model over REST, in the API's camel case.
+
+    The platform puts the directory of the model in AIP_STORAGE_URI, and sends requests to port 8080,
+    which is its default. A deployed model never changes: the server need not look for a newer version.
+
+    Source: https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
+    """
+    return {
+        "imageUri": image_uri,
+        "command": ["/usr/bin/tensorflow_model_server"],
+        "args": [
+            "--port=8500",
+            "--rest_api_port=8080",
+            f"--model_name={_NAME}",
+            "--model_base_path=$(AIP_STORAGE_URI)",
+            f"--file_system_poll_wait_seconds={_A_YEAR_S}",
+        ],
+        "predictRoute": f"/v1/models/{_NAME}:predict",
+        "healthRoute": f"/v1/models/{_NAME}",
+    }
+
+
+def describe(exported: Path, quality: str) -> str:
+    """Returns a line that describes an exported model in the registry.
+
+    It is escaped as in JSON: the launcher's payload pastes it between quotes.
+    """
+    export = Export.read(exported)
+    text = f"{quality}, {export.parameters:,} parameters, dataset {export.fingerprint}"
+    return json.dumps(text)[1:-1]

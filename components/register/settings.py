@@ -1,7 +1,4 @@
-"""Settings of the upload to the Model Registry, the deployment and the batch prediction of a blessed model.
-
-They are fixed when the pipeline is compiled.
-"""
+"""Compile-time settings of the upload to the Model Registry and the deployment of a blessed model."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardline.components.vertex.forms import (
-    BUCKET_PATH,
     ENDPOINT,
     LONGEST_NAME,
     MODEL,
@@ -21,22 +17,25 @@ from shardline.components.vertex.forms import (
 from shardline.trainer.errors import SettingsError
 
 _ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
-_FORMATS = {
-    "instances_format": ("jsonl", "tf-record", "csv", "file-list"),
-    "predictions_format": ("jsonl", "csv"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingMachines:
-    """Machines that serve a model; [deploy] in settings/vertex.toml.example explains the fields."""
+class Deploy:
+    """Deployment of a blessed model, after its upload to the Model Registry: [deploy].
 
+    settings/vertex.toml.example explains the fields. `endpoint` is in the region of the run; the models
+    deployed to it before keep the rest of the traffic in their proportions.
+    """
+
+    endpoint: str
     machine_type: str
     accelerator_type: str = ""
     accelerator_count: int = 0
     min_replica_count: int = 1
     max_replica_count: int = 1
     service_account: str = ""
+    traffic_percent: int = 100
+    keep: int = 1
 
     def __post_init__(self) -> None:
         for name in ("machine_type", "accelerator_type", "service_account"):
@@ -49,67 +48,12 @@ class ServingMachines:
                 "replicas must be 1 <= min_replica_count <= max_replica_count, got "
                 f"{self.min_replica_count} and {self.max_replica_count}"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Deploy(ServingMachines):
-    """Deployment of a blessed model, after its upload to the Model Registry: [deploy].
-
-    `endpoint` is in the region of the run; `display_name` makes a new endpoint in every run, whose only model
-    gets all of the traffic. The models deployed before keep the rest in their proportions. `keep` is how many
-    models without traffic stay deployed.
-    """
-
-    endpoint: str = ""
-    display_name: str = ""
-    traffic_percent: int = 100
-    keep: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if bool(self.endpoint) == bool(self.display_name):
-            raise SettingsError(
-                "give either endpoint, one that is there, or display_name, of a new one for every run"
-            )
-        if self.endpoint and not ENDPOINT.fits(self.endpoint):
+        if not ENDPOINT.fits(self.endpoint):
             raise SettingsError(f"endpoint must be {ENDPOINT.words}, got {self.endpoint!r}")
-        _check_display_name(self.display_name or "of the endpoint")
         if not 0 <= self.traffic_percent <= 100:
             raise SettingsError(f"traffic_percent must be from 0 to 100, got {self.traffic_percent}")
-        if self.display_name and self.traffic_percent != 100:
-            raise SettingsError("traffic_percent: the only model of a new endpoint gets all; give endpoint")
         if self.keep < 0:
             raise SettingsError(f"keep must be 0 or more, got {self.keep}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchPrediction(ServingMachines):
-    """Batch prediction with each blessed model, after its upload: [batch_predict].
-
-    In `gcs_source_uris` a last * stands for any characters; every run makes a directory of its own in
-    `gcs_destination_output_uri_prefix`.
-    """
-
-    gcs_source_uris: tuple[str, ...]
-    gcs_destination_output_uri_prefix: str
-    instances_format: str = "jsonl"
-    predictions_format: str = "jsonl"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.gcs_source_uris:
-            raise SettingsError("gcs_source_uris is empty; give the files with the instances")
-        for name, uris in (
-            ("gcs_source_uris", self.gcs_source_uris),
-            ("gcs_destination_output_uri_prefix", (self.gcs_destination_output_uri_prefix,)),
-        ):
-            for uri in uris:
-                check_pasted_text(name, uri)
-                if not BUCKET_PATH.fits(uri):
-                    raise SettingsError(f"{name} must be {BUCKET_PATH.words}, got {uri!r}")
-        for name, known in _FORMATS.items():
-            if getattr(self, name) not in known:
-                raise SettingsError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +71,11 @@ class ModelUpload:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_display_name(self.display_name)
+        check_pasted_text("display_name", self.display_name)
+        if not 1 <= len(self.display_name) <= LONGEST_NAME:
+            raise SettingsError(
+                f"display_name must have 1 to {LONGEST_NAME} characters, got {len(self.display_name)}"
+            )
         if not self.serving_image_uri:
             raise SettingsError("serving_image_uri is empty; give a TensorFlow Serving image")
         if self.parent_model and not MODEL.fits(self.parent_model):
@@ -139,9 +87,3 @@ class ModelUpload:
                     f"letter and ends with one or a digit, got {alias!r}"
                 )
         check_labels(self.labels)
-
-
-def _check_display_name(text: str) -> None:
-    check_pasted_text("display_name", text)
-    if not 1 <= len(text) <= LONGEST_NAME:
-        raise SettingsError(f"display_name must have 1 to {LONGEST_NAME} characters, got {len(text)}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -157,44 +157,30 @@ CAUSES = (
     ),
 )
 
-#: Causes by the exit code of a process that left no message.
-_KILLED = (
-    "most likely out of memory: the kernel kills what takes the last of it, and leaves no message",
-    "lower per_replica_batch_size, image_size or preprocess_processes, or use a machine with more memory",
-)
-_NATIVE = (
+_CRASH = (
     "a crash in native code: a library that does not fit the others or the machine, or damaged data",
     "compare the installed versions with constraints.txt ('shardline doctor --local' does), then look at the "
     "last lines of the log",
 )
-_STOPPED = (
-    "it was stopped from outside: a preemption, a cancellation or a timeout",
-    "start the run again; training goes on from its last checkpoint where it has one",
-)
-_MISSING = ("the command of the container is not there", "look at the image and its entry point")
-_BY_EXIT = {137: _KILLED, **dict.fromkeys((132, 134, 135, 139), _NATIVE)}
-_BY_EXIT |= {**dict.fromkeys((130, 143), _STOPPED), **dict.fromkeys((126, 127), _MISSING)}
-
-_SIGNALS = {
-    signal.SIGKILL: "most likely out of memory, or killed by hand",
-    signal.SIGSEGV: "a crash in native code",
-    signal.SIGBUS: "a crash in native code, or a full /dev/shm",
-    signal.SIGABRT: "native code gave up: a failed check, or no memory",
-    signal.SIGILL: "the processor lacks an instruction that the program was built for",
-    signal.SIGTERM: "asked to stop: preempted, cancelled, or past its timeout",
-    signal.SIGINT: "interrupted",
-    signal.SIGHUP: "its terminal was closed",
-}
-_OWN = "the program's own; its log says more"
-_CODES = {
-    errors.EXIT_FAILED: "the program failed",
-    errors.EXIT_BAD_INPUT: "a mistake in what was given; trying again cannot help",
-    errors.EXIT_PLATFORM: "a service refused, failed or was not reached",
-    errors.EXIT_CANCELLED: "cancelled",
-    errors.EXIT_CRASH: "an error that nobody foresaw; its crash file says more",
-    errors.EXIT_RESTART: "asked to be started again",
-    126: "the command is not executable",
-    127: "the command was not found",
+_AGAIN = "start the run again; training goes on from its last checkpoint where it has one"
+_IMAGE = "look at the image and its entry point"
+#: What exit codes mean, of signals as a shell has them, and what to do where a process left no message.
+_EXITS = {
+    137: (
+        "most likely out of memory, or killed by hand",
+        "lower per_replica_batch_size, image_size or preprocess_processes, or use a machine with more memory",
+    ),
+    **dict.fromkeys((132, 134, 135, 139), _CRASH),
+    143: ("asked to stop: preempted, cancelled, or past its timeout", _AGAIN),
+    130: ("interrupted", _AGAIN),
+    126: ("the command is not executable", _IMAGE),
+    127: ("the command was not found", _IMAGE),
+    errors.EXIT_FAILED: ("the program failed", ""),
+    errors.EXIT_BAD_INPUT: ("a mistake in what was given; trying again cannot help", ""),
+    errors.EXIT_PLATFORM: ("a service refused, failed or was not reached", ""),
+    errors.EXIT_CANCELLED: ("cancelled", ""),
+    errors.EXIT_CRASH: ("an error that nobody foresaw; its crash file says more", ""),
+    errors.EXIT_RESTART: ("asked to be started again", ""),
 }
 
 
@@ -208,42 +194,41 @@ def exit_code(value: int | str) -> int:
 def in_words(code: int) -> str:
     """Returns what an exit status means: "SIGKILL (exit code 137): most likely out of memory, ..."."""
     if code - 128 in set(signal.Signals):
-        found = signal.Signals(code - 128)
-        meaning = f": {_SIGNALS[found]}" if found in _SIGNALS else ""
-        return f"{found.name} (exit code {code}){meaning}"
-    return f"exit code {code}: {_CODES.get(code, _OWN)}"
+        meaning, _ = _EXITS.get(code, ("", ""))
+        return f"{signal.Signals(code - 128).name} (exit code {code})" + (f": {meaning}" if meaning else "")
+    meaning, _ = _EXITS.get(code, ("the program's own; its log says more", ""))
+    return f"exit code {code}: {meaning}"
 
 
 def explain(failure: Failure) -> Explanation:
-    """Judges what is known of a failure."""
-    cause, remedy = _find_cause(failure)
+    """Judges what is known of a failure.
+
+    The message of the task or of the platform counts before how a process ended, and that before the log: a
+    process that was killed says nothing, and the others complain of it.
+    """
+    ended = _EXITS.get(failure.exit_code or 0, ("", ""))
+    cause, remedy = (
+        _match([failure.error]) or (ended if ended[1] else None) or _match(failure.lines[::-1]) or ("", "")
+    )
     if failure.own_words:
         # Shardline's own messages end with what to do; only where one does not, the known cause helps.
         _, semicolon, told = failure.error.rpartition("; ")
         if failure.exit_code == errors.EXIT_BAD_INPUT and not cause:
             cause = "a mistake in what was given to the run; the same again would fail again"
         remedy = remedy or (told if semicolon else "correct what the message names and start the run again")
+    exit_parts = [] if failure.exit_code is None else [in_words(failure.exit_code)]
+    if failure.restarts:
+        exit_parts.append(f"after {failure.restarts} restart{'s' if failure.restarts > 1 else ''}")
+    if failure.peak_memory:
+        exit_parts.append(f"peak memory {failure.peak_memory / 2**20:,.0f} MiB")
     return Explanation(
         failed=", replica ".join(item for item in (failure.task, failure.replica) if item) or "unknown",
-        exit="; ".join(_exit_parts(failure)),
+        exit="; ".join(exit_parts),
         error=failure.error,
         cause=cause,
         next_step=remedy or "look at the whole log of the task",
         lines=failure.lines,
     )
-
-
-def _find_cause(failure: Failure) -> tuple[str, str]:
-    """Returns the likely cause of a failure and what to do next; "" for what is not known.
-
-    The message of the task or of the platform counts before how a process ended, and that before the log: a
-    process that was killed says nothing, and the others complain of it.
-    """
-    if found := _match([failure.error]):
-        return found
-    if failure.exit_code in _BY_EXIT:
-        return _BY_EXIT[failure.exit_code]
-    return _match(failure.lines[::-1]) or ("", "")
 
 
 def _match(lines: Sequence[str]) -> tuple[str, str] | None:
@@ -253,12 +238,3 @@ def _match(lines: Sequence[str]) -> tuple[str, str] | None:
                 group = next((item for item in found.groups() if item), "")
                 return cause.words.format(group), cause.remedy.format(group)
     return None
-
-
-def _exit_parts(failure: Failure) -> Iterator[str]:
-    if failure.exit_code is not None:
-        yield in_words(failure.exit_code)
-    if failure.restarts:
-        yield f"after {failure.restarts} restart{'s' if failure.restarts > 1 else ''}"
-    if failure.peak_memory:
-        yield f"peak memory {failure.peak_memory / 2**20:,.0f} MiB"

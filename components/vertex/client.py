@@ -32,13 +32,8 @@ T = TypeVar("T")
 _ATTEMPT_S = 30.0
 #: Attempts after the first one where the service is not reached: the network is not there.
 _UNREACHED_ATTEMPTS = 3
-#: Seconds during which a service that is busy is asked again.
-_PATIENCE_S = 60.0
-#: Seconds for it, and for one that is not reached, while a run is watched, which may take days.
-_WATCHING_S = 900.0
-
-_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-
+#: Seconds during which a busy service is asked again; while a run is watched, also one that is not reached.
+_PATIENCE_S, _WATCHING_S = 60.0, 900.0
 
 #: Hosts beside Google's that may be asked, and are given a token, in the environment: HOST,HOST:PORT.
 HOSTS_VARIABLE = "SHARDLINE_ALLOWED_HOSTS"
@@ -165,7 +160,8 @@ def ask(
 
     transport = getattr(getattr(method, "__self__", None), "transport", None)
     failed: list[Exception] = []
-    retry = _retry(doing, getattr(transport, "_credentials", None), failed, repeatable, watching)
+    credentials = getattr(transport, "_credentials", None)
+    retry = again(doing, credentials, failed=failed, repeatable=repeatable, watching=watching)
     timeout = ConstantTimeout(attempt_s or _ATTEMPT_S)  # type: ignore[no-untyped-call]
     with platform_errors(doing):
         try:
@@ -176,18 +172,21 @@ def ask(
         return made()
 
 
-def again(doing: str, credentials: Any = None) -> Retry:
-    """Returns api_core's retry for repeatable calls of Google's other clients, and of requests.
+def again(
+    doing: str,
+    credentials: Any = None,
+    *,
+    failed: list[Exception] | None = None,
+    repeatable: bool = True,
+    watching: bool = False,
+) -> Retry:
+    """Returns the policy of the attempts at one call, for Google's other clients and requests too.
 
-    A token of `credentials` that is refused is replaced, once.
+    A token of `credentials` that is refused is replaced, once. `failed` gets what has failed.
     """
-    return _retry(doing, credentials, [], repeatable=True, watching=False)
-
-
-def _retry(doing: str, credentials: Any, failed: list[Exception], repeatable: bool, watching: bool) -> Retry:
-    """Returns the policy of the attempts at one call, which puts what has failed into a list."""
     from google.api_core.retry import Retry
 
+    failed = [] if failed is None else failed
     passing = {Kind.BUSY, Kind.LOST, Kind.UNREACHED} if repeatable else {Kind.BUSY}
     begin = time.monotonic()
 
@@ -251,17 +250,12 @@ def platform_errors(doing: str) -> Iterator[None]:
     except Exception:
         # google-auth raises whatever it stumbles over in a file that holds no credentials.
         if path := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
-            _check_credentials(Path(path))
+            try:
+                files.read_json(Path(path), PlatformError)
+            except PlatformError as damaged:
+                what = f"cannot sign in to Google Cloud: GOOGLE_APPLICATION_CREDENTIALS: {damaged}"
+                raise PlatformError(what) from None
         raise
-
-
-def _check_credentials(path: Path) -> None:
-    try:
-        files.read_json(path, PlatformError)
-    except PlatformError as error:
-        raise PlatformError(
-            f"cannot sign in to Google Cloud: GOOGLE_APPLICATION_CREDENTIALS: {error}"
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -273,34 +267,31 @@ class Rest:
 
     session: AuthorizedSession
 
-    def get(self, api: str, path: str, **query: str | Sequence[str]) -> dict[str, Any]:
-        """Returns what an API, "iam", has at a path, "v1/projects/..."."""
-        return self._call("GET", api, path, params=query)
+    def ask(
+        self, api: str, path: str, body: Mapping[str, Any] | None = None, **query: Sequence[str]
+    ) -> dict[str, Any]:
+        """Returns what an API, "iam", has at "v1/projects/...", or its answer to a question with a body."""
 
-    def post(self, api: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the answer to a question that needs a body; it may be asked again."""
-        return self._call("POST", api, path, json=body)
+        def call() -> dict[str, Any]:
+            url, verb = f"https://{api}.googleapis.com/{path}", "GET" if body is None else "POST"
+            options = {"params": query, "json": body, "timeout": _ATTEMPT_S}
+            response = self.session.request(verb, url, **options)  # type: ignore[no-untyped-call]
+            response.raise_for_status()
+            return dict(response.json())
+
+        answer: dict[str, Any] = again(f"ask {api}.googleapis.com")(call)()
+        return answer
 
     def find(self, api: str, path: str) -> dict[str, Any] | None:
         """Returns what an API has at a path, or None where there is nothing."""
         from requests.exceptions import HTTPError
 
         try:
-            return self.get(api, path)
+            return self.ask(api, path)
         except HTTPError as error:
             if kind_of(error) is Kind.MISSING:
                 return None
             raise
-
-    def _call(self, verb: str, api: str, path: str, **content: Any) -> dict[str, Any]:
-        def call() -> dict[str, Any]:
-            url = f"https://{api}.googleapis.com/{path}"
-            response = self.session.request(verb, url, timeout=_ATTEMPT_S, **content)  # type: ignore[no-untyped-call]
-            response.raise_for_status()
-            return dict(response.json())
-
-        answer: dict[str, Any] = again(f"ask {api}.googleapis.com")(call)()
-        return answer
 
 
 def connect() -> tuple[Rest, str]:
@@ -313,7 +304,7 @@ def connect() -> tuple[Rest, str]:
     from google.auth.transport.requests import AuthorizedSession, Request
 
     with platform_errors("sign in to Google Cloud"):
-        credentials, _ = google.auth.default(scopes=_SCOPES)
+        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
         credentials.refresh(Request())  # type: ignore[no-untyped-call]
     account = getattr(credentials, "service_account_email", "") or getattr(credentials, "account", "")
     session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]

@@ -8,12 +8,12 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from shardline.components.run_record import FAILED, RUNNING, RunRecord, State, results
 from shardline.components.vertex.causes import Failure, explain
 from shardline.components.vertex.client import Platform, ask, ask_all
-from shardline.components.vertex.runs import Run, Task, read_run
+from shardline.components.vertex.runs import Run, read_run
 from shardline.trainer import progress
 from shardline.trainer.errors import PlatformError, SettingsError
 
@@ -143,12 +143,9 @@ def read_entries(
             key=f"{entry.timestamp}{entry.insert_id}{number}",
         )
         for entry in found[::-1]
-        for number, line in enumerate(_text(entry).splitlines() or [""])
+        for text in [str(entry.text_payload or (entry.json_payload or {}).get("message", ""))]
+        for number, line in enumerate(text.splitlines() or [""])
     ]
-
-
-def _text(entry: Any) -> str:
-    return str(entry.text_payload or (entry.json_payload or {}).get("message", ""))
 
 
 def read_record(platform: Platform, run: str, state: State | None = None) -> RunRecord:
@@ -180,7 +177,16 @@ def failure_of(platform: Platform, run: Run) -> Failure:
     task = run.failed_task
     if task is None:
         return Failure(error=run.error)
-    messages = [*_job_errors(platform, task), task.error]
+    messages: list[str] = []
+    for name in reversed(task.jobs):  # up to the one that names an exit code
+        if any(map(_STATUS.search, messages)):
+            break
+        try:
+            job = ask(f"read the job {_id(name)}", platform.jobs.get_custom_job, {"name": name})
+            messages.append(str(job.error.message))
+        except PlatformError as error:
+            progress.say("vertex", str(error))
+    messages.append(task.error)
     # The one that names an exit code, else the first.
     message = next(filter(_STATUS.search, messages), "") or next(filter(None, messages), "")
     replica, status = _FAILED_REPLICA.search(message), _STATUS.search(message)
@@ -201,21 +207,6 @@ def failure_of(platform: Platform, run: Run) -> Failure:
         own_words=bool(own),
         lines=last_lines(log),
     )
-
-
-def _job_errors(platform: Platform, task: Task) -> list[str]:
-    """Returns what the custom jobs of a task say, up to the one that names an exit code."""
-    messages: list[str] = []
-    for name in reversed(task.jobs):
-        try:
-            job = ask(f"read the job {_id(name)}", platform.jobs.get_custom_job, {"name": name})
-        except PlatformError as error:
-            progress.say("vertex", str(error))
-            continue
-        messages.append(str(job.error.message))
-        if _STATUS.search(messages[-1]):
-            break
-    return messages
 
 
 def read_log(
@@ -244,7 +235,12 @@ def read_log(
     kfp = KfpLines()
     while True:
         found = read_run(platform, run)
-        names = _task_names(found, task, wait=follow and not found.has_ended)
+        ran = [item for item in found.tasks if item.jobs]
+        chosen = [item for item in ran if task in ("", item.name, item.path.rpartition(".")[2])]
+        if task and not chosen and (found.has_ended or not follow):
+            known = ", ".join(item.name for item in ran)
+            raise SettingsError(f"no task {task!r} has run; these have: {known or 'none'}")
+        names = {_id(job): item.name for item in chosen for job in item.jobs}
         lines = read_entries(platform, names, _LIMIT, replica, since) if names else []
         fresh = [line for line in lines if line.key not in seen]
         seen.update(line.key for line in fresh)
@@ -257,16 +253,6 @@ def read_log(
         if lines:
             since = max(lines[-1].time - _OVERLAP, since or lines[0].time)
         time.sleep(_PAUSE_S)
-
-
-def _task_names(run: Run, task: str, *, wait: bool) -> dict[str, str]:
-    """Returns the names of tasks by the ids of their custom jobs."""
-    ran = [item for item in run.tasks if item.jobs]
-    chosen = [item for item in ran if task in ("", item.name, item.path.rpartition(".")[2])]
-    if task and not wait and not chosen:
-        known = ", ".join(item.name for item in ran)
-        raise SettingsError(f"no task {task!r} has run; these have: {known or 'none'}")
-    return {_id(job): item.name for item in chosen for job in item.jobs}
 
 
 def _id(name: str) -> str:

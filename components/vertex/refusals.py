@@ -86,12 +86,6 @@ def in_short(error: Exception) -> str:
     return f"{code} {words}" if code else "the connection was lost"
 
 
-def role_of(permission: str) -> str:
-    """Returns a role that has a permission."""
-    roles = (role for beginning, role in _ROLES.items() if permission.startswith(beginning))
-    return next(roles, "a role that has it")
-
-
 def _last(error: Any) -> Any:
     """Returns what happened last in a call that was tried several times; HTTP errors as gRPC's have them."""
     from google.api_core.exceptions import RetryError, from_http_response
@@ -108,7 +102,8 @@ def _reason(error: Exception) -> str:
     from google.api_core import exceptions as api
     from google.auth.exceptions import DefaultCredentialsError, RefreshError
 
-    kind, said = kind_of(error), short(" ".join(_message(error).split()).rstrip("."), 300)
+    message = str(getattr(error, "message", "") or error)
+    kind, said = kind_of(error), short(" ".join(message.split()).rstrip("."), 300)
     if isinstance(error, DefaultCredentialsError):
         return f"no credentials of Google Cloud were found; {_SIGN_IN}"
     if kind is Kind.UNREACHED:
@@ -143,7 +138,9 @@ def _forbidden(error: Any, said: str) -> str:
     if not permission:
         return f"permission denied to {_account()}: {said}"
     on = f"on {facts['resource']}" if "resource" in facts else f"({said})"
-    return f"permission {permission} is missing {on}; grant {role_of(permission)} to {_account()}"
+    roles = (role for beginning, role in _ROLES.items() if permission.startswith(beginning))
+    role = next(roles, "a role that has it")
+    return f"permission {permission} is missing {on}; grant {role} to {_account()}"
 
 
 def _account() -> str:
@@ -157,7 +154,3 @@ def _account() -> str:
         return "your account"
     name = getattr(credentials, "service_account_email", "") or getattr(credentials, "account", "")
     return name or "your account"
-
-
-def _message(error: Exception) -> str:
-    return str(getattr(error, "message", "") or error)

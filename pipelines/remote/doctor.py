@@ -104,7 +104,7 @@ def find_image(image: str, rest: Rest) -> Diagnosis:
 
 
 def _project(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
-    found = rest.get("cloudresourcemanager", f"v3/projects/{environment.project}")
+    found = rest.ask("cloudresourcemanager", f"v3/projects/{environment.project}")
     if found.get("state", "ACTIVE") != "ACTIVE":
         yield error("project", f"{environment.project} is {found['state']}", "restore it, or use another")
         return
@@ -113,7 +113,7 @@ def _project(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
 
 def _permissions(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     path = f"v3/projects/{environment.project}:testIamPermissions"
-    granted = rest.post("cloudresourcemanager", path, {"permissions": list(_PERMISSIONS)})
+    granted = rest.ask("cloudresourcemanager", path, {"permissions": list(_PERMISSIONS)})
     missing = [name for name in _PERMISSIONS if name not in granted.get("permissions", ())]
     if missing:
         fix = "grant this account roles/aiplatform.user, and roles/logging.viewer to read logs"
@@ -125,7 +125,7 @@ def _permissions(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
 def _apis(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     parent = f"projects/{environment.project}"
     names = [f"{parent}/services/{api}.googleapis.com" for api in _APIS]
-    found = rest.get("serviceusage", f"v1/{parent}/services:batchGet", names=names)
+    found = rest.ask("serviceusage", f"v1/{parent}/services:batchGet", names=names)
     states = {item["name"].rpartition("/")[2]: item["state"] for item in found.get("services", ())}
     missing = [f"{api}.googleapis.com" for api in _APIS if states.get(f"{api}.googleapis.com") != "ENABLED"]
     if missing:
@@ -179,7 +179,7 @@ def _service_account(environment: Environment, rest: Rest) -> Iterator[Diagnosis
         yield error("service account", f"{account} is disabled", "enable it")
         return
     act_as = "iam.serviceAccounts.actAs"
-    granted = rest.post("iam", f"{path}:testIamPermissions", {"permissions": [act_as]})
+    granted = rest.ask("iam", f"{path}:testIamPermissions", {"permissions": [act_as]})
     if act_as not in granted.get("permissions", ()):
         fix = "grant this account roles/iam.serviceAccountUser on it"
         yield error("service account", f"this account may not act as {account}", fix)

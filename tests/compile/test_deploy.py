@@ -1,4 +1,4 @@
-"""Upload, deployment and batch prediction in the compiled retraining pipeline."""
+"""Upload and deployment in the compiled retraining pipeline."""
 
 import dataclasses
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
+from shardline.components.register.settings import Deploy, ModelUpload
 from shardline.pipelines.check.checks import check, parse
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.compile import compile_pipeline
@@ -24,11 +24,6 @@ ENDPOINT = "projects/acme-vision/locations/europe-west4/endpoints/9"
 PINNED = f"europe-west4-docker.pkg.dev/acme-vision/shardline/shardline@sha256:{64 * 'a'}"
 SETTINGS = Settings(
     image=PINNED, train=JOB, model_upload=ModelUpload(display_name="digits", serving_image_uri="s:1")
-)
-BATCH = BatchPrediction(
-    gcs_source_uris=("gs://b/in/*.jsonl",),
-    gcs_destination_output_uri_prefix="gs://b/out",
-    machine_type="n1-standard-2",
 )
 
 
@@ -78,30 +73,11 @@ def test_the_upload_goes_where_the_pipeline_runs_and_is_tried_again() -> None:
     assert not task.get("cachingOptions")
 
 
-def test_a_batch_is_predicted_with_the_uploaded_model() -> None:
-    text = compiled(batch_predict=BATCH)
-    task = blessed_tasks(text)["model-batch-predict"]
-
-    assert task["dependentTasks"] == ["model-upload"]
-    assert (
-        given(task).items()
-        >= {
-            "job_display_name": "digits",
-            "location": LOCATION,
-            "gcs_source_uris": ["gs://b/in/*.jsonl"],
-            "gcs_destination_output_uri_prefix": "gs://b/out",
-            "machine_type": "n1-standard-2",
-            "starting_replica_count": 1.0,
-        }.items()
-    )
-    assert check(parse(text, Path("p.yaml"))) == []
-
-
 def test_nothing_of_it_is_there_unless_it_is_asked_for() -> None:
     text = compiled(model_upload=None)
 
     assert set(blessed_tasks(text)) == {"register"}
-    for word in ("model-deploy", "traffic", "batch_prediction_job", "serving"):
+    for word in ("model-deploy", "traffic", "serving"):
         assert word not in text
 
 

@@ -12,7 +12,7 @@ from shardline.components import model_store, run_record
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import current, publish
 from shardline.components.register.component import register
-from shardline.components.register.registry import register_model
+from shardline.components.register.deployment import register_model
 from shardline.trainer import progress
 from shardline.trainer.errors import ModelError, SettingsError
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
@@ -129,7 +129,7 @@ def test_a_reader_never_sees_half_a_model(champion, tmp_path):
 
 def test_publishing_on_a_disk_loads_neither_tensorflow_nor_kfp_nor_google(exported, champion):
     script = (
-        "import pathlib, sys; from shardline.components.register.registry import register_model; "
+        "import pathlib, sys; from shardline.components.register.deployment import register_model; "
         "register_model(pathlib.Path(sys.argv[1]), 'accuracy 0.97', sys.argv[2]); "
         "print([name for name in ('tensorflow', 'keras', 'kfp', 'google.auth') if name in sys.modules])"
     )

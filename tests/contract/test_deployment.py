@@ -181,7 +181,7 @@ def test_machines_that_cannot_be_given_back_are_said(
     assert dict(services.endpoints[ENDPOINT].traffic_split).popitem()[1] == 100
 
 
-@pytest.mark.parametrize("where", ["endpoints/probe-", "endpoints/9", "endpoints/run-"])
+@pytest.mark.parametrize("where", ["endpoints/probe-", "endpoints/9"])
 def test_machines_that_do_not_start_in_time_are_taken_off(
     services: FakeServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -194,9 +194,8 @@ def test_machines_that_do_not_start_in_time_are_taken_off(
         return result(self, *arguments, **options)
 
     monkeypatch.setattr(Operation, "result", late)
-    alone = Deploy(display_name="digits", machine_type="n1-standard-2")
     with pytest.raises(PlatformError, match=r"^cannot deploy .*: the platform was not done after 3,600 s"):
-        deploy(tmp_path, alone if "run" in where else BESIDE)
+        deploy(tmp_path)
 
     assert dict(services.endpoints[ENDPOINT].traffic_split) == BEFORE
     assert ids(services) == ["5", "6", "8"]
@@ -233,26 +232,6 @@ def test_a_model_without_traffic_stays_without(services: FakeServices, tmp_path:
     assert len(ids(services)) == 3
 
 
-@pytest.mark.parametrize("answer", [golden_answers, wrong])
-def test_a_new_endpoint_is_there_only_with_a_model_that_agrees(
-    services: FakeServices, tmp_path: Path, answer: Any
-) -> None:
-    services.serving.serve = lambda endpoint, model, instances: answer(instances)
-    settings = Deploy(display_name="digits", machine_type="n1-standard-2")
-    if answer is wrong:
-        with pytest.raises(RunError, match="does not answer as it did"):
-            deploy(tmp_path, settings)
-        assert list(services.endpoints) == [ENDPOINT]
-        return
-    name = deploy(tmp_path, settings)
-    assert deploy(tmp_path, settings) == name, "an attempt that is repeated"
-
-    made = services.endpoints[f"{PLACE}/endpoints/{name.rpartition('/')[2]}"]
-    (model,) = made.deployed_models
-    assert (made.display_name, made.labels["pipeline"]) == ("digits", "retrain")
-    assert dict(made.traffic_split) == {model.id: 100}
-
-
 def test_the_task_puts_out_the_endpoint(services: FakeServices, tmp_path: Path) -> None:
     exported = dsl.Model(uri=str(write_golden(tmp_path / "exported")))
     endpoint, numbers = dsl.Artifact(), {"keep": 0.0, "traffic_percent": 50.0}
@@ -263,7 +242,6 @@ def test_the_task_puts_out_the_endpoint(services: FakeServices, tmp_path: Path) 
         deploy={"endpoint": ENDPOINT, "machine_type": "n1-standard-2", **numbers},
         labels={},
         gate={"champion_uri": ""},
-        encryption_key="",
         job_name="retrain-1",
         project=PROJECT,
         location=LOCATION,

@@ -12,11 +12,10 @@ from google_cloud_pipeline_components.types.artifact_types import UnmanagedConta
 from kfp import compiler, dsl
 
 from shardline.components.register.component import (
-    batch_prediction_task,
     serving_model,
     upload_task,
 )
-from shardline.components.register.settings import BatchPrediction, ModelUpload
+from shardline.components.register.settings import ModelUpload
 from shardline.pipelines.local.localize import localize
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
@@ -32,15 +31,6 @@ UPLOAD = ModelUpload(
     parent_model=f"projects/{PROJECT}/locations/{LOCATION}/models/7",
     version_aliases=("candidate", "default"),
     labels={"team": "vision"},
-)
-
-
-BATCH = BatchPrediction(
-    gcs_source_uris=("gs://b/in/*.jsonl",),
-    gcs_destination_output_uri_prefix="gs://b/out",
-    machine_type="n1-standard-2",
-    accelerator_type="NVIDIA_TESLA_T4",
-    accelerator_count=1,
 )
 
 
@@ -90,7 +80,6 @@ def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.
         )
         stored = store(here=ready.outputs["serving"], text=ready.outputs["Output"], bucket=BUCKET)
         uploaded = upload_task(upload, stored, labels={"pipeline": "retrain"})
-        batch_prediction_task(BATCH, "digits", uploaded, {"pipeline": "retrain"})
         look(model=uploaded.outputs["model"], serving=ready.outputs["serving"], result=result)
 
     compiler.Compiler().compile(pipeline, str(directory / "upload.yaml"))
@@ -117,13 +106,11 @@ def test_a_new_version_of_a_registered_model(vertex: FakeVertex, tmp_path: Path)
     assert seen["metadata"]["resourceName"] == f"{OLD}@2"
 
 
-def test_a_new_model_that_tensorflow_serving_finds_predicts_a_batch(
-    vertex: FakeVertex, tmp_path: Path
-) -> None:
+def test_a_new_model_is_one_that_tensorflow_serving_finds(vertex: FakeVertex, tmp_path: Path) -> None:
     done = run(vertex, tmp_path, ModelUpload(display_name="digits", serving_image_uri=IMAGE))
 
     assert done.returncode == 0, done.stdout + done.stderr
-    (((name, (model,)),)) = vertex.services.models.items()
+    ((model,),) = vertex.services.models.values()
     container = model.container_spec
     assert container.image_uri == IMAGE
     assert list(container.command) == ["/usr/bin/tensorflow_model_server"]
@@ -136,12 +123,3 @@ def test_a_new_model_that_tensorflow_serving_finds_predicts_a_batch(
     )
     seen = json.loads((tmp_path / "result.json").read_text())
     assert seen["files"] == ["1/saved_model.pb", "1/variables/variables.index"]
-
-    (job,) = vertex.services.predictions.values()
-    assert (job.display_name, job.model, job.labels["pipeline"]) == ("digits", f"{name}@1", "retrain")
-    assert list(job.input_config.gcs_source.uris) == ["gs://b/in/*.jsonl"]
-    assert job.output_config.gcs_destination.output_uri_prefix == "gs://b/out"
-    assert (job.input_config.instances_format, job.output_config.predictions_format) == ("jsonl", "jsonl")
-    spec = json.loads(type(job.dedicated_resources).to_json(job.dedicated_resources))
-    assert spec["machineSpec"]["acceleratorCount"] == 1
-    assert (spec["startingReplicaCount"], spec["maxReplicaCount"]) == (1, 1)

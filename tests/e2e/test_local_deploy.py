@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import yaml
+from google_cloud_pipeline_components.v1.batch_predict_job import ModelBatchPredictOp
 from google_cloud_pipeline_components.v1.endpoint import EndpointCreateOp, ModelDeployOp
 from kfp import compiler, dsl
 
 from shardline.components.register.component import (
-    batch_prediction_task,
     deploy_task,
     serving_model,
     upload_task,
 )
-from shardline.components.register.settings import BatchPrediction, Deploy, ModelUpload
+from shardline.components.register.settings import Deploy, ModelUpload
 from shardline.pipelines.local import stand_ins
 from shardline.pipelines.local.localize import localize
 from tests.helpers.execution import execute
@@ -25,11 +25,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 ENDPOINT = "projects/my-project/locations/europe-west4/endpoints/9"
 PARENT = "projects/my-project/locations/europe-west4/models/7"
-BATCH = BatchPrediction(
-    gcs_source_uris=("gs://b/in/*.jsonl",),
-    gcs_destination_output_uri_prefix="gs://b/out",
-    machine_type="n1-standard-2",
-)
 
 
 @dsl.component(base_image="image:1", install_kfp_package=False)
@@ -61,7 +56,13 @@ def run(directory: Path, deploy: Deploy, parent: str) -> subprocess.CompletedPro
             dedicated_resources_min_replica_count=1,
             dedicated_resources_max_replica_count=1,
         )
-        batch_prediction_task(BATCH, "digits", uploaded, labels={})
+        ModelBatchPredictOp(
+            job_display_name="digits",
+            model=uploaded.outputs["model"],
+            gcs_source_uris=["gs://b/in/*.jsonl"],
+            gcs_destination_output_uri_prefix="gs://b/out",
+            machine_type="n1-standard-2",
+        )
 
     compiler.Compiler().compile(pipeline, str(directory / "deploy.yaml"))
     spec = yaml.safe_load((directory / "deploy.yaml").read_text())
@@ -72,7 +73,7 @@ def run(directory: Path, deploy: Deploy, parent: str) -> subprocess.CompletedPro
     ("where", "parent", "words"),
     [
         ({"endpoint": ENDPOINT, "traffic_percent": 10}, PARENT, (ENDPOINT, f"a new version of {PARENT}")),
-        ({"display_name": "digits"}, "", ("a new endpoint 'digits'", "a new model")),
+        ({"endpoint": ENDPOINT}, "", (ENDPOINT, "a new model")),
     ],
 )
 def test_what_would_be_done_is_said(

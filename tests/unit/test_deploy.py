@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardline.components.register.deployment import Deployment, share_traffic
-from shardline.components.register.settings import BatchPrediction, Deploy
+from shardline.components.register.settings import Deploy
 from shardline.components.vertex.client import Platform
 from shardline.pipelines import settings
 from shardline.trainer import progress
@@ -16,10 +16,6 @@ ENDPOINT = "projects/my-project/locations/europe-west4/endpoints/9"
 BASE = 'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
 UPLOAD = '[model_upload]\ndisplay_name = "digits"\nserving_image_uri = "s:1"\n'
 DEPLOY = f'[deploy]\nendpoint = "{ENDPOINT}"\nmachine_type = "n1-standard-2"\n'
-BATCH = (
-    '[batch_predict]\ngcs_source_uris = ["gs://b/in/*.jsonl"]\nmachine_type = "n1-standard-2"\n'
-    'gcs_destination_output_uri_prefix = "gs://b/out"\n'
-)
 
 
 def load(directory: Path, text: str) -> settings.Settings:
@@ -28,15 +24,10 @@ def load(directory: Path, text: str) -> settings.Settings:
 
 
 def test_the_tables_are_read(tmp_path: Path) -> None:
-    loaded = load(tmp_path, UPLOAD + DEPLOY + "traffic_percent = 10\nmax_replica_count = 3\n" + BATCH)
+    loaded = load(tmp_path, UPLOAD + DEPLOY + "traffic_percent = 10\nmax_replica_count = 3\n")
 
     assert loaded.deploy == Deploy(
         endpoint=ENDPOINT, machine_type="n1-standard-2", traffic_percent=10, max_replica_count=3
-    )
-    assert loaded.batch_predict == BatchPrediction(
-        gcs_source_uris=("gs://b/in/*.jsonl",),
-        gcs_destination_output_uri_prefix="gs://b/out",
-        machine_type="n1-standard-2",
     )
 
 
@@ -44,32 +35,17 @@ def test_the_tables_are_read(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (DEPLOY, r"deploy needs a model in the Model Registry; add a table \[model_upload\]"),
-        (BATCH, "batch_predict needs a model in the Model Registry"),
         (UPLOAD + '[deploy]\nendpoint = "e"\n', "deploy.machine_type is missing"),
-        (UPLOAD + '[deploy]\nmachine_type = "m"\n', "deploy.give either endpoint, one that is there, or"),
-        (UPLOAD + DEPLOY + 'display_name = "d"\n', "deploy.give either endpoint"),
+        (UPLOAD + '[deploy]\nmachine_type = "m"\n', "deploy.endpoint is missing"),
         (UPLOAD + DEPLOY.replace("endpoints", "models"), "deploy.endpoint must be projects/P/.*, got"),
         (UPLOAD + DEPLOY + "keep = -1\n", "keep must be 0 or more, got -1"),
         (UPLOAD + DEPLOY + "traffic_percent = 101\n", "traffic_percent must be from 0 to 100, got 101"),
-        (
-            UPLOAD + '[deploy]\ndisplay_name = "d"\nmachine_type = "m"\ntraffic_percent = 10\n',
-            "deploy.traffic_percent: the only model of a new endpoint gets all",
-        ),
         (
             UPLOAD + DEPLOY + "min_replica_count = 0\n",
             "1 <= min_replica_count <= max_replica_count, got 0 and 1",
         ),
         (UPLOAD + DEPLOY + 'accelerator_type = "NVIDIA_L4"\n', "go together, got 'NVIDIA_L4' and 0"),
         (UPLOAD + DEPLOY + "service_account = 'a\"b'\n", "deploy.service_account holds '\"'"),
-        (UPLOAD + BATCH.replace("gs://b/in", "b/in"), "gcs_source_uris must be gs://BUCKET/PATH, got 'b/in"),
-        (
-            UPLOAD + BATCH.replace("gs://b/out", "/out"),
-            "output_uri_prefix must be gs://BUCKET/PATH, got '/out'",
-        ),
-        (
-            UPLOAD + BATCH + 'instances_format = "json"\n',
-            "instances_format must be one of jsonl, .*, got 'json'",
-        ),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:
@@ -125,7 +101,4 @@ def test_the_example_shows_every_key() -> None:
     example = (Path(__file__).resolve().parents[2] / "settings" / "vertex.toml.example").read_text()
     text = example[example.index("# [deploy]") :]
 
-    missing = {
-        item.name for kind in (Deploy, BatchPrediction) for item in fields(kind) if item.name not in text
-    }
-    assert missing == {"display_name"}, "it takes the place of endpoint"
+    assert not {item.name for item in fields(Deploy) if item.name not in text}

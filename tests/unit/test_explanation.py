@@ -27,7 +27,7 @@ from shardline.trainer.errors import SettingsError
 )
 def test_an_exit_code_in_words(status: int | str, code: int, words: str) -> None:
     assert exit_code(status) == code
-    assert in_words(code) == words
+    assert in_words(code).startswith(words)
 
 
 QUOTA = (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.register.registry import (
+from shardline.components.register.deployment import (
     describe,
     lay_out,
 )

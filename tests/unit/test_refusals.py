@@ -11,7 +11,7 @@ from google.auth import exceptions as auth
 from google.rpc import error_details_pb2
 
 from shardline.components.vertex.client import again, platform_errors
-from shardline.components.vertex.refusals import Kind, kind_of, role_of
+from shardline.components.vertex.refusals import Kind, kind_of
 from shardline.trainer.errors import PlatformError
 
 
@@ -47,6 +47,7 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
             "permission iam.serviceAccounts.actAs is missing (You do not have",
         ),
         (api.PermissionDenied("no"), "permission denied to your account: no"),
+        (api.PermissionDenied("Permission 'compute.networks.use' denied"), "grant a role that has it to"),
         (
             api.PermissionDenied("has not been used in project 1", error_info=DISABLED),
             "run 'gcloud services enable secretmanager.googleapis.com'",
@@ -130,15 +131,3 @@ def test_a_token_is_replaced_once() -> None:
     with pytest.raises(api.Unauthenticated):
         again("do it", credentials)(call)()
     assert tokens == ["old", None]
-
-
-@pytest.mark.parametrize(
-    ("permission", "role"),
-    [
-        ("aiplatform.schedules.create", "roles/aiplatform.user"),
-        ("iam.serviceAccounts.actAs", "roles/iam.serviceAccountUser"),
-        ("compute.networks.use", "a role that has it"),
-    ],
-)
-def test_the_role_for_a_permission(permission: str, role: str) -> None:
-    assert role_of(permission) == role

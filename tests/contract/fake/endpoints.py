@@ -1,7 +1,7 @@
-"""Endpoints, the models that are deployed to them and what those answer, and batch predictions.
+"""Endpoints, the models that are deployed to them and what those answer.
 
-Sources: the comments in google/cloud/aiplatform/v1/endpoint_service.proto, endpoint.proto,
-prediction_service.proto and batch_prediction_job.proto.
+Sources: the comments in google/cloud/aiplatform/v1/endpoint_service.proto, endpoint.proto and
+prediction_service.proto.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from google.cloud.aiplatform_v1.types import (
-    BatchPredictionJob,
     DeployedModel,
     Endpoint,
-    JobState,
     endpoint_service,
-    job_service,
     prediction_service,
 )
 from google.longrunning import operations_pb2
@@ -28,18 +25,16 @@ from tests.contract.fake.models import Models
 
 
 class Endpoints:
-    """Answers the calls of endpoints and batch predictions.
+    """Answers the calls of endpoints.
 
     Attributes:
         endpoints: By name, with what is deployed to them and how their traffic is shared.
-        predictions: Batch prediction jobs by name, as they were received, all of them done.
         serve: What a deployed model of an endpoint answers to instances, a list of JSON values.
         traffic: Each split of traffic that an endpoint has had, with the endpoint's name.
     """
 
     def __init__(self, models: Models, number: Callable[[], int]) -> None:
         self.endpoints: dict[str, Endpoint] = {}
-        self.predictions: dict[str, BatchPredictionJob] = {}
         self.serve: Callable[[str, DeployedModel, list[Any]], list[Any]] = lambda *_: []
         self.traffic: list[tuple[str, dict[str, int]]] = []
         self._requests = itertools.count()
@@ -142,36 +137,6 @@ class Endpoints:
     def _share(self, endpoint: Endpoint, split: dict[str, int]) -> None:
         endpoint.traffic_split = split
         self.traffic.append((endpoint.name, split))
-
-    def create_batch_prediction_job(
-        self, request: job_service.CreateBatchPredictionJobRequest
-    ) -> BatchPredictionJob:
-        parent = location(request.parent)
-        job = request.batch_prediction_job
-        self._model_is_there(job.model)
-        target = job.output_config.gcs_destination.output_uri_prefix
-        sources = job.input_config.gcs_source.uris
-        refuse(
-            *([] if sources else ["input_config.gcs_source.uris: is required"]),
-            *(f"input_config.gcs_source.uris: {uri!r}" for uri in sources if not uri.startswith("gs://")),
-            *([] if target.startswith("gs://") else [f"output_config.gcs_destination: {target!r}"]),
-            *(
-                []
-                if job.dedicated_resources.machine_spec.machine_type
-                else ["dedicated_resources: is required"]
-            ),
-        )
-        job.name = f"{parent}/batchPredictionJobs/{self._number()}"
-        job.state = JobState.JOB_STATE_SUCCEEDED
-        job.output_info.gcs_output_directory = f"{target}/prediction-1"
-        self.predictions[job.name] = job
-        return job
-
-    def get_batch_prediction_job(
-        self, request: job_service.GetBatchPredictionJobRequest
-    ) -> BatchPredictionJob:
-        found: BatchPredictionJob = find(self.predictions, request.name)
-        return found
 
     def _model_is_there(self, name: str) -> None:
         if numbered(name).partition("@")[0] not in self._models.models:

@@ -20,7 +20,6 @@ _LAUNCHERS = {
     "CustomJob": ("custom_job", ()),
     "HyperparameterTuningJob": ("hyperparameter_tuning_job", ()),
     "UploadModel": ("model.upload_model", ("--executor_input",)),
-    "BatchPredictionJob": ("batch_prediction_job", ("--executor_input",)),
 }
 _PASSED = ("--type", "--payload", "--project", "--location", "--gcp_resources")
 _OPTIONAL = ("--parent_model_name",)

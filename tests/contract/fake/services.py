@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from google.cloud.aiplatform_v1.types import (
-    BatchPredictionJob,
     CustomJob,
     Endpoint,
     HyperparameterTuningJob,
@@ -101,11 +100,6 @@ class FakeServices:
     def endpoints(self) -> dict[str, Endpoint]:
         """Endpoints by name, with what is deployed to them."""
         return self.serving.endpoints
-
-    @property
-    def predictions(self) -> dict[str, BatchPredictionJob]:
-        """Batch prediction jobs by name, as they were received."""
-        return self.serving.predictions
 
     @property
     def pipeline_jobs(self) -> dict[str, PipelineJob]:
