@@ -172,12 +172,15 @@ def measure(manifest: Manifest, truth: Arrays, said: Arrays) -> dict[str, float]
 def ours(task: Task, dataset: Path, out: Path, seed: int) -> dict[str, float]:
     """Trains, exports and judges by Shardline's own programs; returns what the report says."""
     from shardline.components.validate.gate import Gate
+    from shardline.components.validate.metrics import MAIN
     from shardline.components.validate.validation import validate
 
     command = [sys.executable, "-m", "shardline.trainer.task", "--dataset", dataset, "--model", task.model]
     command += ["--model-dir", out / "model", "--epochs", task.epochs, "--seed", seed]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return dict(validate(out / "model/model.keras", dataset, out / "exported", gate=Gate()).evaluation.main)
+    whole = validate(out / "model/model.keras", dataset, out / "exported", gate=Gate()).evaluation
+    parts = {f"{part.label}." if whole.parts else "": MAIN[part.kind] for part in whole.each}
+    return {f"{prefix}{name}": whole.metrics[f"{prefix}{name}"] for prefix, name in parts.items()}
 
 
 def keras_fit(task: Task, dataset: Path, manifest: Manifest, seed: int) -> dict[str, float]:

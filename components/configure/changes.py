@@ -34,7 +34,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, columns
 from shardline.components.text import quality, short
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.validate.formats import check_installed, refuse_table
+from shardline.components.validate.formats import check_installed
 from shardline.components.validate.gate import GateSettings
 from shardline.trainer import crash, files
 from shardline.trainer.data import manifest as manifests
@@ -240,8 +240,7 @@ def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:
     form, _, path = data.source.partition(":")
     if formats and form in ("table", "bigquery") and "image" not in data.features:
         found = columns.open_table(path)[0] if form == "table" else bigquery.open_columns(data.source)
-        if "image" not in found.types:
-            refuse_table(formats)
+        check_installed(formats, table="image" not in found.types)
 
 
 def _compare(history: Path, state: State, force: bool) -> tuple[RunResult | None, str]:

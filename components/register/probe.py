@@ -16,7 +16,7 @@ from typing import Any
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
-from shardline.components.validate.golden import compare, is_answer
+from shardline.components.validate.answers import compare, is_answer
 from shardline.components.vertex.client import Platform, ask
 from shardline.trainer.errors import ModelError, PlatformError, RunError, SettingsError
 from shardline.trainer.progress import say

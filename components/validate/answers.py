@@ -1,24 +1,50 @@
-"""Answers of an exported model: what its signatures give, how far two are apart, and which are most wrong.
+"""Answers of an exported model: what its signatures give, how far two are apart, and the golden ones.
 
 A difference of numbers is told in standard deviations of the label in training, one of probabilities as it
-is, so that a limit means the same for every label.
+is, so that a limit means the same for every label. Golden examples, requests with their answers, are compared
+with what a clean process or a server answers.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.util
+import io
+import itertools
+import json
+import math
+import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import reprlib
+import site
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from shardline.components.validate.evaluation import Mistake
+from shardline.components import model_store
+from shardline.components.model_store import Export
+from shardline.components.validate import clean_process
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.errors import ModelError
 
 Floats = npt.NDArray[np.float32]
+
+#: Seconds that a clean process may take from the request to the answer, TensorFlow's import included.
+_LIMIT_S = 600.0
+
+#: What a server sends may be anything, of any length.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 80
 
 #: Outputs of a signature by kind of label, that of the probabilities or numbers first.
 OUTPUTS = {
@@ -33,9 +59,6 @@ QUANTILES = "quantiles"
 #: From this probability on, an example is said to have one of several labels.
 THRESHOLD = 0.5
 
-#: Wrong predictions that are kept as examples.
-MOST_MISTAKES = 24
-
 
 @dataclass(frozen=True)
 class Predictions:
@@ -43,7 +66,8 @@ class Predictions:
 
     Attributes:
         said: Probabilities or numbers by name of the label, float32 [n, outputs].
-        classes: The most probable class by name of the label, of those that are one of several, int64 [n].
+        classes: By name of the label the most probable class, int64 [n], or whether it gives each label,
+            0 or 1, int64 [n, outputs].
         quantiles: Quantiles by name of the label, of those of which the model gives them, float32
             [n, quantiles].
     """
@@ -116,14 +140,19 @@ def read_deviations(manifest: Manifest) -> dict[str, tuple[float, ...]]:
     }
 
 
+def gaps(expected: npt.NDArray[Any], found: npt.NDArray[Any], deviations: Sequence[float] = ()) -> Any:
+    """Returns the differences; at least 1 where one of two is a number and the other is not."""
+    finite = np.isfinite(expected), np.isfinite(found)
+    apart = np.abs(np.where(finite[0], expected, 0) - np.where(finite[1], found, 0))
+    apart = apart / np.asarray(deviations or 1.0)
+    return np.where(finite[0] == finite[1], apart, np.maximum(apart, 1.0))
+
+
 def largest_gap(
     expected: npt.NDArray[Any], found: npt.NDArray[Any], deviations: Sequence[float] = ()
 ) -> float:
-    """Returns the largest difference; at least 1 where one of two is a number and the other is not."""
-    finite = np.isfinite(expected)
-    gaps = np.abs(np.where(finite, expected, 0) - np.where(np.isfinite(found), found, 0))
-    gap = float((gaps / np.asarray(deviations or 1.0)).max(initial=0.0))
-    return max(1.0, gap) if (finite != np.isfinite(found)).any() else gap
+    """Returns the largest of the `gaps`."""
+    return float(gaps(expected, found, deviations).max(initial=0.0))
 
 
 def largest_gap_of(
@@ -138,49 +167,235 @@ def largest_gap_of(
     )
 
 
-def find_mistakes(
-    label: Label, true: npt.NDArray[Any], answer: Predictions, keys: Sequence[str], images: Any
-) -> Iterator[tuple[float, int, Mistake]]:
-    """Yields the most wrong answers to some examples: how wrong each is, the example's place, and the answer.
+@dataclass(frozen=True)
+class Comparison:
+    """Comparison of some answers with the golden ones.
 
-    Wrong classes rank by the probability that they were given, several labels by the number that is wrong,
-    numbers by their error.
-
-    Args:
-        label: What was to be predicted.
-        true: The truth, as it is stored.
-        answer: What the model answered.
-        keys: Keys of the examples.
-        images: Their encoded images, a string tensor [n]; None for a table.
+    Attributes:
+        difference: Largest difference of a probability, or of a number in standard deviations; at least 1
+            where a label is another one, an answer is missing, or only one of two numbers is finite.
+        words: What differs most, or why nothing could be compared; "" where nothing differs.
     """
-    said = answer.said[label.name]
+
+    difference: float
+    words: str = ""
+
+
+def start() -> CleanProcess:
+    """Starts a clean process, a context manager."""
+    return CleanProcess()
+
+
+def ask(process: CleanProcess, exported: Path) -> Callable[[], Comparison]:
+    """Asks a clean process for an export's golden answers.
+
+    Returns what waits for them and compares them; where there are none, nothing agrees.
+    """
+    export = Export.read(exported)
+    golden = export.golden or {}
+    request = {name: golden[name] for name in ("signature_name", "instances")}
+    number = process.ask(exported / model_store.SAVED_MODEL, request)
+
+    @functools.cache
+    def check() -> Comparison:
+        try:
+            return compare(export, process.answer(number))
+        except ModelError as error:
+            return Comparison(1.0, str(error))
+
+    return check
+
+
+def compare(export: Export, predictions: Any) -> Comparison:
+    """Compares answers, one object for each golden example, with the golden ones of an export."""
+    expected = (export.golden or {}).get("predictions", [])
+    if not isinstance(predictions, Sequence) or len(predictions) != len(expected):
+        found = len(predictions) if isinstance(predictions, Sequence) else "no"
+        return Comparison(1.0, f"{found} answers to {len(expected)} examples")
+    rows = [_compare_row(*pair, export) for pair in zip(expected, predictions, strict=True)]
+    number, worst = max(enumerate(rows), key=lambda item: item[1].difference)
+    return Comparison(worst.difference, f"example {number}: {worst.words}" if worst.words else "")
+
+
+def is_answer(row: Any, export: Export) -> bool:
+    """Whether a row has the outputs of an export, as its golden predictions must."""
+
+    def has_shape(name: str, *wanted: int) -> bool:
+        return np.array(row[name], np.float64).shape == wanted
+
+    try:
+        for label in export.labels:
+            names, many = name_outputs(export.labels, export.quantiles)[label.name], len(label.outputs)
+            first = () if label.kind == REGRESSION and many == 1 else (many,)
+            is_sound = all(name in row for name in names) and has_shape(names[0], *first)
+            if label.kind == CLASS:
+                is_sound = is_sound and type(row[names[1]]) is int and 0 <= row[names[1]] < many
+            elif label.kind == MULTILABEL:
+                is_sound = is_sound and has_shape(names[1], many)
+            elif shares := export.quantiles.get(label.name):
+                is_sound = is_sound and has_shape(names[1], len(shares))
+            if not is_sound:
+                return False
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return False
+    return bool(export.labels)
+
+
+def _compare_row(expected: Mapping[str, Any], found: Any, export: Export) -> Comparison:
+    if not isinstance(found, Mapping) or (missing := [name for name in expected if name not in found]):
+        return Comparison(1.0, f"no {', '.join(missing)}" if isinstance(found, Mapping) else "no outputs")
+    answers = (_compare_label(expected, found, label, export) for label in export.labels)
+    return max(answers, key=lambda agreement: agreement.difference)
+
+
+def _compare_label(
+    expected: Mapping[str, Any], found: Mapping[str, Any], label: Label, export: Export
+) -> Comparison:
+    names = name_outputs(export.labels, export.quantiles)[label.name]
+    wanted, given, of = expected[names[0]], found[names[0]], label.outputs
+    units = export.deviations.get(label.name, ())
+    if label.kind == REGRESSION and len(label.outputs) == 1:
+        wanted, given = [wanted], [given]
+        if shares := export.quantiles.get(label.name, ()):
+            quantiles = found[names[1]] if isinstance(found[names[1]], Sequence) else ()
+            wanted, given = [*wanted, *expected[names[1]]], [*given, *quantiles]
+            of += tuple(f"{label.outputs[0]}, quantile {share:g}" for share in shares)
+            units = units[:1] * len(of)
+    what = ("value", "values") if label.kind == REGRESSION else ("probability", "probabilities")
+    if not isinstance(given, Sequence) or len(given) != len(wanted):
+        return Comparison(1.0, f"no {len(wanted)} {what[1]}")
+    apart = gaps(np.array([*map(_number, wanted)]), np.array([*map(_number, given)]), units)
+    place, gap = int(apart.argmax()), float(apart.max())
+    if other := _other_answer(expected, found, label, names, gap):
+        return Comparison(max(1.0, gap), other)
+    words = f"{what[0]} of {of[place]!r} is {_SHORT.repr(given[place])} instead of {wanted[place]}"
+    return Comparison(gap, words if gap else "")
+
+
+def _other_answer(
+    expected: Mapping[str, Any], found: Mapping[str, Any], label: Label, names: Sequence[str], gap: float
+) -> str:
+    """Returns in words which other class or classes were said, but for no more than another rounding."""
+    wanted, of = expected[names[0]], label.outputs
     if label.kind == CLASS:
-        classes = answer.classes[label.name]
-        given = np.where(np.isfinite(said).all(axis=1), said[np.arange(len(said)), classes], np.inf)
-        wrong = np.where(classes != true, given, -np.inf)
-    elif label.kind == MULTILABEL:
-        missed = ((np.nan_to_num(said, nan=0.0) >= THRESHOLD) != (true == 1)).sum(axis=1)
-        wrong = np.where(missed > 0, missed, -np.inf)
-    else:
-        true = true.reshape(len(true), -1)
-        errors = np.abs(said - true) / np.maximum(np.abs(true).mean(axis=0), 1e-9)
-        missed = np.nan_to_num(errors.sum(axis=1), nan=np.inf)
-        wrong = np.where(missed > 0, missed, -np.inf)
-    for index in map(int, np.argsort(-wrong, kind="stable")[:MOST_MISTAKES]):
-        if wrong[index] == -np.inf:
-            return
-        probability = None
-        if label.kind == CLASS:
-            texts = [label.outputs[true[index]], label.outputs[classes[index]]]
-            probability = float(given[index]) if np.isfinite(given[index]) else None
-        else:
-            texts = [_text(label, values) for values in (true[index], said[index])]
-        image = b"" if images is None else bytes(images[index].numpy())
-        yield float(wrong[index]), index, Mistake(keys[index], texts[0], texts[1], probability, image)
+        said, name = found[names[1]], found[names[2]]
+        if (said, name) == (expected[names[1]], expected[names[2]]):
+            return ""
+        best, other = wanted[expected[names[1]]], wanted[of.index(name)] if name in of else None
+        # Two classes that are as probable as each other.
+        if None not in (best, other) and of.index(name) == said and best - other <= 2 * gap:
+            return ""
+        return f"{_SHORT.repr(name)} instead of {expected[names[2]]!r}"
+    if label.kind == MULTILABEL and (said := found[names[1]]) != expected[names[1]]:
+        if not isinstance(said, Sequence) or len(said) != len(wanted):
+            return f"{names[1]} {_SHORT.repr(said)}"
+        wrong = [
+            name
+            for name, value, one, other in zip(of, wanted, said, expected[names[1]], strict=True)
+            if one != other and not (value is not None and abs(value - THRESHOLD) <= gap)
+        ]
+        return f"another answer to {', '.join(map(repr, wrong[:3]))}" if wrong else ""
+    return ""
 
 
-def _text(label: Label, values: npt.NDArray[Any]) -> str:
-    if label.kind == MULTILABEL:
-        chosen = [name for name, value in zip(label.outputs, values, strict=True) if value >= THRESHOLD]
-        return ", ".join(chosen) or "none"
-    return ", ".join(f"{value:.4g}" for value in values)
+def _number(value: Any) -> float:
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # a whole number without end
+        return math.nan
+
+
+class CleanProcess:
+    """A process without Shardline in which exports are loaded; TensorFlow's import begins at once.
+
+    It waits for requests: what is asked of it is answered in order, while this process does other things.
+    """
+
+    def __init__(self) -> None:
+        # Both of us may use a GPU, where TensorFlow takes all memory for the first that comes.
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+        self._directory = tempfile.TemporaryDirectory(prefix="clean-")
+        self._said = (Path(self._directory.name) / "stderr").open("w+b")
+        script = str(Path(clean_process.__file__).resolve())
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", script, *_directories()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            bufsize=0,
+            cwd=self._directory.name,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+        assert self._process.stdout is not None
+        self._answers = io.BufferedReader(self._process.stdout)  # type: ignore[type-var]  # unbuffered, a FileIO
+        self._numbers = itertools.count(1)
+
+    def ask(self, saved_model: Path, request: Mapping[str, Any]) -> int:
+        """Sends a request to a SavedModel: `instances`, and the `signature_name` unless it is the default.
+
+        Returns the number by which the answer is asked for.
+        """
+        number = next(self._numbers)
+        # A pipe holds little, and nobody reads it while TensorFlow is being imported.
+        file = Path(self._directory.name) / str(number)
+        file.write_text(json.dumps({"saved_model": str(saved_model.resolve()), **request}))
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # what has become of it is said instead of an answer
+            self._process.stdin.write(f"{file}\n".encode())
+        return number
+
+    def answer(self, number: int) -> list[dict[str, Any]]:
+        """Waits for the answer to a request, the last one or later than all that were waited for.
+
+        Raises ModelError with the cause where there is none.
+        """
+        over = threading.Event()
+
+        def end() -> None:
+            over.set()
+            self._process.kill()
+
+        late = threading.Timer(_LIMIT_S, end)
+        late.start()
+        # Of other answers whoever has asked no longer wants to know.
+        lines = (json.loads(line) for line in self._answers)
+        answer = next((one for one in lines if one["request"] == str(number)), None)
+        late.cancel()
+        if over.is_set():
+            raise ModelError(f"the export gave no answer for {_LIMIT_S:.0f} s in a process of its own")
+        if answer is None:
+            raise ModelError(f"a process of its own ended on the export: {self._last_words()}")
+        if cause := answer.get("error"):
+            raise ModelError(f"the export cannot be used with TensorFlow alone: {cause}")
+        return list(answer["predictions"])
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._answers, self._said):
+            assert stream is not None
+            stream.close()
+        self._directory.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        self._said.seek(0)
+        lines = self._said.read().decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else f"exit code {code}"
+
+
+def _directories() -> Iterator[str]:
+    """Yields the directories from which this interpreter imports packages, TensorFlow among them."""
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    found = importlib.util.find_spec("tensorflow")  # perhaps on PYTHONPATH alone
+    own = [str(Path(found.origin).parents[1])] if found and found.origin else []
+    for directory in dict.fromkeys((*site.getsitepackages(), *user, *own)):
+        if Path(directory).is_dir():
+            yield directory

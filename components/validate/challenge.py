@@ -22,8 +22,7 @@ from shardline.components.text import enumerate_names
 from shardline.components.validate.drift import Before, read_profile
 from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.evaluation import Evaluation, Lead
-from shardline.components.validate.metrics import LOSS
-from shardline.components.validate.served import CALLS
+from shardline.components.validate.signatures import CALLS
 from shardline.components.validate.verdict import Absence
 from shardline.trainer import files
 from shardline.trainer.data.manifest import KEY_BYTES, Manifest
@@ -111,19 +110,15 @@ def compare(
         leads |= {f"{prefix}{metric}": lead for metric, lead in ours.leads(other).items()}
         if getattr(ours, "shares", ()) != getattr(other, "shares", ()):
             # The losses of other quantiles cannot be compared.
-            parts = tuple(_without(part, LOSS) if part.label == name else part for part in theirs.parts)
-            theirs = replace(_without(theirs, f"{prefix}{LOSS}"), parts=parts)
+            loss = "pinball_loss"
+            parts = tuple(_without(part, loss) if part.label == name else part for part in theirs.parts)
+            theirs = replace(_without(theirs, f"{prefix}{loss}"), parts=parts)
     return replace(whole, champion=replace(theirs, mistakes=()), leads=leads)
 
 
 def _without(evaluation: Evaluation, metric: str) -> Evaluation:
-    """Returns an evaluation without a metric, also of its slices."""
-
-    def others(metrics: Mapping[str, float]) -> dict[str, float]:
-        return {name: value for name, value in metrics.items() if name != metric}
-
-    slices = tuple(replace(one, metrics=others(one.metrics)) for one in evaluation.slices)
-    return replace(evaluation, metrics=others(evaluation.metrics), slices=slices)
+    metrics = {name: value for name, value in evaluation.metrics.items() if name != metric}
+    return replace(evaluation, metrics=metrics)
 
 
 def check_comparable(export: Export, version: str, manifest: Manifest) -> None:

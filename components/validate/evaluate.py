@@ -7,7 +7,7 @@ Examples come straight from the shards that the manifest names.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,21 @@ import numpy.typing as npt
 import tensorflow as tf
 import xxhash
 
-from shardline.components.validate.answers import MOST_MISTAKES, Predictions, find_mistakes
-from shardline.components.validate.classes import ClassOutcomes
+from shardline.components.validate.answers import THRESHOLD, Predictions
+from shardline.components.validate.classes import ClassOutcomes, SeveralOutcomes
 from shardline.components.validate.evaluation import MIN_SLICE, Evaluation, Mistake
 from shardline.components.validate.metrics import QUALITY
 from shardline.components.validate.numbers import NumberOutcomes
 from shardline.components.validate.resampling import Outcomes, distinct
-from shardline.components.validate.served import CALLS, REQUESTS, ServedModel, measure_costs
-from shardline.components.validate.several import SeveralOutcomes
+from shardline.components.validate.signatures import CALLS, REQUESTS, ServedModel, measure_costs
 from shardline.trainer.data.decode import encode_stored
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest, Split, check_files
 from shardline.trainer.errors import DatasetError
 from shardline.trainer.progress import advance
+
+#: Wrong predictions that are kept as examples.
+MOST_MISTAKES = 24
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 
@@ -256,10 +258,9 @@ def gather(
     for label in labels:
         name, said = label.name, joined.said[label.name]
         true = np.concatenate([b.labels[name] for b in batches])
-        if label.kind == CLASS:
-            outcomes[name] = ClassOutcomes(label, true, said, columns, copies, predicted=joined.classes[name])
-        elif label.kind == MULTILABEL:
-            outcomes[name] = SeveralOutcomes(label, true, said, columns, copies)
+        if label.kind != REGRESSION:
+            kind = ClassOutcomes if label.kind == CLASS else SeveralOutcomes
+            outcomes[name] = kind(label, true, said, columns, copies, predicted=joined.classes[name])
         else:
             numbers = true.reshape(len(true), -1).astype(np.float64), said.astype(np.float64)
             shares = model.quantiles.get(name, ())
@@ -350,3 +351,45 @@ def _check_label(batch: Batch, label: Label) -> None:
             f"example {batch.keys[first]!r} has label {values[first]}, the dataset has {there}; preprocess "
             "the data again"
         )
+
+
+def find_mistakes(
+    label: Label, true: npt.NDArray[Any], answer: Predictions, keys: Sequence[str], images: Any
+) -> Iterator[tuple[float, int, Mistake]]:
+    """Yields the most wrong answers to some examples: how wrong each is, the example's place, and the answer.
+
+    Wrong classes rank by the probability that they were given, several labels by the number that is wrong,
+    numbers by their error.
+
+    `true` is as it is stored; `images` are encoded, a string tensor [n], None for a table.
+    """
+    said = answer.said[label.name]
+    if label.kind == CLASS:
+        classes = answer.classes[label.name]
+        given = np.where(np.isfinite(said).all(axis=1), said[np.arange(len(said)), classes], np.inf)
+        wrong = np.where(classes != true, given, -np.inf)
+    elif label.kind == MULTILABEL:
+        missed = ((np.nan_to_num(said, nan=0.0) >= THRESHOLD) != (true == 1)).sum(axis=1)
+        wrong = np.where(missed > 0, missed, -np.inf)
+    else:
+        true = true.reshape(len(true), -1)
+        errors = np.abs(said - true) / np.maximum(np.abs(true).mean(axis=0), 1e-9)
+        missed = np.nan_to_num(errors.sum(axis=1), nan=np.inf)
+        wrong = np.where(missed > 0, missed, -np.inf)
+    first = np.argsort(-wrong, kind="stable")[:MOST_MISTAKES]
+    for index in map(int, first[wrong[first] != -np.inf]):
+        probability = None
+        if label.kind == CLASS:
+            texts = [label.outputs[true[index]], label.outputs[classes[index]]]
+            probability = float(given[index]) if np.isfinite(given[index]) else None
+        else:
+            texts = [_said(label, values) for values in (true[index], said[index])]
+        image = b"" if images is None else bytes(images[index].numpy())
+        yield float(wrong[index]), index, Mistake(keys[index], texts[0], texts[1], probability, image)
+
+
+def _said(label: Label, values: npt.NDArray[Any]) -> str:
+    if label.kind == MULTILABEL:
+        chosen = [name for name, value in zip(label.outputs, values, strict=True) if value >= THRESHOLD]
+        return ", ".join(chosen) or "none"
+    return ", ".join(f"{value:.4g}" for value in values)

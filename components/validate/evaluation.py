@@ -8,7 +8,6 @@ from typing import Any
 
 from shardline.components import text
 from shardline.components.model_store import Measured
-from shardline.components.validate.metrics import FORMAT_METRICS, MAIN
 from shardline.trainer.data.features import CLASS
 
 #: A value's 95 % interval: its lower and its upper end.
@@ -45,8 +44,6 @@ class Slice:
         value: Of classes the accuracy, of several labels their F1, of numbers the RMSE.
         decided: Whether there are enough of them for a rule to be judged on.
         interval: 95 % interval of the value; None where it is not decided.
-        metrics: Of a model that gives quantiles, how well these hold, by metric.
-        intervals: 95 % intervals of these.
     """
 
     name: str
@@ -54,8 +51,6 @@ class Slice:
     value: float
     decided: bool
     interval: Interval | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    intervals: Mapping[str, Interval] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -241,7 +236,6 @@ class Evaluation(Measured):
         skew: Features of the examples beside those of the training data.
         outputs: Names of its classes, or numbers.
         numbers: How well each number is told.
-        together: Examples by true label (row) and predicted label (column), where there are several of them.
         parts: An evaluation of each of several labels.
     """
 
@@ -266,7 +260,6 @@ class Evaluation(Measured):
     skew: tuple[Drift, ...] = ()
     outputs: tuple[str, ...] = ()
     numbers: tuple[NumberScore, ...] = ()
-    together: tuple[tuple[int, ...], ...] = ()
     parts: tuple[Evaluation, ...] = ()
 
     @property
@@ -277,12 +270,6 @@ class Evaluation(Measured):
     def of(self, label: str) -> Evaluation:
         """Returns the evaluation of a label; "" is the only one."""
         return next((part for part in self.parts if part.label == label), self)
-
-    @property
-    def main(self) -> Mapping[str, float]:
-        """The metric that counts first of each label, by its name in rules, where it has a value."""
-        names = [f"{part.label}.{MAIN[part.kind]}" if self.parts else MAIN[part.kind] for part in self.each]
-        return {name: self.metrics[name] for name in names if name in self.metrics}
 
     @property
     def quality(self) -> str:
@@ -314,17 +301,6 @@ class Evaluation(Measured):
         """Classes with at least MIN_SLICE examples that are never predicted."""
         found = [one for one in self.never_predicted if one.examples >= MIN_SLICE]
         return tuple(one.name.partition("=")[2] for one in found)
-
-    @property
-    def distances(self) -> dict[str, float]:
-        """Values of converted models and distances of features, by the left side of a rule about them."""
-        of_formats = {
-            f"{metric}[format={one.name}]": one.value if metric in self.main else float(getattr(one, metric))
-            for one in self.formats
-            for metric in FORMAT_METRICS
-            if metric in self.main or hasattr(one, metric)
-        }
-        return of_formats | {f"drift[{one.feature}]": one.distance for one in self.drift}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of evaluation.json: everything but the images."""

@@ -132,7 +132,7 @@ def export_model(
         difference = largest_difference(model, heads, manifest, loaded, samples, prepare)
         export = replace(export, compared_examples=len(samples), max_difference=difference)
     if formats:
-        converted = {name: convert(name, out, manifest, samples, representative) for name in formats}
+        converted = {name: convert(name, out, manifest, representative) for name in formats}
         export = replace(export, formats=converted)
     if training_keys:
         training_keys.write(out)

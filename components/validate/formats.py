@@ -18,14 +18,12 @@ from shardline.components import model_store
 from shardline.components.validate.evaluation import Converted
 from shardline.components.validate.metrics import MAIN
 from shardline.trainer import files
-from shardline.trainer.data.features import CLASS
+from shardline.trainer.data.features import CLASS, REGRESSION
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.progress import say
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
     from shardline.components.validate.evaluate import Assessment, Examples
 
 # Both converters know all operations of Keras' layers at this level, and all present runtimes have it.
@@ -57,11 +55,9 @@ class Format:
     package: str
 
 
-_LITERT = ("litert", ("ai_edge_litert",), "tensorflow")
-
 FORMATS = {
-    "tflite": Format(model_store.TFLITE_FILE, *_LITERT),
-    "int8": Format(model_store.INT8_FILE, *_LITERT),
+    "tflite": Format(model_store.TFLITE_FILE, "litert", ("ai_edge_litert",), "tensorflow"),
+    "int8": Format(model_store.INT8_FILE, "litert", ("ai_edge_litert",), "tensorflow"),
     "onnx": Format(model_store.ONNX_FILE, "onnx", ("tf2onnx", "onnx", "onnxruntime"), "tf2onnx"),
 }
 
@@ -73,20 +69,20 @@ def check_names(names: Iterable[str]) -> None:
             raise SettingsError(f"no format {name!r}; there are {', '.join(FORMATS)}")
 
 
-def check_installed(names: Iterable[str]) -> None:
-    """Raises SettingsError when a format is unknown, or what it needs is not installed."""
-    check_names(names := tuple(names))
+def check_installed(names: Sequence[str], *, table: bool = False) -> None:
+    """Checks formats before any work is done for them.
+
+    Raises SettingsError when one is unknown, or what it needs is not installed; ModelError when there is any,
+    and the data are a table.
+    """
+    check_names(names)
     for name in names:
         if missing := [module for module in FORMATS[name].modules if util.find_spec(module) is None]:
             raise SettingsError(
                 f"the format {name} needs {', '.join(missing)}, which is not installed; "
                 f"pip install 'shardline[{FORMATS[name].extra}]'"
             )
-
-
-def refuse_table(names: Sequence[str]) -> None:
-    """Raises ModelError when there is a format, for data that are a table."""
-    if names:
+    if names and table:
         raise ModelError(
             f"only models of images can be converted to {', '.join(names)}, and the data are a table; "
             "use the SavedModel"
@@ -94,14 +90,8 @@ def refuse_table(names: Sequence[str]) -> None:
 
 
 def check_formats(names: Sequence[str], manifest: Manifest) -> None:
-    """Checks formats before any work is done for them.
-
-    Raises SettingsError when one is unknown or its modules are missing, ModelError when the data are a table
-    or have several labels.
-    """
-    check_installed(names)
-    if "image" not in manifest.inputs:
-        refuse_table(names)
+    """Checks formats of a dataset as `check_installed` does, and that it has one label (ModelError)."""
+    check_installed(names, table="image" not in manifest.inputs)
     if names and len(manifest.labels) > 1:
         raise ModelError(
             f"only models of one label can be converted to {', '.join(names)}, and the dataset has "
@@ -109,56 +99,43 @@ def check_formats(names: Sequence[str], manifest: Manifest) -> None:
         )
 
 
-def convert(
-    name: str, out: Path, manifest: Manifest, samples: Sequence[bytes], representative: Sequence[bytes]
-) -> dict[str, Any]:
-    """Converts the SavedModel in `out`, compares the result with it, and returns what export.json says of it.
+def convert(name: str, out: Path, manifest: Manifest, representative: Sequence[bytes]) -> dict[str, Any]:
+    """Converts the SavedModel in `out`, and returns what export.json says of it.
 
     Args:
         name: Name of the format.
         out: Directory with the SavedModel, which gets the file.
         manifest: Manifest of the dataset, with one label.
-        samples: Serialized tf.train.Example; "max_difference" is the largest absolute difference of a
-            probability over them, None without any.
-        representative: The same, of the training split: int8 finds the ranges of numbers in them.
+        representative: Serialized tf.train.Example of the training split, in which int8 finds the ranges of
+            numbers.
 
     Raises:
         ModelError: When a part of the model cannot be converted.
     """
-    import tensorflow as tf
-
-    from shardline.components.validate.answers import largest_gap, name_outputs, read_deviations
-    from shardline.components.validate.signatures import PIXELS, TENSOR, read_batches
+    from shardline.components.validate.answers import name_outputs
+    from shardline.components.validate.signatures import TENSOR, read_batches
 
     to, (label,) = FORMATS[name], manifest.labels
-    output = name_outputs(manifest.labels)[label.name][0]
     saved_model = str(out / model_store.SAVED_MODEL)
-    loaded = tf.saved_model.load(saved_model)
-    serve = loaded.signatures[TENSOR]
     try:
         if name == "onnx":
-            content = _to_onnx(serve)
+            content = _to_onnx(saved_model)
         else:
             pixels = (batch.numpy() for _, batch in read_batches(manifest, representative))
             content = _to_tflite(saved_model, pixels if name == "int8" else None)
         # tf2onnx writes operations that it does not know as they are: only loading tells.
-        predict = load(name, content, output)
+        load(name, content, name_outputs(manifest.labels)[label.name][0])
     except Exception as error:  # The converters raise many kinds, with long texts.
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelError(
             f"the model cannot be converted to {name}: {reason.strip()}; leave it out"
         ) from error
     files.write_bytes(out / to.file, content)
-    gaps, deviations = [], read_deviations(manifest).get(label.name, ())
-    for _, batch in read_batches(manifest, samples):
-        expected = serve(**{PIXELS: batch})[output].numpy()
-        gaps.append(largest_gap(expected, predict(batch.numpy()).reshape(expected.shape), deviations))
     return {
         "file": to.file,
         "bytes": len(content),
         "converter": f"{to.package} {metadata.version(to.package)}",
         "signature": TENSOR,
-        "max_difference": max(gaps, default=None),
     }
 
 
@@ -191,8 +168,8 @@ def measure_formats(
 def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> Converted:
     import numpy as np
 
-    from shardline.components.validate.answers import largest_gap, name_outputs, read_deviations
-    from shardline.components.validate.served import REQUESTS, time_calls
+    from shardline.components.validate.answers import THRESHOLD, largest_gap, name_outputs, read_deviations
+    from shardline.components.validate.signatures import REQUESTS, time_calls
     from shardline.trainer.data.decode import parse_batch
 
     manifest = examples.manifest
@@ -207,22 +184,19 @@ def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> 
     seconds = time_calls(lambda some: predict(some.numpy()), next(pixels()), 1)
     ours: Any = exported.outcomes[label.name]
     said = np.concatenate([predict(some.numpy()) for some in pixels()]).reshape(ours.said.shape)
-    theirs = replace(ours, said=said.astype(ours.said.dtype))
+    predicted = said.argmax(axis=1) if label.kind == CLASS else (said >= THRESHOLD).astype(np.int64)
+    theirs = replace(
+        ours,
+        said=said.astype(ours.said.dtype),
+        **({} if label.kind == REGRESSION else {"predicted": predicted}),
+    )
     if label.kind == CLASS:
-        whole = replace(theirs, predicted=said.argmax(axis=1)).judge_slice(ours.true >= 0, decided=True)
-        value, interval = whole["value"], whole["interval"]
+        value, interval = theirs.judge_slice(ours.true >= 0, decided=True)
     else:
         value, interval = theirs.score()[MAIN[label.kind]], theirs.intervals()[MAIN[label.kind]]
     p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))
-    return Converted(
-        name=name,
-        value=value,
-        interval=interval,
-        size_mb=len(content) / _MB,
-        latency_p50_ms=p50,
-        latency_p95_ms=p95,
-        max_difference=largest_gap(ours.said, said, read_deviations(manifest).get(label.name, ())),
-    )
+    gap = largest_gap(ours.said, said, read_deviations(manifest).get(label.name, ()))
+    return Converted(name, value, interval, len(content) / _MB, p50, p95, gap)
 
 
 def _to_tflite(saved_model: str, pixels: Iterator[Any] | None) -> bytes:
@@ -246,17 +220,15 @@ def _to_tflite(saved_model: str, pixels: Iterator[Any] | None) -> bytes:
         return bytes(converter.convert())
 
 
-def _to_onnx(serve: Any) -> bytes:
+def _to_onnx(saved_model: str) -> bytes:
     import tensorflow as tf
 
-    from shardline.components.validate.signatures import PIXELS
+    from shardline.components.validate.signatures import PIXELS, TENSOR
 
+    loaded = tf.saved_model.load(saved_model)
+    serve = loaded.signatures[TENSOR]
     spec = [serve.structured_input_signature[1][PIXELS]]
-
-    def predict(pixels: tf.Tensor) -> Any:
-        return serve(**{PIXELS: pixels})
-
-    converted, _ = importlib.import_module("tf2onnx").convert.from_function(
-        tf.function(predict, input_signature=spec, autograph=False), input_signature=spec, opset=_ONNX_OPSET
-    )
+    predict = tf.function(lambda pixels: serve(**{PIXELS: pixels}), input_signature=spec, autograph=False)
+    converter = importlib.import_module("tf2onnx").convert
+    converted, _ = converter.from_function(predict, input_signature=spec, opset=_ONNX_OPSET)
     return bytes(converted.SerializeToString())

@@ -9,17 +9,8 @@ from pathlib import Path
 from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluation import MIN_SLICE
 from shardline.components.validate.formats import check_names
-from shardline.components.validate.metrics import (
-    BY_KIND,
-    FORMAT_METRICS,
-    MAIN,
-    OF_QUANTILES,
-    PARTS,
-    QUALITY,
-    SLICED_OF_QUANTILES,
-    names_of_quantiles,
-)
-from shardline.components.validate.rules import DRIFT, OFF, PART_METRICS, Rule, parse_rule, parse_rules
+from shardline.components.validate.metrics import BY_KIND, OF_QUANTILES, PARTS, QUALITY, names_of_quantiles
+from shardline.components.validate.rules import DRIFT, OFF, Rule, parse_rule, parse_rules, vocabulary
 from shardline.trainer import files
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest
@@ -38,40 +29,33 @@ EXAMPLES = "examples"
 VARIETY = "variety"
 
 
-def _own(name: str, text: str, why: str) -> Rule:
-    return replace(parse_rule(f"{name}: {text}"), why=why)
+def _own(text: str, why: str) -> Rule:
+    return replace(parse_rule(text), why=why)
 
 
-_WORSE = "A model that is worse replaces none that is better."
-_TRIVIAL = "Whoever always gives the same answer needs no model."
+def _own_of(champion: str, baseline: str) -> tuple[Rule, ...]:
+    return (
+        _own(f"{CHAMPION}: {champion}", "A model that is worse replaces none that is better."),
+        _own(f"baseline: {baseline}", "Whoever always gives the same answer needs no model."),
+    )
+
 
 #: The gate's own rules about the answers to a label, by its kind, in force unless one with their name takes
 #: their place: rule, and what it is for.
 OF_LABEL = {
-    CLASS: (
-        _own(CHAMPION, "accuracy >= champion (within 0.01)", _WORSE),
-        _own("baseline", "accuracy > baseline (p < 0.025)", _TRIVIAL),
-    ),
-    MULTILABEL: (
-        _own(CHAMPION, "macro_f1 >= champion (within 0.01)", _WORSE),
-        _own("baseline", "macro_f1 > baseline (p < 0.025)", _TRIVIAL),
-    ),
-    REGRESSION: (
-        _own(CHAMPION, "rmse <= champion (within 2 %)", _WORSE),
-        _own("baseline", "rmse < baseline (p < 0.025)", _TRIVIAL),
-    ),
+    CLASS: _own_of("accuracy >= champion (within 0.01)", "accuracy > baseline (p < 0.025)"),
+    MULTILABEL: _own_of("macro_f1 >= champion (within 0.01)", "macro_f1 > baseline (p < 0.025)"),
+    REGRESSION: _own_of("rmse <= champion (within 2 %)", "rmse < baseline (p < 0.025)"),
 }
 #: The others. Kernels for other batch sizes, and other machines, round differently, in 16 bits by a percent.
 OF_MODEL = (
-    _own("classes", "never_predicted == 0", "A class that is never predicted might as well not be there."),
-    _own(EXAMPLES, "examples >= 50", "On fewer test examples a verdict is chance."),
-    _own(VARIETY, "constant_labels == 0", "Where one answer is always right, no model can be judged."),
-    _own("export", "max_difference <= 0.02", "The exported model answers as the trained one does."),
-    _own(
-        "golden", "golden_difference <= 0.001", "A server that has TensorFlow alone gives the same answers."
-    ),
-    _own("finite", "non_finite == 0", "An output that is no number is no answer."),
-    _own("batch", "batch_difference <= 0.02", "What else is in a request does not matter."),
+    _own("classes: never_predicted == 0", "A class that is never predicted might as well not be there."),
+    _own(f"{EXAMPLES}: examples >= 50", "On fewer test examples a verdict is chance."),
+    _own(f"{VARIETY}: constant_labels == 0", "Where one answer is always right, no model can be judged."),
+    _own("export: max_difference <= 0.02", "The exported model answers as the trained one does."),
+    _own("golden: golden_difference <= 0.001", "A server that has TensorFlow alone gives the same answers."),
+    _own("finite: non_finite == 0", "An output that is no number is no answer."),
+    _own("batch: batch_difference <= 0.02", "What else is in a request does not matter."),
 )
 #: The gate's own rules for one class of several; `Gate.for_labels` has those of other labels.
 DEFAULTS = (*OF_LABEL[CLASS], *OF_MODEL)
@@ -119,10 +103,10 @@ class Gate:
                 if getattr(rule, side) != getattr(default, side):
                     raise SettingsError(
                         f"the rule {rule.text!r} is about something else than {default.name!r}, "
-                        f"{default.text!r}; write it without the name, and '{default.name}: off' to leave "
-                        "that one out"
+                        f"{default.text!r}; write it without the name, or leave that one out by "
+                        f"'{default.name}: off'"
                     )
-            taken = [one for one in rules if rule.name and one.name == rule.name]
+            taken = (one for one in rules if rule.name and one.name == rule.name)
             place = next((one for one in taken if rule.label in ("", one.label)), None)
             if place:
                 rules[rules.index(place)] = rule
@@ -168,30 +152,27 @@ class Gate:
         self.check_champion(champion_uri)
         known = [one.name for one in manifest.columns if not one.shape and one.name not in manifest.apart]
         for rule in self.for_labels(manifest.labels).rules:
-            if rule.format or rule.operator == OFF:
-                continue
-            if rule.metric == DRIFT:
-                _check_drift(rule, manifest)
-                continue
             feature, _, value = rule.slice.partition("=")
+            if not feature or rule.format:
+                continue
             label = _find_label(rule, manifest.labels)
-            part = PARTS[label.kind][0]
-            if feature == part and value not in label.outputs:
-                raise SettingsError(
-                    f"the rule {rule.text!r} is about {part} {value!r}; the dataset has "
-                    f"{enumerate_names(label.outputs)}"
+            part, there = PARTS[label.kind][0], ""
+            if rule.metric == DRIFT:
+                names = _drifting(manifest)
+                if rule.slice not in names:
+                    there = f"feature {rule.slice!r}; what may drift is {enumerate_names(names)}"
+            elif feature != part and feature not in known:
+                sliced = enumerate_names([part, *known])
+                there = f"feature {feature!r}; the dataset can be sliced by {sliced}"
+            elif feature == part and value not in label.outputs:
+                there = f"{part} {value!r}; the dataset has {enumerate_names(label.outputs)}"
+            elif feature == part and _is_untested(manifest, label, value):
+                there = (
+                    f"{part} {value!r}, of which the test split has no example; bring some, or take another "
+                    "split_salt"
                 )
-            test = manifest.splits.get("test") if feature == part and label.class_names else None
-            if test and not test.labels[label.name].counts[label.outputs.index(value)]:
-                raise SettingsError(
-                    f"the rule {rule.text!r} is about {part} {value!r}, of which the test split has no "
-                    "example; bring some, or take another split_salt"
-                )
-            if feature and feature != part and feature not in known:
-                raise SettingsError(
-                    f"the rule {rule.text!r} is about feature {feature!r}; the dataset can be sliced by "
-                    f"{enumerate_names([part, *known])}"
-                )
+            if there:
+                raise SettingsError(f"the rule {rule.text!r} is about {there}")
 
     def check_quantiles(self, labels: Sequence[Label], quantiles: Mapping[str, tuple[float, ...]]) -> None:
         """Raises SettingsError when a rule is about quantiles of a label of which the model gives none.
@@ -199,10 +180,9 @@ class Gate:
         `quantiles` are those that it gives, by name of the label.
         """
         for rule in self.rules:
-            label = _find_label(rule, labels)
-            has = names_of_quantiles(quantiles.get(label.name, ()))
-            if rule.metric in _OF_QUANTILES and rule.metric not in has:
-                fitting = [one.name for one in BY_KIND[REGRESSION] if one.name not in _OF_QUANTILES]
+            has = names_of_quantiles(quantiles.get(_find_label(rule, labels).name, ()))
+            if rule.metric in {metric.name for metric in OF_QUANTILES} - {*has}:
+                fitting = [one.name for one in BY_KIND[REGRESSION] if one not in OF_QUANTILES]
                 found = "one quantile" if has else "no quantiles"
                 raise SettingsError(
                     f"the rule {rule.text!r} is about quantiles, and the model gives {found}; it has "
@@ -239,8 +219,8 @@ def _check_label(rule: Rule, labels: Sequence[Label]) -> None:
     if rule.label and (rule.label not in names or len(labels) == 1):
         there = enumerate_names(names) if len(labels) > 1 else "one label, whose metrics stand alone"
         raise SettingsError(f"the rule {rule.text!r} is about label {rule.label!r}; the dataset has {there}")
-    part = rule.slice.partition("=")[0]
-    of_label = rule.worst or bool(rule.slice and rule.metric != DRIFT) or rule.metric in _OF_QUALITY
+    of_quality = rule.metric in {metric.name for metric in QUALITY}
+    of_label = rule.worst or (rule.slice and rule.metric != DRIFT) or of_quality
     if rule.operator == OFF or not of_label:
         return
     if len(labels) > 1 and not rule.label and not rule.format:
@@ -249,39 +229,29 @@ def _check_label(rule: Rule, labels: Sequence[Label]) -> None:
             f"metric, {names[0]}.{rule.text}: there are {enumerate_names(names)}"
         )
     kind = _find_label(rule, labels).kind
-    own, of_part = PARTS[kind]
-    more = SLICED_OF_QUANTILES if kind == REGRESSION else ()
-    if rule.format:
-        fitting: Sequence[str] = (MAIN[kind], *(one for one in FORMAT_METRICS if one not in MAIN.values()))
-    elif rule.slice:
-        fitting = of_part if part == own else (MAIN[kind], *more)
-    elif rule.worst:
-        fitting = tuple(dict.fromkeys((MAIN[kind], *(of_part if kind == CLASS else ()), *more)))
-    else:
-        fitting = [metric.name for metric in BY_KIND[kind]]
-    if rule.metric not in fitting or (part in PART_METRICS and part != own):
+    if rule.metric not in (fitting := vocabulary(rule, [kind])):
+        part, metrics = PARTS[kind]
         raise SettingsError(
             f"the rule {rule.text!r} does not fit a label of kind {kind}, which has {', '.join(fitting)}"
-            + (f", of one {own} as in {of_part[-1]}[{own}=...]" if rule.slice else "")
+            + (f" and, of one {part}, {metrics[-1]}[{part}=...]" if rule.slice else "")
         )
 
 
-_OF_QUANTILES = {metric.name for metric in OF_QUANTILES}
-_OF_QUALITY = {metric.name for metric in QUALITY}
+def _is_untested(manifest: Manifest, label: Label, name: str) -> bool:
+    """Whether a class or label has no example in the test split."""
+    test = manifest.splits.get("test") if label.class_names else None
+    return bool(test and not test.labels[label.name].counts[label.outputs.index(name)])
 
 
-def _check_drift(rule: Rule, manifest: Manifest) -> None:
+def _drifting(manifest: Manifest) -> list[str]:
+    """Returns the features of a profile."""
     names = [label.name for label in manifest.labels if not label.feature.shape]
     for feature in (one for one in manifest.features if one.encoding):
         names += [f"{feature.name} {what}" for what in ("brightness", "height", "width")]
     for feature in manifest.columns:
         if not feature.shape and feature.name not in manifest.apart:
             names += [feature.name, *([f"{feature.name} length"] if feature.dtype == "string" else [])]
-    if rule.slice not in names:
-        raise SettingsError(
-            f"the rule {rule.text!r} is about feature {rule.slice!r}; what may drift is "
-            f"{enumerate_names(names)}"
-        )
+    return names
 
 
 def read_gate(path: Path) -> Gate:

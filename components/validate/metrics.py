@@ -23,70 +23,63 @@ class Metric:
     rising: bool = True
 
 
-_ms, _mb, _count = "{:,.2f} ms".format, "{:,.2f} MB".format, "{:,.0f}".format
+_ms, _mb, _count, _number = "{:,.2f} ms".format, "{:,.2f} MB".format, "{:,.0f}".format, "{:,.4g}".format
 
 
 def _tiny(value: float) -> str:
     return f"{value:.1e}" if value else "0"
 
 
-def _number(value: float) -> str:
-    return f"{value:,.4g}"
-
-
 def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-#: How well one class of several is told.
-OF_CLASSES = (
-    Metric("accuracy", "accuracy"),
-    Metric("top5_accuracy", "top-5 accuracy"),
-    Metric("macro_precision", "precision, mean of classes"),
-    Metric("macro_recall", "recall, mean of classes"),
-    Metric("macro_f1", "F1, mean of classes"),
-    Metric("weighted_f1", "F1, weighted by examples"),
-    Metric("log_loss", "log loss", rising=False),
-    Metric("roc_auc", "ROC AUC"),
-    Metric("pr_auc", "PR AUC"),
-    Metric("ece", "calibration error (ECE)", rising=False),
-)
-#: How well any of several labels are told.
-OF_SEVERAL = (
-    Metric("macro_f1", "F1, mean of labels"),
-    Metric("micro_f1", "F1 of all labels together"),
-    Metric("macro_precision", "precision, mean of labels"),
-    Metric("macro_recall", "recall, mean of labels"),
-    Metric("subset_accuracy", "examples with all labels right"),
-    Metric("hamming_loss", "labels that are wrong", rising=False),
-    Metric("mean_average_precision", "average precision, mean of labels"),
-    Metric("roc_auc", "ROC AUC"),
-    Metric("log_loss", "log loss", rising=False),
-)
-#: The metric of quantiles that is of the same quantiles alone, and the one that does not follow from sums.
-LOSS, CROSSINGS = "pinball_loss", "quantile_crossings"
+_LOG_LOSS, _ROC_AUC = Metric("log_loss", "log loss", rising=False), Metric("roc_auc", "ROC AUC")
 #: How well quantiles of a number hold, of a model that gives them: the loss in its unit, the share of the
-#: truth inside the outermost two, and how far that is from the share that should be.
+#: truth inside the outermost two, how far that is from what it should be, and examples where they cross.
 OF_QUANTILES = (
-    Metric(LOSS, "pinball loss of quantiles", _number, rising=False),
+    Metric("pinball_loss", "pinball loss of quantiles", _number, rising=False),
     Metric("coverage", "coverage of the interval of quantiles", _percent),
     Metric("coverage_error", "coverage, distance from the nominal", _percent, rising=False),
-    Metric(CROSSINGS, "examples whose quantiles cross", _count, rising=False),
+    Metric("quantile_crossings", "examples whose quantiles cross", _count, rising=False),
 )
-#: How well numbers are told: errors in their units, of several numbers the mean over them.
-OF_NUMBERS = (
-    Metric("rmse", "root mean squared error (RMSE)", _number, rising=False),
-    Metric("mae", "mean absolute error (MAE)", _number, rising=False),
-    Metric("median_absolute_error", "median absolute error", _number, rising=False),
-    Metric("p90_absolute_error", "absolute error, 90th percentile", _number, rising=False),
-    Metric("mape", "mean absolute percentage error (MAPE)", _percent, rising=False),
-    Metric("r2", "variance explained (R2)"),
-    *OF_QUANTILES,
-)
-#: By the kind of a label, and all of them, each name once.
-BY_KIND = {CLASS: OF_CLASSES, MULTILABEL: OF_SEVERAL, REGRESSION: OF_NUMBERS}
-_FIRST = {metric.name for metric in OF_CLASSES}
-QUALITY = (*OF_CLASSES, *(metric for metric in OF_SEVERAL + OF_NUMBERS if metric.name not in _FIRST))
+#: How well a label is told, by its kind; errors of numbers are in their units, of several the mean over them.
+BY_KIND = {
+    CLASS: (
+        Metric("accuracy", "accuracy"),
+        Metric("top5_accuracy", "top-5 accuracy"),
+        Metric("macro_precision", "precision, mean of classes"),
+        Metric("macro_recall", "recall, mean of classes"),
+        Metric("macro_f1", "F1, mean of classes"),
+        Metric("weighted_f1", "F1, weighted by examples"),
+        _LOG_LOSS,
+        _ROC_AUC,
+        Metric("pr_auc", "PR AUC"),
+        Metric("ece", "calibration error (ECE)", rising=False),
+    ),
+    MULTILABEL: (
+        Metric("macro_f1", "F1, mean of labels"),
+        Metric("micro_f1", "F1 of all labels together"),
+        Metric("macro_precision", "precision, mean of labels"),
+        Metric("macro_recall", "recall, mean of labels"),
+        Metric("subset_accuracy", "examples with all labels right"),
+        Metric("hamming_loss", "labels that are wrong", rising=False),
+        Metric("mean_average_precision", "average precision, mean of labels"),
+        _ROC_AUC,
+        _LOG_LOSS,
+    ),
+    REGRESSION: (
+        Metric("rmse", "root mean squared error (RMSE)", _number, rising=False),
+        Metric("mae", "mean absolute error (MAE)", _number, rising=False),
+        Metric("median_absolute_error", "median absolute error", _number, rising=False),
+        Metric("p90_absolute_error", "absolute error, 90th percentile", _number, rising=False),
+        Metric("mape", "mean absolute percentage error (MAPE)", _percent, rising=False),
+        Metric("r2", "variance explained (R2)"),
+        *OF_QUANTILES,
+    ),
+}
+#: All of them, each name once.
+QUALITY = tuple({one.name: one for kind in (*BY_KIND.values(), BY_KIND[CLASS]) for one in kind}.values())
 
 #: The metric that counts first, by the kind of a label.
 MAIN = {CLASS: "accuracy", MULTILABEL: "macro_f1", REGRESSION: "rmse"}
@@ -118,37 +111,31 @@ METRICS = tuple(metric.name for metric in QUALITY + SERVING + CHECKS)
 
 #: Metrics that are measured of a new model only, and have no value of the champion's.
 OF_THE_NEW = (
-    "peak_memory_mb",
-    "max_difference",
-    "golden_difference",
-    "leaked",
-    "constant_labels",
-    "examples",
+    *("peak_memory_mb", "max_difference", "golden_difference", "leaked", "constant_labels", "examples"),
 )
 
-#: Metrics that are shares, 0..1, and those in which less is better.
-SHARES = (
-    *(metric.name for metric in OF_CLASSES + OF_SEVERAL if metric.name not in ("log_loss", "hamming_loss")),
-    "coverage",
-    "coverage_error",
-)
+#: Those in which less is better, and those that are shares, 0..1.
 FALLING = tuple(metric.name for metric in QUALITY + SERVING + CHECKS if not metric.rising)
+SHARES = (
+    *("ece", "coverage", "coverage_error"),
+    *(metric.name for kind in (CLASS, MULTILABEL) for metric in BY_KIND[kind] if metric.rising),
+)
+
+#: Means of areas under the ROC and the precision-recall curve, by the kind of a label.
+AREAS = {CLASS: ("roc_auc", "pr_auc"), MULTILABEL: ("roc_auc", "mean_average_precision")}
 
 #: By the kind of a label, the metrics that have leads over a champion and over the trivial answer.
 LEADING = {
     CLASS: ("accuracy", "macro_precision", "macro_recall", "macro_f1", "weighted_f1"),
     MULTILABEL: ("macro_f1", "micro_f1", "subset_accuracy", "hamming_loss"),
-    REGRESSION: ("rmse", "mae", "median_absolute_error", "p90_absolute_error", "mape", "r2"),
+    REGRESSION: ("rmse", "mae", "mape", "r2"),
 }
 COUNTED = LEADING[CLASS]
 LED = tuple(dict.fromkeys(name for names in LEADING.values() for name in names))
-#: Metrics that have leads over a champion: these, and what follows from probabilities.
+#: Metrics that have leads over a champion: these, and what follows from probabilities and quantiles.
 LED_BY_CHAMPION = (
-    *(*LED, "log_loss", "roc_auc", "pr_auc", "mean_average_precision"),
-    *("pinball_loss", "coverage_error"),
+    *(*LED, "log_loss", "roc_auc", "pr_auc", "mean_average_precision", "pinball_loss", "coverage_error"),
 )
-#: Metrics of a slice beside the one that counts first, of a model that gives quantiles.
-SLICED_OF_QUANTILES = ("pinball_loss", "coverage", "coverage_error")
 
 #: Metrics of one class, of one of several labels, or of one of several numbers, by the kind of the label.
 PARTS = {
@@ -157,21 +144,11 @@ PARTS = {
     REGRESSION: ("number", ("rmse", "mae")),
 }
 
-#: Metrics of a converted model, as in `accuracy[format=int8]`.
-FORMAT_METRICS = (
-    "accuracy",
-    "macro_f1",
-    "rmse",
-    "size_mb",
-    "latency_p50_ms",
-    "latency_p95_ms",
-    "max_difference",
-)
+#: Metrics of a converted model, beside the one that counts first, as in `size_mb[format=int8]`.
+FORMAT_METRICS = ("size_mb", "latency_p50_ms", "latency_p95_ms", "max_difference")
 
 
-def names_of_quantiles(shares: tuple[float, ...], *, counted: bool = True) -> list[str]:
-    """Returns the metrics that a model has which gives quantiles of these shares."""
-    if not shares:
-        return []
-    names = [metric.name for metric in OF_QUANTILES if counted or metric.name != CROSSINGS]
-    return names if len(shares) > 1 else [LOSS]
+def names_of_quantiles(shares: tuple[float, ...]) -> list[str]:
+    """Returns the metrics that a model has which gives quantiles of these shares; of one, the loss alone."""
+    most = len(OF_QUANTILES) if len(shares) > 1 else len(shares)
+    return [metric.name for metric in OF_QUANTILES[:most]]

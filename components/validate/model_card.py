@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ _NOT_SETTINGS = ("class_names", "versions")
 _PLACES = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir")
 _FACTS = ("strategy", "replicas", "global_batch_size")
 _DIGITS, _LONGEST = 19, 80
+_KINDS = ("data", "code", "parameters")
 
 _PYTHON = """\
 import tensorflow as tf
@@ -98,32 +99,20 @@ class TrainingRecord:
 
 def read_training(model_file: Path) -> TrainingRecord:
     """Reads settings.json and history.csv beside a model file; raises ModelError when one cannot be read."""
-    return TrainingRecord(
-        _read(model_file.with_name(SETTINGS_FILE), _parse_settings),
-        _read(model_file.with_name(HISTORY_FILE), _parse_history),
-    )
-
-
-def _read(path: Path, parse: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    path, settings, history = model_file.with_name(SETTINGS_FILE), {}, dict[str, tuple[float, ...]]()
+    if path.exists():
+        settings = files.read_json(path, ModelError)
+        if not isinstance(settings.get("model"), str) or not isinstance(settings.get("settings", {}), dict):
+            raise ModelError(f"{path} beside the model names no model function; remove it or train again")
+    path = model_file.with_name(HISTORY_FILE)
     try:
-        return parse(path) if path.exists() else {}
+        rows = list(csv.DictReader(path.read_text("utf-8").splitlines())) if path.exists() else []
+        # A metric of a number for each class is a list there, and has no curve.
+        single = [name for name in (rows[0] if rows else ()) if not any(row[name][:1] == "[" for row in rows)]
+        history = {name: tuple(float(row[name] or math.nan) for row in rows) for name in single}
     except (OSError, ValueError, TypeError, csv.Error) as error:
         raise ModelError(f"cannot read {path} beside the model: {error}; remove it or train again") from None
-
-
-def _parse_settings(path: Path) -> dict[str, Any]:
-    content = files.read_json(path, ModelError)
-    if not isinstance(content.get("model"), str) or not isinstance(content.get("settings", {}), dict):
-        raise ModelError(f"{path} beside the model names no model function; remove it or train again")
-    return content
-
-
-def _parse_history(path: Path) -> dict[str, tuple[float, ...]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    # A metric of a number for each class is a list there, and has no curve.
-    single = [name for name in (rows[0] if rows else ()) if not any(row[name][:1] == "[" for row in rows)]
-    return {name: tuple(float(row[name] or math.nan) for row in rows) for name in single}
+    return TrainingRecord(settings, history)
 
 
 def set_rows(settings: Mapping[str, Any]) -> Rows:
@@ -177,30 +166,34 @@ def make_card(
     manifest: Manifest, export: Export, training: TrainingRecord, evaluation: Evaluation, verdict: str
 ) -> ModelCard:
     """Returns the card of an exported model; a section without rows is left out."""
+    taken = "images" if "image" in manifest.inputs else f"rows of the columns {', '.join(manifest.inputs)}"
+    use = [_use_of(label, taken) for label in manifest.labels]
+    use.append(
+        f"Its quality was measured on held-out examples of {manifest.source} and holds for data like these."
+    )
+    measured: dict[str, float | None] = {**evaluation.metrics} or {"accuracy": evaluation.accuracy}
+    quality = [
+        (name, f"{value:.4g}", " to ".join(f"{end:.4g}" for end in evaluation.intervals.get(name, ())))
+        for name, value in measured.items()
+        if value is not None
+    ]
+    text = f"Measured on the export with {evaluation.examples:,} {evaluation.split} examples, each used once."
+    if evaluation.non_finite:
+        text += f" {evaluation.non_finite:,} of them got an output that is not finite."
     weakest = sorted(evaluation.classes, key=lambda score: (score.f1, score.name))[:_WEAKEST]
     sections = [
-        _quality(evaluation),
+        Section("Quality", text, ("metric", "value", "95 % interval"), quality),
         Section(
             "Weakest classes",
             "Those with the lowest F1; all of them are in the report.",
             ("class", "examples", "precision", "recall"),
             [(c.name, f"{c.examples:,}", f"{c.precision:.3f}", f"{c.recall:.3f}") for c in weakest],
         ),
-        *(
-            Section(title, "", ("what", "value"), rows)
-            for title, rows in fact_tables(manifest, export, training)
-        ),
     ]
+    tables = fact_tables(manifest, export, training)
+    sections += [Section(title, "", ("what", "value"), rows) for title, rows in tables]
     title = str(training.settings.get("model", "model"))
-    return ModelCard(title, verdict, (_use(manifest), *(one for one in sections if one.rows)))
-
-
-def _use(manifest: Manifest) -> Section:
-    taken = "images" if "image" in manifest.inputs else f"rows of the columns {', '.join(manifest.inputs)}"
-    of_data = (
-        f"Its quality was measured on held-out examples of {manifest.source} and holds for data like these."
-    )
-    return Section("Use", " ".join([*(_use_of(label, taken) for label in manifest.labels), of_data]))
+    return ModelCard(title, verdict, (Section("Use", " ".join(use)), *(one for one in sections if one.rows)))
 
 
 def _use_of(label: Label, taken: str) -> str:
@@ -219,19 +212,6 @@ def _use_of(label: Label, taken: str) -> str:
 def _with_units(label: Label) -> list[str]:
     units = label.units or ("",) * len(label.outputs)
     return [f"{name} ({unit})" if unit else name for name, unit in zip(label.outputs, units, strict=True)]
-
-
-def _quality(evaluation: Evaluation) -> Section:
-    known = {} if evaluation.accuracy is None else {"accuracy": evaluation.accuracy}
-    metrics = evaluation.metrics or known
-    rows = [
-        (name, f"{value:.4g}", " to ".join(f"{end:.4g}" for end in evaluation.intervals.get(name, ())))
-        for name, value in metrics.items()
-    ]
-    text = f"Measured on the export with {evaluation.examples:,} {evaluation.split} examples, each used once."
-    if evaluation.non_finite:
-        text += f" {evaluation.non_finite:,} of them got an output that is not finite."
-    return Section("Quality", text, ("metric", "value", "95 % interval"), rows)
 
 
 def _escape(text: str) -> str:
@@ -279,19 +259,17 @@ def make_calls(export: Export) -> tuple[Call, ...]:
 
 def find_differences(before: Export, now: Export) -> list[dict[str, str]]:
     """Returns in what two exported models differ, in data, code and parameters, and both values as text."""
-    found = []
-    for kind, earlier in _describe_origin(before).items():
-        later = _describe_origin(now)[kind]
-        for what in {**later, **earlier}:
-            old, new = earlier.get(what, ""), later.get(what, "")
-            if old != new:
-                shown = {"before": short(old, _LONGEST) or "none", "now": short(new, _LONGEST) or "none"}
-                found.append({"kind": kind, "what": what, **shown})
-    return found
+    found, (earlier, later) = [], map(_describe_origin, (before, now))
+    for kind, what in {**later, **earlier}:
+        old, new = (values.get((kind, what), "") for values in (earlier, later))
+        if old != new:
+            shown = {"before": short(old, _LONGEST) or "none", "now": short(new, _LONGEST) or "none"}
+            found.append({"kind": kind, "what": what, **shown})
+    return sorted(found, key=lambda one: _KINDS.index(one["kind"]))
 
 
-def _describe_origin(export: Export) -> dict[str, dict[str, str]]:
-    """Returns what a model was made from, as far as its export tells: data, code and parameters."""
+def _describe_origin(export: Export) -> dict[tuple[str, str], str]:
+    """Returns what a model was made from, as far as its export tells, by kind and name."""
     data, labels, several = export.training_data or TrainingData(), {}, len(export.labels) > 1
     for label in export.labels:
         what = "classes" if label.class_names else "numbers"
@@ -302,8 +280,8 @@ def _describe_origin(export: Export) -> dict[str, dict[str, str]]:
     )
     settings = {name: value for name, value in settings.items() if name not in _PLACES}
     facts = {name: told[name] for name in _FACTS if name in told}
-    return {
-        "data": {
+    kinds = (
+        {
             # The fingerprint is also of the order in which the same examples are stored.
             "dataset as it is stored": export.fingerprint[:_DIGITS],
             "training examples": f"{data.records:,} ({data.keys.partition(':')[2][:8]})" if data.keys else "",
@@ -313,59 +291,24 @@ def _describe_origin(export: Export) -> dict[str, dict[str, str]]:
             "key": data.key,
             **{name: str(value) for name, value in data.rules.items()},
         },
-        "code": {
+        {
             "git revision": export.git_revision or "",
             **export.versions,
             **{f"{name} in training": str(version) for name, version in versions.items()},
         },
-        "parameters": dict(fact_rows({**settings, **facts})),
+        dict(fact_rows({**settings, **facts})),
+    )
+    return {
+        (kind, what): text
+        for kind, values in zip(_KINDS, kinds, strict=True)
+        for what, text in values.items()
     }
 
 
 def fact_tables(manifest: Manifest, export: Export, training: TrainingRecord) -> list[tuple[str, Rows]]:
     """Returns the titles and rows of the tables that end the report: dataset, training, export, versions."""
     settings = {name: value for name, value in training.settings.items() if name not in _NOT_SETTINGS}
-    tables = [
-        ("Dataset", _dataset_rows(manifest)),
-        ("Training", set_rows(settings)),
-        ("Versions in training", fact_rows(training.settings.get("versions", {}))),
-        ("Export", _export_rows(export)),
-        ("Versions in validation", fact_rows(export.versions)),
-    ]
-    return [(title, rows) for title, rows in tables if rows]
-
-
-def _dataset_rows(manifest: Manifest) -> Rows:
-    columns = ", ".join(list(manifest.inputs)[:_MOST_COLUMNS])
-    inputs = (
-        f"{len(manifest.inputs):,} columns",
-        columns + (", …" if len(manifest.inputs) > _MOST_COLUMNS else ""),
-    )
-    if "image" in manifest.inputs:
-        image = manifest.inputs["image"]
-        shape = " x ".join("any" if size is None else str(size) for size in image.shape)
-        inputs = ("image", f"{shape}, {image.encoding}")
-    reasons = "; ".join(f"{count:,} {reason}" for reason, count in manifest.rejected.items())
-    rows = [
-        ("source", manifest.source),
-        ("fingerprint", manifest.fingerprint),
-        ("examples", ", ".join(f"{name} {split.records:,}" for name, split in manifest.splits.items())),
-        *map(_label_row, manifest.labels),
-        inputs,
-        ("rejected examples", f"{sum(manifest.rejected.values()):,} ({reasons})" if reasons else "none"),
-    ]
-    return rows + fact_rows(manifest.settings)
-
-
-def _label_row(label: Label) -> tuple[str, str]:
-    of = f" of {label.name}" if label.name != LABEL else ""
-    if label.kind == REGRESSION:
-        return f"numbers{of}", ", ".join(_with_units(label))
-    return f"{'labels' if label.kind == MULTILABEL else 'classes'}{of}", f"{len(label.outputs):,}"
-
-
-def _export_rows(export: Export) -> Rows:
-    rows = [
+    signatures = [
         (name, f"{describe_tensors(parts['inputs'])} → {describe_tensors(parts['outputs'])}")
         for name, parts in export.signatures.items()
     ]
@@ -377,4 +320,38 @@ def _export_rows(export: Export) -> Rows:
         "compared examples": export.compared_examples,
         "max difference": export.max_difference,
     }
-    return rows + fact_rows({name: value for name, value in single.items() if value is not None})
+    tables = [
+        ("Dataset", _dataset_rows(manifest)),
+        ("Training", set_rows(settings)),
+        ("Versions in training", fact_rows(training.settings.get("versions", {}))),
+        ("Export", signatures + fact_rows({name: one for name, one in single.items() if one is not None})),
+        ("Versions in validation", fact_rows(export.versions)),
+    ]
+    return [(title, rows) for title, rows in tables if rows]
+
+
+def _dataset_rows(manifest: Manifest) -> Rows:
+    names = list(manifest.inputs)
+    more = ", …" if len(names) > _MOST_COLUMNS else ""
+    inputs = (f"{len(names):,} columns", ", ".join(names[:_MOST_COLUMNS]) + more)
+    if "image" in manifest.inputs:
+        image = manifest.inputs["image"]
+        shape = " x ".join("any" if size is None else str(size) for size in image.shape)
+        inputs = ("image", f"{shape}, {image.encoding}")
+    reasons = "; ".join(f"{count:,} {reason}" for reason, count in manifest.rejected.items())
+    labels = []
+    for label in manifest.labels:
+        of, several = f" of {label.name}" if label.name != LABEL else "", label.kind == MULTILABEL
+        if label.kind == REGRESSION:
+            labels.append((f"numbers{of}", ", ".join(_with_units(label))))
+        else:
+            labels.append((f"{'labels' if several else 'classes'}{of}", f"{len(label.outputs):,}"))
+    return [
+        ("source", manifest.source),
+        ("fingerprint", manifest.fingerprint),
+        ("examples", ", ".join(f"{name} {split.records:,}" for name, split in manifest.splits.items())),
+        *labels,
+        inputs,
+        ("rejected examples", f"{sum(manifest.rejected.values()):,} ({reasons})" if reasons else "none"),
+        *fact_rows(manifest.settings),
+    ]

@@ -7,7 +7,6 @@ and are counted, not sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,25 +16,15 @@ from sklearn import metrics
 
 from shardline.components.validate import resampling
 from shardline.components.validate.evaluation import Baseline, Interval, Lead, NumberScore
-from shardline.components.validate.metrics import (
-    CROSSINGS,
-    LEADING,
-    LED_BY_CHAMPION,
-    OF_NUMBERS,
-    SLICED_OF_QUANTILES,
-    names_of_quantiles,
-)
+from shardline.components.validate.metrics import LEADING, LED_BY_CHAMPION, names_of_quantiles
 from shardline.components.validate.resampling import Chosen, Floats, Outcomes
 from shardline.trainer.data.features import REGRESSION, Tally
 
-_RISING = {metric.name: metric.rising for metric in OF_NUMBERS}
 _ERRORS = (0.05, 0.25, 0.5, 0.75, 0.95)
 #: Examples of each number that are drawn.
 MOST_POINTS = 1000
 # Sums of which metrics follow: examples, squared, absolute and relative errors, truth and its square.
 _SUMS = 6
-# Metrics that are quantiles of the absolute error.
-_QUANTILES = {"median_absolute_error": 0.5, "p90_absolute_error": 0.9}
 
 
 @dataclass(frozen=True)
@@ -62,45 +51,35 @@ class NumberOutcomes(Outcomes):
 
         Examples whose prediction is not finite have no error, and are left out of all but their number.
         """
-        sound = self.only(self.finite)
         return {
             "examples": len(self.true),
             "non_finite": int((~self.finite).sum()),
-            "metrics": sound.score(),
-            "intervals": sound.intervals(),
-            "slices": sound.slices(min_slice),
-            "numbers": tuple(sound._number(place) for place in range(len(self.label.outputs))),
+            "metrics": self.sound.score(),
+            "intervals": self.sound.intervals(),
+            "slices": self.sound.slices(min_slice),
+            "numbers": tuple(self.sound._number(place) for place in range(len(self.label.outputs))),
         }
 
     def score(self) -> dict[str, float]:
         """Returns the metrics by name, means over the numbers; none of no example."""
         if not len(self.true):
             return {}
-        absolute = np.abs(self.said - self.true)
         found = {
             "rmse": metrics.root_mean_squared_error(self.true, self.said),
             "mae": metrics.mean_absolute_error(self.true, self.said),
             "median_absolute_error": metrics.median_absolute_error(self.true, self.said),
-            "p90_absolute_error": np.quantile(absolute, 0.9, axis=0).mean(),
+            "p90_absolute_error": np.quantile(np.abs(self.said - self.true), 0.9, axis=0).mean(),
         }
         if (self.true != 0).all():  # of a truth of 0 there is no share
             found["mape"] = metrics.mean_absolute_percentage_error(self.true, self.said)
         if len(self.true) > 1 and (np.ptp(self.true, axis=0) > 0).all():
             found["r2"] = metrics.r2_score(self.true, self.said)
-        if self.quantiles is not None:
-            found |= self._measure_quantiles(self._quantile_terms().sum(axis=0), float(len(self.true)))
-            if len(self.shares) > 1:
-                found[CROSSINGS] = (np.diff(self.quantiles, axis=1) < 0).any(axis=1).sum()
+        found |= self._measure_quantiles(self._quantile_terms().sum(axis=0), float(len(self.true)))
         return {name: float(value) for name, value in found.items()}
 
     def intervals(self) -> dict[str, Interval]:
-        """Returns the 95 % intervals of the metrics, and of each of several numbers."""
-        if not len(self.true):
-            return {}
-        found = resampling.finite_intervals(self._terms(), self._measure)
-        errors = np.abs(self.said - self.true)
-        drawn = resampling.quantiles(errors, [*_QUANTILES.values()], self.copies).mean(axis=-1)
-        return found | dict(zip(_QUANTILES, resampling.spans(drawn), strict=True))
+        """Returns the 95 % intervals of the metrics that follow from sums, and of each of several numbers."""
+        return resampling.intervals(self._terms(), self._measure)
 
     def leads(self, other: NumberOutcomes) -> dict[str, Lead]:
         """Returns the lead over another model on the same examples, where the answers of both are finite."""
@@ -108,11 +87,8 @@ class NumberOutcomes(Outcomes):
         ours, theirs = self.only(both), other.only(both)
         if self.shares != other.shares:  # the losses of other quantiles cannot be compared
             ours, theirs = (replace(one, quantiles=None, shares=()) for one in (ours, theirs))
-        found = resampling.leads(ours._terms(), theirs._terms(), ours._measure, _RISING)
-        if len(ours.true):
-            found |= ours._quantile_leads(theirs)
-        known = {name for name in found if name not in SLICED_OF_QUANTILES or name in LED_BY_CHAMPION}
-        return {name: lead for name, lead in found.items() if name in known and np.isfinite(lead.difference)}
+        found = resampling.leads(ours._terms(), theirs._terms(), ours._measure)
+        return {name: lead for name, lead in found.items() if name.partition("[")[0] in LED_BY_CHAMPION}
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the means in training, as the answer to every example."""
@@ -124,26 +100,10 @@ class NumberOutcomes(Outcomes):
         answer = ", ".join(f"{mean:.4g}" for mean in means)
         return Baseline(answer, measured, {name: leads[name] for name in names if name in leads})
 
-    def judge_slice(self, chosen: Chosen, *, decided: bool) -> dict[str, Any]:
-        """Returns the RMSE on some of the examples, and how well quantiles hold there."""
-        part, more = self.only(chosen), names_of_quantiles(self.shares, counted=False)
-        drawn = resampling.intervals(part._terms(), self._measure) if decided else {}
-        score = part.score()
-        return {
-            "value": score.get("rmse", 0.0),
-            "interval": drawn.get("rmse"),
-            "metrics": {one: score[one] for one in more if one in score},
-            "intervals": {one: drawn[one] for one in more if one in drawn},
-        }
-
-    def _quantile_leads(self, other: NumberOutcomes) -> Iterator[tuple[str, Lead]]:
-        """Yields the leads in quantiles of the absolute error, over another model on the same examples."""
-        both = np.abs(np.concatenate([self.said - self.true, other.said - other.true], axis=1))
-        found = resampling.quantiles(both, [*_QUANTILES.values()], self.copies)
-        ours, theirs = np.split(found, 2, axis=-1)
-        drawn, here, there = (ours - theirs).mean(axis=-1), self.score(), other.score()
-        for place, name in enumerate(_QUANTILES):
-            yield name, resampling.lead(here[name] - there[name], drawn[:, place], rising=False)
+    def judge_slice(self, chosen: Chosen, *, decided: bool) -> tuple[float, Interval | None]:
+        """Returns the RMSE on some of the examples, and its interval."""
+        part = self.only(chosen)
+        return part.score().get("rmse", 0.0), part.intervals().get("rmse") if decided else None
 
     def _terms(self) -> Floats:
         error = self.said - self.true
@@ -151,9 +111,7 @@ class NumberOutcomes(Outcomes):
         if (self.true != 0).all():
             relative = np.abs(error / self.true)
         parts = [np.ones_like(error), error**2, np.abs(error), relative, self.true, self.true**2]
-        if self.quantiles is not None:
-            parts.append(self._quantile_terms())
-        return resampling.together(np.concatenate(parts, axis=1), self.copies)
+        return resampling.together(np.concatenate([*parts, self._quantile_terms()], axis=1), self.copies)
 
     def _measure(self, sums: Floats) -> dict[str, Floats]:
         names = self.label.outputs
@@ -171,20 +129,24 @@ class NumberOutcomes(Outcomes):
         return found | self._measure_quantiles(sums[..., width:], count[..., 0])
 
     def _quantile_terms(self) -> Floats:
-        """Returns each example's loss and whether it lies within the outermost quantiles, [n, 2]."""
-        assert self.quantiles is not None
+        """Returns of each example loss, whether it is inside, and whether quantiles cross, [n, 3].
+
+        Of a model that gives no quantiles there are none, [n, 0].
+        """
+        if self.quantiles is None:
+            return np.empty((len(self.true), 0))
         error, shares = self.true - self.quantiles, np.asarray(self.shares)
         losses = np.maximum(shares * error, (shares - 1) * error).mean(axis=1)
         inside = (self.quantiles[:, 0] <= self.true[:, 0]) & (self.true[:, 0] <= self.quantiles[:, -1])
-        return np.stack([losses, inside], axis=1)
+        return np.stack([losses, inside, (np.diff(self.quantiles, axis=1) < 0).any(axis=1)], axis=1)
 
     def _measure_quantiles(self, sums: Floats, count: Any) -> dict[str, Any]:
-        """Returns the metrics of sums, [..., 2], over so many examples; one quantile has no interval."""
+        """Returns the metrics of sums, [..., 3], over so many examples; of one quantile there is one."""
         if not self.shares:
             return {}
-        loss, coverage = sums[..., 0] / count, sums[..., 1] / count
-        values = (loss, coverage, np.abs(coverage - (self.shares[-1] - self.shares[0])))
-        return dict(zip(names_of_quantiles(self.shares, counted=False), values, strict=False))
+        loss, coverage, crossings = sums[..., 0] / count, sums[..., 1] / count, sums[..., 2]
+        values = (loss, coverage, np.abs(coverage - (self.shares[-1] - self.shares[0])), crossings)
+        return dict(zip(names_of_quantiles(self.shares), values, strict=False))
 
     def _number(self, place: int) -> NumberScore:
         label, true, said = self.label, self.true[:, place], self.said[:, place]

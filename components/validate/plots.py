@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -18,7 +18,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
-from shardline.components.validate.evaluation import Bin, Curve, NumberScore
+from shardline.components.validate.evaluation import Curve, NumberScore
 
 # Drawn in these colours, which nothing else uses, and then replaced by the page's own.
 INK, LINE, SOFT, FIRST, SECOND = "#010203", "#040506", "#050607", "#070809", "#0a0b0c"
@@ -63,116 +63,47 @@ _NAMED_LINES = ((SECOND, "-"), (FIRST, "--"), (INK, "-."))
 
 _MOST_MARKED_EPOCHS = 30
 
-# Groups of equal size along the truth, of each of which the middle error is drawn.
-_GROUPS = 12
-_LEAST_IN_A_GROUP = 4
 
-
-def draw_calibration(bins: Sequence[Bin]) -> str:
-    """Draws a reliability diagram: the accuracy and the share of the examples over the confidence."""
-    total = sum(one.examples for one in bins)
-    with _axes((4.0, 4.9), "confidence", "share", shares=True) as axes:
-        axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as sure as right")
-        lower, heights = [one.lower for one in bins], [one.examples / total for one in bins]
-        widths = [one.upper - one.lower for one in bins]
-        axes.bar(lower, heights, widths, align="edge", color=SOFT, alpha=0.25, label="of the examples")
-        points = [one.confidence for one in bins], [one.accuracy for one in bins]
-        axes.plot(*points, "-o", color=FIRST, markersize=4, label="right predictions")
-        said = ", ".join(
-            f"{one.accuracy:.2f} right of {one.examples:,} at confidence {one.confidence:.2f}" for one in bins
-        )
-        return _to_svg(axes, f"Reliability: {said}.")
-
-
-class Confusions(NamedTuple):
-    """A confusion matrix, whole or of the classes that are confused most.
-
-    Attributes:
-        names: Names of its classes; where some were left out the last one stands for all of these.
-        counts: Examples by true class (row) and predicted class (column).
-        left_out: Number of classes behind the last name; 0 when the matrix is whole.
-    """
-
-    names: tuple[str, ...]
-    counts: tuple[tuple[int, ...], ...]
-    left_out: int = 0
-
-
-class ConfusedPair(NamedTuple):
-    """One class that is taken for another: the number of examples, and their share of the class, 0..1."""
-
-    true: str
-    predicted: str
-    # `count` is a method of a tuple.
-    examples: int
-    share: float
-
-
-def most_confused(matrix: Sequence[Sequence[int]], names: Sequence[str], most: int) -> Confusions:
-    """Returns the matrix of the `most` classes with the most mistakes, missed and wrongly given together.
-
-    They stay in their order; all others become one. A matrix has a row per true class.
-    """
-    counts = np.asarray(matrix, dtype=np.int64)
-    if len(names) <= most:
-        return Confusions(tuple(names), tuple(map(tuple, counts.tolist())))
-    wrong = counts.sum(axis=0) + counts.sum(axis=1) - 2 * counts.diagonal()
-    kept = np.sort(np.argsort(-wrong, kind="stable")[:most])
-    place = np.full(len(names), most)
-    place[kept] = np.arange(most)
-    folded = np.zeros((most + 1, most + 1), np.int64)
-    np.add.at(folded, (place[:, None], place[None, :]), counts)
-    left_out = len(names) - most
-    shown = (*(names[i] for i in kept), f"{left_out:,} others")
-    return Confusions(shown, tuple(map(tuple, folded.tolist())), left_out)
+def draw_reliability(points: Sequence[tuple[float, float]], x: str, y: str, description: str) -> str:
+    """Draws how often what is said with some probability is so, and the line on which both are the same."""
+    with _axes((4.2, 4.7), x, y, shares=True) as axes:
+        axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as it should be")
+        axes.plot(*zip(*points, strict=True), "-o", color=FIRST, markersize=4, label="measured")
+        return _to_svg(axes, description, legend={"ncols": 2})
 
 
 def confused_pairs(
     matrix: Sequence[Sequence[int]], names: Sequence[str], most: int
-) -> tuple[ConfusedPair, ...]:
-    """Returns up to `most` pairs of classes that are confused most often, the most frequent first."""
+) -> list[tuple[str, str, int, float]]:
+    """Returns up to `most` pairs of classes that are confused most often, the most frequent first.
+
+    Each has the true and the predicted class, the number of examples, and their share of the class, 0..1.
+    """
     counts = np.array(matrix, dtype=np.int64)
     examples = counts.sum(axis=1)
     np.fill_diagonal(counts, 0)
     first = np.argsort(-counts, axis=None, kind="stable")[:most]
     cells = zip(*np.unravel_index(first, counts.shape), strict=True)
-    return tuple(
-        ConfusedPair(names[i], names[j], int(counts[i, j]), float(counts[i, j] / examples[i]))
+    return [
+        (names[i], names[j], int(counts[i, j]), float(counts[i, j] / examples[i]))
         for i, j in cells
         if counts[i, j]
-    )
+    ]
 
 
-def draw_confusion(confusions: Confusions) -> str:
-    """Draws a confusion matrix of at most some 40 classes; a cell shows its share of the row's examples."""
-    counts = np.asarray(confusions.counts, dtype=np.int64)
+def draw_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str], most: int) -> str:
+    """Draws a confusion matrix, a row per true class; a cell shows its share of the row's examples.
+
+    Of more than `most` classes those with the most mistakes, missed and wrongly given together, are drawn.
+    """
+    counts = np.asarray(matrix, dtype=np.int64)
+    wrong = counts.sum(axis=0) + counts.sum(axis=1) - 2 * counts.diagonal()
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    right, total = int(np.trace(counts)), int(counts.sum())
-    return _draw_matrix(
-        confusions.names,
-        counts,
-        shares,
-        ("predicted class", "true class"),
-        f"Confusion matrix of {len(confusions.names)} classes: {right:,} examples on the diagonal, "
-        f"{total - right:,} beside it.",
-    )
-
-
-def draw_together(names: Sequence[str], counts: Sequence[Sequence[int]], examples: Sequence[int]) -> str:
-    """Draws how often each label (column) is given to the examples that have another one (row)."""
-    cells = np.asarray(counts, dtype=np.int64)
-    shares = cells / np.maximum(np.asarray(examples)[:, None], 1)
-    said = f"Labels given to the examples that have one, of {len(names)} labels."
-    return _draw_matrix(names, cells, shares, ("given label", "label that examples have"), said)
-
-
-def _draw_matrix(
-    names: Sequence[str], counts: Any, shares: Any, axis_names: tuple[str, str], description: str
-) -> str:
-    short = _shorten(names)
+    kept = np.sort(np.argsort(-wrong, kind="stable")[:most])
+    short, counts, shares = _shorten([names[i] for i in kept]), counts[kept][:, kept], shares[kept][:, kept]
     side = float(np.clip(1.6 + 0.42 * len(short), 3.4, 8.5))
     colours = LinearSegmentedColormap.from_list("cells", [(*to_rgba(_CELL)[:3], 0.0), to_rgba(_CELL)])
-    with _axes((side, side), *axis_names) as axes:
+    with _axes((side, side), "predicted class", "true class") as axes:
         axes.grid(visible=False)
         axes.imshow(shares, cmap=colours, vmin=0.0, vmax=1.0, interpolation="none")
         longest = max(map(len, short))
@@ -184,20 +115,16 @@ def _draw_matrix(
                 colour = "white" if shares[row, column] > 0.5 else INK
                 count = f"{counts[row, column]:,}"
                 axes.text(column, row, count, ha="center", va="center", fontsize=9, color=colour)
+        right = int(np.trace(counts))
+        description = (
+            f"Confusion matrix of {len(kept)} classes: {right:,} examples on the diagonal, "
+            f"{int(counts.sum()) - right:,} beside it."
+        )
         return _to_svg(axes, description, legend=None)
 
 
-def draw_roc(curves: Sequence[Curve]) -> str:
-    """Draws ROC curves, those with the smallest areas by name."""
-    return _draw_curves(curves, "ROC", "false positive rate", "true positive rate")
-
-
-def draw_precision_recall(curves: Sequence[Curve]) -> str:
-    """Draws precision over recall, the classes with the smallest areas by name."""
-    return _draw_curves(curves, "Precision over recall", "recall", "precision")
-
-
-def _draw_curves(curves: Sequence[Curve], title: str, x: str, y: str) -> str:
+def draw_curves(curves: Sequence[Curve], title: str, x: str, y: str) -> str:
+    """Draws curves of classes, those with the smallest areas by name."""
     weakest = sorted(curves, key=lambda curve: curve.area)
     named = weakest[: len(_NAMED_LINES)]
     names = _shorten([curve.name for curve in named])
@@ -236,52 +163,17 @@ def draw_predictions(score: NumberScore) -> str:
     """Draws predicted over true, a point for each example, and the line on which both are the same."""
     true, said = np.array(score.points).T
     ends = float(min(true.min(), said.min())), float(max(true.max(), said.max()))
-    with _number_axes(score, "predicted", true, said) as axes:
+    names = (f"{name}, {score.unit}" if score.unit else name for name in ("true", "predicted"))
+    with _axes((4.4, 4.6), *names) as axes:
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        opaque = 0.7 if len(true) < 300 else 0.35  # many points lie on each other
+        axes.plot(true, said, "o", color=FIRST, markersize=3, alpha=opaque, markeredgewidth=0)
         axes.plot(ends, ends, ":", color=SOFT, label="predicted = true")
         return _to_svg(
             axes,
             f"Predicted over true {score.name}, {len(true):,} examples from {true.min():.4g} to "
             f"{true.max():.4g}: RMSE {score.rmse:.4g}.",
         )
-
-
-def draw_errors(score: NumberScore) -> str:
-    """Draws prediction minus truth over the truth, and the middle error of groups of equal size along it."""
-    true, said = np.array(score.points).T
-    error, groups = said - true, min(_GROUPS, len(true) // _LEAST_IN_A_GROUP)
-    middles = []
-    if groups > 1:
-        for some in np.array_split(np.argsort(true, kind="stable"), groups):
-            middles.append((float(np.median(true[some])), float(np.median(error[some]))))
-    with _number_axes(score, "predicted minus true", true, error) as axes:
-        axes.axhline(0, linestyle=":", color=SOFT, label="no error")
-        if middles:
-            axes.plot(*zip(*middles, strict=True), "--s", color=SECOND, markersize=4, label="middle error")
-        said_so = ", ".join(f"{middle:.3g} at {value:.4g}" for value, middle in middles)
-        description = f"Error over true {score.name}; middle error: {said_so or 'too few examples'}."
-        return _to_svg(axes, description, legend={"ncols": 2})
-
-
-def draw_quantiles(score: NumberScore) -> str:
-    """Draws the share of the truth below each quantile over the share that should be, and their line."""
-    with _axes((4.4, 4.6), "quantile", "share of true values below it") as axes:
-        axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as it should be")
-        axes.plot(*zip(*score.calibration, strict=True), "-o", color=FIRST, markersize=5, label="measured")
-        said_so = ", ".join(f"{below:.3f} below quantile {share:g}" for share, below in score.calibration)
-        return _to_svg(
-            axes, f"Share of true {score.name} below each quantile: {said_so}.", legend={"ncols": 2}
-        )
-
-
-@contextmanager
-def _number_axes(score: NumberScore, y: str, true: Any, values: Any) -> Iterator[Any]:
-    """Yields axes with a point for each example over the truth."""
-    names = (f"{name}, {score.unit}" if score.unit else name for name in ("true", y))
-    with _axes((4.4, 4.6), *names) as axes:
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        opaque = 0.7 if len(true) < 300 else 0.35  # many points lie on each other
-        axes.plot(true, values, "o", color=FIRST, markersize=3, alpha=opaque, markeredgewidth=0)
-        yield axes
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -15,11 +15,10 @@ from shardline.components.html import make_picture, render
 from shardline.components.model_store import Export
 from shardline.components.validate import plots
 from shardline.components.validate.evaluation import Evaluation, Interval, Lead, NumberScore
-from shardline.components.validate.metrics import BY_KIND, FALLING, MAIN, QUALITY, SERVING, Metric
+from shardline.components.validate.metrics import BY_KIND, MAIN, QUALITY, SERVING, Metric
 from shardline.components.validate.model_card import TrainingRecord, fact_tables, find_differences, make_calls
 from shardline.components.validate.verdict import Blessing, Judgement
 from shardline.trainer import files
-from shardline.trainer.data.features import CLASS, MULTILABEL
 from shardline.trainer.data.manifest import Manifest
 
 #: Rows of a table.
@@ -28,15 +27,9 @@ MOST_ROWS = 40
 _MOST_DRAWN_CLASSES = 25
 _MOST_CLASSES_ON_A_PHONE = 12
 _MOST_PAIRS = 10
-
-_NO_MATRIX = {"confusion": None, "left_out": 0, "confusion_large": False, "pairs": ()}
+_MOST_CHANGES = 8
 
 _TEXTS = {metric.name: metric.text for metric in QUALITY}
-
-#: "unclear": the interval of the difference has 0 in it.
-Change = Literal["better", "worse", "unclear", ""]
-
-_MOST_CHANGES = 8
 
 # What decides comes first.
 _ORDER: tuple[Judgement, ...] = ("failed", "undecided", "open", "off", "skipped", "passed")
@@ -107,10 +100,11 @@ class Origin:
         return cls(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", run, shown)
 
 
-class MetricRow(NamedTuple):
-    """One metric of a model and of the champion, as texts; "" where there is none.
+class Row(NamedTuple):
+    """A value of a model and of the champion, as texts; "" where there is none.
 
-    The difference is the model's value minus the champion's; the intervals are 95 % intervals.
+    The difference is the model's value minus the champion's; the intervals are 95 % intervals. `change` is
+    better, worse or, where the interval of the difference has 0 in it, unclear.
     """
 
     name: str
@@ -120,27 +114,45 @@ class MetricRow(NamedTuple):
     champion: str = ""
     difference: str = ""
     difference_interval: str = ""
-    change: Change = ""
+    change: str = ""
+    examples: int = 0
 
 
-def metric_rows(evaluation: Evaluation, metrics: Sequence[Metric]) -> list[MetricRow]:
+def metric_rows(evaluation: Evaluation, metrics: Sequence[Metric]) -> list[Row]:
     """Returns those of the metrics that were measured, in their order."""
-    return [_row(evaluation, metric) for metric in metrics if metric.name in evaluation.metrics]
+    before = evaluation.champion.metrics if evaluation.champion else {}
+    intervals, leads = evaluation.intervals, evaluation.leads
+    return [
+        _row(metric, value, before.get(name), intervals.get(name), leads.get(name), name, metric.label)
+        for metric in metrics
+        if (value := evaluation.metrics.get(name := metric.name)) is not None
+    ]
 
 
-def _row(evaluation: Evaluation, metric: Metric) -> MetricRow:
-    name, text = metric.name, metric.text
-    value = evaluation.metrics[name]
-    row = MetricRow(name, metric.label, text(value), show_interval(evaluation.intervals.get(name), text))
-    before = evaluation.champion.metrics.get(name) if evaluation.champion else None
+def _row(
+    metric: Metric,
+    value: float,
+    before: float | None,
+    interval: Interval | None,
+    lead: Lead | None,
+    name: str,
+    label: str,
+    examples: int = 0,
+) -> Row:
+    text = metric.text
+    row = Row(name, label, text(value), show_interval(interval, text), examples=examples)
     if before is None:
         return row
-    lead = evaluation.leads.get(name)
+    difference, change = value - before, ""
+    if lead and lead.interval[0] <= 0 <= lead.interval[1] and difference:
+        change = "unclear"
+    elif difference:
+        change = "better" if (difference > 0) == metric.rising else "worse"
     return row._replace(
         champion=text(before),
-        difference=show_difference(value - before, text),
+        difference=show_difference(difference, text),
         difference_interval=show_interval(lead.interval if lead else None, text),
-        change=_change(value - before, lead, rising=metric.rising),
+        change=change,
     )
 
 
@@ -155,51 +167,59 @@ def show_difference(difference: float, text: Callable[[float], str] = "{:.4f}".f
     return sign + text(abs(difference))
 
 
-def _change(difference: float, lead: Lead | None = None, *, rising: bool = True) -> Change:
-    if difference == 0:
-        return ""
-    if lead and lead.interval[0] <= 0 <= lead.interval[1]:
-        return "unclear"
-    return "better" if (difference > 0) == rising else "worse"
-
-
 def sections(evaluation: Evaluation) -> list[dict[str, Any]]:
     """Returns what a report shows of each label, for its template."""
-    whole = evaluation.beside_champion
-    beside = [_of_label(whole, part) for part in whole.parts] or [whole]
-    return [_section(*both, several=bool(whole.parts)) for both in zip(evaluation.each, beside, strict=True)]
-
-
-def _of_label(whole: Evaluation, part: Evaluation) -> Evaluation:
-    """Returns the evaluation of one of several labels beside the champion's of the same."""
-    prefix = f"{part.label}."
-    leads = {name.removeprefix(prefix): lead for name, lead in whole.leads.items() if name.startswith(prefix)}
-    return replace(part, champion=whole.champion and whole.champion.of(part.label), leads=leads)
+    whole, beside = evaluation.beside_champion, []
+    for part in whole.parts:  # each beside the champion's of the same label
+        prefix = f"{part.label}."
+        leads = {
+            name.removeprefix(prefix): one for name, one in whole.leads.items() if name.startswith(prefix)
+        }
+        beside.append(replace(part, champion=whole.champion and whole.champion.of(part.label), leads=leads))
+    pairs = zip(evaluation.each, beside or [whole], strict=True)
+    return [_section(*both, several=bool(whole.parts)) for both in pairs]
 
 
 def _section(evaluation: Evaluation, beside: Evaluation, *, several: bool) -> dict[str, Any]:
-    main = MAIN[evaluation.kind]
+    main = next(one for one in BY_KIND[evaluation.kind] if one.name == MAIN[evaluation.kind])
+    bins, names = evaluation.calibration, evaluation.class_names
+    curves = {
+        "ROC": (evaluation.roc, "ROC", "false positive rate", "true positive rate"),
+        "Precision and recall": (
+            *(evaluation.precision_recall, "Precision over recall", "recall", "precision"),
+        ),
+    }
+    drawn = {title: plots.draw_curves(*curve) for title, curve in curves.items() if curve[0]}
+    if bins:
+        said = (
+            f"{one.accuracy:.2f} right of {one.examples:,} at confidence {one.confidence:.2f}" for one in bins
+        )
+        points = [(one.confidence, one.accuracy) for one in bins]
+        words = f"Reliability: {', '.join(said)}."
+        drawn = {"Calibration": plots.draw_reliability(points, "confidence", "right", words), **drawn}
+    confusion = evaluation.confusion
     return {
         "label": evaluation.label if several else "",
         "kind": evaluation.kind,
-        "main": main,
-        "main_label": next(metric.label for metric in BY_KIND[evaluation.kind] if metric.name == main),
-        "text": _TEXTS[main],
+        "main": main.name,
+        "main_label": main.label,
+        "text": main.text,
         "evaluation": evaluation,
         "quality": metric_rows(beside, BY_KIND[evaluation.kind]),
         "champion": beside.champion,
-        **(_matrix(evaluation) if evaluation.kind in (CLASS, MULTILABEL) else _NO_MATRIX),
-        "wrong": evaluation.examples - sum(row[i] for i, row in enumerate(evaluation.confusion)),
-        "calibration": _drawn(plots.draw_calibration, evaluation.calibration),
-        "roc": _drawn(plots.draw_roc, evaluation.roc),
-        "precision_recall": _drawn(plots.draw_precision_recall, evaluation.precision_recall),
+        "confusion": confusion and Markup(plots.draw_confusion(confusion, names, _MOST_DRAWN_CLASSES)),
+        "confusion_large": len(names) > _MOST_CLASSES_ON_A_PHONE,
+        "drawn_classes": min(len(names), _MOST_DRAWN_CLASSES),
+        "pairs": plots.confused_pairs(confusion, names, _MOST_PAIRS) if confusion else (),
+        "wrong": evaluation.examples - sum(row[i] for i, row in enumerate(confusion)),
+        "curves": {title: Markup(one) for title, one in drawn.items()},
         "classes": sorted(evaluation.classes, key=lambda score: (score.f1, -score.examples))[:MOST_ROWS],
         "never_predicted": [one.name.partition("=")[2] for one in evaluation.never_predicted],
         "numbers": [_number(score) for score in evaluation.numbers],
-        "slices": _slice_rows(beside, decided=True),
-        "small_slices": _slice_rows(beside, decided=False),
+        "slices": _slice_rows(beside, main, decided=True),
+        "small_slices": _slice_rows(beside, main, decided=False),
         "decided": sum(one.decided for one in evaluation.slices),
-        "weakest": next(iter(_slice_rows(evaluation, decided=True)), None),
+        "weakest": next(iter(_slice_rows(evaluation, main, decided=True)), None),
         "mistakes": [
             {**asdict(one), "picture": make_picture(one.image) if one.image else None}
             for one in evaluation.mistakes
@@ -207,71 +227,37 @@ def _section(evaluation: Evaluation, beside: Evaluation, *, several: bool) -> di
     }
 
 
-def _matrix(evaluation: Evaluation) -> dict[str, Any]:
-    """Returns what of classes is taken for another, or which labels are given together."""
-    names, pairs = evaluation.class_names, tuple[plots.ConfusedPair, ...]()
-    if evaluation.kind == MULTILABEL:
-        examples = [score.examples for score in evaluation.classes]
-        kept = sorted(range(len(names)), key=lambda i: -examples[i])[:_MOST_DRAWN_CLASSES]
-        together = [[evaluation.together[i][j] for j in kept] for i in kept]
-        drawn = plots.draw_together([names[i] for i in kept], together, [examples[i] for i in kept])
-        shown, left_out = len(kept), len(names) - len(kept)
-    else:
-        confusions = plots.most_confused(evaluation.confusion, names, _MOST_DRAWN_CLASSES)
-        drawn = plots.draw_confusion(confusions)
-        shown, left_out = len(confusions.names), confusions.left_out
-        pairs = plots.confused_pairs(evaluation.confusion, names, _MOST_PAIRS)
-    return {
-        "confusion": Markup(drawn),
-        "left_out": left_out,
-        "confusion_large": shown > _MOST_CLASSES_ON_A_PHONE,
-        "pairs": pairs,
-    }
-
-
 def _number(score: NumberScore) -> dict[str, Any]:
-    text = _TEXTS["rmse"]
+    text, drawn = _TEXTS["rmse"], {}
+    if score.points:
+        drawn["Predicted and true"] = Markup(plots.draw_predictions(score))
+    if score.calibration:
+        said = ", ".join(f"{below:.3f} below quantile {share:g}" for share, below in score.calibration)
+        words = f"Share of true {score.name} below each quantile: {said}."
+        names = "quantile", "share of true values below it"
+        drawn["Calibration of quantiles"] = Markup(plots.draw_reliability(score.calibration, *names, words))
     return {
         "name": score.name,
         "unit": score.unit,
         "values": [text(score.rmse), text(score.mae), show_difference(score.bias, text)],
         "errors": [(share, show_difference(value, text)) for share, value in score.errors.items()],
-        "plots": [
-            Markup(draw(score)) for draw in (plots.draw_predictions, plots.draw_errors) if score.points
-        ],
-        "calibration": Markup(plots.draw_quantiles(score)) if score.calibration else None,
+        "plots": drawn,
     }
 
 
-def _drawn(draw: Callable[[Any], str], points: Sequence[Any]) -> Markup | None:
-    return Markup(draw(points)) if points else None
-
-
-def _slice_rows(evaluation: Evaluation, *, decided: bool) -> list[dict[str, Any]]:
+def _slice_rows(evaluation: Evaluation, main: Metric, *, decided: bool) -> list[Row]:
     """Returns the slices with examples enough for a rule, or too few, the weakest and then largest first.
 
     The champion's value is that on the same examples. Only of a class it is known by which interval the two
     differ.
     """
     champion = {one.name: one.value for one in evaluation.champion.slices} if evaluation.champion else {}
-    main = MAIN[evaluation.kind]
-    text, rising = _TEXTS[main], main not in FALLING
     slices = [one for one in evaluation.slices if one.examples and one.decided == decided]
-    slices.sort(key=lambda one: (one.value if rising else -one.value, -one.examples, one.name))
+    slices.sort(key=lambda one: (one.value if main.rising else -one.value, -one.examples, one.name))
     rows = []
     for one in slices[:MOST_ROWS]:
-        before, lead = champion.get(one.name), evaluation.leads.get(f"recall[{one.name}]")
-        difference = None if before is None else one.value - before
-        rows.append(
-            {
-                "name": one.name,
-                "examples": one.examples,
-                "value": text(one.value),
-                "interval": show_interval(one.interval, text),
-                "champion": "" if before is None else text(before),
-                "difference": "" if difference is None else show_difference(difference, text),
-                "difference_interval": show_interval(lead.interval if lead else None),
-                "change": _change(difference, lead, rising=rising) if difference is not None and lead else "",
-            }
-        )
+        lead = evaluation.leads.get(f"recall[{one.name}]")
+        before = champion.get(one.name)
+        row = _row(main, one.value, before, one.interval, lead, one.name, one.name, one.examples)
+        rows.append(row if lead else row._replace(change=""))
     return rows

@@ -20,30 +20,29 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from shardline.components.validate.evaluation import Evaluation, Interval, Slice
 from shardline.components.validate.formats import FORMATS
 from shardline.components.validate.metrics import (
+    BY_KIND,
+    CHECKS,
     FALLING,
     FORMAT_METRICS,
     LED,
     LED_BY_CHAMPION,
     MAIN,
-    METRICS,
     OF_THE_NEW,
     PARTS,
+    SERVING,
     SHARES,
-    SLICED_OF_QUANTILES,
 )
+from shardline.trainer.data.features import CLASS
 from shardline.trainer.errors import SettingsError
 
-#: Metrics of one class, as in `recall[class=healthy]`, of one label or number, by what stands before "=".
-PART_METRICS = dict(PARTS.values())
-CLASS_METRICS = PART_METRICS["class"]
-#: Any other slice has only the metric that counts first, and those of quantiles.
-SLICED = (*MAIN.values(), *SLICED_OF_QUANTILES)
+#: Metrics of one class, as in `recall[class=healthy]`.
+CLASS_METRICS = PARTS[CLASS][1]
 
 #: Every one of them is False for NaN.
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
@@ -182,26 +181,30 @@ def parse_rule(text: str) -> Rule:
     return rule
 
 
-def _check_metric(rule: Rule) -> None:
-    known = METRICS
+def vocabulary(rule: Rule, kinds: Collection[str] = tuple(BY_KIND)) -> tuple[str, ...]:
+    """Returns the metrics that the left side of such a rule may name, of labels of these kinds."""
+    part, main = rule.slice.partition("=")[0], [MAIN[kind] for kind in kinds]
     if rule.metric == DRIFT and rule.slice:
-        known = (DRIFT,)
-    elif rule.format:
-        known = FORMAT_METRICS
-    elif rule.worst:
-        known = tuple(dict.fromkeys((*CLASS_METRICS, *SLICED)))
-    elif part := PART_METRICS.get(rule.slice.partition("=")[0]):
-        known = part
-    elif rule.slice:
-        known = SLICED
-    elif rule.reference == "baseline":
-        known = LED
+        return (DRIFT,)
+    if rule.format:
+        return (*main, *FORMAT_METRICS)
+    if rule.worst:
+        return tuple(dict.fromkeys((*main, *(CLASS_METRICS if CLASS in kinds else ()))))
+    if part in dict(PARTS.values()):
+        return tuple(metric for kind in kinds if PARTS[kind][0] == part for metric in PARTS[kind][1])
+    if rule.slice:
+        return tuple(main)
+    of_kinds = (metric for kind in kinds for metric in BY_KIND[kind])
+    return tuple(dict.fromkeys(metric.name for metric in (*of_kinds, *SERVING, *CHECKS)))
+
+
+def _check_metric(rule: Rule) -> None:
+    known = LED if rule.reference == "baseline" and not (rule.slice or rule.worst) else vocabulary(rule)
     if rule.metric not in known:
         where = f" of the slice {rule.slice!r}" if rule.slice else " of slices" if rule.worst else ""
-        where = where or (" of the baseline" if known is LED else "")
         raise SettingsError(
-            f"there is no metric {rule.metric!r}{where} (in the rule {rule.text!r}); "
-            f"there are: {', '.join(known)}"
+            f"there is no metric {rule.metric!r}{where or (' of the baseline' if known is LED else '')} "
+            f"(in the rule {rule.text!r}); there are: {', '.join(known)}"
         )
     if rule.reference and (rule.format or rule.is_drift or rule.metric in OF_THE_NEW):
         raise SettingsError(f"{rule.left} is compared with a number (in the rule {rule.text!r})")
@@ -210,100 +213,73 @@ def _check_metric(rule: Rule) -> None:
 
 
 def _check_tail(rule: Rule) -> None:
-    if rule.within is not None:
-        _check_within(rule)
-    if rule.p is None:
-        return
-    whole = LED if rule.reference == "baseline" else LED_BY_CHAMPION
-    of_part = PART_METRICS.get(rule.slice.partition("=")[0], ()) if rule.slice else whole
-    leads = not rule.worst and rule.metric in of_part and not (rule.slice and rule.metric == "accuracy")
-    ahead = "<" if rule.metric in FALLING else ">"
-    if not (rule.reference and rule.operator == ahead and _is_plain(rule) and leads):
-        raise SettingsError(
-            "(p < ...) belongs to a rule like 'accuracy > champion (p < 0.05)' or 'rmse < champion (p < "
-            f"0.05)', got {rule.text!r}; its metric may be one of {', '.join(whole)}, or precision, recall "
-            "or f1 of a class"
-        )
-    if not 0 < rule.p < 1:
-        raise SettingsError(f"p must be between 0 and 1, got {rule.p} in the rule {rule.text!r}; try 0.05")
-
-
-def _is_plain(rule: Rule) -> bool:
-    """Whether a rule's limit is the reference's own value."""
-    return rule.limit == 0 and rule.factor == 1
-
-
-def _check_within(rule: Rule) -> None:
+    sound = bool(rule.reference) and rule.limit == 0 and rule.factor == 1  # the reference's own value
     falling = rule.metric in FALLING
-    if not (rule.reference and rule.operator == ("<=" if falling else ">=") and _is_plain(rule)):
+    whole = LED if rule.reference == "baseline" else LED_BY_CHAMPION
+    if rule.within is not None:
+        most = 1.0 if rule.relative or rule.metric in (*SHARES, *CLASS_METRICS) else math.inf
+        sound = sound and rule.operator == ("<=" if falling else ">=") and 0 <= rule.within < most
+    elif rule.p is not None:
+        of_class = rule.slice.partition("=")[0] in dict(PARTS.values()) and rule.metric != "accuracy"
+        leads = not rule.worst and (of_class if rule.slice else rule.metric in whole)
+        sound = sound and rule.operator == ("<" if falling else ">") and leads and 0 < rule.p < 1
+    else:
+        return
+    if not sound:
         raise SettingsError(
-            "(within ...) belongs to a rule like 'accuracy >= champion (within 0.01)' or "
-            f"'log_loss <= champion (within 2 %)', got {rule.text!r}"
-        )
-    most = 1.0 if rule.relative or rule.metric in (*SHARES, *CLASS_METRICS) else math.inf
-    if not 0 <= (rule.within or 0.0) < most:
-        raise SettingsError(
-            f"(within ...) is too much in the rule {rule.text!r}; 0.01 is one point, (within 2 %) a share "
-            "of the other's value"
+            f"what is in brackets does not fit the rule {rule.text!r}; write it like 'accuracy > champion "
+            "(p < 0.05)', 'rmse < champion (p < 0.05)', 'accuracy >= champion (within 0.01)', one point, or "
+            "'log_loss <= champion (within 2 %)', a share of the other's value; p is known of "
+            f"{', '.join(whole)}, and of precision, recall or f1 of a class"
         )
 
 
-def measure_left(rule: Rule, evaluation: Evaluation) -> tuple[float | None, str]:
-    """Returns the value of a rule's left side, None where it is unknown, and a note."""
+def measure_left(rule: Rule, evaluation: Evaluation) -> tuple[float | None, Interval | None, str]:
+    """Returns the value of a rule's left side, None where it is unknown, its 95 % interval, and a note."""
     part = evaluation.of(rule.label)
+    interval, value, note = evaluation.intervals.get(rule.left), None, NOT_MEASURED
     if rule.worst:
-        return _worst(rule.metric, part)
-    if not rule.slice or rule.format or rule.is_drift:
-        value = {**evaluation.metrics, **evaluation.distances}.get(rule.left)
-        return value, evaluation.notes.get(rule.metric, "") if value is not None else NOT_MEASURED
-    if rule.slice.startswith("number="):
+        value, note = _worst(rule.metric, part)
+    elif rule.format:
+        made = next((one for one in evaluation.formats if one.name == rule.format), None)
+        if made and rule.metric in FORMAT_METRICS:
+            value, note = float(getattr(made, rule.metric)), ""
+        elif made:
+            value, interval, note = made.value, made.interval, ""
+    elif rule.metric == DRIFT:
+        value = next((one.distance for one in evaluation.drift if one.feature == rule.slice), None)
+    elif rule.slice.startswith("number="):
         score = next((one for one in part.numbers if f"number={one.name}" == rule.slice), None)
-        return (getattr(score, rule.metric), "") if score else (None, NOT_MEASURED)
-    found = next((item for item in part.slices if item.name == rule.slice), None)
-    if found is None or not found.decided:
-        return None, f"{found.examples if found else 0:,} examples are too few"
-    if rule.metric in SLICED_OF_QUANTILES and rule.metric not in found.metrics:
-        return None, NOT_MEASURED
-    return _of_slice(rule.metric, found, part), ""
-
-
-def interval_of_left(rule: Rule, evaluation: Evaluation) -> Interval | None:
-    """Returns the 95 % interval of a rule's left side; None where there is none."""
-    if rule.format and rule.metric in MAIN.values():
-        return next((item.interval for item in evaluation.formats if item.name == rule.format), None)
-    part = evaluation.of(rule.label)
-    item = next((item for item in part.slices if rule.slice == item.name), None)
-    if item and rule.metric in item.intervals:
-        return item.intervals[rule.metric]
-    if rule.slice and rule.metric == MAIN.get(part.kind):
-        return item.interval if item else None
-    return evaluation.intervals.get(rule.left)
+        value = getattr(score, rule.metric) if score else None
+    elif rule.slice:
+        found = next((one for one in part.slices if one.name == rule.slice), None)
+        interval = found.interval if found and rule.metric == MAIN.get(part.kind) else interval
+        if found and found.decided:
+            return _of_slice(rule.metric, found, part), interval, ""
+        note = f"{found.examples if found else 0:,} examples are too few"
+    else:
+        value = evaluation.metrics.get(rule.left)
+        note = note if value is None else evaluation.notes.get(rule.metric, "")
+    return value, interval, "" if note == NOT_MEASURED and value is not None else note
 
 
 def _worst(metric: str, evaluation: Evaluation) -> tuple[float | None, str]:
     classes = {f"class={name}" for name in evaluation.class_names}
-    slices = [
-        item
-        for item in evaluation.slices
-        if metric == MAIN[evaluation.kind] or item.name in classes or metric in item.metrics
-    ]
-    values = [(_of_slice(metric, item, evaluation), item.name) for item in slices if item.decided]
-    if not slices and metric in SLICED_OF_QUANTILES:
-        return None, NOT_MEASURED
+    main = metric == MAIN[evaluation.kind]
+    slices = [one for one in evaluation.slices if main or one.name in classes]
+    values = [(_of_slice(metric, one, evaluation), one.name) for one in slices if one.decided]
     if not values:
         return None, "every slice has too few examples"
     value, name = (max if metric in FALLING else min)(values)
     few = len(slices) - len(values)
-    left_out = f"; {few:,} {'slice has' if few == 1 else 'slices have'} too few examples" if few else ""
-    return value, name + left_out
+    return value, name + (f"; {few:,} with too few examples" if few else "")
 
 
 def _of_slice(metric: str, item: Slice, evaluation: Evaluation) -> float:
-    if metric in item.metrics:
-        return item.metrics[metric]
-    if metric == MAIN[evaluation.kind] and not item.name.startswith("label="):
+    main = metric == MAIN[evaluation.kind]
+    if main and not item.name.startswith("label="):
         return item.value
     name = item.name.partition("=")[2]
     score = next(score for score in evaluation.classes if score.name == name)
     # Of one label alone the mean over the labels is its own.
-    return float(score.f1 if metric == MAIN[evaluation.kind] else getattr(score, metric))
+    return float(score.f1 if main else getattr(score, metric))

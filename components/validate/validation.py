@@ -14,7 +14,7 @@ from typing import Any
 from shardline.components import model_store
 from shardline.components.html import moved, page_path
 from shardline.components.model_store import Export, catalog
-from shardline.components.validate import golden
+from shardline.components.validate import answers
 from shardline.components.validate.challenge import Challenge, TrainingKeys, challenge_champion
 from shardline.components.validate.drift import add_drift
 from shardline.components.validate.drift import warnings as drift_warnings
@@ -95,7 +95,7 @@ def validate(
     training_keys = TrainingKeys.of(
         dataset, manifest, start=training.initial_model, trained_on=training.fingerprint
     )
-    with golden.start() as clean:  # imports TensorFlow while the model is exported here
+    with answers.start() as clean:  # imports TensorFlow while the model is exported here
         export, loaded = export_trained(
             model_file,
             examples,
@@ -172,25 +172,25 @@ def export_trained(
 
 
 def _measure(
-    out: Path, export: Export, loaded: Any, clean: golden.CleanProcess, examples: Examples, min_slice: int
+    out: Path, export: Export, loaded: Any, clean: answers.CleanProcess, examples: Examples, min_slice: int
 ) -> Assessment:
     """Measures an export, which a clean process is asked meanwhile, and what it was converted into."""
     say("validate", "asking the export in a process with TensorFlow alone")
-    agreement = golden.ask(clean, out)
+    agreement = answers.ask(clean, out)
     say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
     measured = measure(
         out / model_store.SAVED_MODEL, examples, min_slice=min_slice, loaded=loaded, settle=agreement
     )
-    answers = agreement()
+    golden = agreement()
     constant = examples.manifest.find_constant(examples.name)
     found = {
-        "golden_difference": answers.difference,
+        "golden_difference": golden.difference,
         "constant_labels": len(constant),
         "leaked": examples.manifest.duplicates.straddling / examples.split.records,
     }
     if export.max_difference is not None:
         found["max_difference"] = export.max_difference
-    notes = {"golden_difference": answers.words, "constant_labels": "; ".join(constant)}
+    notes = {"golden_difference": golden.words, "constant_labels": "; ".join(constant)}
     return measure_formats(out, export.formats or (), examples, measured.with_metrics(notes, **found))
 
 

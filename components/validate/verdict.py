@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Literal
 
 from shardline.components.model_store import BLESSED, NOT_BLESSED, Verdict
 from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluation import Evaluation, Interval, Lead
 from shardline.components.validate.gate import CHAMPION, EXAMPLES, VARIETY, Gate
 from shardline.components.validate.metrics import CHECKS, SHARES
-from shardline.components.validate.rules import OFF, OPERATORS, Rule, interval_of_left, measure_left
+from shardline.components.validate.rules import OFF, OPERATORS, Rule, measure_left
 
 # So much miscalibration, and so many times the champion's costs, are worth a warning. What else a machine
 # does at the time can double a latency.
@@ -154,31 +154,30 @@ def judge(
 
 def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Absence | None) -> list[str]:
     blind = [f"{one.name.partition('=')[2]} ({one.examples:,})" for one in evaluation.never_predicted]
-    named = enumerate_names(blind, _MOST_NAMES)
-    found = [f"Never predicted, with test examples: {named}"] if blind else []
+    found = [f"Never predicted, with test examples: {enumerate_names(blind, _MOST_NAMES)}"] if blind else []
     if off := [rule.name for rule in rules if rule.verdict == "off"]:
         found.append(f"Rules of the gate that are switched off: {', '.join(off)}")
     if CHAMPION in off and absence and not absence.first:
         found.append(f"Not compared with the champion: {absence.text}")
-    measured = evaluation.metrics
-    found += [
-        f"{f'{part.label}: ' if evaluation.parts else ''}Quantiles of {crossed:,.0f} of {part.examples:,} "
-        "examples cross: a lower one lies above a higher one"
-        for part in evaluation.each
-        if (crossed := part.metrics.get("quantile_crossings", 0))
-    ]
     same = evaluation.beside_champion
     before = same.champion.metrics if same.champion else {}
-    whose = {"": ""} | {f"{part.label}.": f"{part.label}: " for part in evaluation.parts}
-    for prefix, text in whose.items():
-        if (error := measured.get(f"{prefix}ece", 0.0)) > _MOST_ECE:
+    whose = {f"{part.label}." if evaluation.parts else "": part for part in evaluation.each}
+    for prefix, part in whose.items():
+        text = prefix.replace(".", ": ")
+        if crossed := part.metrics.get("quantile_crossings", 0):
+            found.append(
+                f"{text}Quantiles of {crossed:,.0f} of {part.examples:,} examples cross: a lower one lies "
+                "above a higher one"
+            )
+        if (error := evaluation.metrics.get(f"{prefix}ece", 0.0)) > _MOST_ECE:
             points = f"{100 * error:.1f} points on average (calibration error)"
             found.append(f"{text}Probabilities are off by {points}")
-    for metric, prefix in product(_COSTS, whose):
+    for metric, prefix in product(_COSTS, dict.fromkeys(("", *whose))):
         (label, most), name = _COSTS[metric], f"{prefix}{metric}"
         usual = max(before.get(name, math.inf), _SMALLEST)
         if (now := same.metrics.get(name, 0.0)) > most * usual:
-            found.append(f"{whose[prefix]}{label} has grown to {now / usual:.1f} times the champion's")
+            grown = f"has grown to {now / usual:.1f} times the champion's"
+            found.append(f"{prefix.replace('.', ': ')}{label} {grown}")
     return found
 
 
@@ -187,15 +186,23 @@ def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | No
         return JudgedRule(OFF, "", None, "", None, "off", name=rule.name)
     if rule.reference == "champion":
         evaluation = evaluation.beside_champion
-    left, note = measure_left(rule, evaluation)
-    judged = JudgedRule(rule.text, rule.left, left, rule.operator, rule.limit, "undecided", note=note)
-    judged = replace(judged, interval=interval_of_left(rule, evaluation), name=rule.name, why=rule.why)
-    if rule.reference == "champion" and evaluation.champion is None:
-        # A policy of its own: allow_undecided is about slices and metrics.
-        return replace(judged, right=None, **_without_champion(gate, absence))
-    if rule.is_drift and not evaluation.drift:
-        if absence is not None or evaluation.champion is None:
-            return replace(judged, **_without_champion(gate, absence))
+    left, interval, note = measure_left(rule, evaluation)
+    judged = JudgedRule(
+        rule.text,
+        rule.left,
+        left,
+        rule.operator,
+        rule.limit,
+        "undecided",
+        interval,
+        note=note,
+        name=rule.name,
+        why=rule.why,
+    )
+    no_drift = rule.is_drift and not evaluation.drift
+    if (evaluation.champion is None and (rule.reference == "champion" or no_drift)) or (no_drift and absence):
+        return _without_champion(judged, gate, absence, about_it=rule.reference == "champion")
+    if no_drift:
         return replace(judged, note=evaluation.no_drift)
     lead = None
     if rule.reference:
@@ -204,27 +211,35 @@ def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | No
         return judged
     if rule.within is not None:
         return _judge_within(rule, judged, lead, evaluation.examples)
-    passed = OPERATORS[rule.operator](left, judged.right)
+    passed, more = OPERATORS[rule.operator](left, judged.right), ""
     if rule.p is not None and judged.p is not None:
         passed = passed and judged.p < rule.p
         judged = replace(judged, note=f"p = {judged.p:.3f}, must be below {rule.p:g}")
+    verdict: Judgement = "passed" if passed else "failed"
     if not passed and rule.name == EXAMPLES and rule.why:  # a number that a user has written is meant
-        verdict: Judgement = "skipped" if gate.first_run == "bless" else "failed"
-        few = f"too few to judge; first_run is {gate.first_run}"
-        return replace(judged, verdict=verdict, note="; ".join(filter(None, (note, few))))
-    if passed and not rule.reference and (doubt := _doubt(judged)):
-        judged = replace(judged, note="; ".join(filter(None, (note, doubt))))
-    return replace(judged, verdict="passed" if passed else "failed")
-
-
-def _without_champion(gate: Gate, absence: Absence | None) -> dict[str, Any]:
-    """Returns verdict and note of a rule about a champion that was not measured."""
-    if absence is None:
-        return {"verdict": "skipped", "note": "champion_uri is empty: there is nothing to compare with"}
-    if absence.first:
         verdict = "skipped" if gate.first_run == "bless" else "failed"
-        return {"verdict": verdict, "note": f"{absence.text}; first_run is {gate.first_run}"}
-    return {"verdict": "failed", "note": absence.text}
+        more = f"too few to judge; first_run is {gate.first_run}"
+    elif passed and not rule.reference:
+        more = _doubt(judged)
+    return replace(judged, verdict=verdict, note="; ".join(filter(None, (judged.note, more))))
+
+
+def _without_champion(
+    judged: JudgedRule, gate: Gate, absence: Absence | None, *, about_it: bool
+) -> JudgedRule:
+    """Judges a rule about a champion that was not measured, by a policy of its own.
+
+    Whether undecided rules are allowed is about slices and metrics.
+    """
+    verdict: Judgement = "skipped"
+    if absence is None:
+        note = "champion_uri is empty: there is nothing to compare with"
+    elif absence.first:
+        note = f"{absence.text}; first_run is {gate.first_run}"
+        verdict = "skipped" if gate.first_run == "bless" else "failed"
+    else:
+        note, verdict = absence.text, "failed"
+    return replace(judged, right=None if about_it else judged.right, verdict=verdict, note=note)
 
 
 def _beside(rule: Rule, judged: JudgedRule, evaluation: Evaluation) -> tuple[JudgedRule, Lead | None]:
@@ -236,7 +251,7 @@ def _beside(rule: Rule, judged: JudgedRule, evaluation: Evaluation) -> tuple[Jud
         note = f"always answering {other.answer}" if other else "the baseline was not measured"
     else:
         assert evaluation.champion is not None
-        theirs, reason = measure_left(rule, evaluation.champion)
+        theirs, _, reason = measure_left(rule, evaluation.champion)
         lead = evaluation.leads.get(rule.left)
         note = f"of the champion {reason}" if theirs is None else ""
     return replace(
@@ -306,17 +321,13 @@ def _headline(
 def _in_words(rule: JudgedRule, evaluation: Evaluation) -> str:
     if rule.name == CHAMPION:
         return _beside_champion(rule)
-    if not rule.why:
-        return str(rule)
-    if rule.name == "baseline" and rule.verdict == "failed" and rule.note.startswith("always"):
-        of = f" as {rule.metric.rpartition('.')[0]}" if "." in rule.metric else ""
-        return f"Not surely better than {rule.note.partition(';')[0]}{of}"
-    if rule.name == "classes" and rule.verdict == "failed":
-        return f"Never predicts {', '.join(evaluation.blind_to[:_MOST_NAMES])}"
-    if rule.name == VARIETY and rule.verdict == "failed":
-        return f"Cannot be judged: {rule.note}"
-    if rule.name == EXAMPLES and rule.verdict == "failed":
-        return f"Too few to judge: {rule.left_text} test examples"
+    if rule.why and rule.verdict == "failed":
+        if rule.name == "classes":
+            return f"Never predicts {', '.join(evaluation.blind_to[:_MOST_NAMES])}"
+        if rule.name == VARIETY:
+            return f"Cannot be judged: {rule.note}"
+        if rule.name == EXAMPLES:
+            return f"Too few to judge: {rule.left_text} test examples"
     return str(rule)
 
 

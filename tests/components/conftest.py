@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.validate import golden
-from shardline.components.validate.golden import CleanProcess
+from shardline.components.validate import answers as golden
+from shardline.components.validate.answers import CleanProcess
 from shardline.trainer import progress
 from tests.helpers import programs
 from tests.helpers.exports import export_small_model

@@ -41,7 +41,6 @@ def test_a_converted_model_says_what_the_export_says(name, tmp_path):
     found = json.loads((tmp_path / "out" / model_store.EXPORT_FILE).read_text())["formats"][name]
     file = tmp_path / "out" / found["file"]
     assert found["bytes"] == file.stat().st_size > 1000
-    assert 0.0 <= found["max_difference"] <= 1e-5
     predict = formats.load(name, file.read_bytes())
     for count in (1, 3):
         pixels = np.random.default_rng(count).integers(0, 256, (count, *SHAPE), np.uint8)

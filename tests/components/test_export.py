@@ -23,7 +23,7 @@ from shardline.components.validate.export import (
     read_revision,
     take_samples,
 )
-from shardline.components.validate.served import ServedModel
+from shardline.components.validate.signatures import ServedModel
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.view import describe
 from shardline.trainer.errors import DatasetError, ModelError

@@ -8,7 +8,7 @@ import pytest
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
-from shardline.components.validate import golden
+from shardline.components.validate import answers as golden
 from shardline.trainer.errors import ModelError
 from tests.helpers.labels import class_label
 

@@ -178,7 +178,7 @@ def test_framed_it_fits_a_phone_and_a_desk_in_light_and_dark(width, options, rep
 )
 @pytest.mark.parametrize(
     ("kind", "plots"),
-    [pytest.param("regression", 4, marks=pytest.mark.matrix), ("numbers", 6), ("multilabel", 3), ("two", 8)],
+    [pytest.param("regression", 3, marks=pytest.mark.matrix), ("numbers", 4), ("multilabel", 2), ("two", 7)],
 )
 def test_reports_of_every_kind_of_label_are_drawn_in_light_and_dark(kind, plots, options, tmp_path):
     labels = LABELLED[kind]

@@ -162,14 +162,10 @@ def _make_part(label: Label) -> Evaluation:
             ClassScore(name, 40 * place + 20, 0.8, 0.2 * place + 0.3, 0.6)
             for place, name in enumerate(label.outputs)
         )
-        together = np.diag([one.examples * 2 // 3 for one in scores]) + rng.integers(
-            0, 12, (len(scores),) * 2
-        )
         return replace(
             whole,
             class_names=label.outputs,
             classes=scores,
-            together=tuple(map(tuple, together.tolist())),
             metrics={"macro_f1": 0.71, "micro_f1": 0.8, "subset_accuracy": 0.5, "hamming_loss": 0.1},
             intervals={"macro_f1": (0.65, 0.77)},
             mistakes=(Mistake("test/7", "upper, large", "small", None, b""),),

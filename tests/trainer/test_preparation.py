@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from shardline.components import model_store
 from shardline.components.validate.export import export_model, take_samples
-from shardline.components.validate.served import ServedModel
+from shardline.components.validate.signatures import ServedModel
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data import transforms
 from shardline.trainer.data.decode import parse_batch

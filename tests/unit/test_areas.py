@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from shardline.components.validate.areas import MOST_CURVES, measure_areas
-from shardline.components.validate.classes import ClassOutcomes, score
+from shardline.components.validate.classes import MOST_CURVES, ClassOutcomes
+from shardline.components.validate.resampling import measure_areas
 from tests.helpers.labels import class_label
 
 
@@ -42,7 +42,7 @@ def test_as_scikit_learn_has_them(seed: int, examples: int, classes: int, digits
         one = labels == label, probabilities[:, label]
         assert areas.roc[place] == pytest.approx(metrics.roc_auc_score(*one), abs=1e-9)
         assert areas.pr[place] == pytest.approx(metrics.average_precision_score(*one), abs=1e-9)
-    measured = score(found, ())
+    measured = found.score()
     rows = probabilities.astype(np.float64)
     there = rows.sum(axis=1) > 0
     rows = rows[there] / rows[there].sum(axis=1, keepdims=True)
@@ -64,7 +64,7 @@ def test_the_influence_of_an_example_is_what_more_of_its_weight_brings() -> None
             np.mean([measure(found.true == c, found.said[:, c], sample_weight=weights) for c in range(3)])
             for measure in (metrics.roc_auc_score, metrics.average_precision_score)
         ]
-        slopes = (np.array(moved) - [areas.means["roc_auc"], areas.means["pr_auc"]]) / step
+        slopes = (np.array(moved) - areas.means) / step
         assert slopes == pytest.approx(areas.influence[example], abs=1e-5)
 
 
@@ -76,7 +76,7 @@ def test_intervals_are_those_of_a_bootstrap_of_the_areas_themselves() -> None:
     for _ in range(300):
         chosen = random.integers(400, size=400)
         areas = measure_areas(found.true[chosen], found.said[chosen])
-        resampled.append([*areas.means.values()])
+        resampled.append(areas.means)
     for name, values in zip(("roc_auc", "pr_auc"), np.transpose(resampled), strict=True):
         lower, upper = np.percentile(values, (2.5, 97.5))
         width = upper - lower
@@ -112,7 +112,7 @@ def test_outputs_that_are_not_finite_have_no_part_in_areas() -> None:
     sound = found.only(found.finite)
     fields = found.summarize(20)
     assert fields["non_finite"] == 30
-    assert fields["metrics"]["roc_auc"] == measure_areas(sound.true, sound.said).means["roc_auc"]
+    assert fields["metrics"]["roc_auc"] == measure_areas(sound.true, sound.said).means[0]
 
 
 def right(probabilities: Any, **columns: Any) -> ClassOutcomes:
@@ -133,14 +133,14 @@ def right(probabilities: Any, **columns: Any) -> ClassOutcomes:
     ],
 )
 def test_rows_that_are_no_probabilities_have_a_log_loss(row: list[float]) -> None:
-    found = score(right([row, [0.5, 0.5], [0.5, 0.5]]), ())
+    found = right([row, [0.5, 0.5], [0.5, 0.5]]).score()
 
     halves, ones = (2, 1) if max(row) > 0 else (2, 0)
     assert found["log_loss"] == pytest.approx(np.log(2) * halves / (halves + ones), abs=1e-6)
 
 
 def test_where_no_row_is_a_probability_there_is_no_log_loss() -> None:
-    assert "log_loss" not in score(right([[0.0, 0.0]] * 3), ())
+    assert "log_loss" not in right([[0.0, 0.0]] * 3).score()
 
 
 @pytest.mark.parametrize("distinct", [3, 100])
