@@ -12,13 +12,15 @@ for attributes of attributes.
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardline.components.library import with_image
     from shardline.components.vertex.job import CustomJobSettings
     from shardline.components.vertex.pools import Cluster, WorkerPool
 
@@ -43,15 +45,72 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True)
+class Components:
+    """The components in one image, each to be called in a pipeline; `train` is the task of a CustomJob."""
+
+    configure: Callable[..., Any]
+    preprocess: Callable[..., Any]
+    rehearse: Callable[..., Any]
+    train: Callable[..., Any]
+    export_validate: Callable[..., Any]
+    register: Callable[..., Any]
+
+
+def with_image(image: str, job: CustomJobSettings | None = None) -> Components:
+    """Returns the components in a container image, as 'shardline image build' makes it of the installed one.
+
+    Args:
+        image: Name of the image. A run on this machine needs none.
+        job: Machines of the training, and how the platform runs it; one n1-standard-8 unless given.
+    """
+    from kfp import dsl
+
+    from shardline.components.configure.component import configure
+    from shardline.components.preprocess.component import preprocess
+    from shardline.components.register.component import register
+    from shardline.components.rehearse.component import rehearse
+    from shardline.components.train.component import custom_job, train
+    from shardline.components.validate.component import export_validate
+    from shardline.components.vertex.job import CustomJobSettings
+    from shardline.components.vertex.pools import Cluster, WorkerPool
+
+    component = functools.partial(dsl.component, base_image=image, install_kfp_package=False)
+    job = job or CustomJobSettings(cluster=Cluster.of(WorkerPool(machine_type="n1-standard-8")))
+    return Components(
+        configure=component(configure),
+        preprocess=component(preprocess),
+        rehearse=component(rehearse),
+        train=custom_job(component(train), job),
+        export_validate=component(export_validate),
+        register=component(register),
+    )
+
+
+@functools.cache
+def default() -> Components:
+    """Returns the components in the image that is called as settings/local.toml calls it."""
+    try:
+        version = importlib.metadata.version("shardline")
+    except importlib.metadata.PackageNotFoundError:
+        return with_image("shardline")
+    return with_image(f"shardline:{version}")
+
+
+_NAMES = tuple(field.name for field in fields(Components))
+
+
 class _Package(ModuleType):
     """The package, whose public names win over the subpackages that the import system sets beside them."""
 
     def __getattribute__(self, name: str) -> Any:
-        if name not in __all__:
-            return super().__getattribute__(name)
-        from shardline.components import library
+        if name in _NAMES:
+            return getattr(default(), name)
+        if name in ("Cluster", "CustomJobSettings", "WorkerPool"):
+            from shardline.components.vertex import job, pools
 
-        return getattr(library.default() if name in library.NAMES else library, name)
+            return getattr(job if name == "CustomJobSettings" else pools, name)
+        return super().__getattribute__(name)
 
 
 sys.modules[__name__].__class__ = _Package

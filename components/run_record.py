@@ -53,15 +53,6 @@ def on_platform() -> bool:
     return RUN_VARIABLE not in os.environ and _BUCKETS.is_dir()
 
 
-def started(number: str) -> str:
-    """Returns a process's number and the tick of the machine in which it started; "" of none that lives."""
-    try:
-        fields = Path("/proc", str(int(number)), "stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return ""
-    return "" if fields[0] == "Z" else f"{number}@{fields[19]}"
-
-
 @contextlib.contextmanager
 def held(directory: Path, *, shared: bool = False) -> Iterator[bool]:
     """Locks a directory while the context lasts; yields whether nobody else has, and the disk has locks."""
@@ -102,7 +93,6 @@ class RunRecord:
         cpus: Number of CPUs.
         locked: Whether the process of the run holds a lock on the run directory until it has ended.
         host: Name of the machine that it runs on, the only one where that lock is known to say something.
-        process: The process of the run, as `started` gives it, for a disk without locks.
     """
 
     name: str
@@ -126,12 +116,11 @@ class RunRecord:
     cpus: int | None = None
     locked: bool = False
     host: str = ""
-    process: str = ""
 
     @property
     def tells_its_end(self) -> bool:
-        """Whether this machine can tell, by its lock or its number, that the run's process has ended."""
-        return bool(self.locked or self.process) and self.host == socket.gethostname()
+        """Whether this machine can tell, by its lock, that the run's process has ended."""
+        return self.locked and self.host == socket.gethostname()
 
     def headline(self) -> str:
         """Returns the outcome in one line: "retrain failed: train, replica worker-0"."""
@@ -163,8 +152,7 @@ class RunRecord:
             return record
         with held(directory, shared=True) as free:
             record = cls._read(directory)  # it may have ended just now
-        ended = free if record.locked else record.process != started(record.process.partition("@")[0])
-        if ended and record.state == RUNNING:
+        if free and record.state == RUNNING:
             return replace(record, state=FAILED, error=ABANDONED)
         return record
 
@@ -172,8 +160,6 @@ class RunRecord:
     def _read(cls, directory: Path) -> RunRecord:
         try:
             content = {"name": directory.name, **files.read_json(directory / RECORD_FILE, SettingsError)}
-            if content.get("state") == "stopped":  # in records of older versions
-                content["state"] = CANCELLED
             return restore(cls, content, RECORD_FILE, SettingsError)
         except SettingsError as error:
             raise SettingsError(f"{directory} is not the directory of a run: {error}") from None

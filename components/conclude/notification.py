@@ -13,11 +13,12 @@ from shardline.components.model_store.catalog import champion_directory
 from shardline.components.run_directory import observe
 from shardline.components.run_record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
 from shardline.components.vertex.causes import Failure, explain
-from shardline.components.vertex.client import Platform
+from shardline.components.vertex.client import Platform, again, ask, platform_errors
 from shardline.components.vertex.logs import read_record
 from shardline.trainer.errors import PlatformError, SettingsError, ShardlineError
 from shardline.trainer.progress import say
 
+TOPIC = "conclude"
 #: Has the webhook's URL in a run on this machine.
 WEBHOOK_VARIABLE = "SHARDLINE_WEBHOOK"
 WHEN = ("failure", "always", "never")
@@ -56,24 +57,6 @@ class NotifySettings:
                 raise SettingsError(f"emails must be e-mail addresses, got {address!r}")
 
 
-def is_wanted(when: str, state: str) -> bool:
-    """Whether a notification is wanted; of the three, "failure" includes a run that was cancelled."""
-    return when == "always" or (when == "failure" and state != SUCCEEDED)
-
-
-def notify(run: RunRecord, secret: str) -> bool:
-    """Calls the webhook, whose URL Secret Manager has as `secret`, and returns whether there is one.
-
-    Raises:
-        PlatformError: When Secret Manager or the webhook refuses, or is not reached.
-        SettingsError: When the secret holds no URL.
-    """
-    url = webhook_url(secret)
-    if url:
-        send(url, payload(run))
-    return bool(url)
-
-
 def payload(run: RunRecord) -> dict[str, Any]:
     """Returns a message in the form of Slack's incoming webhooks, which Mattermost and others take too.
 
@@ -84,19 +67,31 @@ def payload(run: RunRecord) -> dict[str, Any]:
     if run.explanation is not None:
         rows, lines = [*run.explanation.rows(), *rows], run.explanation.lines
     body = "\n".join(f"*{_escaped(name)}*  {_escaped(value)}" for name, value in rows)
-    blocks = [_section(f"*{_escaped(run.headline())}*"), _section(body)]
+    texts = [f"*{_escaped(run.headline())}*", body]
     if lines:
-        blocks.append(_section(f"```{_escaped(chr(10).join(lines))[-_LONGEST_LOG:]}```"))
+        texts.append(f"```{_escaped(chr(10).join(lines))[-_LONGEST_LOG:]}```")
+    blocks = [{"type": "section", "text": {"type": "mrkdwn", "text": text[:_LONGEST]}} for text in texts]
     return {"text": run.headline(), "blocks": blocks}
 
 
 def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
     """Returns the webhook's URL, which is a secret: it is never printed, and stands in no error.
 
-    `secret` is its name in Secret Manager; "" for the variable SHARDLINE_WEBHOOK. Without both it returns "";
-    it raises as `notify` does.
+    `secret` is its name in Secret Manager; "" for the variable SHARDLINE_WEBHOOK. Without both it returns "".
+
+    Raises:
+        PlatformError: When Secret Manager refuses, or is not reached.
+        SettingsError: When the secret holds no URL.
     """
-    url = _access(secret) if secret else environ.get(WEBHOOK_VARIABLE, "").strip()
+    url = environ.get(WEBHOOK_VARIABLE, "")
+    if secret:
+        from google.cloud.secretmanager import SecretManagerServiceClient
+
+        with platform_errors("sign in to Google Cloud"):
+            client = SecretManagerServiceClient()
+        answer = ask(f"read the secret {secret}", client.access_secret_version, {"name": secret})
+        url = str(answer.payload.data.decode())
+    url = url.strip()
     if url and not re.fullmatch(r"https://\S+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/\S*)?", url):
         raise SettingsError(
             f"{secret or WEBHOOK_VARIABLE} does not hold a URL that begins with https:// (http:// is for "
@@ -112,8 +107,6 @@ def send(url: str, message: Mapping[str, Any]) -> None:
     """
     import requests
 
-    from shardline.components.vertex.client import again
-
     def post() -> None:
         response = requests.post(url, json=message, timeout=_TIMEOUT_S, allow_redirects=False)
         if not response.ok or response.is_redirect:
@@ -127,26 +120,8 @@ def send(url: str, message: Mapping[str, Any]) -> None:
     raise PlatformError(f"the webhook did not take the message ({reason})") from None
 
 
-def _access(secret: str) -> str:
-    from google.cloud.secretmanager import SecretManagerServiceClient
-
-    from shardline.components.vertex.client import ask, platform_errors
-
-    with platform_errors("sign in to Google Cloud"):
-        client = SecretManagerServiceClient()
-    answer = ask(f"read the secret {secret}", client.access_secret_version, {"name": secret})
-    return str(answer.payload.data.decode()).strip()
-
-
-def _section(text: str) -> dict[str, Any]:
-    return {"type": "section", "text": {"type": "mrkdwn", "text": text[:_LONGEST]}}
-
-
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-TOPIC = "conclude"
 
 
 def conclude_run(
@@ -176,9 +151,11 @@ def conclude_run(
             run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
         except (OSError, ShardlineError) as failure:
             say(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
-    if is_wanted(notify_when, run.state):
+    # A run that was cancelled did not go well either.
+    if notify_when == "always" or (notify_when == "failure" and run.state != SUCCEEDED):
         try:
-            if notify(run, webhook_secret):
+            if url := webhook_url(webhook_secret):
+                send(url, payload(run))
                 say(TOPIC, "the webhook has been called")
         except ShardlineError as failure:
             say(TOPIC, f"no notification was sent: {failure}")
@@ -192,12 +169,9 @@ def _read(state: State, error: str, job_name: str, job_resource_name: str, proje
         return read_record(platform, job_resource_name, state)
     except Exception as failure:  # of files, clients and credentials; the rest of the work does not need them
         what = "" if isinstance(failure, ShardlineError) else f"{type(failure).__name__}: "
-        say(TOPIC, f"cannot read how the run ended: {what}{_line(str(failure))}")
-    explanation = explain(Failure(error=_line(error))) if state == FAILED else None
+        say(TOPIC, f"cannot read how the run ended: {what}{' '.join(str(failure).split())}")
+    error = " ".join(error.split())
+    explanation = explain(Failure(error=error)) if state == FAILED else None
     return RunRecord(
-        name=job_name, pipeline=job_name, state=state, error=_line(error) or None, explanation=explanation
+        name=job_name, pipeline=job_name, state=state, error=error or None, explanation=explanation
     )
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())

@@ -1,7 +1,8 @@
-"""The trials of a finished tuning job: read, compared, shown."""
+"""The trials of a finished tuning job: read, compared, shown on a page."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,14 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from shardline.components import text
 from shardline.components.html import render
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import read_value
 from shardline.components.vertex.client import Platform, ask
 from shardline.trainer import files
 from shardline.trainer.errors import PlatformError, RunError
-from shardline.trainer.progress import fact, say
+from shardline.trainer.progress import fact
 from shardline.trainer.records import read
 
 #: In the output directory: the job with its trials, in the JSON form of the API, and a table of them.
@@ -65,8 +65,6 @@ def finish(gcp_resources: str, output: Path, report: Path, training: Mapping[str
         raise PlatformError(f"the tuning job {job.get('name', '')} cannot be read: {error!r}") from None
     for path in (report, output / REPORT_FILE):  # the platform shows the one, people open the other
         files.write_text(path, page)
-    for line in table(trials, metric["metricId"], best):
-        say("tune", line)
     fact("best trial", best.id, f"{best.id}: {metric['metricId']} {best.value:.4f}  {_words(best)}")
     fact("trials", str(output / REPORT_FILE))
     tuned = read(TrainingSettings, training, "training").with_tuned(best.parameters)
@@ -85,13 +83,10 @@ def read_job(gcp_resources: str) -> dict[str, Any]:
         raise PlatformError(f"the tuning task has put out no job: {gcp_resources!r}") from None
     if parts.scheme == "file":  # a local run's
         return files.read_json(Path(unquote(parts.path)), PlatformError)
-    return _ask(parts.netloc, parts.path.removeprefix("/v1/"))
-
-
-def _ask(endpoint: str, name: str) -> dict[str, Any]:
     from google.protobuf.json_format import MessageToDict
 
-    jobs = Platform.of(name, endpoint=endpoint).jobs
+    name = parts.path.removeprefix("/v1/")
+    jobs = Platform.of(name, endpoint=parts.netloc).jobs
     found = ask(f"read the tuning job {name}", jobs.get_hyperparameter_tuning_job, {"name": name})
     return dict(MessageToDict(type(found).pb(found)))
 
@@ -110,7 +105,10 @@ def trials_of(job: Mapping[str, Any]) -> list[Trial]:
 
 
 def _trial(item: Mapping[str, Any], types: Mapping[str, str], metric: str) -> Trial:
-    measured = item.get("finalMeasurement", {})
+    measured, seconds = item.get("finalMeasurement", {}), None
+    with contextlib.suppress(KeyError, ValueError):
+        start, end = (datetime.datetime.fromisoformat(item[key]) for key in ("startTime", "endTime"))
+        seconds = (end - start).total_seconds()
     # A metric of 0 is a default of the message, which JSON may leave out.
     values = [entry.get("value", 0.0) for entry in measured.get("metrics", []) if entry["metricId"] == metric]
     return Trial(
@@ -122,17 +120,9 @@ def _trial(item: Mapping[str, Any], types: Mapping[str, str], metric: str) -> Tr
         },
         value=float(values[0]) if values else None,
         step=int(measured.get("stepCount", 0)),
-        seconds=_seconds(item),
+        seconds=seconds,
         reason=item.get("infeasibleReason", ""),
     )
-
-
-def _seconds(item: Mapping[str, Any]) -> float | None:
-    try:
-        start, end = (datetime.datetime.fromisoformat(item[key]) for key in ("startTime", "endTime"))
-    except (KeyError, ValueError):
-        return None
-    return (end - start).total_seconds()
 
 
 def best_of(trials: Sequence[Trial], metric: Mapping[str, str]) -> Trial:
@@ -145,18 +135,6 @@ def best_of(trials: Sequence[Trial], metric: Mapping[str, str]) -> Trial:
         )
     sign = -1 if metric.get("goal") == "MINIMIZE" else 1
     return max(measured, key=lambda trial: sign * float(trial.value or 0))
-
-
-def table(trials: Sequence[Trial], metric: str, best: Trial) -> list[str]:
-    """Returns the trials as lines of text, a heading first."""
-    names = _names(trials)
-    rows = [
-        [trial.id, *(_shown(trial.parameters.get(name)) for name in names), *_outcome(trial)]
-        for trial in trials
-    ]
-    rows[list(trials).index(best)][-1] += "  <- best"
-    head = ["trial", *names, metric, "step", "time", "state"]
-    return text.table(head, rows, align="r" * (len(head) - 1) + "l").splitlines()
 
 
 def _names(trials: Sequence[Trial]) -> list[str]:

@@ -52,7 +52,7 @@ def plan_study(
     Returns:
         The tuning job's fields, whatever is no number as text: JSON that no step on the way can change.
     """
-    from shardline.components.tune.trial import plan
+    from shardline.components.tune.study import plan
     from shardline.trainer.progress import errors_end_the_process
 
     with errors_end_the_process("tune"):

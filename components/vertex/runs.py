@@ -196,7 +196,7 @@ def run_of(job: PipelineJob, platform: Platform) -> Run:
         state=_word(job.state.name),
         created=timestamp(job.create_time.replace(microsecond=0)) if job.create_time else "",
         seconds=_seconds(job.start_time, job.end_time),
-        error=_line(job.error.message),
+        error=" ".join(job.error.message.split()),
         schedule=job.schedule_name,
         link=f"https://console.cloud.google.com/vertex-ai/locations/{platform.location}/pipelines/runs/"
         f"{job_id}?project={platform.project}",
@@ -221,17 +221,12 @@ def _tasks(details: Sequence[PipelineTaskDetail], job_id: str) -> tuple[Task, ..
         return ".".join(parts)
 
     return tuple(
-        _task(
-            detail,
-            name=detail.task_name if names[detail.task_name] == 1 else path(detail),
-            path=path(detail),
-            is_group=detail.task_id in parents,
-        )
+        _task(detail, path(detail), names[detail.task_name] == 1, detail.task_id in parents)
         for detail in shown
     )
 
 
-def _task(detail: PipelineTaskDetail, *, name: str, path: str, is_group: bool) -> Task:
+def _task(detail: PipelineTaskDetail, path: str, is_only: bool, is_group: bool) -> Task:
     made = {key: item.artifacts[0] for key, item in detail.outputs.items() if item.artifacts}
     metadata = dict(detail.execution.metadata or {})
     outputs = {
@@ -241,11 +236,11 @@ def _task(detail: PipelineTaskDetail, *, name: str, path: str, is_group: bool) -
     jobs = (*container.failed_main_jobs, container.main_job, *custom.failed_jobs, custom.job)
     launched = [match[0] for match in _CUSTOM_JOB.finditer(str(outputs.get("gcp_resources", "")))]
     return Task(
-        name=name,
+        name=detail.task_name if is_only else path,
         path=path,
         state=_word(detail.state.name),
         seconds=_seconds(detail.start_time, detail.end_time),
-        error=_line(detail.error.message),
+        error=" ".join(detail.error.message.split()),
         jobs=tuple(dict.fromkeys(job for job in (*jobs, *launched) if job)),
         is_group=is_group,
         ended=_time(detail.end_time) or float("inf"),
@@ -259,10 +254,6 @@ def _task(detail: PipelineTaskDetail, *, name: str, path: str, is_group: bool) -
 
 def _word(state: str) -> str:
     return _WORDS.get(state.removeprefix("PIPELINE_STATE_"), state.lower())
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _time(moment: Any) -> float:

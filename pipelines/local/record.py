@@ -27,7 +27,6 @@ from shardline.components.run_record import (
     RunRecord,
     State,
     held,
-    started,
     version_of,
 )
 from shardline.components.text import table, timestamp
@@ -79,7 +78,6 @@ class RunDirectory:
             cpus=os.cpu_count(),
             locked=locked,
             host=socket.gethostname(),
-            process=started(str(os.getpid())),
             **facts,
         )
         self.record.write(self.directory)

@@ -19,7 +19,6 @@ from shardline.components import (
     WorkerPool,
     configure,
     export_validate,
-    library,
     preprocess,
     register,
     rehearse,
@@ -114,7 +113,7 @@ def test_names_win_over_the_packages_that_are_called_alike() -> None:
     from shardline.components import train as again
     from shardline.components.train import replica
 
-    assert again is shardline.components.train is library.default().train
+    assert again is shardline.components.train is shardline.components.default().train
     assert replica.__name__ == "shardline.components.train.replica"
     with pytest.raises(ImportError, match="cannot import name 'replica'"):
         exec("import shardline.components.train.replica as r")

@@ -12,7 +12,6 @@ from shardline.components.conclude.component import conclude
 from shardline.components.conclude.notification import (
     WEBHOOK_VARIABLE,
     NotifySettings,
-    is_wanted,
     payload,
     send,
     webhook_url,
@@ -195,10 +194,6 @@ def test_the_message_is_no_markup_and_fits() -> None:
     assert "&lt;b&gt; &amp; co" in texts[1]
     assert texts[2].endswith("the last```")
     assert all(len(text) <= 3000 for text in texts)
-
-
-def test_a_cancelled_run_counts_as_none_that_went_well() -> None:
-    assert is_wanted("failure", "cancelled")
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,11 @@ from shardline.components.tune.study import (
     STOPPING,
     Parameter,
     parse_study,
+    plan,
+    read_flags,
     read_study,
     read_value,
 )
-from shardline.components.tune.trial import plan, read_flags
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
 from shardline.pipelines.parameters import load_study
 from shardline.trainer.errors import SettingsError, ShardlineError
@@ -134,7 +135,7 @@ def test_a_trial_reads_back_what_was_planned() -> None:
     pool, empty, reduction = json.loads(made.worker_pool_specs)
     argument = json.loads(pool["container_spec"]["args"][0])
 
-    assert pool["container_spec"]["command"] == ["python3", "-m", "shardline.components.tune.trial"]
+    assert pool["container_spec"]["command"] == ["python3", "-m", "shardline.components.tune.study"]
     assert (pool["container_spec"]["image_uri"], pool["replica_count"]) == ("image:1", 1)
     assert type(pool["replica_count"]) is int  # numbers travel as doubles
     assert (empty, "args" in reduction["container_spec"]) == ({"replica_count": "0"}, False)
