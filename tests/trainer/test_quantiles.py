@@ -78,7 +78,7 @@ def image_model(units):
 @pytest.mark.parametrize(
     ("labels", "units", "message"),
     [
-        ("regression", 2, r"is shape \(n, 2\), and its QuantileLoss has 3 quantiles and needs \(n, 3\)"),
+        ("regression", 2, r"is shape \(n, 2\), its QuantileLoss has 3 quantiles and needs \(n, 3\)"),
         ("numbers", 2, r"QuantileLoss is for one number, and the label 'label' is regression:"),
         ("multilabel", 4, r"QuantileLoss is for one number, and the label 'label' is multilabel:"),
     ],

@@ -46,14 +46,6 @@ def test_a_batch_is_a_dict_of_columns(table):
     assert set(x["city"].numpy()[y.numpy() == 1]) == {b"Ulm"}
 
 
-def test_a_model_is_told_the_columns(table):
-    info = table[1].info()
-
-    assert info.is_table
-    assert info.input_shape == ()
-    assert list(info.inputs) == ["year", "income", "city"]
-
-
 def test_a_dataset_of_images_with_columns_beside_them_is_one_of_images(tmp_path, table):
     manifest = write_dataset(tmp_path, records={"train": 6})
     both = dataclasses.replace(manifest, features=manifest.features + table[1].features[2:])
@@ -263,8 +255,3 @@ def test_a_model_may_take_some_of_the_columns(table):
 def test_a_model_of_other_columns_is_refused(table, name, message):
     with pytest.raises(ModelError, match=message):
         read_head(build(f"tests.helpers.models:{name}", table[1].info(), {}), table[1].info())
-
-
-def test_a_table_model_of_other_classes_is_refused(table):
-    with pytest.raises(ModelError, match=r"output is shape \(n, 5\), the dataset has 3 classes"):
-        read_head(build("tests.helpers.models:by_year", table[1].info(), {"classes": 5}), table[1].info())

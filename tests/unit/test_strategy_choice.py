@@ -47,15 +47,9 @@ def test_chooses(asked, cluster, cpu_devices, chosen):
     ("asked", "cluster", "cpu_devices", "message"),
     [
         ("one_device", WORKERS, 0, "'one_device' trains in one process, but TF_CONFIG has 2"),
-        ("mirrored", WORKERS, 0, "'mirrored' trains in one process"),
-        ("tpu", WORKERS, 0, "'tpu' trains in one process"),
-        ("parameter_server", ALONE, 0, "needs parameter servers, but TF_CONFIG has none"),
         ("parameter_server", WORKERS, 0, "needs parameter servers, but TF_CONFIG has none"),
         ("multi_worker_mirrored", SERVED, 0, r"no use for .* is chief \+ 1 worker \+ 1 parameter server"),
-        ("one_device", SERVED, 0, "no use for parameter servers"),
-        ("one_device", ALONE, 2, "cpu_devices 2 divides the CPU for mirrored"),
-        ("auto", WORKERS, 2, "strategy multi_worker_mirrored uses one CPU device"),
-        ("auto", SERVED, 2, "strategy parameter_server uses one CPU device"),
+        ("auto", WORKERS, 2, "cpu_devices 2 .* strategy multi_worker_mirrored uses one CPU device"),
     ],
 )
 def test_refuses_contradictions(asked, cluster, cpu_devices, message):
@@ -94,10 +88,7 @@ def between_two_devices(resolver, options):
     ("asked", "gpus", "hint"),
     [
         ("auto", 0, "ring"),
-        ("tcp", 0, "ring"),
-        ("ring", 0, "ring"),
         ("auto", 1, "nccl"),
-        ("nccl", 2, "nccl"),
         ("tcp", 1, "nccl"),  # of what are no gradients
         ("ring", 2, "ring"),
     ],

@@ -16,12 +16,9 @@ class Preemption:
     """Notices SIGTERM in a thread of its own, and ends the process within a grace period in seconds.
 
     A Python signal handler would not do: it runs in the main thread, between two calls into TensorFlow, and
-    one call may train for seconds or wait for a lost peer. While the context lasts the signal is blocked in
-    this thread and in those that it starts. So enter it before TensorFlow is imported: a thread from before
-    would take the signal and end the process.
-
-    SIGTERM ends the process with `EXIT_RESTART`: before `ready` at once; after that when the grace period is
-    over and the run has not saved and ended by itself.
+    one call may train for seconds or wait for a lost peer. Enter it before TensorFlow is imported: a thread
+    from before would take the signal and end the process. SIGTERM ends the process with `EXIT_RESTART`:
+    before `ready` at once; after that when the grace period is over and the run has not ended by itself.
     """
 
     def __init__(self, grace_period: float):
@@ -29,9 +26,7 @@ class Preemption:
         self.grace_period = grace_period
         #: Step of the newest checkpoint that this process has put on disk; 0 for none.
         self.saved_step = 0
-        self._requested = threading.Event()
-        self._ready = threading.Event()
-        self._over = threading.Event()
+        self._requested, self._ready, self._over = threading.Event(), threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
 

@@ -189,9 +189,8 @@ class Snapshot:
 class TrainingState:
     """State of a model and its callbacks, and the way to put it back.
 
-    It covers the model's variables with the state of their random generators, every optimizer's, those of
-    the metrics, the generator behind `keras.random` without a seed, and what callbacks remember. Make it of a
-    built model, after `on_train_begin`, which resets callbacks.
+    It covers the variables of model, optimizers and metrics, random generators, and what callbacks remember.
+    Make it of a built model, after `on_train_begin`, which resets callbacks.
     """
 
     def __init__(
@@ -227,11 +226,7 @@ class TrainingState:
     def capture(
         self, position: Position, logs: Mapping[str, Any] | None = None, seconds: float = 0.0
     ) -> Snapshot:
-        """Copies the state to the host. Collective: every replica must call it at the same point.
-
-        Values that each replica keeps for itself (moving statistics, gradient accumulators) are taken from
-        the first: they must have been merged before.
-        """
+        """Copies the state to the host; what each replica keeps, merged, of the first. Collective."""
         remembered, arrays = self._callbacks.capture()
         of_chief, arrays_of_chief = self._chief_callbacks.capture()
         arrays |= arrays_of_chief
@@ -347,15 +342,16 @@ def _named_variables(model: keras.Model) -> dict[str, keras.Variable]:
     found = [optimizer for optimizer in optimizers(model) if optimizer.built]
     with model.distribute_strategy.scope():
         random = random_state()
-    named = [
-        *_numbered("model", model.variables),
-        *_numbered("optimizer", [variable for optimizer in found for variable in optimizer.variables]),
-        *_numbered("metric", [variable for metric in model.metrics for variable in metric.variables]),
-        *_numbered("random", [random]),
-    ]
+    groups = {
+        "model": model.variables,
+        "optimizer": [variable for optimizer in found for variable in optimizer.variables],
+        "metric": [variable for metric in model.metrics for variable in metric.variables],
+        "random": [random],
+    }
     first: dict[int, tuple[str, keras.Variable]] = {}
-    for name, variable in named:
-        first.setdefault(id(variable), (name, variable))
+    for group, variables in groups.items():
+        for name, variable in _numbered(group, variables):
+            first.setdefault(id(variable), (name, variable))
     return dict(first.values())
 
 

@@ -80,10 +80,7 @@ class Checkpoints:
                     data.unlink()
 
     def save(self, snapshot: Snapshot, done: Callable[[], None] = lambda: None) -> None:
-        """Begins, as the writer, to write a checkpoint, once the one before it is written or has failed.
-
-        `done` is called, in the writing thread, when it is on disk.
-        """
+        """Begins to write a checkpoint, once the one before is written; `done` is called after it."""
 
         def write() -> None:
             self._write_files(snapshot)
@@ -100,13 +97,26 @@ class Checkpoints:
             pending.result()
 
     def check_writer(self) -> None:
-        """Raises a RunError when this process should write and is no longer the one that does.
-
-        Another RunError says that this cannot be read, after some attempts.
-        """
+        """Raises a RunError when this process should write and is no longer the one that does."""
         if not self._write:
             return
-        found = _read_writer(self._directory / WRITER_FILE)
+        path, found, failure = self._directory / WRITER_FILE, dict[str, Any](), Exception()
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(_PAUSE_S)
+            try:
+                found = dict(json.loads(path.read_text(encoding="utf-8")))
+                break
+            except FileNotFoundError:
+                break
+            except (OSError, ValueError, TypeError, RecursionError) as error:
+                failure = error
+        else:
+            reason = (isinstance(failure, OSError) and failure.strerror) or failure
+            raise RunError(
+                f"cannot read {path}: {reason}; start the run again when the directory can be read: it "
+                "continues from the last checkpoint"
+            ) from failure
         if found.get("token") == self._token:
             return
         by = f"process {found.get('process')} on {found.get('host')}" if found else "another process"
@@ -174,7 +184,11 @@ class Checkpoints:
                 Path(f"{temporary}{suffix}").replace(f"{path}{suffix}")
             files.sync(self._directory)
             self.check_writer()
-            self._prune(snapshot.position.steps)
+            # Older ones than those that are kept go, and later ones: damaged, or of another past.
+            kept = [steps for steps in self.steps() if steps <= snapshot.position.steps][-self._keep :]
+            for steps in set(self.steps()) - set(kept):
+                for suffix in (_INDEX, _DATA):
+                    Path(f"{self._path(steps)}{suffix}").unlink(missing_ok=True)
         except (tf.errors.OpError, OSError) as error:
             if self._directory.is_dir():
                 self.check_writer()  # who takes over removes what is being written
@@ -185,35 +199,9 @@ class Checkpoints:
         finally:
             self._remove_temporary(self._token)
 
-    def _prune(self, written: int) -> None:
-        """Removes checkpoints older than those that are kept, and later ones: damaged, or of another past."""
-        older = [steps for steps in self.steps() if steps <= written]
-        for steps in set(self.steps()) - set(older[-self._keep :]):
-            for suffix in (_INDEX, _DATA):
-                Path(f"{self._path(steps)}{suffix}").unlink(missing_ok=True)
-
     def _remove_temporary(self, token: str = "") -> None:
         for path in self._directory.glob(f"{files.TEMPORARY}{token}*"):
             path.unlink(missing_ok=True)
-
-
-def _read_writer(path: Path) -> dict[str, Any]:
-    """Returns what the file says of the process that writes; nothing where there is no such file."""
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            time.sleep(_PAUSE_S)
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return dict(found)
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            failure: Exception = error
-    reason = (isinstance(failure, OSError) and failure.strerror) or failure
-    raise RunError(
-        f"cannot read {path}: {reason}; start the run again when the directory can be read: it continues "
-        "from the last checkpoint"
-    ) from failure
 
 
 def _reason(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import re
@@ -117,8 +118,8 @@ def read_cluster(environ: Mapping[str, str]) -> Cluster:
     """Reads TF_CONFIG in all its shapes; without it there is no cluster.
 
     It has a chief (formerly "master") and workers or workers only, and perhaps parameter servers. An
-    evaluator knows itself by its task alone; whether the cluster lists it makes no difference. Tasks without
-    hosts are none, and Reduction Servers no parameter servers. A ClusterError says what is malformed.
+    evaluator knows itself by its task alone. Tasks without hosts are none, and Reduction Servers no parameter
+    servers. A ClusterError says what is malformed.
     """
     text = environ.get("TF_CONFIG", "").strip()
     if not text:
@@ -156,7 +157,14 @@ def _tasks(config: Any, text: str) -> dict[str, list[str]]:
             raise ClusterError(f"TF_CONFIG has both {kind!r} and {name!r}, two names of the same task")
         if hosts:
             tasks[name] = hosts
-    _check_hosts(tasks)
+    owners: dict[str, str] = {}
+    for kind, index, host in ((kind, *one) for kind, hosts in tasks.items() for one in enumerate(hosts)):
+        found = _ADDRESS.fullmatch(host) if isinstance(host, str) else None
+        if not found or not 0 < int(found[1]) < 2**16:
+            raise ClusterError(f"TF_CONFIG's {kind} {index} is {host!r}, which is not host:port")
+        if host in owners:
+            raise ClusterError(f"TF_CONFIG has {host} twice, as {owners[host]} and as {kind} {index}")
+        owners[host] = f"{kind} {index}"
     if len(tasks.get("chief", ())) > 1:
         raise ClusterError(f"TF_CONFIG has {len(tasks['chief'])} chiefs; a cluster has one")
     if "chief" not in tasks and "worker" not in tasks:
@@ -164,18 +172,6 @@ def _tasks(config: Any, text: str) -> dict[str, list[str]]:
     if "ps" in tasks and not {"chief", "worker"} <= set(tasks):
         raise ClusterError("TF_CONFIG has parameter servers, which need a chief and at least one worker")
     return tasks
-
-
-def _check_hosts(tasks: Mapping[str, list[str]]) -> None:
-    owners: dict[str, str] = {}
-    for kind, hosts in tasks.items():
-        for index, host in enumerate(hosts):
-            found = _ADDRESS.fullmatch(host) if isinstance(host, str) else None
-            if not found or not 0 < int(found[1]) < 2**16:
-                raise ClusterError(f"TF_CONFIG's {kind} {index} is {host!r}, which is not host:port")
-            if host in owners:
-                raise ClusterError(f"TF_CONFIG has {host} twice, as {owners[host]} and as {kind} {index}")
-            owners[host] = f"{kind} {index}"
 
 
 def _this_task(config: Mapping[str, Any], tasks: Mapping[str, list[str]]) -> tuple[str, int]:
@@ -201,9 +197,7 @@ def _this_task(config: Mapping[str, Any], tasks: Mapping[str, list[str]]) -> tup
 
 def has_evaluator(environ: Mapping[str, str]) -> bool:
     """Whether this job has an evaluator, Vertex AI's worker pool 3, which only CLUSTER_SPEC lists."""
-    try:
-        text = environ.get("CLUSTER_SPEC") or "{}"
-        pools = files.parse_json(text, "CLUSTER_SPEC", ClusterError).get("cluster", {})
-    except (ClusterError, AttributeError):
-        return False  # not Vertex AI's, and read for nothing else
-    return bool(pools.get("workerpool3")) if isinstance(pools, dict) else False
+    with contextlib.suppress(ClusterError, AttributeError):  # not Vertex AI's, and read for nothing else
+        spec = files.parse_json(environ.get("CLUSTER_SPEC") or "{}", "CLUSTER_SPEC", ClusterError)
+        return bool(spec.get("cluster", {}).get("workerpool3"))
+    return False

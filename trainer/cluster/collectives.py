@@ -46,9 +46,22 @@ class Collectives:
         """Takes the number of this process, and how many there are, of a strategy for several."""
         self.process, self.processes = 0, 1
         self._sum: Callable[[tf.Tensor], tf.Tensor] | None = None
-        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            self.process, self.processes = process, processes
-            self._sum = _sum_over_processes(strategy)
+        if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            return
+        self.process, self.processes = process, processes
+
+        def share(values: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            # The first replica of each process speaks for it.
+            first = tf.equal(context.replica_id_in_sync_group % len(strategy.extended.worker_devices), 0)
+            own = tf.where(first, values, tf.zeros_like(values))
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float64)], autograph=False)  # type: ignore[untyped-decorator]
+        def total(values: tf.Tensor) -> tf.Tensor:
+            return strategy.experimental_local_results(strategy.run(share, args=(values,)))[0]
+
+        self._sum = total
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Returns each value's float64 sum over all processes; one counts once, whatever its replicas."""
@@ -79,22 +92,6 @@ class Collectives:
     def barrier(self) -> None:
         """Returns only after all processes have come here."""
         self.total([0.0])
-
-
-def _sum_over_processes(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
-    def share(values: tf.Tensor) -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        local = len(strategy.extended.worker_devices)
-        # The first replica of each process speaks for it.
-        first = tf.equal(context.replica_id_in_sync_group % local, 0)
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(first, values, tf.zeros_like(values)))
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float64)], autograph=False)  # type: ignore[untyped-decorator]
-    def total(values: tf.Tensor) -> tf.Tensor:
-        return strategy.experimental_local_results(strategy.run(share, args=(values,)))[0]
-
-    summed: Callable[[tf.Tensor], tf.Tensor] = total
-    return summed
 
 
 def make_summation(settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: Cluster) -> Summation:
@@ -255,8 +252,19 @@ class GradientExchange:
         share = getattr(self._local, "share", None)
         if share is None or self._replicas == 1:
             return gradients
-        weighed = id(optimizer) in self._local.weighed
-        return _weighted(gradients, tf.sign(share) if weighed else share)
+        weight = tf.sign(share) if id(optimizer) in self._local.weighed else share
+        own = [gradient for gradient in gradients if gradient is not None]
+
+        def times(values: tf.Tensor) -> tf.Tensor:
+            return tf.math.multiply_no_nan(values, tf.cast(weight, values.dtype))
+
+        # A weight of 1 costs nothing.
+        same, changed = (
+            (lambda: list(map(tf.identity, own))),
+            (lambda: [_on_values(times, one) for one in own]),
+        )
+        done = iter(tf.cond(tf.equal(weight, 1.0), same, changed))
+        return [None if gradient is None else next(done) for gradient in gradients]
 
     def _adopt(self, optimizer: keras.Optimizer) -> None:
         if self._replicas > 1:
@@ -264,18 +272,6 @@ class GradientExchange:
                 keras_internals.exchange_before_clipping(inner, self._sum)
             if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 keras_internals.agree_on_finite(optimizer, self._replicas)
-
-
-def _weighted(gradients: Gradients, weight: tf.Tensor) -> Gradients:
-    """Multiplies gradients by a weight; one of 1 costs nothing."""
-    own = [gradient for gradient in gradients if gradient is not None]
-
-    def times(values: tf.Tensor) -> tf.Tensor:
-        return tf.math.multiply_no_nan(values, tf.cast(weight, values.dtype))
-
-    same, changed = (lambda: list(map(tf.identity, own))), (lambda: [_on_values(times, one) for one in own])
-    done = iter(tf.cond(tf.equal(weight, 1.0), same, changed))
-    return [None if gradient is None else next(done) for gradient in gradients]
 
 
 def _on_values(

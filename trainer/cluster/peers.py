@@ -107,12 +107,23 @@ def told(listener: socket.socket, own: Facts, prove: Prove) -> Iterator[None]:
     over = threading.Event()
     listener.settimeout(0.1)
 
+    def tell(connection: socket.socket) -> None:
+        drawn = secrets.token_bytes(_DRAWN)
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(_TIMEOUT)
+            connection.sendall(_MAGIC + drawn)
+            asked = received(connection, _DRAWN + _PROOF, time.monotonic() + _TIMEOUT) or b""
+            theirs, proof = asked[:_DRAWN], asked[_DRAWN:]
+            if hmac.compare_digest(proof, prove(b"ask", drawn, theirs)):
+                connection.sendall(prove(b"tell", drawn, theirs, message) + message)
+                connection.shutdown(socket.SHUT_WR)
+
     def serve() -> None:
         while not over.is_set():
             with contextlib.suppress(OSError):
                 connection, _ = listener.accept()
                 # One that connects and says nothing keeps no other waiting.
-                threading.Thread(target=_tell, args=(connection, message, prove), daemon=True).start()
+                threading.Thread(target=tell, args=(connection,), daemon=True).start()
 
     thread = threading.Thread(target=serve, name="meeting", daemon=True)
     thread.start()
@@ -121,18 +132,6 @@ def told(listener: socket.socket, own: Facts, prove: Prove) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def _tell(connection: socket.socket, message: bytes, prove: Prove) -> None:
-    drawn = secrets.token_bytes(_DRAWN)
-    with connection, contextlib.suppress(OSError):
-        connection.settimeout(_TIMEOUT)
-        connection.sendall(_MAGIC + drawn)
-        asked = received(connection, _DRAWN + _PROOF, time.monotonic() + _TIMEOUT) or b""
-        theirs, proof = asked[:_DRAWN], asked[_DRAWN:]
-        if hmac.compare_digest(proof, prove(b"ask", drawn, theirs)):
-            connection.sendall(prove(b"tell", drawn, theirs, message) + message)
-            connection.shutdown(socket.SHUT_WR)
 
 
 def ask(address: str, prove: Prove) -> Facts | None:

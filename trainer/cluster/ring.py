@@ -72,13 +72,9 @@ class Ring:
         from_previous: socket.socket,
         check: Callable[[float], None] = lambda began: None,
     ) -> None:
-        self._rank = rank
-        self._size = size
-        self._to_next = to_next
-        self._from_previous = from_previous
-        self._check = check
-        self._calls = 0
-        self._lock = threading.Lock()
+        self._rank, self._size = rank, size
+        self._to_next, self._from_previous = to_next, from_previous
+        self._check, self._calls, self._lock = check, 0, threading.Lock()
         self._scratch = np.empty(_PIECE, np.float32)
         for connection in (to_next, from_previous):
             connection.setblocking(False)
@@ -251,7 +247,7 @@ def make_ring(
     names = list(cluster.addresses)[: cluster.num_workers]
     rank, size = names.index(cluster.name), len(names)
     number, proof = secrets.randbits(53), secrets.randbits(53)  # which a float64 holds
-    with _listen_unix(number) if unix else listen(cluster.own_host) as listener:
+    with _unix_socket(number, listens=True) if unix else listen(cluster.own_host) as listener:
         own = (number if unix else listener.getsockname()[1], proof)
         table = [0.0] * (2 * size)
         table[2 * rank : 2 * rank + 2] = own
@@ -261,7 +257,7 @@ def make_ring(
         host = cluster.addresses[names[following]].rpartition(":")[0].strip("[]")
         made: list[socket.socket] = []
         with contextlib.suppress(OSError):
-            made.append(_connect_unix(port) if unix else socket.create_connection((host, port), _TIMEOUT_S))
+            made.append(_unix_socket(port) if unix else socket.create_connection((host, port), _TIMEOUT_S))
             made[0].sendall(_greeting(cluster, rank, secret))
             made.append(_accepted(listener, _greeting(cluster, (rank - 1) % size, proof)))
     if total([len(made)])[0] < 2 * size:
@@ -272,18 +268,15 @@ def make_ring(
     return Ring(rank, size, to_next, from_previous, check)
 
 
-def _listen_unix(number: int) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(_UNIX_NAME % number)
-    listener.listen()
-    return listener
-
-
-def _connect_unix(number: int) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(_TIMEOUT_S)
-    connection.connect(_UNIX_NAME % number)
-    return connection
+def _unix_socket(number: int, *, listens: bool = False) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX)
+    if listens:
+        found.bind(_UNIX_NAME % number)
+        found.listen()
+    else:
+        found.settimeout(_TIMEOUT_S)
+        found.connect(_UNIX_NAME % number)
+    return found
 
 
 def listen(host: str = "", port: int = 0, backlog: int | None = None) -> socket.socket:

@@ -1,7 +1,4 @@
-"""Strategy: the tf.distribute strategy of a run, which must exist before any other TensorFlow op runs.
-
-With the devices of this machine: in words, and whether they are what its worker pool was given.
-"""
+"""Strategy of a run, which must exist before any other TensorFlow op, and the devices of this machine."""
 
 from __future__ import annotations
 
@@ -172,8 +169,6 @@ def described() -> str:
 
 def check_devices(environ: Mapping[str, str]) -> None:
     """Refuses a machine on which TensorFlow sees fewer GPUs than the worker pool was given.
-
-    A TPU is looked for by its strategy.
 
     Raises:
         SettingsError: When the image cannot use any GPU.

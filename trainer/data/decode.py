@@ -1,7 +1,6 @@
 """Decoding: stored examples to the tensors a model takes, and images as clients send them likewise.
 
-TensorFlow's decoders ignore the EXIF orientation. It is read here in TensorFlow's own operations,
-so that an exported model does it too; `components.preprocess.images` reads it in the same way in Python.
+TensorFlow's decoders ignore the EXIF orientation: it is read here in operations that an exported model has.
 """
 
 from __future__ import annotations
@@ -55,11 +54,7 @@ class _Bytes:
 
 
 def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns the EXIF orientation of a JPEG, PNG or WebP, an int32 scalar 1..8; 1 if there is none.
-
-    Args:
-        encoded: The file, a scalar string. EXIF data behind the pixels of a PNG are not looked for.
-    """
+    """Returns the EXIF orientation of a JPEG, PNG (before its pixels) or WebP, int32 1..8; 1 for none."""
     file = _Bytes(encoded)
 
     def read_first_directory(tiff: tf.Tensor) -> tf.Tensor:
@@ -121,15 +116,13 @@ def _find_chunk(file: _Bytes, is_png: tf.Tensor) -> tf.Tensor:
 
 def turn_upright(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     """Applies an orientation, int32 1..8, to pixels of shape (height, width, channels)."""
-    swapped, upside_down, mirrored = (
-        tf.reduce_any(orientation == values) for values in ([5, 6, 7, 8], [3, 4, 7, 8], [2, 3, 6, 7])
+    steps: tuple[tuple[list[int], Callable[[tf.Tensor], tf.Tensor]], ...] = (
+        ([5, 6, 7, 8], lambda image: tf.transpose(image, [1, 0, 2])),
+        ([3, 4, 7, 8], lambda image: image[::-1]),
+        ([2, 3, 6, 7], lambda image: image[:, ::-1]),
     )
-    steps: tuple[tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]], ...] = (
-        (swapped, lambda image: tf.transpose(image, [1, 0, 2])),
-        (upside_down, lambda image: image[::-1]),
-        (mirrored, lambda image: image[:, ::-1]),
-    )
-    for needed, turn in steps:
+    for values, turn in steps:
+        needed = tf.reduce_any(orientation == values)
         pixels = tf.cond(needed, lambda turn=turn, image=pixels: turn(image), lambda image=pixels: image)
     return pixels
 
@@ -150,9 +143,8 @@ def parse_batch(
     """Parses serialized tf.train.Examples (batch,) into the manifest's inputs and targets.
 
     Inputs are uint8 (batch, height, width, channels), or for a table a dict of columns, (batch,) or of
-    vectors (batch, n). A target is
-    a class, int64 (batch,), 0 or 1 for each of several, int64 (batch, outputs), or a number, float32
-    (batch,), of several (batch, outputs).
+    vectors (batch, n). A target is a class, int64 (batch,), 0 or 1 for each of several, int64 (batch,
+    outputs), or a number, float32 (batch,), of several (batch, outputs).
     """
     stored = {
         name: tf.io.FixedLenFeature(*(((), "string") if name == "image" else (feature.shape, feature.dtype)))
@@ -207,20 +199,28 @@ def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
     padded or stretched as the manifest says (cropped if it says nothing), with antialiased interpolation.
     """
     height, width, channels = image.shape
-    assert channels is not None  # only sides may differ from image to image
+    assert height is not None  # no model is made for images that differ in size
+    assert width is not None
+    assert channels is not None
     pixels = turn_upright(_read(encoded, channels), read_orientation(encoded))
-    size = tf.shape(pixels)
-    fits = tf.logical_and(tf.equal(size[0], height), tf.equal(size[1], width))
-    pixels = tf.cond(fits, lambda: pixels, lambda: _fit(pixels, image))
-    return tf.ensure_shape(pixels, (height, width, channels))
+
+    def fit() -> tf.Tensor:
+        size, mode = tf.shape(pixels), image.resize or "crop"
+        at = place(size[0], size[1], (height, width), mode, minimum=tf.minimum, maximum=tf.maximum)
+        used = pixels[at.top : at.top + at.height, at.left : at.left + at.width]
+        fitted = tf.image.resize(used, [at.fitted_height, at.fitted_width], method="bilinear", antialias=True)
+        fitted = tf.cast(tf.clip_by_value(tf.round(fitted), 0.0, 255.0), tf.uint8)
+        return tf.image.pad_to_bounding_box(fitted, at.pad_top, at.pad_left, height, width)
+
+    fits = tf.reduce_all(tf.shape(pixels)[:2] == [height, width])
+    return tf.ensure_shape(tf.cond(fits, lambda: pixels, fit), (height, width, channels))
 
 
 def _read(encoded: tf.Tensor, channels: int) -> tf.Tensor:
     """Decodes an image of any size to `channels`, 1 or 3, as preprocessing does.
 
     `tf.io.decode_image` does it alone for JPEG and PNG. Of others it makes no grey; of a BMP with a palette
-    it gives the numbers of the colours; a WebP it reads with no channels but its own. That it refuses 3
-    channels of an animated WebP is as well: with 0 of them TensorFlow 2.21 writes beyond its memory.
+    it gives the numbers of the colours; a WebP it reads with no channels but its own.
     """
     file = _Bytes(encoded)
 
@@ -237,7 +237,10 @@ def _read(encoded: tf.Tensor, channels: int) -> tf.Tensor:
         return tf.gather(tf.cast(colours, tf.uint8), tf.cast(decode(3)[..., 0], tf.int32))
 
     def without_palette() -> tf.Tensor:
-        return tf.cond(_has_alpha(file), lambda: decode(4)[..., :3], lambda: decode(3))
+        flags, lossless = file.at(tf.constant(20)), file.at(tf.constant(24))
+        extended = file.has(12, b"VP8X") & (flags & _WEBP_ALPHA > 0) & (flags & _WEBP_ANIMATED == 0)
+        has_alpha = extended | file.has(12, b"VP8L") & (lossless & _LOSSLESS_ALPHA > 0)
+        return tf.cond(file.starts(b"RIFF") & has_alpha, lambda: decode(4)[..., :3], lambda: decode(3))
 
     def other() -> tf.Tensor:
         has_palette = file.starts(b"BM") & (file.at(tf.constant(28)) == _PALETTE_BITS)
@@ -246,24 +249,3 @@ def _read(encoded: tf.Tensor, channels: int) -> tf.Tensor:
 
     is_usual = file.starts(b"\xff\xd8") | file.starts(b"\x89PNG")
     return tf.cond(is_usual, lambda: decode(channels), other)
-
-
-def _has_alpha(file: _Bytes) -> tf.Tensor:
-    """Returns whether a file is a WebP with an alpha channel and without an animation."""
-    flags, lossless = file.at(tf.constant(20)), file.at(tf.constant(24))
-    extended = file.has(12, b"VP8X") & (flags & _WEBP_ALPHA > 0) & (flags & _WEBP_ANIMATED == 0)
-    return file.starts(b"RIFF") & (extended | file.has(12, b"VP8L") & (lossless & _LOSSLESS_ALPHA > 0))
-
-
-def _fit(pixels: tf.Tensor, image: Feature) -> tf.Tensor:
-    """Resizes uint8 (h, w, c) to the feature's shape in the feature's way."""
-    height, width, _ = image.shape
-    assert height is not None  # no model is made for images that differ in size
-    assert width is not None
-    size = tf.shape(pixels)
-    mode, target = image.resize or "crop", (height, width)
-    at = place(size[0], size[1], target, mode, minimum=tf.minimum, maximum=tf.maximum)
-    used = pixels[at.top : at.top + at.height, at.left : at.left + at.width]
-    fitted = tf.image.resize(used, [at.fitted_height, at.fitted_width], method="bilinear", antialias=True)
-    fitted = tf.cast(tf.clip_by_value(tf.round(fitted), 0.0, 255.0), tf.uint8)
-    return tf.image.pad_to_bounding_box(fitted, at.pad_top, at.pad_left, height, width)

@@ -24,10 +24,6 @@ COLUMN_TYPES: Mapping[str, str] = {"text": "string", "integer": "int64", "number
 #: Kinds of labels: one of some classes; any number of some classes, or none; one or several numbers.
 CLASS, MULTILABEL, REGRESSION = LABEL_KINDS = ("class", "multilabel", "regression")
 
-#: Kinds that a later release may have: the manifest's format keeps their names for them.
-RESERVED_KINDS = ("sequence", "mask")
-RESERVED = f"reserved for a later release; there are {', '.join(LABEL_KINDS)}"
-
 #: Name of the feature, and of the label, where a dataset has only one.
 LABEL = "label"
 
@@ -107,13 +103,10 @@ class Label:
     @property
     def fault(self) -> str:
         """What cannot be true of any label; "" if nothing is wrong."""
-        if self.kind in RESERVED_KINDS:
-            return f"label {self.name!r} is of the kind {self.kind!r}, which is {RESERVED}"
+        count = len(self.outputs)
         if self.kind not in LABEL_KINDS:
             return f"label {self.name!r} is of the unknown kind {self.kind!r}"
-        if len(self.outputs) < (2 if self.kind == CLASS else 1) or len(set(self.outputs)) != len(
-            self.outputs
-        ):
+        if count < (2 if self.kind == CLASS else 1) or len(set(self.outputs)) != count:
             return f"label {self.name!r} has too few classes or numbers, or two of one name"
         if len(self.units) not in (0, len(self.outputs)) or (self.units and self.kind != REGRESSION):
             return f"label {self.name!r} has {len(self.units)} units"
@@ -162,18 +155,15 @@ class Tally:
         records = [count for count, _ in parts]
         return cls(
             tuple(map(sum, zip(*(tally.counts for _, tally in parts), strict=True))),
-            tuple(_pooled(records, spreads) for spreads in numbers),
+            tuple(_pooled(list(zip(records, spreads, strict=True))) for spreads in numbers),
         )
 
 
-def _pooled(records: Sequence[int], spreads: Sequence[Spread]) -> Spread:
-    total = sum(records)
-    mean = math.fsum(count * spread.mean for count, spread in zip(records, spreads, strict=True)) / total
-    squares = math.fsum(
-        count * (spread.deviation**2 + (spread.mean - mean) ** 2)
-        for count, spread in zip(records, spreads, strict=True)
-    )
-    least, largest = min(spread.least for spread in spreads), max(spread.largest for spread in spreads)
+def _pooled(parts: Sequence[tuple[int, Spread]]) -> Spread:
+    total = sum(count for count, _ in parts)
+    mean = math.fsum(count * one.mean for count, one in parts) / total
+    squares = math.fsum(count * (one.deviation**2 + (one.mean - mean) ** 2) for count, one in parts)
+    least, largest = min(one.least for _, one in parts), max(one.largest for _, one in parts)
     return Spread(least, largest, mean, math.sqrt(squares / total))
 
 
@@ -192,7 +182,7 @@ def find_constant(
         known = [name for name, now, then in counts if now and then] if label.kind == CLASS else []
         same = all(spread.least == spread.largest for spread in tally.spreads)
         if label.kind == CLASS and len(known) < 2:
-            yield f"has {f'no class{of} but {known[0]!r}' if known else f'no class{of}'} that training has"
+            yield f"has no class{of}{f' but {known[0]!r}' if known else ''} that training has"
         elif label.kind != CLASS and same and set(tally.counts) <= {0, records}:
             yield f"has the same {'numbers' if tally.spreads else 'labels'}{of} in all examples"
 
@@ -274,9 +264,8 @@ def place(
     """Places an image of height x width pixels, ints or scalar int32 tensors, in a target (height, width).
 
     The used part is centred. Its sides and corner are rounded down to multiples of the reduction, which
-    moves nothing by as much as a pixel of the target, and lets a JPEG be shrunk while it is decoded. The mode
-    is "crop" (the target is covered), "pad" (the whole image fits into it) or "stretch"; `minimum` and
-    `maximum` compare two such numbers, as `min` or `tf.minimum` does.
+    lets a JPEG be shrunk while it is decoded. The mode is "crop" (the target is covered), "pad" (the whole
+    image fits into it) or "stretch"; `minimum` and `maximum` compare two such numbers.
     """
     used, fitted = [height, width], list(target)
     if mode == "crop":

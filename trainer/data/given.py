@@ -66,7 +66,6 @@ class Given:
         steps: int | None,
         shuffle: bool = False,
         again: bool = False,
-        pads: bool = False,
     ) -> Batches:
         """Returns the stream of what the argument `name` gave; a SettingsError says that it is no data."""
         if isinstance(data, str | Path):
@@ -100,7 +99,7 @@ class Given:
             found = ArrayPasses(arrays, batch_size=self._size(), shuffle=shuffle, seed=seed)
         if again and steps and 0 <= found.cardinality <= steps * max(1, own):
             steps = 0  # all of it, and nothing twice
-        return Stream(found, name=name, replicas=self.replicas, steps=steps, again=again, own=own, pads=pads)
+        return Stream(found, name=name, replicas=self.replicas, steps=steps, again=again, own=own)
 
     def _directory(self, data: str | Path, name: str, steps: int | None, *, again: bool) -> Feed:
         """Returns the batches of the split that an argument takes of a dataset directory."""
@@ -129,7 +128,6 @@ class Given:
         return replace(feed, epochs=1) if again else replace(feed, shuffle_seed=self.seed)
 
     def _size(self) -> int:
-        """Returns the size of a global batch, which is not the data's own."""
         size = _BATCH_SIZE if self.batch_size is None else int(self.batch_size)
         if size < self.replicas:
             raise SettingsError(
@@ -148,10 +146,9 @@ class Given:
         at = math.floor(count * (1.0 - share))
         if at in (0, count):
             raise SettingsError(f"validation_split {share} of {count} examples leaves none of one part")
-        return (
-            tf.nest.map_structure(lambda array: array[:at], arrays),
-            tf.nest.map_structure(lambda array: array[at:], arrays),
-        )
+        first, rest = slice(at), slice(at, None)
+        parts = [tf.nest.map_structure(lambda array, own=own: array[own], arrays) for own in (first, rest)]
+        return parts[0], parts[1]
 
     def _weighted(self, data: Any) -> Any:
         """Returns a dataset of pairs, or two arrays, with the weight of each label's class, if any."""
@@ -181,21 +178,17 @@ class Given:
 
 def _not_ending(data: tf.data.Dataset, name: str, count: int) -> tf.data.Dataset:
     """Returns the first batches of a dataset; reading fails, rather than begins anew, where it has fewer."""
+    specs = tf.nest.flatten(data.element_spec)
+    if any(not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None for spec in specs):
+        return data
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def end(_: tf.Tensor) -> Any:
         words = f"{name} ends before the {count:,} batches that are to be evaluated; give fewer steps"
         with tf.control_dependencies([tf.debugging.Assert(tf.constant(False), [words])]):
-            return tf.nest.map_structure(
-                lambda spec: tf.identity(tf.zeros([side or 0 for side in spec.shape], spec.dtype)),
-                data.element_spec,
-            )
+            none = [tf.identity(tf.zeros([side or 0 for side in spec.shape], spec.dtype)) for spec in specs]
+        return tf.nest.pack_sequence_as(data.element_spec, none)
 
-    if any(
-        not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None
-        for spec in tf.nest.flatten(data.element_spec)
-    ):
-        return data
     return data.concatenate(tf.data.Dataset.range(1).map(end)).take(count)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,12 @@ class DatasetInfo:
     @property
     def label(self) -> Label:
         """The only label; a ModelError says that there are several, for models of one output."""
-        return _only(self.labels.values())
+        if len(self.labels) != 1:
+            raise ModelError(
+                f"the dataset has {len(self.labels)} labels, {', '.join(self.labels)}, and this model has "
+                "one output; take a model with an output for each, such as mlp, or preprocess one label alone"
+            )
+        return next(iter(self.labels.values()))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -235,16 +240,15 @@ class Manifest:
     @property
     def image(self) -> Feature:
         """The image feature; a DatasetError when the dataset has none."""
-        for feature in self.features:
-            if feature.name == "image":
-                return feature
-        raise DatasetError("the dataset is a table: it has no feature 'image'; use a dataset of images")
+        if "image" not in self.inputs:
+            raise DatasetError("the dataset is a table: it has no feature 'image'; use a dataset of images")
+        return self.inputs["image"]
 
     @property
     def inputs(self) -> Mapping[str, Feature]:
         """What a model takes, by name: the image alone, else every column; of neither a DatasetError."""
-        if any(feature.name == "image" for feature in self.features):
-            return {"image": self.image}
+        if images := {one.name: one for one in self.features if one.name == "image"}:
+            return images
         columns = {feature.name: feature for feature in self.columns if feature.name not in self.apart}
         if not columns:
             raise DatasetError("the examples have neither an image nor columns that a model could take")
@@ -265,7 +269,7 @@ class Manifest:
         if "image" in inputs and len(shape) != 3:
             raise DatasetError("the images differ in size and cannot be batched; preprocess with image_size")
         for name, feature in inputs.items():
-            if name != "image" and None in feature.shape:
+            if None in feature.shape:
                 raise DatasetError(
                     f"column {name!r} has values of shape {feature.shape}, and a model takes one value of "
                     "each column, or a vector of one length"
@@ -278,15 +282,6 @@ class Manifest:
             records={name: split.records for name, split in self.splits.items()},
             train=self.splits["train"].labels if "train" in self.splits else {},
         )
-
-
-def _only(labels: Collection[Label]) -> Label:
-    if len(labels) != 1:
-        raise ModelError(
-            f"the dataset has {len(labels)} labels, {', '.join(one.name for one in labels)}, and this model "
-            "has one output; take a model with an output for each, such as mlp, or preprocess one label alone"
-        )
-    return next(iter(labels))
 
 
 def save(manifest: Manifest, directory: Path) -> None:
@@ -302,7 +297,7 @@ def load(directory: Path) -> Manifest:
     Raises:
         DatasetError: When it is missing, damaged, of another format, or names a shard outside the directory.
     """
-    path = directory / MANIFEST_FILE
+    path, again = directory / MANIFEST_FILE, "preprocess the data again"
     try:
         content = files.read_json(path, DatasetError)
     except DatasetError as error:
@@ -311,17 +306,15 @@ def load(directory: Path) -> Manifest:
                 f"no {MANIFEST_FILE} in {directory}: not a dataset, or one whose preprocessing did not "
                 "finish; write one with 'shardline preprocess SOURCE OUT'"
             ) from None
-        raise DatasetError(f"{error}; preprocess the data again") from None
+        raise DatasetError(f"{error}; {again}") from None
     if content.get("format") != FORMAT:
         raise DatasetError(f"{path} is not a Shardline manifest (no format {FORMAT!r})")
-    if content.get("format_version") != FORMAT_VERSION:
-        raise DatasetError(
-            f"{path} has format_version {reprlib.repr(content.get('format_version'))}, this release reads "
-            f"{FORMAT_VERSION}; preprocess the data again"
-        )
-    manifest = records.restore(Manifest, content, str(path), DatasetError, "preprocess the data again")
+    if (version := content.get("format_version")) != FORMAT_VERSION:
+        words = f"format_version {reprlib.repr(version)}, this release reads {FORMAT_VERSION}"
+        raise DatasetError(f"{path} has {words}; {again}")
+    manifest = records.restore(Manifest, content, str(path), DatasetError, again)
     for fault in _faults(manifest):
-        raise DatasetError(f"{path} is damaged: {fault}; preprocess the data again")
+        raise DatasetError(f"{path} is damaged: {fault}; {again}")
     return manifest
 
 

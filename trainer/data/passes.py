@@ -2,8 +2,7 @@
 
 A dataset shuffles in another order each time, and on each process. Here its graph is made anew for every
 pass, and what draws in it gets seeds of ours. The functions of a dataset, such as the one that `interleave`
-calls for each file, have graphs of their own: those that draw, or call what draws, get the pass as one more
-argument. What is asked to give its elements as they are ready gives them in the order they have.
+calls for each file, have graphs of their own: those that draw get the pass as one more argument.
 """
 
 from __future__ import annotations
@@ -107,11 +106,9 @@ class DatasetPasses:
         self.element_spec = dataset.element_spec
         self._graph, self._output = _taken_apart(dataset, name)
         self._nodes = {node.name: node for node in self._graph.node}
-        plain = [
-            node
-            for node in self._graph.node
-            if node.op == "Const" and node.attr["dtype"].type not in (tf.resource, tf.variant)
-        ]
+        held = (tf.resource, tf.variant)
+        constants = (node for node in self._graph.node if node.op == "Const")
+        plain = [node for node in constants if node.attr["dtype"].type not in held]
         with tf.device("CPU:0"):  # tf.make_ndarray cannot read texts as a dataset's graph has them
             self._constants = {
                 node.name: tf.io.parse_tensor(
@@ -185,11 +182,8 @@ class DatasetPasses:
     def _count(self, output: str) -> int:
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]
         def count() -> tf.Tensor:
-            return tf.raw_ops.DatasetCardinality(
-                input_dataset=tf.data.experimental.to_variant(
-                    self._imported(output, tf.constant(0, tf.int64))
-                )
-            )
+            found = self._imported(output, tf.constant(0, tf.int64))
+            return tf.raw_ops.DatasetCardinality(input_dataset=tf.data.experimental.to_variant(found))
 
         return int(count.get_concrete_function()())
 
@@ -238,10 +232,7 @@ class Seeding:
     """Makes of a dataset's graph one whose draws follow from a seed and, but for cached ones, the pass."""
 
     def __init__(self, graph: Any, seed: int, cached: Iterable[str]) -> None:
-        """Changes a GraphDef in place, which is given a placeholder PASS.
-
-        `cached` are the nodes that a cache keeps the elements of, which are those of one pass.
-        """
+        """Changes a GraphDef in place; a cache keeps the elements of the nodes `cached`, of one pass."""
         self._seed = seed
         #: Whether something is shuffled in one order for all passes, which no seed of the program decides.
         self.decides_order = False
@@ -330,8 +321,7 @@ class Seeding:
         function = self._library.get(name)
         if function is None or not self._changes(name):
             return ""
-        made = type(function)()
-        made.CopyFrom(function)
+        made = type(function).FromString(function.SerializeToString())
         made.signature.name = seeded = f"{name}_seeded_{self._serial}_{len(self._seeded)}"
         self._seeded[name, takes_pass] = seeded
         if takes_pass:

@@ -37,24 +37,21 @@ Data: TypeAlias = Any
 
 #: Where a shard is: its path, its first position in memory, its records.
 Place = dict[str, tf.Tensor]
+
 # Held for shuffling, over all shards: records, and bytes. Preprocessing deals shards at random, so that a
 # window over each of them is enough.
-_SHUFFLE_RECORDS = 16_384
-_SHUFFLE_BYTES = 256 << 20
+_SHUFFLE_RECORDS, _SHUFFLE_BYTES = 16_384, 256 << 20
 
 # Read ahead, over all shards: records, and bytes. A remote file system likes to give them in large pieces,
 # but all pieces together should stay in the processor's cache: every record is copied out of its piece.
-_AHEAD_RECORDS = 1024
-_READ_BYTES = 16 << 20
+_AHEAD_RECORDS, _READ_BYTES = 1024, 16 << 20
 _SMALLEST_READ, _LARGEST_READ = 256 << 10, 8 << 20
 
 # Batches of the next epoch that are read, after all that is held for shuffling, while an epoch is trained.
 _AHEAD_BATCHES = 2
 
-# Bytes of a record from which on it is worth to hand it from thread to thread.
-_LARGE_RECORD = 4096
-# Shards that are opened at the same time.
-_OPENED = 32
+# Bytes of a record from which on it is worth to hand it from thread to thread; shards opened at once.
+_LARGE_RECORD, _OPENED = 4096, 32
 
 # AutoGraph would take longer to convert these functions, which branch on no tensor, than tracing them takes.
 _as_is = tf.autograph.experimental.do_not_convert
@@ -152,30 +149,24 @@ class Feed:
     ) -> tf.data.Dataset:
         """Returns what the replicas of a process take in each step from a position on, distributed.
 
-        Elements are what a replica trains on in one step, as `decode` returns it, again and again over all
-        epochs that are left. `worker` is this process's number among the `workers` that train.
+        Elements are what a replica trains on in one step, as `decode` returns it, over all epochs left.
         """
 
         def batches_of(workers: int, worker: int) -> tf.data.Dataset:
             batches = self.worker_dataset(workers, worker, range(at.epoch, self.epochs), at.examples)
-            # Nobody reads past the end: the plan says how many steps there are. But of a dataset that may end
-            # TensorFlow asks all workers before every step whether any of them still has data, an exchange of
-            # its own (input_lib.py, `_calculate_replicas_with_values`).
+            # Of a dataset that may end TensorFlow asks all workers before every step whether any still has
+            # data, an exchange of its own (input_lib.py, `_calculate_replicas_with_values`).
             return batches.repeat()
 
         if strategies.has_one_cpu(strategy):
-            # Nothing has to be handed to devices, which takes threads, half a millisecond a step, and at the
-            # end some seconds, until a thread that tunes the handing has woken.
+            # Nothing is handed to devices, which takes half a millisecond a step, and seconds at the end.
             return batches_of(workers, worker)
         return strategy.distribute_datasets_from_function(
             lambda context: batches_of(context.num_input_pipelines, context.input_pipeline_id)
         )
 
     def one_by_one(self, at: Position = _BEGINNING) -> tf.data.Dataset:
-        """Returns the batches of all replicas undecoded, one after the other: what `decode` takes.
-
-        With a plan of one replica an element is a step.
-        """
+        """Returns the batches of all replicas undecoded, one after the other: what `decode` takes."""
         batches = self._batches(1, 0, self._shards(1, 0), range(at.epoch, self.epochs), at.examples)
         return untuned(batches.prefetch(_AHEAD_BATCHES))
 
@@ -198,7 +189,7 @@ class Feed:
         if memory is None:
             x, y = parse_batch(raw["example"], self.manifest.inputs, self.manifest.labels)
         else:
-            x, y = memory.take(raw["position"])
+            x, y = tf.nest.map_structure(lambda values: tf.gather(values, raw["position"]), memory)
         y = check_targets(y, self.manifest.labels, self.split)
         if self.augmentation is not None:
             x, y = augment_batch(self.augmentation, x, y, raw["seed"])
@@ -240,7 +231,7 @@ class Feed:
             def batches(epoch: tf.Tensor) -> tf.data.Dataset:
                 records = self._records(shards, epoch, in_memory=in_memory).skip(done)
                 steps = records.batch(plan.per_replica_batch_size).rebatch(sizes or [1]).take(len(sizes))
-                return steps.map(_as_is(lambda *batch: self._raw(epoch, *batch)))
+                return steps.map(_as_is(functools.partial(self._raw, epoch)))
 
             @_as_is  # type: ignore[untyped-decorator]
             def every_other(first: tf.Tensor) -> tf.data.Dataset:
@@ -254,10 +245,7 @@ class Feed:
         return run(epochs[:1], start).concatenate(run(epochs[1:], 0)) if start else run(epochs, 0)
 
     def _records(self, shards: WorkerShards, epoch: tf.Tensor, *, in_memory: bool) -> tf.data.Dataset:
-        """Returns this worker's examples of one epoch, in the order of `shardline.trainer.data.sharding`.
-
-        With an augmentation they are pairs: a number that no other example of the split has, and the example.
-        """
+        """Returns this worker's examples of one epoch; with an augmentation each behind its own number."""
         split = self.manifest.splits[self.split]
         count, stored = len(split.shards), split.bytes
         held = min(_SHUFFLE_RECORDS, _SHUFFLE_BYTES * split.records // max(1, stored))
@@ -287,8 +275,8 @@ class Feed:
         place |= {name: tf.constant(of, tf.int64) for name, of in (("start", starts), ("records", lengths))}
         indices = tf.constant(shards.indices, tf.int64)
         files = tf.data.Dataset.from_tensor_slices((indices, place))
-        # Handing a small record from thread to thread costs more than reading it; for a large one that is
-        # nothing, and the shards are opened at the same time, which counts where they are far away.
+        # Handing a small record from thread to thread costs more than reading it; of large ones the shards
+        # are opened at the same time, which counts where they are remote.
         large = not in_memory and stored > _LARGE_RECORD * split.records
         records = files.interleave(
             examples,

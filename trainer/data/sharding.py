@@ -4,11 +4,7 @@ An epoch has one global order that does not depend on the number of replicas. Re
 from shard p mod N, round-robin, because the shards of a split differ by at most one record with the longer
 ones first. Replica r of W takes the records with p mod W = r, and a step takes the next W x B records. So
 two replicas of batch B train on the same examples in the same step as one replica of batch 2B, and every
-example is used exactly once in an epoch, also where the epoch is interrupted and goes on with another
-number of replicas or another batch size.
-
-Where the number of input workers W divides the number of shards, a worker's records are whole shards and it
-opens only those (policy file); elsewhere it reads all shards and keeps its own records (data).
+example is used exactly once in an epoch, also where it is interrupted and goes on with other replicas.
 """
 
 from __future__ import annotations
@@ -83,9 +79,7 @@ class EpochPlan:
     def steps(self) -> int:
         """Steps that are left in the epoch.
 
-        The last may be smaller, but never leaves a replica without an example: a rest of fewer examples than
-        replicas joins the step before it. Where there is none before it, because the epoch goes on with more
-        replicas than it began with, the rest is left out.
+        A rest of fewer examples than replicas joins the step before it, or is left out where there is none.
         """
         left = self.records - self.start
         return max(0, (left + self.global_batch_size - self.replicas) // self.global_batch_size)

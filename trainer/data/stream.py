@@ -51,7 +51,6 @@ class Stream:
         steps: int = 0,
         again: bool = False,
         own: int = 0,
-        pads: bool = False,
     ) -> None:
         """Takes the passes that the argument `name` gave.
 
@@ -62,15 +61,11 @@ class Stream:
             steps: Steps of an epoch; 0 for a pass.
             again: Whether every epoch begins with a new pass, of which it may leave a rest out.
             own: How many replicas of this process take a batch each, where the batches are its own; else 0.
-            pads: Whether fewer examples than there are replicas are followed by copies of the last.
 
         Raises:
             SettingsError: The data has no end and no `steps`, no batches, or batches that are too small.
         """
-        self._passes = passes
-        self._name = name
-        self._replicas = replicas
-        self._own = own
+        self._passes, self._name, self._replicas, self._own = passes, name, replicas, own
         #: Whether the batches are each process's own.
         self.is_own = own > 0
         if any(part.shape.rank == 0 for part in tf.nest.flatten(passes.element_spec)):
@@ -84,9 +79,6 @@ class Stream:
                 "resumed runs do not draw alike; use tf.random.stateless_uniform and its like, or layers",
             )
         self.exact = passes.examples is not None and not own
-        few = pads and self.exact and passes.examples is not None and passes.examples[0] < replicas
-        #: Examples that are followed by copies; None where none are.
-        self.padded = passes.examples[0] if few and passes.examples else None
         if passes.cardinality == _ENDLESS and not steps:
             raise SettingsError(f"{name} has no end; give steps_per_epoch (of a validation validation_steps)")
         # Of each batch of a pass; () where a pass has no end, or as many as come.
@@ -122,19 +114,17 @@ class Stream:
         """What is the same on all processes, in words and as a checksum of the first batch's content."""
         if self._own:
             return "", ""
-        parts = [np.asarray(part) for part in tf.nest.flatten(self.first, expand_composites=True)]
         checksum = 0
-        for part in parts:
+        for part in map(np.asarray, tf.nest.flatten(self.first, expand_composites=True)):
             content = repr(part.tolist()).encode() if part.dtype == object else part.tobytes()
             checksum = zlib.crc32(content, checksum)
         return self.described, f"{checksum:08x}"
 
     def sizes(self, epoch: int) -> Sequence[int]:
         """Returns the examples of each step of an epoch over all replicas, or where unknown of a full one."""
-        count = self.steps
+        count, replicas = self.steps, self._replicas - self._replicas % self._own_batches
         if self._own or not self._sizes:
-            share = self._replicas // self._own_batches if self._own else 1
-            return [self._full_batch * self._own_batches * share] * count
+            return [self._full_batch * (replicas if self._own else 1)] * count
         first = 0 if self._again else epoch * count
         known = (self._sizes[step % len(self._sizes)] for step in range(first, first + count))
         return [size or self._full_batch for size in known]
@@ -143,8 +133,19 @@ class Stream:
         """Returns the batches from a number on, counted over all passes, without end."""
         in_pass, endless = len(self._sizes), self._passes.cardinality == _ENDLESS
         first, rest = divmod(start, in_pass) if in_pass else (0, start)
+
+        def one_pass(number: tf.Tensor) -> tf.data.Dataset:
+            # The same batches in each epoch, wherever a run begins.
+            found, known = (
+                self._passes.dataset(tf.zeros_like(number) if self._again else number),
+                self._passes.examples,
+            )
+            if known and not self._own and in_pass and self._sizes[-1] > known[1]:
+                found = _last_two_joined(found, in_pass + 1, self.element_spec)
+            return found.take(self.steps * self._own_batches) if self._again else found
+
         numbers = tf.data.Dataset.range(first, 1 if endless and not self._again else _MANY)
-        found = numbers.flat_map(_as_is(self._one_pass)).skip(rest)
+        found = numbers.flat_map(_as_is(one_pass)).skip(rest)
         options = tf.data.Options()
         options.deterministic = True
         return found.with_options(options)
@@ -191,19 +192,8 @@ class Stream:
             return of_worker()
         return strategy.distribute_datasets_from_function(lambda context: of_worker())
 
-    def _one_pass(self, number: tf.Tensor) -> tf.data.Dataset:
-        # The same batches in each epoch, wherever a run begins.
-        found = self._passes.dataset(tf.zeros_like(number) if self._again else number)
-        known = self._passes.examples
-        if known and not self._own and len(self._sizes) and self._sizes[-1] > known[1]:
-            found = _last_two_joined(found, len(self._sizes) + 1, self.element_spec)
-        return found.take(self.steps * self._own_batches) if self._again else found
-
     def _parts(self, batch: Any, replicas: range, sized: bool) -> tf.data.Dataset:
         """Returns the parts of a batch for some replicas, one after the other."""
-        if self.padded:
-            rows = tf.minimum(tf.range(self._replicas), self.padded - 1)
-            batch = tf.nest.map_structure(lambda one: tf.gather(one, rows), batch)
         count = _rows(batch)
         if not self.exact and self._replicas > 1:
             tf.debugging.Assert(
@@ -228,7 +218,7 @@ class Stream:
         if self._passes.examples:
             count, size = self._passes.examples
             sizes = [size] * (count // size) + [count % size] * (count % size > 0)
-            if 0 < count < self._replicas and not self._own and not self.padded:
+            if 0 < count < self._replicas and not self._own:
                 raise SettingsError(
                     f"{self._name} has {count} example{'s' * (count > 1)} for {self._replicas} replicas, and "
                     "each needs one in every step: use fewer replicas or more data"

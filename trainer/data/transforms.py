@@ -7,8 +7,11 @@ beside a model and served, and needs none of the user's code afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import math
+import operator
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,7 +78,12 @@ def load_augmentation(reference: str, dataset: DatasetInfo) -> Augmentation:
             f"augmentation {reference!r} failed on an example (x, y, seed): {text}"
         ) from error
     found = traced.structured_outputs
-    if not _agree(found, wanted):
+    same = False
+    with contextlib.suppress(ValueError, TypeError):
+        tf.nest.assert_same_structure(found, wanted, check_types=False)
+        pairs = zip(tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True)
+        same = all(a.dtype == b.dtype and a.shape.is_compatible_with(b.shape) for a, b in pairs)
+    if not same:
         raise SettingsError(
             f"augmentation {reference!r} returned {describe_structure(found)}; it must return (x, y) "
             f"as it got them, {describe_structure(wanted)}"
@@ -101,15 +109,6 @@ def augment_batch(
     return x, y
 
 
-def _agree(found: Any, wanted: Any) -> bool:
-    try:
-        tf.nest.assert_same_structure(found, wanted, check_types=False)
-    except (ValueError, TypeError):
-        return False
-    pairs = zip(tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True)
-    return all(a.dtype == b.dtype and a.shape.is_compatible_with(b.shape) for a, b in pairs)
-
-
 BALANCED = "balanced"
 
 
@@ -131,10 +130,9 @@ def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
         counts = manifest.splits["train"].class_counts
         # The weight of a class without examples weighs nothing, whatever it is.
         return tuple(sum(counts) / (len(counts) * count) if count else 0.0 for count in counts)
-    try:
+    weights = None
+    with contextlib.suppress(SettingsError):
         weights = files.parse_json(setting, "it", SettingsError)
-    except SettingsError:
-        weights = None
     if not isinstance(weights, dict):
         raise SettingsError(
             f"class_weights takes {BALANCED} or a JSON object of class names and weights such as "
@@ -162,16 +160,13 @@ USUAL_FORMS: Mapping[str, LabelForm] = {CLASS: "sparse", MULTILABEL: "several", 
 def form_targets(targets: Targets, labels: Sequence[Label], forms: Mapping[str, LabelForm]) -> Targets:
     """Returns targets as `parse_batch` gives them in the forms of their labels, by name."""
     if isinstance(targets, dict):
-        return {one.name: _form(targets[one.name], one, forms.get(one.name)) for one in labels}
-    return _form(targets, labels[0], forms.get(labels[0].name))
-
-
-def _form(target: tf.Tensor, label: Label, form: LabelForm | None) -> tf.Tensor:
+        return {one.name: form_targets(targets[one.name], [one], forms) for one in labels}
+    form = forms.get(labels[0].name)
     if form == "one-hot":
-        return tf.one_hot(target, len(label.outputs), dtype=tf.float32)
+        return tf.one_hot(targets, len(labels[0].outputs), dtype=tf.float32)
     if form in ("binary", "column"):
-        return tf.cast(target, tf.float32)[:, None]
-    return tf.cast(target, tf.float32) if label.kind == MULTILABEL else target
+        return tf.cast(targets, tf.float32)[:, None]
+    return tf.cast(targets, tf.float32) if labels[0].kind == MULTILABEL else targets
 
 
 #: Directory beside model.keras; there is none where a model takes a dataset's inputs as they are.
@@ -209,7 +204,7 @@ def trace(reference: str, dataset: DatasetInfo) -> tf.Module | None:
         traced = tf.function(inputs_of).get_concrete_function(x, targets)
     made = tf.nest.flatten(traced.graph.structured_outputs)
     given = traced.graph.inputs[: len(tf.nest.flatten(x))]
-    if len(made) == len(given) and all(_origin(one) is other for one, other in zip(made, given, strict=True)):
+    if len(made) == len(given) and all(map(operator.is_, map(_origin, made), given)):
         return None
     _check_graph(reference, traced, len(given), len(tf.nest.flatten(targets)))
     module = tf.Module()
@@ -250,10 +245,9 @@ def save(module: tf.Module | None, directory: Path) -> None:
     target = directory / DIRECTORY
     if target.exists():
         shutil.rmtree(target)
-    if module is None:
-        return
     try:
-        tf.saved_model.save(module, str(target))
+        if module is not None:
+            tf.saved_model.save(module, str(target))
     except (AssertionError, ValueError, TypeError, tf.errors.OpError) as error:
         reason = " ".join(str(error).split())[:200]
         raise _refusal(f"it cannot be saved: {reason}") from error
@@ -289,12 +283,17 @@ def _check_graph(reference: str, traced: Any, inputs: int, targets: int) -> None
     """Refuses inputs that follow from labels, from chance, or from code that is not TensorFlow's."""
     graph = traced.graph
     labels = {id(one.op) for one in graph.inputs[inputs : inputs + targets]}
-    sources = list(_sources(tf.nest.flatten(graph.structured_outputs)))
-    if any(id(op) in labels for op in sources):
-        raise _refusal(f"{reference} makes inputs out of labels, which a client does not have")
-    used = {op.type for op in sources} | {
-        node.op for function in graph.as_graph_def().library.function for node in function.node_def
-    }
+    used = {node.op for one in graph.as_graph_def().library.function for node in one.node_def}
+    waiting = [one.op for one in tf.nest.flatten(graph.structured_outputs) if hasattr(one, "op")]
+    seen = set[int]()
+    while waiting:  # all operations that outputs follow from
+        op = waiting.pop()
+        if id(op) in labels:
+            raise _refusal(f"{reference} makes inputs out of labels, which a client does not have")
+        if id(op) not in seen and op.type not in ("Shape", "Size", "Rank"):  # which follow from no value
+            waiting += [one.op for one in op.inputs]
+        seen.add(id(op))
+        used.add(op.type)
     if drawn := sorted(name for name in used if "Random" in name or name == "Multinomial"):
         raise _refusal(f"{reference} draws at random ({', '.join(drawn)}), which belongs into augment")
     if called := sorted(name for name in used if "PyFunc" in name):
@@ -306,19 +305,6 @@ def _origin(tensor: Any) -> Any:
     while getattr(tensor, "op", None) is not None and tensor.op.type == "Identity":
         (tensor,) = tensor.op.inputs
     return tensor
-
-
-def _sources(outputs: list[Any]) -> Iterator[Any]:
-    """Yields all operations that outputs follow from. The shape of a tensor follows from no value."""
-    waiting, seen = [one.op for one in outputs if hasattr(one, "op")], set()
-    while waiting:
-        op = waiting.pop()
-        if id(op) in seen:
-            continue
-        seen.add(id(op))
-        yield op
-        if op.type not in ("Shape", "Size", "Rank"):
-            waiting += [one.op for one in op.inputs]
 
 
 def _check_rows(reference: str, prepare: Any, dataset: DatasetInfo) -> None:
@@ -333,12 +319,8 @@ def _check_rows(reference: str, prepare: Any, dataset: DatasetInfo) -> None:
         if (one.shape[0], other.shape[0]) != (3, 1):
             raise _refusal(f"{reference} makes {describe_structure(one)} of 3 examples: their number changes")
         first, single = one[:1].numpy(), other.numpy()
-        close = (
-            np.allclose(first, single, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
-            if one.dtype.is_floating
-            else bool((first == single).all())
-        )
-        if not close:
+        near = functools.partial(np.allclose, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
+        if not (near if one.dtype.is_floating else np.array_equal)(first, single):
             raise _refusal(f"{reference} makes of an example something else in another batch")
 
 

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -52,30 +52,17 @@ Raised: TypeAlias = "tf.errors.OpError | UnicodeDecodeError"
 _SEARCH_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Decoded examples as `Feed.decode` gives a batch, by their position among those that were loaded."""
-
-    inputs: Inputs
-    targets: Targets
-
-    def take(self, positions: tf.Tensor) -> tuple[Inputs, Targets]:
-        """Returns the inputs and targets at some positions, int64 (batch,)."""
-
-        def take(values: tf.Tensor) -> tf.Tensor:
-            return tf.gather(values, positions)
-
-        inputs, targets = tf.nest.map_structure(take, (self.inputs, self.targets))
-        return inputs, targets
+#: Decoded examples, inputs and targets, by their position among those that were loaded.
+Memory: TypeAlias = tuple[Inputs, Targets]
 
 
 def decoded_bytes(features: Iterable[Feature], records: int) -> int | None:
     """Returns the size of so many examples of some features, decoded; None where it is not known."""
     total = 0
     for feature in features:
-        if feature.dtype == "string" or None in feature.shape:
-            return None
         sizes = [size for size in feature.shape if size is not None]
+        if feature.dtype == "string" or len(sizes) < len(feature.shape):
+            return None
         total += math.prod(sizes) * np.dtype(feature.dtype).itemsize
     return total * records
 
@@ -83,20 +70,13 @@ def decoded_bytes(features: Iterable[Feature], records: int) -> int | None:
 def room() -> int:
     """Returns how many bytes of examples this process may keep: a share of the machine's free memory."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    limit, used = (_lines(_CGROUP / name) for name in ("memory.max", "memory.current"))
-    if limit and used and limit[0].isdigit():
-        free = min(free, int(limit[0]) - int(used[0]))
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(known["MemAvailable"].split()[0]) * 1024
+    with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, limit - used)
     return int(max(0, free) * _SHARE)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
 
 
 def load(paths: Sequence[str], manifest: Manifest) -> Memory:
@@ -108,7 +88,8 @@ def load(paths: Sequence[str], manifest: Manifest) -> Memory:
     parts = [tf.nest.flatten(batch) for batch in decoded.as_numpy_iterator()]
     with tf.device("CPU:0"):
         whole = [tf.constant(np.concatenate(column)) for column in zip(*parts, strict=True)]
-    return Memory(*tf.nest.pack_sequence_as(decoded.element_spec, whole))
+    inputs, targets = tf.nest.pack_sequence_as(decoded.element_spec, whole)
+    return inputs, targets
 
 
 def _decoded(records: tf.data.Dataset, manifest: Manifest, inputs: Mapping[str, Feature]) -> tf.data.Dataset:
@@ -135,11 +116,7 @@ def describe(directory: Path, known: Manifest | None = None) -> DatasetInfo:
 def _read(
     directory: Path, manifest: Manifest, columns: Sequence[str], limit: int | None
 ) -> dict[str, npt.NDArray[Any]]:
-    """Returns the first examples of the training split as `DatasetInfo.training_examples` does.
-
-    Every process reads them for itself: the same records in the same order, whatever the number of replicas,
-    so that what is adapted to them is the same on all.
-    """
+    """Returns the first examples of the training split as `DatasetInfo.training_examples` does."""
     inputs = manifest.inputs
     for name in columns:
         if name not in inputs:
@@ -166,11 +143,8 @@ def _read(
 def check_targets(targets: Targets, labels: Sequence[Label], split: str) -> Targets:
     """Returns targets as `parse_batch` gives them, of which reading fails when one is none of its label."""
     if isinstance(targets, dict):
-        return {label.name: _check(targets[label.name], label, split) for label in labels}
-    return _check(targets, labels[0], split)
-
-
-def _check(target: tf.Tensor, label: Label, split: str) -> tf.Tensor:
+        return {label.name: check_targets(targets[label.name], [label], split) for label in labels}
+    target, label = targets, labels[0]
     if label.kind == REGRESSION:
         outside = tf.boolean_mask(target, ~tf.math.is_finite(target))
         message = f"the {split} split has a value of {label.name!r} that is no finite number:"
@@ -227,16 +201,10 @@ def _find(directory: Path, manifest: Manifest) -> tuple[str, Raised | None]:
                     if time.monotonic() > until:
                         return "", None
             except (tf.errors.OpError, UnicodeDecodeError) as error:
-                where = f"the {split} split, shard {shard.file}, record {number:,}{_key(records, number)}"
-                return where, error
+                place, wanted = f"record {number:,}", {"key": tf.io.FixedLenFeature([], tf.string, "")}
+                with contextlib.suppress(tf.errors.OpError, UnicodeDecodeError):
+                    for record in records.skip(number).take(1):
+                        if key := tf.io.parse_single_example(record, wanted)["key"].numpy():
+                            place += f", key {key.decode('utf-8', 'replace')!r}"
+                return f"the {split} split, shard {shard.file}, {place}", error
     return "", None
-
-
-def _key(records: tf.data.Dataset, number: int) -> str:
-    """Returns ", key 'x'" of a record; "" where it has none."""
-    wanted = {"key": tf.io.FixedLenFeature([], tf.string, "")}
-    with contextlib.suppress(tf.errors.OpError, UnicodeDecodeError):
-        for record in records.skip(number).take(1):
-            key = tf.io.parse_single_example(record, wanted)["key"].numpy()
-            return f", key {key.decode('utf-8', 'replace')!r}" if key else ""
-    return ""

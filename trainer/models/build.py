@@ -58,7 +58,11 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
     except ShardlineError:
         raise
     except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
-        raise ModelError(f"model {model!r} failed: {_describe(error, function)}") from error
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        file = getattr(inspect.unwrap(function), "__code__", None) and inspect.getsourcefile(function)
+        lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
+        where = f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""
+        raise ModelError(f"model {model!r} failed: {text}{where}") from error
     if not isinstance(built, keras.Model):
         raise ModelError(f"model {model!r} returned {type(built).__name__}, not a keras.Model")
     if not built.compiled:
@@ -108,14 +112,6 @@ def _specification(one: Any) -> tf.TensorSpec:
     return tf.TensorSpec([one.shape[0] or 1, *one.shape[1:]], one.dtype)
 
 
-def _describe(error: BaseException, function: ModelFunction) -> str:
-    """Returns one line on an error, with the last line of the model function's own file on its way."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    file = getattr(inspect.unwrap(function), "__code__", None) and inspect.getsourcefile(function)
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f"{text} ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else text
-
-
 BuildModel: TypeAlias = Any  # a keras.Model, or a function that returns one
 
 
@@ -123,8 +119,6 @@ def built(
     process: Process, build_model: BuildModel, settings: TrainSettings, **steps: Batches
 ) -> keras.Model:
     """Returns the model with all the variables of some steps, such as train_step, each with its batches.
-
-    It has to be compiled for all but predict_step.
 
     Raises:
         ModelError: It is no model, or not compiled although it has to be, or was built for other devices.

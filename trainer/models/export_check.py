@@ -1,7 +1,4 @@
-"""Check before training of what would fail after it: a model that cannot be saved, loaded or served.
-
-A server gives a model's graph neither Python nor other libraries nor files.
-"""
+"""Check before training of what would fail after it: a model that cannot be saved, loaded or served."""
 
 from __future__ import annotations
 
@@ -47,10 +44,9 @@ def check_export(
 ) -> None:
     """Saves a model, loads it in safe mode, and traces it, where it has any code that is not Keras' own.
 
-    Collective: every replica must call it at the same point, outside the strategy's scope, since to read
-    what each replica keeps for itself is an exchange. A model of Keras' own layers alone can be saved, loaded
-    and traced: that would take seconds for a large one and is not tried. One that is not to be `exported` is
-    saved only. It takes what `prepare` makes of the dataset's inputs.
+    Collective: every replica must call it at the same point, outside the strategy's scope. A model of Keras'
+    own layers alone is not tried, which would take seconds for a large one, and one that is not to be
+    `exported` is saved only. It takes what `prepare` makes of the dataset's inputs.
 
     Raises:
         ModelError: When one of it fails, or the loaded model gives other answers than the model.
@@ -164,10 +160,7 @@ def check_saved_model(path: Path) -> None:
 
 
 def _reachable(meta: Any, bodies: dict[str, Any]) -> Iterator[Any]:
-    """Yields the nodes that may run: all but those that only save the variables, or restore them.
-
-    A loader reads the variables itself, of a SavedModel with objects; earlier ones run their graph.
-    """
+    """Yields the nodes that may run: all but those that only save the variables, or restore them."""
     objects, saver = meta.object_graph_def, meta.saver_def
     own = (saver.save_tensor_name, saver.restore_op_name) if meta.HasField("object_graph_def") else ()
     skipped = {name.partition(":")[0] for name in own}

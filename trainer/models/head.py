@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from shardline.trainer.data.decode import Inputs, Prepare, made_up
@@ -59,15 +58,21 @@ def read_heads(
 
     Of classes, they are logits, and the export adds the softmax (or sigmoid), when a loss that the model was
     compiled with has `from_logits=True` and the outputs are not probabilities already (Keras finds its way
-    back to the logits of a softmax layer, so that combination trains correctly). In every other case they
-    must be probabilities: on two made-up examples each row has to be non-negative and to sum to 1; or a
-    single number in 0..1, for two classes, or a number in 0..1 for each of several labels. Outputs that are
-    not finite are let through here, because the evaluation counts them. All else is a ModelError.
-
-    A model whose inputs a transformation makes of the dataset's takes them as `prepare` gives them.
+    back to the logits of a softmax layer). In every other case they must be probabilities on two made-up
+    examples, or not finite, which the evaluation counts. All else is a ModelError. A model takes inputs as
+    `prepare`, if given, makes them.
     """
     labels = list(dataset.labels.values())
-    outputs = by_label(_outputs_on_probe(model, dataset, prepare), labels, output_order(model, labels))
+    if prepare is None:
+        _check_inputs(model, dataset)
+    try:
+        probed = model(probe_inputs(dataset, prepare), training=False)
+    except Exception as error:  # The model's own code runs here and may raise anything.
+        columns = ", ".join(f"{name} {column.dtype}" for name, column in dataset.inputs.items())
+        inputs = f"columns, {columns}" if dataset.is_table else f"images, uint8 {dataset.input_shape}"
+        inputs += "" if prepare is None else ", as the transform makes them"
+        raise ModelError(f"the model does not take this dataset's {inputs}: {reason(error)}") from error
+    outputs = by_label(probed, labels, output_order(model, labels))
     recorded = dict(known) if known and known.keys() == dataset.labels.keys() else None
     losses = {} if recorded else losses_by_label(model, labels)
     heads = {}
@@ -88,14 +93,20 @@ def is_head(text: object) -> bool:
 
 
 def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> Head:
-    _check_losses(label, losses)
-    _check_activation(outputs, label, dataset)
+    _check_kind(outputs, label, losses, dataset)
     if label.kind == REGRESSION:
         return "numbers"
     values = np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(outputs, "float32")))
     single = label.kind == CLASS and values.shape[1] == 1
     logits = any(map(_wants_logits, losses))
-    fits = _are_probabilities(values) if label.kind == CLASS else _are_shares(values)
+    inside = bool(((values >= 0) & (values <= 1 + _TOLERANCE)).all())
+    if single:  # a linear unit gives 0 for a black image before it is trained, a sigmoid never does
+        fits = inside and bool((values > 0).all())
+    elif label.kind == CLASS:
+        sums = np.allclose(values.sum(axis=1), 1.0, rtol=0, atol=_TOLERANCE)
+        fits = sums and bool((values >= -_TOLERANCE).all())
+    else:
+        fits = inside and bool((values > 0).any())
     if fits and ((label.kind == CLASS and not single) or not logits or is_activated(outputs)):
         return "probability" if single else "probabilities"
     if logits:
@@ -111,44 +122,29 @@ def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: Datas
     return "probability" if single else "probabilities"
 
 
-def _check_losses(label: Label, losses: Sequence[Any]) -> None:
-    """Refuses losses of Keras that are made for another kind of label."""
-    for loss in losses:
-        name = name_of(loss).replace("_", "").lower()
-        if label.kind == REGRESSION and "crossentropy" in name:
-            raise ModelError(
-                f"the loss {name_of(loss)} is for classes, and the label {label.name!r} is "
-                f"{', '.join(label.outputs[:5])}: a number; compile the model with mse, mae or huber"
-            )
-        if label.kind == MULTILABEL and "categorical" in name:
-            raise ModelError(
-                f"the loss {name_of(loss)} is for one class of several, and of {label.name!r} an example may "
-                "have any; end the model with a sigmoid for each, and compile it with binary_crossentropy"
-            )
-
-
-def _check_activation(outputs: Any, label: Label, dataset: DatasetInfo) -> None:
-    """Refuses a softmax or sigmoid of Keras that can never give what a label is."""
-    logits = getattr(outputs, "_keras_logits", None)
-    if logits is None:
-        return
-    spreads = dataset.train[label.name].spreads if label.name in dataset.train else ()
-    for output, spread in zip(label.outputs, spreads, strict=False):
-        if spread.least < 0 or spread.largest > 1:
-            raise ModelError(
-                f"the model ends with a softmax or sigmoid, which gives 0 to 1, and {output!r} is "
-                f"{spread.least:g} to {spread.largest:g}; end it with Dense({len(label.outputs)}) alone"
-            )
-    if label.kind == MULTILABEL and len(label.outputs) > 1:
-        shares, each = (
-            np.allclose(activation(logits), outputs, rtol=0, atol=_TOLERANCE)
-            for activation in (keras.ops.softmax, keras.ops.sigmoid)
-        )
-        if shares and not each:
-            raise ModelError(
-                f"the model ends with a softmax, whose numbers sum to 1, and of {label.name!r} an example "
-                "may have any; end it with a sigmoid for each, and compile it with binary_crossentropy"
-            )
+def _check_kind(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> None:
+    """Refuses a loss, softmax or sigmoid of Keras that can never give what a label is."""
+    word = {REGRESSION: "crossentropy", MULTILABEL: "categorical"}.get(label.kind, " ")
+    wrong = [name_of(one) for one in losses if word in name_of(one).replace("_", "").lower()]
+    reason = ""
+    if wrong:
+        whom = "classes" if label.kind == REGRESSION else "one class of several"
+        reason = f"the loss {wrong[0]} is for {whom}"
+    if (logits := getattr(outputs, "_keras_logits", None)) is not None:
+        spreads = dataset.train[label.name].spreads if label.name in dataset.train else ()
+        for output, spread in zip(label.outputs, spreads, strict=False):
+            if spread.least < 0 or spread.largest > 1:
+                given = f"{output!r} is {spread.least:g} to {spread.largest:g}"
+                reason = f"the model ends with a softmax or sigmoid, which gives 0 to 1, and {given}"
+        near = functools.partial(np.allclose, outputs, rtol=0, atol=_TOLERANCE)
+        several = label.kind == MULTILABEL and len(label.outputs) > 1
+        if several and near(keras.ops.softmax(logits)) and not near(keras.ops.sigmoid(logits)):
+            reason = "the model ends with a softmax, whose numbers sum to 1"
+    if reason:
+        end = "Dense alone, and compile it with mse, mae or huber"
+        if label.kind == MULTILABEL:
+            end = "a sigmoid for each, and compile it with binary_crossentropy: an example may have any"
+        raise ModelError(f"{reason}, and the label {label.name!r} is {label.kind}; end the model with {end}")
 
 
 def to_answer(outputs: Any, head: Head, label: Label) -> tf.Tensor:
@@ -235,91 +231,48 @@ def compiled_by_label(
     return {name: [one for one in keras.tree.flatten(parts.get(name)) if one is not None] for name in names}
 
 
-def _are_probabilities(values: npt.NDArray[np.float32]) -> bool:
-    if values.shape[1] == 1:
-        # A linear unit gives 0 for a black image before it is trained, a sigmoid never does.
-        return bool(((values > 0) & (values <= 1 + _TOLERANCE)).all())
-    return bool(
-        (values >= -_TOLERANCE).all() and np.allclose(values.sum(axis=1), 1.0, rtol=0, atol=_TOLERANCE)
-    )
-
-
-def _are_shares(values: npt.NDArray[np.float32]) -> bool:
-    return bool(((values >= 0) & (values <= 1 + _TOLERANCE)).all() and (values > 0).any())
-
-
-def _outputs_on_probe(model: keras.Model, dataset: DatasetInfo, prepare: Prepare | None) -> Any:
-    """Returns the outputs on two made-up examples."""
-    if prepare is None:
-        (_check_columns if dataset.is_table else _check_input)(model, dataset)
-    try:
-        return model(probe_inputs(dataset, prepare), training=False)
-    except Exception as error:  # The model's own code runs here and may raise anything.
-        columns = ", ".join(f"{name} {column.dtype}" for name, column in dataset.inputs.items())
-        inputs = f"columns, {columns}" if dataset.is_table else f"images, uint8 {dataset.input_shape}"
-        if prepare is not None:
-            inputs += ", as the transform makes them"
-        raise ModelError(f"the model does not take this dataset's {inputs}: {reason(error)}") from error
-
-
 def _check_shape(output: Any, label: Label, quantiles: Sequence[float]) -> None:
-    """Refuses an output on two examples that is not a number for each of a label's classes or numbers.
-
-    Of one number it may be its `quantiles`.
-    """
-    shape, count = getattr(output, "shape", None), len(label.outputs)
+    """Refuses an output on two examples that is not one for each of a label's outputs, or its quantiles."""
+    shape, count = getattr(output, "shape", None), len(quantiles or label.outputs)
     fitting: list[tuple[int, ...]] = [(2, count)]
-    if label.kind == CLASS and count == 2:
+    if not quantiles and (label.kind, count) == (CLASS, 2):
         fitting.append((2, 1))
-    if label.kind == REGRESSION and count == 1:
+    if not quantiles and (label.kind, count) == (REGRESSION, 1):
         fitting.append((2,))
-    if quantiles:
-        fitting = [(2, len(quantiles))]
     if shape is not None and tuple(shape) in fitting:
         return
     found = f"shape {('n', *shape[1:])}".replace("'", "") if shape is not None else type(output).__name__
-    if quantiles:
-        raise ModelError(
-            f"the model's output is {found}, and its QuantileLoss has {len(quantiles)} quantiles and needs "
-            f"(n, {len(quantiles)}); end the model with Dense({len(quantiles)})"
-        )
-    words = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: f"number{'s' if count > 1 else ''}"}[
-        label.kind
-    ]
+    words = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: f"number{'s' if count > 1 else ''}"}
     of = f" of {label.name!r}" if label.name != LABEL else ""
+    has = f"its QuantileLoss has {count} quantiles" if quantiles else f"the dataset has {count}"
+    kind = "" if quantiles else f" {words[label.kind]}{of}"
     raise ModelError(
-        f"the model's output is {found}, the dataset has {count} {words}{of} and needs (n, {count}): it was "
-        "made for other data"
+        f"the model's output is {found}, {has}{kind} and needs (n, {count}): it was made for other data"
     )
 
 
-def _check_input(model: keras.Model, dataset: DatasetInfo) -> None:
-    """Compares the declared input, where the model declares one, with the dataset's images."""
+def _check_inputs(model: keras.Model, dataset: DatasetInfo) -> None:
+    """Compares what the model declares, if anything, with images or columns: Keras would feed others."""
     inputs: list[Any] = getattr(model, "inputs", None) or []
+    if dataset.is_table:
+        declared = model.input if inputs else None
+        if isinstance(declared, dict) and set(declared) != set(dataset.inputs):
+            raise ModelError(
+                f"the model takes a dict of {', '.join(sorted(declared))}, the dataset has the columns "
+                f"{', '.join(sorted(dataset.inputs))}; to use some of them, give keras.Model a list of its "
+                "inputs, each with the name of its column"
+            )
+        return
     if len(inputs) > 1:
         raise ModelError(
             f"the model has {len(inputs)} inputs; an exported model takes one, the image: make the others "
             f"of it in layers; {ALL_THE_SAME}"
         )
-    declared = tuple(inputs[0].shape[1:]) if inputs else dataset.input_shape
-    fits = len(declared) == 3 and all(
-        size in (None, wanted) for size, wanted in zip(declared, dataset.input_shape, strict=True)
-    )
-    if not fits:
+    shape = tuple(inputs[0].shape[1:]) if inputs else dataset.input_shape
+    if not tf.TensorShape(shape).is_compatible_with(dataset.input_shape):
         raise ModelError(
-            f"the model takes images of shape {declared}, the dataset has {dataset.input_shape}; "
+            f"the model takes images of shape {shape}, the dataset has {dataset.input_shape}; "
             "it was made for other data"
-        )
-
-
-def _check_columns(model: keras.Model, dataset: DatasetInfo) -> None:
-    """Compares a declared dict of inputs with the columns: Keras would feed others in their place."""
-    declared = model.input if getattr(model, "inputs", None) else None
-    if isinstance(declared, dict) and set(declared) != set(dataset.inputs):
-        raise ModelError(
-            f"the model takes a dict of {', '.join(sorted(declared))}, the dataset has the columns "
-            f"{', '.join(sorted(dataset.inputs))}; to use some of them, give keras.Model a list of its "
-            "inputs, each with the name of its column"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,7 +89,17 @@ def read_interface(
         names = output_order(model, labels)
         shapes = {name: tuple(one.shape) for name, one in by_label(outputs, labels, names).items()}
         order = tuple(names) if isinstance(outputs, list | tuple) else ()
-    found = dict(_forms(model, dataset, heads, shapes))
+    losses = losses_by_label(model, labels)
+    metrics = compiled_by_label(model, given_metrics(model), labels, compiled_metrics(model))
+    found: dict[str, tuple[LabelForm, str]] = {}
+    for name, label in dataset.labels.items():
+        found[name] = USUAL_FORMS[label.kind], ""
+        shape, count = shapes.get(name, ()), len(label.outputs)
+        if label.kind == CLASS:
+            one = shape[1:] == (1,) or (heads is not None and heads[name] in ("probability", "logit"))
+            found[name] = choose_form(losses[name], metrics[name], 1 if one else count, count)
+        elif (label.kind, count, len(shape)) == (REGRESSION, 1, 2):
+            found[name] = "column", ""
     forms = {
         name: form for name, (form, _) in found.items() if form != USUAL_FORMS[dataset.labels[name].kind]
     }
@@ -104,30 +114,11 @@ def read_interface(
 _FORMS = {"binary": "0 or 1", "one-hot": "one-hot", "column": "a column", "sparse": "sparse"}
 
 
-def _forms(
-    model: keras.Model, dataset: DatasetInfo, heads: Heads | None, shapes: Mapping[str, Any]
-) -> Iterator[tuple[str, tuple[LabelForm, str]]]:
-    """Yields the form of each label by its name, and what has decided it."""
-    labels = list(dataset.labels.values())
-    losses = losses_by_label(model, labels)
-    metrics = compiled_by_label(model, given_metrics(model), labels, compiled_metrics(model))
-    for name, label in dataset.labels.items():
-        if label.kind == CLASS:
-            one = heads is not None and heads[name] in ("probability", "logit")
-            units = 1 if one or shapes.get(name, ())[1:] == (1,) else len(label.outputs)
-            yield name, choose_form(losses[name], metrics[name], units, len(label.outputs))
-        elif label.kind == REGRESSION and len(label.outputs) == 1 and len(shapes.get(name, ())) == 2:
-            yield name, ("column", "")
-        else:
-            yield name, (USUAL_FORMS[label.kind], "")
-
-
 def choose_form(losses: list[Any], metrics: list[Any], units: int, classes: int) -> tuple[LabelForm, str]:
     """Returns the form of labels that losses and metrics given to `compile` take, and which of them needs it.
 
-    Losses decide, then metrics of Keras; where all take either form, labels are class numbers. A loss of
-    one's own gets class numbers where it can be computed from them, else one-hot labels. `units` are the
-    model's outputs by example: with 1, of two classes, labels are 0 or 1.
+    Losses decide, then metrics of Keras, else labels are class numbers; so are those of a loss of one's own
+    that can be computed from them. `units` are the model's outputs by example: with 1, labels are 0 or 1.
     """
     first = name_of(losses[0]) if losses else ""
     if units == 1 and classes > 1:

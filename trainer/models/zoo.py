@@ -74,9 +74,8 @@ class StandardizedError(keras.losses.Loss):  # type: ignore[misc]  # keras has n
 class QuantileLoss(keras.losses.Loss):  # type: ignore[misc]  # keras has no types
     """Pinball loss, the mean over some quantiles of a number, of which the model has an output each.
 
-    An output that is too low costs its quantile for each unit, one that is too high the rest to 1; what costs
-    least is the number below which that share of the truth lies. A model that is compiled with it is exported
-    with the signature's outputs `value` and `quantiles`.
+    An output that is too low costs its quantile for each unit, one that is too high the rest to 1. A model
+    that is compiled with it is exported with the signature's outputs `value` and `quantiles`.
 
     Args:
         quantiles: Shares within 0..1, rising.
@@ -235,7 +234,6 @@ def _end(
 
 Application = Callable[..., keras.Model]
 
-_SHOWN_NAMES = 8
 # Pixels a side: what keras.applications.ResNet50 accepts without its top, and what a 3x3 convolution followed
 # by 2x2 pooling needs to leave one.
 _SMALLEST_RESNET, _SMALLEST_DIGIT = 32, 4
@@ -246,11 +244,9 @@ def find_application(name: str) -> Application:
     there: dict[str, Application] = dict(inspect.getmembers(keras.applications, inspect.isfunction))
     if name in there:
         return there[name]
-    by_lower_case = {key.lower(): key for key in there}
-    like = difflib.get_close_matches(name.lower(), by_lower_case, n=_SHOWN_NAMES, cutoff=0.0)
+    like = sorted(there, key=lambda one: -difflib.SequenceMatcher(None, one.lower(), name.lower()).ratio())
     raise ModelError(
-        f"unknown model {KERAS_PREFIX + name!r}; keras.applications has "
-        f"{', '.join(by_lower_case[key] for key in like)}, ..."
+        f"unknown model {KERAS_PREFIX + name!r}; keras.applications has {', '.join(like[:8])}, ..."
     )
 
 
