@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import math
 import os
 import re
 import shutil
@@ -397,32 +396,6 @@ def test_damage_of_the_file_of_keys_is_found(made: Path, tmp_path: Path) -> None
     assert [line.partition(" CRC-32C ")[0] for line in found(copy)] == ["examples.keys: has the"]
     (copy / "examples.keys").unlink()
     assert found(copy) == ["examples.keys: is missing"]
-
-
-def read_raw(out: Path, manifest: dict[str, Any], split: str) -> tf.data.Dataset:
-    files = [str(out / shard["file"]) for shard in manifest["splits"][split]["shards"]]
-    return tf.data.TFRecordDataset(files, compression_type=manifest["compression"].upper())
-
-
-def test_the_shards_are_read_by_tensorflow_alone(made: Path) -> None:
-    manifest = json.loads((made / "manifest.json").read_text())
-    dtypes = {"uint8": tf.string, "string": tf.string, "int64": tf.int64, "float32": tf.float32}
-    specification = {
-        feature["name"]: tf.io.FixedLenFeature([], dtypes[feature["dtype"]])
-        for feature in manifest["features"]
-    }
-    for split, said in manifest["splits"].items():
-        records = read_raw(made, manifest, split)
-        examples = [tf.io.parse_single_example(record, specification) for record in records]
-        labels = [int(example["label"]) for example in examples]
-        assert [labels.count(label) for label in range(10)] == said["labels"]["label"]["counts"]
-        assert len({example["key"].numpy() for example in examples}) == len(examples) > 100
-        for example in examples[:20]:
-            shape = manifest["features"][0]["shape"]
-            if manifest["features"][0]["encoding"] == "raw":
-                assert tf.io.decode_raw(example["image"], tf.uint8).shape == math.prod(shape)
-            else:
-                assert tf.io.decode_png(example["image"]).shape == shape
 
 
 def test_the_code_in_the_docs_reads_the_shards(

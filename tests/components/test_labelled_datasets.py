@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import Label
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.errors import SourceError
-from tests.helpers.data import real_data
 from tests.helpers.preprocessing import contents, run
 
 
@@ -59,18 +57,6 @@ def diabetes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
-@pytest.fixture(scope="module")
-def snippets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("snippets")
-    run(
-        f"table:{real_data() / 'text' / 'snippets.csv'}",
-        root / "out",
-        label="regression:sentiment;class:kind",
-        features={"key": "id", "text": "text"},
-    )
-    return root / "out"
-
-
 def test_a_number_is_stored_as_it_is_and_measured(
     diabetes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,24 +73,6 @@ def test_a_number_is_stored_as_it_is_and_measured(
     assert "preprocess: label: target, regression, 25 to 346" in capsys.readouterr().out
     shards = {name: data for name, data in contents(tmp_path / "out").items() if name.endswith(".tfrecord")}
     assert shards.items() <= contents(diabetes).items()
-
-
-def test_two_labels_of_real_snippets(snippets: Path) -> None:
-    manifest = manifests.load(snippets)
-    assert [(label.name, label.kind, len(label.outputs)) for label in manifest.labels] == [
-        ("sentiment", "regression", 1),
-        ("kind", "class", 4),
-    ]
-    with (real_data() / "text" / "snippets.csv").open(encoding="utf-8", newline="") as file:
-        real = {row["id"]: row for row in csv.DictReader(file)}
-    for example in read_all(snippets):
-        row = real[example["key"].decode()]
-        assert manifest.labels[1].outputs[example["kind"]] == row["kind"]
-        assert example["sentiment"] == np.float32(row["sentiment"])
-        assert example["text"].decode() == row["text"]
-    assert verify(snippets, processes=1).damages == ()
-    shown = stats.render_manifest(manifest)
-    assert re.search("kind, class +4: editorial, movie, product, tweet\n", shown)
 
 
 def test_columns_are_counted_as_numpy_counts_them(diabetes: Path) -> None:

@@ -14,30 +14,20 @@ import pytest
 import tensorflow as tf
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.checks import check_labels
 from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import BadExample, Source, brought
 from shardline.trainer import files
 from shardline.trainer.errors import PlatformError, SettingsError, SourceError
-from tests.helpers.data import payload
 from tests.helpers.fake_storage import fake_storage
+from tests.helpers.sources import content
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def opened(source: str, **settings: Any) -> Source:
     return open_source(PreprocessSettings(source=source, **settings))
-
-
-def content(source: Source) -> dict[str, tuple[str, Any]]:
-    """Returns class and payload of all examples by key; none may be bad."""
-    found = {}
-    for example in source:
-        assert not isinstance(example, BadExample), example
-        found[example.key] = check_labels(source)[0].class_names[example.label], payload(example.image)
-    return found
 
 
 def run_python(program: str, directory: Path) -> list[str]:

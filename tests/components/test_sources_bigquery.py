@@ -22,13 +22,14 @@ from shardline.components.configure.fingerprint import fingerprint
 from shardline.components.preprocess import ahead
 from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
 from shardline.pipelines.cli.main import main
 from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import PlatformError, SourceError
+from tests.helpers import sources
 from tests.helpers.fake_bigquery import FakeBigQuery, FakeTable, RefusalError, at, fake_bigquery
 from tests.helpers.preprocessing import contents, run
+from tests.helpers.sources import opened
 
 TABLE = "acme-vision.shop.orders"
 MOMENT = f"{TABLE}@2026-11-20T12:00:00Z"
@@ -74,14 +75,8 @@ def fake(served: FakeBigQuery, monkeypatch: pytest.MonkeyPatch) -> FakeBigQuery:
     return served
 
 
-def opened(source: str, **features: str) -> Any:
-    return open_source(PreprocessSettings(source=source, features=features))
-
-
 def read(source: Any) -> list[Example]:
-    examples = list(source)
-    assert not [example for example in examples if isinstance(example, BadExample)]
-    return sorted(examples, key=lambda example: example.key)
+    return sorted(sources.read(source), key=lambda example: example.key)
 
 
 def test_rows_as_of_a_moment_with_typed_features(fake: FakeBigQuery) -> None:

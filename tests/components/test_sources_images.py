@@ -16,19 +16,11 @@ from shardline.trainer.data.features import Label
 from shardline.trainer.errors import SettingsError, SourceError
 from tests.helpers.data import payload
 from tests.helpers.preprocessing import run, write_images
+from tests.helpers.sources import content
 
 
 def opened(directory: Path | str, labels: Path | str = "", label: str = "") -> Source:
     return open_source(PreprocessSettings(source=f"images:{directory}", labels=str(labels), label=label))
-
-
-def content(source: Source) -> dict[str, tuple[str, bytes]]:
-    """Returns class and content of all images by key; none may be bad."""
-    found = {}
-    for example in source:
-        assert isinstance(example, Example), example
-        found[example.key] = source.class_names[example.label], payload(example.image)
-    return found
 
 
 def write(root: Path, *names: str) -> Path:

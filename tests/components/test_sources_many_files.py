@@ -14,9 +14,9 @@ from shardline.components.configure.changes import fill_in_date
 from shardline.components.configure.fingerprint import fingerprint
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import Example
 from shardline.trainer.errors import SourceError
+from tests.helpers import sources
 
 
 def rows(start: int, count: int = 4) -> pa.Table:
@@ -27,9 +27,7 @@ def rows(start: int, count: int = 4) -> pa.Table:
 
 
 def read(source: str) -> dict[str, Example]:
-    found = list(open_source(PreprocessSettings(source=source)))
-    assert all(isinstance(one, Example) for one in found), found
-    return {one.key: one for one in found if isinstance(one, Example)}
+    return {one.key: one for one in sources.read(sources.opened(source))}
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ def days(tmp_path: Path) -> Path:
 
 
 def test_partitions_in_the_paths_are_columns(days: Path) -> None:
-    source = open_source(PreprocessSettings(source=f"table:{days}/**/*.parquet"))
+    source = sources.opened(f"table:{days}/**/*.parquet")
     assert {feature.name: feature.dtype for feature in source.features} == {
         "x": "float32", "year": "int64", "month": "int64", "day": "string",
     }  # fmt: skip
@@ -86,13 +84,13 @@ def test_compressed_text_files(tmp_path: Path, suffix: str, end: str, codec: str
 def test_types_that_differ_are_joined_or_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y,label\n1,1,a\n2,2,b\n")
     (tmp_path / "b.csv").write_text("x,y,label\n1.5,one,a\n")
-    source = open_source(PreprocessSettings(source=f"table:{tmp_path}/*.csv"))
+    source = sources.opened(f"table:{tmp_path}/*.csv")
     assert {feature.name: feature.dtype for feature in source.features} == {"x": "float32", "y": "string"}
     (tmp_path / "c.csv").write_text("x,label\n1,a\n")
     with pytest.raises(SourceError, match=r"c\.csv' has no column 'y', which .*a\.csv' has"):
-        open_source(PreprocessSettings(source=f"table:{tmp_path}/*.csv"))
+        sources.opened(f"table:{tmp_path}/*.csv")
     with pytest.raises(SourceError, match="no file"):
-        open_source(PreprocessSettings(source=f"table:{tmp_path}/*.parquet"))
+        sources.opened(f"table:{tmp_path}/*.parquet")
 
 
 def test_a_bad_row_is_named_by_its_file(tmp_path: Path) -> None:

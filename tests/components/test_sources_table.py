@@ -17,6 +17,7 @@ from shardline.components.preprocess.sources import columns, open_source
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Source, Span
 from shardline.trainer.data.features import Feature
 from shardline.trainer.errors import SettingsError, SourceError
+from tests.helpers.sources import bad, opened, read
 
 FORMATS = ("csv", "jsonl", "parquet")
 
@@ -25,10 +26,6 @@ ROWS = [
     {"species": "virginica", "width": 2, "count": -7, "note": "", "sold": False},
     {"species": "setosa", "width": 1e-3, "count": 2**62, "note": "ä", "sold": True},
 ]
-
-
-def opened(path: Path, **features: str) -> Source:
-    return open_source(PreprocessSettings(source=f"table:{path}", features=features))
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
@@ -40,22 +37,9 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-def read(source: Source) -> list[Example]:
-    """Returns all examples; none may be bad."""
-    examples = []
-    for example in source:
-        assert isinstance(example, Example), example
-        examples.append(example)
-    return examples
-
-
-def bad(source: Source) -> list[BadExample]:
-    return [example for example in source if isinstance(example, BadExample)]
-
-
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_rows_with_typed_features(tmp_path: Path, suffix: str) -> None:
-    source = opened(write(tmp_path / f"table.{suffix}", ROWS), label="species")
+    source = opened(f"table:{write(tmp_path / f'table.{suffix}', ROWS)}", label="species")
     assert source.labels[0].outputs == ("setosa", "virginica")
     sold = "string" if suffix == "csv" else "int64"
     assert source.features == (  # type: ignore[attr-defined]
@@ -80,7 +64,7 @@ def test_rows_with_typed_features(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_whole_numbers_as_labels_keep_their_value(tmp_path: Path, suffix: str) -> None:
     rows = [{"label": label, "x": 1.0} for label in (3, 0, 3)]
-    source = opened(write(tmp_path / f"table.{suffix}", rows))
+    source = opened(f"table:{write(tmp_path / f'table.{suffix}', rows)}")
     assert source.labels[0].outputs == ("0", "1", "2", "3")
     assert [example.label for example in read(source)] == [3, 0, 3]
 
@@ -89,14 +73,14 @@ def test_whole_numbers_as_labels_keep_their_value(tmp_path: Path, suffix: str) -
 def test_key_and_image_are_columns(tmp_path: Path, suffix: str) -> None:
     rows = [{"label": "a", "image": "b/../1.jpg", "id": 10 + i, "x": i} for i in range(2)]
     path = write(tmp_path / f"table.{suffix}", rows)
-    examples = read(opened(path, key="id"))
+    examples = read(opened(f"table:{path}", key="id"))
     assert [example.key for example in examples] == ["10", "11"]
     assert examples[0].image == Span(str(tmp_path / "1.jpg"), 0, WHOLE_FILE)
     assert dict(examples[1].features) == {"x": 1}
 
 
 def test_only_the_features_that_are_asked_for(tmp_path: Path) -> None:
-    source = opened(write(tmp_path / "table.parquet", ROWS), label="species", number="count")
+    source = opened(f"table:{write(tmp_path / 'table.parquet', ROWS)}", label="species", number="count")
     assert [dict(example.features) for example in read(source)] == [{"number": row["count"]} for row in ROWS]
 
 
@@ -108,7 +92,7 @@ def test_a_type_is_found_however_late(tmp_path: Path, suffix: str, monkeypatch: 
     rows = [{"label": "a", "x": i} for i in range(many)] + [{"label": "b", "x": 0.5}]
     if suffix == "parquet":
         rows = [row | {"x": float(row["x"])} for row in rows]
-    source = opened(write(tmp_path / f"table.{suffix}", rows))
+    source = opened(f"table:{write(tmp_path / f'table.{suffix}', rows)}")
     assert source.features == (Feature("x", "float32"),)  # type: ignore[attr-defined]
     examples = read(source)
     assert len(examples) == many + 1
@@ -126,7 +110,7 @@ def test_dictionaries_and_large_strings_of_parquet(tmp_path: Path) -> None:
         }
     )
     pyarrow.parquet.write_table(table, tmp_path / "table.parquet")
-    source = opened(tmp_path / "table.parquet")
+    source = opened(f"table:{tmp_path / 'table.parquet'}")
     assert source.labels[0].outputs == ("a", "b")
     assert dict(read(source)[2].features) == {"text": "z", "small": 3}
 
@@ -139,10 +123,10 @@ def test_a_missing_value_is_named_by_row_and_column(tmp_path: Path, suffix: str)
         {"label": "a", "x": 2.5, "n": None},
     ]
     path = write(tmp_path / f"table.{suffix}", [*rows, {"label": None, "x": 1.0, "n": 1}])
-    assert bad(opened(path)) == [
+    assert bad(opened(f"table:{path}")) == [
         BadExample(f"{path} row 4", "has no value in column 'label'"),
     ]
-    found = [example.features for example in opened(path) if isinstance(example, Example)]
+    found = [example.features for example in opened(f"table:{path}") if isinstance(example, Example)]
     if suffix == "parquet":
         assert [str(features["x"]) for features in found] == ["1.5", "nan", "2.5"]
 
@@ -162,7 +146,7 @@ def test_a_missing_value_is_named_by_row_and_column(tmp_path: Path, suffix: str)
 def test_values_that_cannot_be_used(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
     good = {"label": 0, "x": 1.0, "image": "1.jpg"}
     path = write(tmp_path / "table.parquet", [good, good | row, good | {"label": 1}])
-    source = opened(path)
+    source = opened(f"table:{path}")
     assert bad(source) == [BadExample(f"{path} row 2", reason)]
     assert source.labels[0].outputs == ("0", "1")
 
@@ -172,22 +156,22 @@ def test_a_table_that_has_not_the_columns(tmp_path: Path) -> None:
     with pytest.raises(
         SourceError, match=r"has no column 'kind' for the label, it has label, when, n; name one of these"
     ):
-        opened(path, label="kind")
-    assert opened(path).labels[0].kind == "regression"
+        opened(f"table:{path}", label="kind")
+    assert opened(f"table:{path}").labels[0].kind == "regression"
     with pytest.raises(SourceError, match=r"column 'n' of .* is int64; as image, string is needed"):
-        opened(write(tmp_path / "other.csv", [{"label": "a", "n": 1}]), image="n")
+        opened(f"table:{write(tmp_path / 'other.csv', [{'label': 'a', 'n': 1}])}", image="n")
     with pytest.raises(SourceError, match="has a column 'label' beside 'when' for it; rename it"):
-        opened(path, label="when")
+        opened(f"table:{path}", label="when")
 
 
 def test_types_that_no_example_has(tmp_path: Path) -> None:
     path = write(tmp_path / "table.parquet", [{"label": "a", "sizes": [1, 2], "x": 1}])
     with pytest.raises(SourceError, match=r"column 'sizes' of .* is list.*; only whole numbers, floats"):
-        opened(path)
-    assert dict(read(opened(path, number="x"))[0].features) == {"number": 1}
+        opened(f"table:{path}")
+    assert dict(read(opened(f"table:{path}", number="x"))[0].features) == {"number": 1}
     path = write(tmp_path / "table.jsonl", [{"label": "a", "sizes": [1, 2]}])
     with pytest.raises(SourceError, match=r"column 'sizes' of .* is a list; only whole numbers, floats"):
-        opened(path)
+        opened(f"table:{path}")
 
 
 @pytest.mark.parametrize(
@@ -212,14 +196,14 @@ def test_types_that_no_example_has(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SourceError, match=message):
-        opened(tmp_path / name)
+        opened(f"table:{tmp_path / name}")
 
 
 def test_a_table_without_rows_is_empty(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("label,x\n")
-    assert list(opened(tmp_path / "table.csv")) == []
+    assert list(opened(f"table:{tmp_path / 'table.csv'}")) == []
     with pytest.raises(SourceError, match=r"cannot read '.*absent.csv': No such file"):
-        opened(tmp_path / "absent.csv")
+        opened(f"table:{tmp_path / 'absent.csv'}")
 
 
 def table(tmp_path: Path, text: str | bytes, **settings: Any) -> Source:
@@ -277,7 +261,9 @@ def test_lines_and_delimiters_in_quotes_are_text(tmp_path: Path) -> None:
 def test_whole_numbers_with_gaps_stay_whole(tmp_path: Path, suffix: str, capsys: Any) -> None:
     ids = [17_031_000_000 + number for number in range(199)]
     rows = [{"id": one, "few": one % 7, "label": "ab"[one % 2]} for one in ids]
-    source = opened(write(tmp_path / f"table.{suffix}", [*rows, {"id": None, "few": None, "label": "a"}]))
+    source = opened(
+        f"table:{write(tmp_path / f'table.{suffix}', [*rows, {'id': None, 'few': None, 'label': 'a'}])}"
+    )
     assert kinds(source) == {"id": "string", "few": "float32"}
     assert [one.features["id"] for one in read(source)] == [*map(str, ids), ""]
     said = capsys.readouterr().out

@@ -20,7 +20,7 @@ from shardline.components.preprocess import rows
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
-from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
+from shardline.components.preprocess.sources.example import BadExample, Example, Span
 from shardline.components.preprocess.tfrecord import mask, read_records
 from shardline.components.validate.signatures import (
     DEFAULT,
@@ -34,12 +34,14 @@ from shardline.trainer.data.features import Feature
 from shardline.trainer.data.view import describe
 from shardline.trainer.errors import SourceError
 from shardline.trainer.models.build import build, create_variables
+from tests.helpers import sources
 from tests.helpers.data import payload, real_data
 from tests.helpers.preprocessing import read_all, run, write_images
+from tests.helpers.sources import bad, read
 
 
-def opened(pattern: Path | str, **features: str) -> Source:
-    return open_source(PreprocessSettings(source=f"tfrecord:{pattern}", features=features))
+def opened(pattern: Path | str, **features: str) -> Any:
+    return sources.opened(f"tfrecord:{pattern}", **features)
 
 
 def message(features: Mapping[str, Any]) -> bytes:
@@ -66,19 +68,6 @@ def write(path: Path, records: Sequence[Mapping[str, Any]], compression: str = "
 
 def records(count: int = 6, **more: Any) -> list[dict[str, Any]]:
     return [{"image": f"image {i}".encode(), "label": i % 3} | more for i in range(count)]
-
-
-def read(source: Source) -> list[Example]:
-    """Returns all examples; none may be bad."""
-    examples = []
-    for example in source:
-        assert isinstance(example, Example), example
-        examples.append(example)
-    return examples
-
-
-def bad(source: Source) -> list[BadExample]:
-    return [example for example in source if isinstance(example, BadExample)]
 
 
 def test_mnist_as_tfds_wrote_it() -> None:
@@ -190,15 +179,6 @@ def test_a_bad_record_is_named_and_the_next_one_read(
     assert source.class_names == opened(path).class_names == ("0", "1", "2")
 
 
-def test_records_that_are_something_else(tmp_path: Path) -> None:
-    with tf.io.TFRecordWriter(str(tmp_path / "x")) as writer:
-        writer.write(message(records(1)[0]))
-        writer.write(b"a line of text")
-    (found,) = bad(opened(tmp_path / "x"))
-    assert found.name == f"{tmp_path}/x record 1"
-    assert found.reason.startswith("not a tf.train.Example")
-
-
 def test_a_damaged_record_is_named_and_the_next_one_read(tmp_path: Path) -> None:
     path = write(tmp_path / "x", records(3))
     content = path.read_bytes()
@@ -230,11 +210,6 @@ def test_what_a_length_claims_is_not_taken_from_the_memory(
         list(read_records(path, compression="gzip" if compressed else ""))
     assert tracemalloc.get_traced_memory()[1] < 64 << 20
     tracemalloc.stop()
-
-
-def test_a_million_labels_of_one_example_are_not_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "x", [*records(2), {"image": b"image", "label": [1] * 1_000_000}])
-    assert [each.reason for each in bad(opened(path))] == ["feature 'label' has many values, one is needed"]
 
 
 def test_a_file_that_is_cut_off_ends_the_run(tmp_path: Path) -> None:
@@ -442,10 +417,6 @@ def test_other_files_are_named_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "y").write_bytes(b"Obj\x01\x04\x14avro.codec")
     with pytest.raises(SourceError, match="y' is an Avro file; write it as Parquet"):
         opened(tmp_path / "y")
-
-
-def test_names_with_brackets_are_names(tmp_path: Path) -> None:
-    assert len(read(opened(write(tmp_path / "x[1].tfrecord", records())))) == 6
 
 
 def test_whole_numbers_with_gaps_stay_whole(tmp_path: Path) -> None:

@@ -45,41 +45,25 @@ def sound_jpegs() -> dict[str, bytes]:
 def damaged(data: bytes, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
     """Yields `count` damaged copies of a file, and what was done to each."""
     rng = np.random.default_rng(seed)
-    ways = (
-        "bit flipped",
-        "bits flipped",
-        "zeroed",
-        "garbage",
-        "garbage spliced in",
-        "removed",
-        "cut",
-        "text",
-    )
     for number in range(count):
-        way = ways[number % len(ways)]
         at = int(rng.integers(8, len(data) - 4))
         size = int(rng.integers(4, max(5, min(400, (len(data) - at) // 2))))
-        copy = bytearray(data)
-        junk = rng.integers(0, 256, size, dtype=np.uint8).tobytes()
-        if way == "bit flipped":
-            copy[at] ^= 1 << int(rng.integers(8))
-        elif way == "bits flipped":
-            for place in rng.integers(8, len(data), 10):
-                copy[place] ^= 1 << int(rng.integers(8))
-        elif way == "zeroed":
-            copy[at : at + size] = bytes(len(copy[at : at + size]))
-        elif way == "garbage":
-            copy[at : at + size] = junk[: len(copy[at : at + size])]
-        elif way == "garbage spliced in":
-            copy[at:at] = junk
-        elif way == "removed":
-            del copy[at : at + size]
-        elif way == "cut":
-            del copy[at:]
-        elif way == "text":
-            copy[at:at] = b"<html>503 Service Unavailable</html>"
-        if bytes(copy) != data:
-            yield f"{way} at {at} of {len(data)} ({number})", bytes(copy)
+        end, junk = at + size, rng.integers(0, 256, size, dtype=np.uint8).tobytes()
+        flipped = bytearray(data)
+        for place in [at] if number % 8 == 0 else rng.integers(8, len(data), 10):
+            flipped[place] ^= 1 << int(rng.integers(8))
+        way, copy = (
+            ("a bit flipped", bytes(flipped)),
+            ("bits flipped", bytes(flipped)),
+            ("zeroed", data[:at] + bytes(len(data[at:end])) + data[end:]),
+            ("garbage", data[:at] + junk[: len(data[at:end])] + data[end:]),
+            ("garbage spliced in", data[:at] + junk + data[at:]),
+            ("removed", data[:at] + data[end:]),
+            ("cut", data[:at]),
+            ("text", data[:at] + b"<html>503 Service Unavailable</html>" + data[at:]),
+        )[number % 8]
+        if copy != data:
+            yield f"{way} at {at} of {len(data)} ({number})", copy
 
 
 def chunks(png: bytes) -> list[tuple[bytes, bytes]]:
@@ -100,11 +84,6 @@ def join(parts: list[tuple[bytes, bytes]]) -> bytes:
     return b"".join(made)
 
 
-def cut_pixels(png: bytes) -> bytes:
-    """Returns a PNG of sound checksums whose deflated pixels lack their last bytes."""
-    return join([(name, content[:-4] if name == b"IDAT" else content) for name, content in chunks(png)])
-
-
 def split_pixels(png: bytes, size: int) -> bytes:
     """Returns a PNG whose pixels are in chunks of a size."""
     parts = []
@@ -120,103 +99,109 @@ def miswritten_pngs() -> dict[str, bytes]:
     for kind in ("RGB", "P", "L"):
         parts = chunks(sound_pngs()[kind])
         rest = [part for part in parts if part[0] not in (b"IHDR", b"IDAT", b"IEND")]
-        header = dict(parts)[b"IHDR"]
+        header, end = parts[0], (b"IEND", b"")
         pixels = zlib.decompress(b"".join(content for name, content in parts if name == b"IDAT"))
-        end = (b"IEND", b"")
-
-        def png(ihdr: bytes = header, idat: bytes = zlib.compress(pixels), rest=rest, last=(end,)) -> bytes:
-            return join([(b"IHDR", ihdr), *rest, (b"IDAT", idat), *last])
-
-        row = len(pixels) // 40
+        zipped, row = zlib.compress(pixels), len(pixels) // 40
         filters = bytearray(pixels)
         filters[row * 7] = 9
-        zipped = zlib.compress(pixels)
-        made |= {
-            f"{kind}: sound": png(),
-            f"{kind}: rows missing": png(idat=zlib.compress(pixels[: row * 20])),
-            f"{kind}: a byte missing": png(idat=zlib.compress(pixels[:-1])),
-            f"{kind}: a bomb": png(idat=zlib.compress(bytes(1 << 24))),
-            f"{kind}: unknown filter": png(idat=zlib.compress(bytes(filters))),
-            f"{kind}: stream cut": png(idat=zipped[: len(zipped) // 2]),
-            f"{kind}: stream without its sum": png(idat=zipped[:-4]),
-            f"{kind}: stream of garbage": png(idat=b"\x78\x9c" + pixels[:200]),
-            f"{kind}: bytes behind the stream": png(idat=zipped + b"more"),
-            f"{kind}: a height of 50": png(ihdr=header[:4] + (50).to_bytes(4) + header[8:]),
-            f"{kind}: 3 bits": png(ihdr=header[:8] + b"\3" + header[9:]),
-            f"{kind}: colour 5": png(ihdr=header[:9] + b"\5" + header[10:]),
-            f"{kind}: method 1": png(ihdr=header[:10] + b"\1" + header[11:]),
-            f"{kind}: interlaced": png(ihdr=header[:12] + b"\1"),
-            f"{kind}: no pixels": join([(b"IHDR", header), *rest, end]),
-            f"{kind}: no end": png(last=()),
-            f"{kind}: two headers": join(
-                [(b"IHDR", header), (b"IHDR", header), *rest, (b"IDAT", zipped), end]
-            ),
-            f"{kind}: an unknown critical chunk": png(rest=[*rest, (b"ABCD", b"x")]),
-            f"{kind}: pixels in two places": join(
-                [
-                    (b"IHDR", header),
-                    *rest,
-                    (b"IDAT", zipped[:50]),
-                    (b"tEXt", b"a\0b"),
-                    (b"IDAT", zipped[50:]),
-                    end,
-                ]
-            ),
-            f"{kind}: no palette": png(rest=[part for part in rest if part[0] != b"PLTE"]),
-            f"{kind}: a short palette": png(rest=[(n, c[:6] if n == b"PLTE" else c) for n, c in rest]),
-            f"{kind}: palette behind": join([(b"IHDR", header), (b"IDAT", zipped), *rest, end]),
+        streams = {
+            "rows missing": zlib.compress(pixels[: row * 20]),
+            "a byte missing": zlib.compress(pixels[:-1]),
+            "a byte more": zlib.compress(pixels + b"x"),
+            "a bomb": zlib.compress(bytes(1 << 24)),
+            "unknown filter": zlib.compress(bytes(filters)),
+            "stream cut": zipped[: len(zipped) // 2],
+            "stream without its sum": zipped[:-4],
+            "stream of wrong sum": zipped[:-4] + b"abcd",
+            "stream of garbage": b"\x78\x9c" + pixels[:200],
+            "bytes behind the stream": zipped + b"more",
         }
+        heights = {"a height of 50": (4, (50).to_bytes(4)), "a height of 30": (4, (30).to_bytes(4))}
+        heads = heights | {
+            "a width of 61": (0, (61).to_bytes(4)), "3 bits": (8, b"\3"), "16 bits": (8, b"\x10"),
+            "colour 5": (9, b"\5"), "method 1": (10, b"\1"), "filter method 1": (11, b"\1"),
+            "interlaced": (12, b"\1"), "interlace 2": (12, b"\2"),
+        }  # fmt: skip
+        data = (b"IDAT", zipped)
+        cut = {size: [(n, c[:size] if n == b"PLTE" else c) for n, c in rest] for size in (6, 7)}
+        whole = {
+            "sound": [header, *rest, data, end],
+            "no pixels": [header, *rest, end],
+            "no end": [header, *rest, data],
+            "two ends": [header, *rest, data, end, end],
+            "two headers": [header, header, *rest, data, end],
+            "an unknown critical chunk": [header, *rest, (b"ABCD", b"x"), data, end],
+            "an unknown chunk": [header, *rest, (b"abCd", b"x"), data, end],
+            "pixels in two places": [
+                *(header, *rest, (b"IDAT", zipped[:50]), (b"tEXt", b"a\0b"), (b"IDAT", zipped[50:]), end)
+            ],
+            "no palette": [header, *(part for part in rest if part[0] != b"PLTE"), data, end],
+            "a short palette": [header, *cut[6], data, end],
+            "a palette of 7 bytes": [header, *cut[7], data, end],
+            "palette behind": [header, data, *rest, end],
+            **{name: [header, *rest, (b"IDAT", stream), end] for name, stream in streams.items()},
+        }
+        for name, (at, new) in heads.items():
+            content = header[1][:at] + new + header[1][at + len(new) :]
+            whole[name] = [(b"IHDR", content), *rest, data, end]
+        made |= {f"{kind}: {name}": join(found) for name, found in whole.items()}
     return made
-
-
-def segments(jpeg: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
-    """Returns marker and content of the segments before the first scan, and the rest from there."""
-    found, position = [], 2
-    while jpeg[position + 1] != 0xDA:
-        length = int.from_bytes(jpeg[position + 2 : position + 4])
-        found.append((jpeg[position + 1], jpeg[position + 4 : position + 2 + length]))
-        position += 2 + length
-    return found, jpeg[position:]
 
 
 def miswritten_jpegs() -> dict[str, bytes]:
     """Returns JPEG files that their writer, or an editor of their segments, spoiled."""
     made = {}
     for kind in ("usual", "grey", "progressive"):
-        parts, scan = segments(sound_jpegs()[kind])
+        whole, parts, position = sound_jpegs()[kind], list[tuple[int, bytes]](), 2
+        while whole[position + 1] != 0xDA:
+            length = int.from_bytes(whole[position + 2 : position + 4])
+            parts.append((whole[position + 1], whole[position + 4 : position + 2 + length]))
+            position += 2 + length
+        scan = whole[position:]
+        frame, middle = next(m for m, _ in parts if m in (0xC0, 0xC2)), len(scan) // 2
 
-        def jpeg(parts=parts, scan: bytes = scan) -> bytes:
+        def jpeg(parts: list[tuple[int, bytes]] = parts, scan: bytes = scan) -> bytes:
             heads = [bytes((0xFF, m)) + (len(c) + 2).to_bytes(2) + c for m, c in parts]
             return b"".join([b"\xff\xd8", *heads, scan])
 
-        def edit(marker: int, change, parts=parts, jpeg=jpeg) -> bytes:
-            return jpeg([(m, change(c) if m == marker else c) for m, c in parts])
-
-        frame = next(m for m, _ in parts if m in (0xC0, 0xC2))
-        middle = len(scan) // 2
-        made |= {
-            f"{kind}: sound": jpeg(),
-            f"{kind}: no quantization": jpeg([p for p in parts if p[0] != 0xDB]),
-            f"{kind}: no huffman": jpeg([p for p in parts if p[0] != 0xC4]),
-            f"{kind}: a bad huffman": edit(0xC4, lambda c: c[:1] + b"\xff" * 16 + c[17:]),
-            f"{kind}: higher": edit(frame, lambda c: c[:1] + (500).to_bytes(2) + c[3:]),
-            f"{kind}: no width": edit(frame, lambda c: c[:3] + bytes(2) + c[5:]),
-            f"{kind}: a component more": edit(frame, lambda c: c[:5] + bytes([c[5] + 1]) + c[6:]),
-            f"{kind}: sampling 0": edit(frame, lambda c: c[:7] + b"\0" + c[8:]),
-            f"{kind}: two frames": jpeg(
-                [p for part in parts for p in ([part] * (2 if part[0] == frame else 1))]
-            ),
-            f"{kind}: no scan": jpeg(scan=b"\xff\xd9"),
-            f"{kind}: half a scan": jpeg(scan=scan[:middle]),
-            f"{kind}: half a scan and an end": jpeg(scan=scan[:middle] + b"\xff\xd9"),
-            f"{kind}: a marker in the scan": jpeg(scan=scan[:middle] + b"\xff\xc4" + scan[middle:]),
-            f"{kind}: a segment in the scan": jpeg(scan=scan[:middle] + b"\xff\xe1\0\6abcd" + scan[middle:]),
-            f"{kind}: a start in the scan": jpeg(scan=scan[:middle] + b"\xff\xd8" + scan[middle:]),
-            f"{kind}: a scan in the scan": jpeg(scan=scan[:middle] + scan),
-            f"{kind}: two images": jpeg() + jpeg(),
-            f"{kind}: bytes behind": jpeg() + b"trailing bytes",
-            f"{kind}: no end": jpeg(scan=scan[:-2]),
-            f"{kind}: zeros for an end": jpeg(scan=scan[:-2] + bytes(2)),
-            f"{kind}: scan header of a component more": jpeg(scan=scan[:4] + b"\4" + scan[5:]),
+        half = {
+            marker: [(m, c[: len(c) // 2] if m == marker else c) for m, c in parts] for marker in (0xC4, 0xDB)
         }
+        bad = [(m, c[:1] + b"\xff" * 16 + c[17:] if m == 0xC4 else c) for m, c in parts]
+        tables = {
+            "sound": parts,
+            "no quantization": [p for p in parts if p[0] != 0xDB],
+            "no huffman": [p for p in parts if p[0] != 0xC4],
+            "half a huffman": half[0xC4],
+            "half a quantization": half[0xDB],
+            "a bad huffman": bad,
+            "two frames": [p for part in parts for p in [part] * (2 if part[0] == frame else 1)],
+        }
+        components = dict(parts)[frame][5]
+        for name, (at, new) in {
+            "higher": (1, (500).to_bytes(2)), "lower": (1, (40).to_bytes(2)), "wider": (3, (500).to_bytes(2)),
+            "no width": (3, bytes(2)), "a component more": (5, bytes([components + 1])),
+            "sampling 0": (7, b"\0"), "sampling 5": (7, b"\x55"), "table 9": (8, b"\x09"),
+        }.items():  # fmt: skip
+            tables[name] = [(m, c[:at] + new + c[at + len(new) :] if m == frame else c) for m, c in parts]
+        scans = {
+            "no scan": b"\xff\xd9",
+            "half a scan": scan[:middle],
+            "half a scan and an end": scan[:middle] + b"\xff\xd9",
+            "a marker in the scan": scan[:middle] + b"\xff\xc4" + scan[middle:],
+            "a segment in the scan": scan[:middle] + b"\xff\xe1\0\6abcd" + scan[middle:],
+            "an unknown marker in the scan": scan[:middle] + b"\xff\x02" + scan[middle:],
+            "a start in the scan": scan[:middle] + b"\xff\xd8" + scan[middle:],
+            "a scan in the scan": scan[:middle] + scan,
+            "two images": scan + jpeg(),
+            "bytes behind": scan + b"trailing bytes",
+            "no end": scan[:-2],
+            "zeros for an end": scan[:-2] + bytes(2),
+            "zeros behind": scan + bytes(500),
+            "scan header of a component more": scan[:4] + b"\4" + scan[5:],
+            "scan header of an unknown component": scan[:5] + b"\x77" + scan[6:],
+            "scan header of a table": scan[:6] + b"\x33" + scan[7:],
+        }
+        made |= {f"{kind}: {name}": jpeg(found) for name, found in tables.items()}
+        made |= {f"{kind}: {name}": jpeg(scan=found) for name, found in scans.items()}
     return made
