@@ -27,8 +27,7 @@ Rows = list[tuple[str, str]]
 def render(template: Path, **values: Any) -> str:
     """Renders a template that extends page.html.j2 and may include its neighbours.
 
-    All text is escaped, but for `Markup`, and characters that a terminal would obey are written out. The same
-    arguments give the same page.
+    All text is escaped, but for `Markup`, and characters that a terminal would obey are written out.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),

@@ -64,7 +64,16 @@ def rehearse_run(
     manifest = manifests.load_whole(Path(dataset.path))
     if known.get("history_uri"):  # also of a run that is refused: the next one need not make it again
         keep_dataset(known["history_uri"], known["fingerprint"], dataset.uri)
-    _check_writable(base)
+    directory = champion_directory(base)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".rehearsal-"):
+            pass
+    except OSError as error:
+        raise SettingsError(
+            f"cannot write to {base}: {error.strerror}; give the run's service account access to it, or "
+            "another base_output_directory"
+        ) from None
     if continue_run:
         _continue(continue_run, base, job_name, checked)
     rehearse(
@@ -90,11 +99,7 @@ def place_of_job(job_uri: str, job_name: str) -> str:
 
 
 def _continue(run: str, base: str, job_name: str, training: TrainingSettings) -> None:
-    """Copies the checkpoints of another run to where this one's job looks for its own, unless it has some.
-
-    Each run writes in its own directory: two that wrote in one would take it from each other. Raises
-    SettingsError when there are none.
-    """
+    """Copies the checkpoints of another run to where this one's job looks for its own, unless it has some."""
     if training.train_options.get("checkpoint_dir"):
         raise SettingsError("continue_run and checkpoint_dir exclude each other; leave one of them out")
     if "/" not in run and job_name not in base:
@@ -109,14 +114,11 @@ def _continue(run: str, base: str, job_name: str, training: TrainingSettings) ->
     if not any(own.glob(_INDEX)):
         own.mkdir(exist_ok=True)
         # The index comes last, which completes a checkpoint; whose it is stands in run.json.
-        for path in sorted([*source.glob("ckpt-*"), *source.glob("run.json")], key=_is_index):
+        paths = [*source.glob("ckpt-*"), *source.glob("run.json")]
+        for path in sorted(paths, key=lambda path: path.match(_INDEX)):
             with files.replacing(own / path.name) as temporary:
                 shutil.copyfile(path, temporary)
     progress.say(_TOPIC, f"the training goes on from the checkpoints in {source}")
-
-
-def _is_index(path: Path) -> bool:
-    return path.match(_INDEX)
 
 
 def rehearse(
@@ -256,17 +258,3 @@ def _one_step(settings: TrainSettings, dataset: Path, model: Path, sample: Manif
         profile_steps="",
         cache="off",
     )
-
-
-def _check_writable(base: str) -> None:
-    """Checks that a directory of outputs can be written to, and leaves nothing; raises SettingsError."""
-    directory = champion_directory(base)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=".rehearsal-"):
-            pass
-    except OSError as error:
-        raise SettingsError(
-            f"cannot write to {base}: {error.strerror}; give the run's service account access to it, or "
-            "another base_output_directory"
-        ) from None

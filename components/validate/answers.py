@@ -62,14 +62,12 @@ THRESHOLD = 0.5
 
 @dataclass(frozen=True)
 class Predictions:
-    """Answers of a model to n examples.
+    """Answers of a model to n examples, by name of the label.
 
     Attributes:
-        said: Probabilities or numbers by name of the label, float32 [n, outputs].
-        classes: By name of the label the most probable class, int64 [n], or whether it gives each label,
-            0 or 1, int64 [n, outputs].
-        quantiles: Quantiles by name of the label, of those of which the model gives them, float32
-            [n, quantiles].
+        said: Probabilities or numbers, float32 [n, outputs].
+        classes: The most probable class, int64 [n], or 0 or 1 of each of several labels, [n, outputs].
+        quantiles: Quantiles where the model gives them, float32 [n, quantiles].
     """
 
     said: Mapping[str, Floats]
@@ -174,7 +172,7 @@ class Comparison:
     Attributes:
         difference: Largest difference of a probability, or of a number in standard deviations; at least 1
             where a label is another one, an answer is missing, or only one of two numbers is finite.
-        words: What differs most, or why nothing could be compared; "" where nothing differs.
+        words: What differs most, or why nothing could be compared.
     """
 
     difference: float
@@ -210,9 +208,17 @@ def compare(export: Export, predictions: Any) -> Comparison:
     """Compares answers, one object for each golden example, with the golden ones of an export."""
     expected = (export.golden or {}).get("predictions", [])
     if not isinstance(predictions, Sequence) or len(predictions) != len(expected):
-        found = len(predictions) if isinstance(predictions, Sequence) else "no"
-        return Comparison(1.0, f"{found} answers to {len(expected)} examples")
-    rows = [_compare_row(*pair, export) for pair in zip(expected, predictions, strict=True)]
+        many = len(predictions) if isinstance(predictions, Sequence) else "no"
+        return Comparison(1.0, f"{many} answers to {len(expected)} examples")
+    rows = []
+    for wanted, found in zip(expected, predictions, strict=True):
+        if not isinstance(found, Mapping):
+            rows.append(Comparison(1.0, "no outputs"))
+        elif missing := [name for name in wanted if name not in found]:
+            rows.append(Comparison(1.0, f"no {', '.join(missing)}"))
+        else:
+            labels = [_compare_label(wanted, found, label, export) for label in export.labels]
+            rows.append(max(labels, key=lambda one: one.difference))
     number, worst = max(enumerate(rows), key=lambda item: item[1].difference)
     return Comparison(worst.difference, f"example {number}: {worst.words}" if worst.words else "")
 
@@ -241,13 +247,6 @@ def is_answer(row: Any, export: Export) -> bool:
     return bool(export.labels)
 
 
-def _compare_row(expected: Mapping[str, Any], found: Any, export: Export) -> Comparison:
-    if not isinstance(found, Mapping) or (missing := [name for name in expected if name not in found]):
-        return Comparison(1.0, f"no {', '.join(missing)}" if isinstance(found, Mapping) else "no outputs")
-    answers = (_compare_label(expected, found, label, export) for label in export.labels)
-    return max(answers, key=lambda agreement: agreement.difference)
-
-
 def _compare_label(
     expected: Mapping[str, Any], found: Mapping[str, Any], label: Label, export: Export
 ) -> Comparison:
@@ -264,37 +263,23 @@ def _compare_label(
     what = ("value", "values") if label.kind == REGRESSION else ("probability", "probabilities")
     if not isinstance(given, Sequence) or len(given) != len(wanted):
         return Comparison(1.0, f"no {len(wanted)} {what[1]}")
-    apart = gaps(np.array([*map(_number, wanted)]), np.array([*map(_number, given)]), units)
+    golden, said = [*map(_number, wanted)], [*map(_number, given)]
+    apart = gaps(np.array(golden), np.array(said), units)
     place, gap = int(apart.argmax()), float(apart.max())
-    if other := _other_answer(expected, found, label, names, gap):
+    if np.isfinite([*golden, *said]).all() and (other := _other_answer(found, label, names, said)):
         return Comparison(max(1.0, gap), other)
     words = f"{what[0]} of {of[place]!r} is {_SHORT.repr(given[place])} instead of {wanted[place]}"
     return Comparison(gap, words if gap else "")
 
 
-def _other_answer(
-    expected: Mapping[str, Any], found: Mapping[str, Any], label: Label, names: Sequence[str], gap: float
-) -> str:
-    """Returns in words which other class or classes were said, but for no more than another rounding."""
-    wanted, of = expected[names[0]], label.outputs
+def _other_answer(found: Mapping[str, Any], label: Label, names: Sequence[str], given: Sequence[Any]) -> str:
+    """Returns in words which class or labels were said that do not follow from the probabilities."""
     if label.kind == CLASS:
-        said, name = found[names[1]], found[names[2]]
-        if (said, name) == (expected[names[1]], expected[names[2]]):
-            return ""
-        best, other = wanted[expected[names[1]]], wanted[of.index(name)] if name in of else None
-        # Two classes that are as probable as each other.
-        if None not in (best, other) and of.index(name) == said and best - other <= 2 * gap:
-            return ""
-        return f"{_SHORT.repr(name)} instead of {expected[names[2]]!r}"
-    if label.kind == MULTILABEL and (said := found[names[1]]) != expected[names[1]]:
-        if not isinstance(said, Sequence) or len(said) != len(wanted):
-            return f"{names[1]} {_SHORT.repr(said)}"
-        wrong = [
-            name
-            for name, value, one, other in zip(of, wanted, said, expected[names[1]], strict=True)
-            if one != other and not (value is not None and abs(value - THRESHOLD) <= gap)
-        ]
-        return f"another answer to {', '.join(map(repr, wrong[:3]))}" if wrong else ""
+        place = max(range(len(given)), key=given.__getitem__)
+        said, name, best = found[names[1]], found[names[2]], label.outputs[place]
+        return "" if (said, name) == (place, best) else f"{_SHORT.repr(name)} instead of {best!r}"
+    if label.kind == MULTILABEL and (said := found[names[1]]) != [int(one >= THRESHOLD) for one in given]:
+        return f"{names[1]} {_SHORT.repr(said)} are not those from {THRESHOLD} on"
     return ""
 
 
@@ -306,10 +291,7 @@ def _number(value: Any) -> float:
 
 
 class CleanProcess:
-    """A process without Shardline in which exports are loaded; TensorFlow's import begins at once.
-
-    It waits for requests: what is asked of it is answered in order, while this process does other things.
-    """
+    """A process without Shardline in which exports are loaded; it answers in order, beside this one."""
 
     def __init__(self) -> None:
         # Both of us may use a GPU, where TensorFlow takes all memory for the first that comes.
@@ -331,10 +313,7 @@ class CleanProcess:
         self._numbers = itertools.count(1)
 
     def ask(self, saved_model: Path, request: Mapping[str, Any]) -> int:
-        """Sends a request to a SavedModel: `instances`, and the `signature_name` unless it is the default.
-
-        Returns the number by which the answer is asked for.
-        """
+        """Sends a request to a SavedModel, `instances` and perhaps `signature_name`; returns its number."""
         number = next(self._numbers)
         # A pipe holds little, and nobody reads it while TensorFlow is being imported.
         file = Path(self._directory.name) / str(number)
@@ -364,31 +343,25 @@ class CleanProcess:
         if over.is_set():
             raise ModelError(f"the export gave no answer for {_LIMIT_S:.0f} s in a process of its own")
         if answer is None:
-            raise ModelError(f"a process of its own ended on the export: {self._last_words()}")
+            code = self._process.wait()
+            self._said.seek(0)
+            last = self._said.read().decode("utf-8", "replace").strip().splitlines()[-1:]
+            words = last[0] if last else f"exit code {code}"
+            raise ModelError(f"a process of its own ended on the export: {words}")
         if cause := answer.get("error"):
             raise ModelError(f"the export cannot be used with TensorFlow alone: {cause}")
         return list(answer["predictions"])
 
-    def close(self) -> None:
-        """Ends the process."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._answers, self._said):
             assert stream is not None
             stream.close()
         self._directory.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _last_words(self) -> str:
-        code = self._process.wait()
-        self._said.seek(0)
-        lines = self._said.read().decode("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else f"exit code {code}"
 
 
 def _directories() -> Iterator[str]:

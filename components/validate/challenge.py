@@ -45,11 +45,9 @@ class Challenge:
 
     Attributes:
         evaluation: The challenger's, with that of the champion where it could be measured.
-        champion: Version of the champion; "" where there is none yet or it cannot be told, None where no
-            place for champions was given.
-        absence: Why the champion could not be measured; None where it was, or was not asked for.
-        warning: What a person should know of the comparison, in one sentence; "" for nothing.
-        export: Description of the champion; None where it was not read.
+        champion: Version of the champion; "" where there is none yet, None where none was asked for.
+        absence: Why the champion could not be measured.
+        warning: What a person should know of the comparison; "" for nothing.
         profile: Profile of its training data, or why there is none.
     """
 
@@ -57,7 +55,6 @@ class Challenge:
     champion: str | None = None
     absence: Absence | None = None
     warning: str = ""
-    export: Export | None = None
     profile: Before = "there is no champion to compare with"
 
 
@@ -70,7 +67,7 @@ def challenge_champion(
         SettingsError, PlatformError: When the place for champions is not there or cannot be read, so that
             it cannot be said whether it has one.
     """
-    alone, version, export, profile = challenger.evaluation, "", None, Challenge.profile
+    alone, version, profile = challenger.evaluation, "", Challenge.profile
     catalog.require_store(champion_uri)
     say("validate", f"measuring the champion in {champion_uri} on the same examples")
     try:
@@ -86,10 +83,10 @@ def challenge_champion(
             saved_model = published / model_store.SAVED_MODEL
             champion = measure(saved_model, examples, min_slice=min_slice, calls=calls)
     except (ModelError, DatasetError) as error:
-        return Challenge(alone, version, Absence(str(error)), export=export, profile=profile)
+        return Challenge(alone, version, Absence(str(error)), profile=profile)
     compared = compare(challenger, champion, trained_on)
     warning = describe_overlap(trained_on, export.training_data)
-    return Challenge(compared, version, warning=warning, export=export, profile=profile)
+    return Challenge(compared, version, warning=warning, profile=profile)
 
 
 def compare(
@@ -145,8 +142,7 @@ class TrainingKeys:
 
     Attributes:
         data: The record; None where the model was trained on another dataset than the one that is at hand.
-        keys: The keys.
-        warning: What a person should know of them, in one sentence; "" for nothing.
+        warning: What a person should know of them; "" for nothing.
     """
 
     data: TrainingData | None
@@ -225,9 +221,8 @@ def read_split(directory: Path, manifest: Manifest, split: str) -> Keys | None:
 def find_trained_on(published: Path, examples: Examples) -> npt.NDArray[np.bool_] | None:
     """Returns which of some examples the champion in `published` was trained on; None where nobody knows.
 
-    Raises:
-        DatasetError: When the keys of the dataset are damaged.
-        ModelError: When those of the model are, or too few examples remain that it was not trained on.
+    Raises DatasetError when the keys of the dataset are damaged, ModelError when those of the model are, or
+    too few examples remain that it was not trained on.
     """
     export, manifest = Export.read(published), examples.manifest
     data, keys = export.training_data, read_split(examples.directory, manifest, examples.name)

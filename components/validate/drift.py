@@ -8,7 +8,7 @@ whatever the number of features (Bonferroni).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,10 +45,7 @@ def between(before: Path, after: Path, splits: tuple[str, str] = ("train", "trai
 
 
 def compare(before: Profile, after: Profile) -> tuple[Drift, ...]:
-    """Compares two profiles feature by feature; those that moved farthest over their threshold come first.
-
-    A feature that only one of the two has, has moved.
-    """
+    """Compares two profiles; features that only one has have moved, and the farthest come first."""
     names = [*after.categories, *after.numbers]
     names += [name for name in (*before.categories, *before.numbers) if name not in names]
     chance = FALSE_ALARMS / max(1, len(names))
@@ -77,13 +74,8 @@ def add_drift(
 ) -> Evaluation:
     """Writes the profile of the training split, and adds to an evaluation how its features have moved.
 
-    Args:
-        evaluation: Of a model.
-        directory: Dataset directory.
-        manifest: Its manifest.
-        out: Output directory of the validation, which gets profile.json.
-        before: What it is compared with.
-        own: Whether the model may have been trained on the dataset; if not, nothing is written or added.
+    `before` is what it is compared with. Where the model was not trained on the dataset, `own` is False, and
+    nothing is written or added.
     """
     if not own:
         return replace(evaluation, no_drift="the model was trained on another dataset")
@@ -115,10 +107,8 @@ def render(found: Sequence[Drift]) -> str:
     """Returns a comparison as a table for a person."""
     rows = [
         (
-            printable(item.feature),
-            *(printable(words) for words in (item.before, item.after)),
-            f"{item.distance:.3f}",
-            f"{item.threshold:.3f}",
+            *map(printable, (item.feature, item.before, item.after)),
+            *(f"{value:.3f}" for value in (item.distance, item.threshold)),
             "moved" if item.moved else "",
         )
         for item in found
@@ -152,13 +142,19 @@ def _of_numbers(name: str, before: Numbers, after: Numbers, chance: float) -> Dr
 
 
 def _of_categories(name: str, before: Categories, after: Categories, chance: float) -> Drift:
-    counts = _pooled(before.counts, after.counts)
-    shares = np.array(list(counts.values())) / (before.examples, after.examples)
-    distance = float(np.abs(shares[:, 0] - shares[:, 1]).sum() / 2)
-    farthest = int(np.abs(shares[:, 0] - shares[:, 1]).argmax())
-    expected = _chance_variation(np.array(list(counts.values())).sum(axis=1), before, after, chance)
+    names = {**before.counts, **after.counts}
+    counts = {one: (before.counts.get(one, 0), after.counts.get(one, 0)) for one in names}
+    if rare := [one for one, pair in counts.items() if sum(pair) < _RARE]:
+        first, second = zip(*(counts.pop(one) for one in rare), strict=True)
+        counts["all others"] = sum(first), sum(second)
+    both = np.array(list(counts.values()))
+    shares = both / (before.examples, after.examples)
+    apart = np.abs(shares[:, 0] - shares[:, 1])
+    farthest = int(apart.argmax())
+    expected = _chance_variation(both.sum(axis=1), before, after, chance)
     shown = text.short(list(counts)[farthest], _LONGEST_NAME)
-    return _drift(name, distance, expected, *(f"{shown}: {100 * share:.1f} %" for share in shares[farthest]))
+    words = (f"{shown}: {100 * share:.1f} %" for share in shares[farthest])
+    return _drift(name, float(apart.sum() / 2), expected, *words)
 
 
 def _drift(name: str, distance: float, expected: float, before: str, after: str) -> Drift:
@@ -166,21 +162,10 @@ def _drift(name: str, distance: float, expected: float, before: str, after: str)
     return Drift(name, distance, threshold, distance > threshold, before, after)
 
 
-def _pooled(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Returns the counts of each category in both, those of the rare ones together."""
-    counts = {name: (before.get(name, 0), after.get(name, 0)) for name in {**before, **after}}
-    rare = [name for name, pair in counts.items() if sum(pair) < _RARE]
-    others = tuple(sum(column) for column in zip(*(counts.pop(name) for name in rare), strict=True))
-    return {**counts, **({"all others": (others[0], others[1])} if rare else {})}
-
-
 def _chance_variation(
     pooled: npt.NDArray[np.int64], before: Categories, after: Categories, chance: float
 ) -> float:
-    """Returns the total variation that samples of the same shares exceed with this probability.
-
-    It is found by drawing: a gamma distribution is fitted to the distances of some pairs of samples.
-    """
+    """Returns the total variation that samples of the same shares exceed with this probability (drawn)."""
     from scipy import stats
 
     random, shares = np.random.default_rng(0), pooled / pooled.sum()

@@ -47,7 +47,7 @@ class Batch:
 
     Attributes:
         images: Encoded images, a string tensor of shape [n]; raw pixels become a PNG. None for a table.
-        labels: Targets by name of the label, as they are stored, [n] or [n, outputs].
+        labels: Targets by name of the label, [n] or [n, outputs].
         records: Serialized tf.train.Example, a string tensor of shape [n].
         columns: Every further feature of one value, by name, each [n]; text as str.
     """
@@ -205,9 +205,8 @@ def measure(
         calls: Calls of each kind that are timed, at most.
         settle: Called before calls are timed, to wait for what else keeps this machine busy.
 
-    Raises:
-        ModelError: When the SavedModel is missing or lacks a signature that Shardline exports.
-        DatasetError: When an example cannot be read or served.
+    Raises ModelError when the SavedModel is missing or lacks a signature that Shardline exports, DatasetError
+    when an example cannot be read or served.
     """
     manifest = examples.manifest
     model = ServedModel(saved_model, manifest, loaded)
@@ -240,7 +239,8 @@ def gather(
     batches: list[Batch] = []
     answers, seen, known, groups = [], 0, dict[bytes, int](), list[int]()
     ranked: dict[str, list[tuple[float, int, Mistake]]] = {label.name: [] for label in labels}
-    for batch in _reported(examples.batches(batch_size), examples.split.records):
+    reported, total = time.monotonic(), examples.split.records
+    for batch in examples.batches(batch_size):
         answer = _predict(model, batch)
         for label in labels:
             worst = ranked[label.name]
@@ -252,6 +252,9 @@ def gather(
         # The images themselves would not fit in memory.
         batches.append(replace(batch, images=None, records=None))
         answers.append(answer)
+        if time.monotonic() - reported >= _SECONDS_BETWEEN_REPORTS or seen == total:
+            advance("validate", seen, total, "examples")
+            reported = time.monotonic()
     columns = {name: np.concatenate([b.columns[name] for b in batches]) for name in batches[0].columns}
     joined, copies = Predictions.join(answers), np.array(groups) if len(known) < seen else None
     outcomes: dict[str, Outcomes] = {}
@@ -299,16 +302,6 @@ def _predict(model: ServedModel, batch: Batch) -> Predictions:
             f"an example between {batch.keys[0]!r} and {batch.keys[-1]!r} cannot be served: {reason}; "
             "preprocess the data again"
         ) from None
-
-
-def _reported(batches: Iterator[Batch], total: int) -> Iterator[Batch]:
-    seen, reported = 0, time.monotonic()
-    for batch in batches:
-        yield batch
-        seen += len(batch.keys)
-        if time.monotonic() - reported >= _SECONDS_BETWEEN_REPORTS or seen == total:
-            advance("validate", seen, total, "examples")
-            reported = time.monotonic()
 
 
 def _parse(records: tf.Tensor, manifest: Manifest) -> Any:

@@ -19,14 +19,7 @@ MIN_SLICE = 10
 
 @dataclass(frozen=True)
 class ClassScore:
-    """How well one class is told from the others.
-
-    Attributes:
-        examples: Number of examples with this label.
-        precision: Share of the examples predicted as this class that are of it; 0 if none was predicted.
-        recall: Share of the examples of this class that were predicted as it; 0 if there are none.
-        f1: Harmonic mean of the two.
-    """
+    """How well one class is told from the others; what cannot be divided is 0."""
 
     name: str
     examples: int
@@ -37,13 +30,11 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Slice:
-    """The metric that counts first, on the examples with something in common.
+    """The metric that counts first (accuracy, F1 or RMSE), on the examples with something in common.
 
     Attributes:
         name: What they have in common: "class=healthy", "height=96..128", "camera=left".
-        value: Of classes the accuracy, of several labels their F1, of numbers the RMSE.
-        decided: Whether there are enough of them for a rule to be judged on.
-        interval: 95 % interval of the value; None where it is not decided.
+        decided: Whether there are enough of them for a rule to be judged on; only then there is an interval.
     """
 
     name: str
@@ -78,9 +69,7 @@ class NumberScore:
 class Bin:
     """The examples whose highest probability lies above `lower` and up to `upper`; empty bins are left out.
 
-    Attributes:
-        confidence: Mean of their highest probabilities.
-        accuracy: Share of right predictions among them; a calibrated model's equals its confidence.
+    The mean of these probabilities is the confidence; a calibrated model's equals its accuracy.
     """
 
     lower: float
@@ -98,8 +87,7 @@ class Curve:
         area: Area under the unthinned curve (for precision and recall: average precision), 0..1.
         x: False positive rate of a ROC curve, recall of a precision-recall curve.
         y: True positive rate of a ROC curve, precision of a precision-recall curve.
-        thresholds: Probability at each point. The first of a ROC curve and the last of a precision-recall
-            curve stand for "above all probabilities" and are 1.
+        thresholds: Probability at each point; 1 stands for "above all probabilities".
     """
 
     name: str
@@ -113,10 +101,7 @@ class Curve:
 class Lead:
     """Lead of a model over another in one metric, on the same examples, by paired bootstrap.
 
-    Attributes:
-        difference: The model's value minus the other's.
-        interval: 95 % interval of the difference.
-        p: Share of the paired resamples in which the other's value is as large or larger.
+    `p` is the share of the paired resamples in which the other's value is as large or larger.
     """
 
     difference: float
@@ -126,14 +111,9 @@ class Lead:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The trivial answer, which looks at nothing: of classes the most frequent one in training.
+    """The trivial answer, which looks at nothing, its metrics on the same examples, and leads over it.
 
-    Of several labels it is all of them, of numbers their means in training.
-
-    Attributes:
-        answer: What it always says: the name of a class, "all labels", the means.
-        metrics: Its values on the same examples, by the names in LEADING.
-        leads: Leads of the model over it.
+    It is the most frequent class in training, all of several labels, or the means of numbers in training.
     """
 
     answer: str
@@ -147,8 +127,7 @@ class Mistake:
 
     Attributes:
         true: Name of the example's class, its labels or its numbers.
-        probability: Probability of the predicted class; None when an output was not finite, and where there
-            is not one class.
+        probability: That of the predicted class; None when it was not finite or there is not one class.
         image: The encoded image; b"" for a row of a table.
     """
 
@@ -168,9 +147,7 @@ class Drift:
         distance: Largest difference of the shares below a number (Kolmogorov-Smirnov), or half the sum of the
             differences of the shares of each category (total variation); 0..1.
         threshold: Distance above which it has moved.
-        moved: Whether it has.
         before: Values of the first set in a few words.
-        after: Those of the second.
     """
 
     feature: str
@@ -189,13 +166,8 @@ class Drift:
 class Converted:
     """An export in another format, measured on the same examples from their pixels.
 
-    Attributes:
-        name: Name of the format.
-        value: The metric that counts first, with its 95 % interval.
-        size_mb: Size of the file.
-        latency_p50_ms: Time of one example, median.
-        latency_p95_ms: Time of one example, 95th percentile.
-        max_difference: Largest absolute difference of a probability from the SavedModel's.
+    `value` is the metric that counts first; times are of one example; `max_difference` is the largest
+    difference from the SavedModel's answers.
     """
 
     name: str
@@ -215,28 +187,18 @@ class Evaluation(Measured):
     with the label's name before them: "sentiment.rmse".
 
     Attributes:
-        non_finite: Number of examples with an output that is not finite.
-        classes: How well each class is told, in the order of the labels.
         mistakes: The wrong predictions that the model was surest of, surest first.
         metrics: Values by the names in METRICS; what could not be measured is left out.
-        intervals: 95 % bootstrap intervals of those metrics that have one.
         slices: By class, then by other features. The value of a class's slice is its recall.
-        calibration: Reliability by confidence, lowest first.
         roc: ROC curves of the classes; of many classes, of those with the smallest area.
-        precision_recall: The same for precision over recall.
         leads: Leads over the champion by metric, COUNTED or of one class: "recall[class=healthy]".
         champion: The champion's evaluation on the same examples, without mistakes; None if not measured.
         notes: What else is known of a metric, by its name.
-        baseline: The trivial answer on the same examples; None if not measured.
         left_out: Number of examples that are left out of the comparison, as the champion was trained on them.
         compared: The model's own evaluation on the others, without mistakes; None where none are left out.
-        formats: The formats into which the export was converted as well.
-        drift: Features of the training data beside those of the champion's.
-        no_drift: Why they were not compared, or "".
+        drift: Features of the training data beside those of the champion's, or in `no_drift` why not.
         skew: Features of the examples beside those of the training data.
         outputs: Names of its classes, or numbers.
-        numbers: How well each number is told.
-        parts: An evaluation of each of several labels.
     """
 
     non_finite: int = 0

@@ -62,7 +62,7 @@ def export_model(
 ) -> tuple[Export, Any]:
     """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
 
-    The SavedModel has these signatures:
+    The SavedModel, which needs nothing of Shardline to be loaded, has these signatures:
 
     * `serving_default` of images: `images`, a string tensor of shape [n] with whole encoded files (PNG, JPEG,
       BMP, WebP, first frame of a GIF) of any size; of a table: a tensor [n] per column, named after it;
@@ -73,27 +73,23 @@ def export_model(
     class; and `label_name`, string [n]; of a multilabel, `probabilities`, float32 [n, classes], and `labels`,
     int64 [n, classes] of 0 and 1; of numbers, `value`, float32 [n], of several [n, numbers]; of a number's
     quantiles, `value`, the one nearest to 0.5, and `quantiles`, float32 [n, quantiles]. Where there are
-    several labels the name of each stands before its outputs, as in `kind_probabilities`. Decoding is the
-    function that training uses, and is part of the graph. A softmax or sigmoid is added only to a model that
-    returns logits. The SavedModel needs nothing of Shardline to be loaded.
+    several labels the name of each stands before its outputs, as in `kind_probabilities`.
 
     A directory cannot be renamed on a Cloud Storage mount, so completeness is not told by the name of
     saved_model/ but by export.json, which is removed first and written last.
 
     Args:
-        model: Takes uint8 images of the manifest's shape, or its columns, and returns a number per class (one
-            number for two classes) or per number; of several labels a dict of these, or a list.
+        model: Takes what the manifest's examples have, and returns a number per class (one number for two
+            classes) or per number; of several labels a dict of these, or a list.
         manifest: Manifest of the dataset that the model was trained on.
         out: Output directory; made if it is not there. An earlier validation in it is removed.
-        model_file: The model.keras that the model was loaded from; what makes its inputs of the dataset's
-            lies beside it, where a transformation did it in training, and is part of the graph.
+        model_file: The model.keras that the model was loaded from, with what makes its inputs beside it.
         samples: Serialized tf.train.Example on which the export, loaded again, is compared with the model,
             and from which the golden set is taken.
         settings: Settings of the training, for export.json.
         formats: Formats into which `serving_tensor` is converted as well: "onnx", "tflite", "int8".
         representative: Serialized tf.train.Example of the training split, which int8 needs.
-        head: What the model's outputs are, of several labels by name; None to read it off them and the
-            compiled loss.
+        head: What the model's outputs are, of several labels by name; None to read it off them and the loss.
         training_keys: Keys of the examples that the model was trained on.
 
     Returns:
@@ -127,10 +123,6 @@ def export_model(
         _copy_model(model_file, out)
     loaded = tf.saved_model.load(str(saved_model))
     export = replace(_describe(model, manifest, heads, loaded, saved_model), settings=dict(settings or {}))
-    if samples:
-        say("validate", f"comparing the export with the model on {len(samples):,} examples")
-        difference = largest_difference(model, heads, manifest, loaded, samples, prepare)
-        export = replace(export, compared_examples=len(samples), max_difference=difference)
     if formats:
         converted = {name: convert(name, out, manifest, representative) for name in formats}
         export = replace(export, formats=converted)
@@ -138,7 +130,13 @@ def export_model(
         training_keys.write(out)
         export = replace(export, training_data=training_keys.data)
     if samples:
-        export = replace(export, golden=make_golden_set(manifest, loaded, samples, export.quantiles))
+        say("validate", f"comparing the export with the model on {len(samples):,} examples")
+        export = replace(
+            export,
+            compared_examples=len(samples),
+            max_difference=largest_difference(model, heads, manifest, loaded, samples, prepare),
+            golden=make_golden_set(manifest, loaded, samples, export.quantiles),
+        )
     export.write(out)
     return export, loaded
 
@@ -172,30 +170,27 @@ def largest_difference(
     """Returns the largest difference of a probability or number between an export and its model.
 
     It is taken over all signatures, outputs and samples, of numbers in standard deviations; at least 1 where
-    only one of two is finite. `loaded` is what `tf.saved_model.load` returns. Raises DatasetError when a
-    sample cannot be decoded.
+    only one of two is finite. Raises DatasetError when a sample cannot be decoded.
     """
     labels, deviations = manifest.labels, read_deviations(manifest)
     names = name_outputs(labels, signatures.read_quantiles(heads))
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def trained(inputs: Any) -> dict[tuple[str, int], tf.Tensor]:
+    def trained(inputs: Any) -> list[dict[str, tf.Tensor]]:
         taken, order = prepare(inputs) if prepare else inputs, output_order(model, labels)
         outputs = model(taken, training=False)
-        said = to_answers(outputs, heads, labels, order)
-        quantiles = to_quantiles(outputs, heads, labels, order)
-        return {(name, 0): one for name, one in said.items()} | {
-            (name, -1): one for name, one in quantiles.items()
-        }
+        return [make(outputs, heads, labels, order) for make in (to_answers, to_quantiles)]
 
     largest = 0.0
     try:
         for examples, inputs in signatures.read_batches(manifest, samples):
-            expected = {name: answer.numpy() for name, answer in trained(inputs).items()}
+            said, quantiles = trained(inputs)
+            expected = [(names[label][0], label, one.numpy()) for label, one in said.items()]
+            expected += [(names[label][-1], label, one.numpy()) for label, one in quantiles.items()]
             for name, request in signatures.make_requests(manifest, examples, inputs).items():
                 found = loaded.signatures[name](**request)
-                for (label, place), wanted in expected.items():
-                    given = found[names[label][place]].numpy().reshape(wanted.shape)
+                for output, label, wanted in expected:
+                    given = found[output].numpy().reshape(wanted.shape)
                     largest = max(largest, largest_gap(wanted, given, deviations.get(label, ())))
     except tf.errors.InvalidArgumentError as error:
         raise DatasetError(
@@ -210,9 +205,7 @@ def make_golden_set(
 ) -> dict[str, Any]:
     """Returns some requests with their answers, by which a deployment is recognized as this model.
 
-    Both are what TensorFlow Serving's REST interface takes and returns: POST {"instances": [...]} to
-    /v1/models/NAME:predict, and {"predictions": [...]} comes back. There must be at least one sample. Of the
-    labels in `quantiles` the model gives these.
+    Both are what TensorFlow Serving's REST interface takes and returns.
     """
     examples = tf.constant(samples[:GOLDEN])
     inputs, _ = parse_batch(examples, manifest.inputs, manifest.labels)

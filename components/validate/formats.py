@@ -40,14 +40,7 @@ REPRESENTATIVE = 256
 
 @dataclass(frozen=True)
 class Format:
-    """One format.
-
-    Attributes:
-        file: Name of the file in the output directory.
-        extra: Shardline's extra that installs `modules`.
-        modules: What converts the model and runs it.
-        package: Package whose release is recorded.
-    """
+    """One format: its file, the extra that installs `modules`, and the package whose release is recorded."""
 
     file: str
     extra: str
@@ -102,15 +95,8 @@ def check_formats(names: Sequence[str], manifest: Manifest) -> None:
 def convert(name: str, out: Path, manifest: Manifest, representative: Sequence[bytes]) -> dict[str, Any]:
     """Converts the SavedModel in `out`, and returns what export.json says of it.
 
-    Args:
-        name: Name of the format.
-        out: Directory with the SavedModel, which gets the file.
-        manifest: Manifest of the dataset, with one label.
-        representative: Serialized tf.train.Example of the training split, in which int8 finds the ranges of
-            numbers.
-
-    Raises:
-        ModelError: When a part of the model cannot be converted.
+    `representative` are serialized tf.train.Example of the training split, in which int8 finds the ranges of
+    numbers. Raises ModelError when a part of the model cannot be converted.
     """
     from shardline.components.validate.answers import name_outputs
     from shardline.components.validate.signatures import TENSOR, read_batches
@@ -200,10 +186,7 @@ def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> 
 
 
 def _to_tflite(saved_model: str, pixels: Iterator[Any] | None) -> bytes:
-    """Converts for LiteRT; quantizes weights and activations where there are pixels to find their ranges in.
-
-    What has no operation on whole numbers stays as it is.
-    """
+    """Converts for LiteRT, to whole numbers as far as possible where there are pixels to find ranges in."""
     import tensorflow as tf
 
     from shardline.components.validate.signatures import PIXELS, TENSOR

@@ -175,10 +175,7 @@ class Gate:
                 raise SettingsError(f"the rule {rule.text!r} is about {there}")
 
     def check_quantiles(self, labels: Sequence[Label], quantiles: Mapping[str, tuple[float, ...]]) -> None:
-        """Raises SettingsError when a rule is about quantiles of a label of which the model gives none.
-
-        `quantiles` are those that it gives, by name of the label.
-        """
+        """Raises SettingsError when a rule is about quantiles, by label, of which the model gives none."""
         for rule in self.rules:
             has = names_of_quantiles(quantiles.get(_find_label(rule, labels).name, ()))
             if rule.metric in {metric.name for metric in OF_QUANTILES} - {*has}:
@@ -257,8 +254,7 @@ def _drifting(manifest: Manifest) -> list[str]:
 def read_gate(path: Path) -> Gate:
     """Reads a gate from a TOML or JSON file: `rules`, a list of texts, and its policy; all may be left out.
 
-    Raises:
-        SettingsError: When it cannot be read, has unknown names, or one of its rules cannot be read.
+    Raises SettingsError when it cannot be read, has unknown names, or one of its rules cannot be read.
     """
     reader = files.read_json if path.suffix == ".json" else files.read_toml
     content = reader(path, SettingsError)

@@ -10,12 +10,7 @@ from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, by its name in rules and its label for a person.
-
-    Attributes:
-        text: Writes a value with its unit.
-        rising: Whether more is better.
-    """
+    """One metric: name in rules, label for a person, how it is written, and whether more is better."""
 
     name: str
     label: str

@@ -1,6 +1,6 @@
 """Model card: what a model is for, takes, returns, was made from and is worth, as Markdown and as HTML.
 
-Its facts are those of the report: tables, ways to call the model, and differences from the champion.
+Its facts are those of the report: tables, and ways to call the model.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardline.components.html import Rows, fact_rows, render
-from shardline.components.model_store import SETTINGS_FILE, Export, TrainingData
-from shardline.components.text import enumerate_names, short
+from shardline.components.model_store import SETTINGS_FILE, Export
+from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluation import Evaluation
 from shardline.trainer import files
 from shardline.trainer.data.features import LABEL, MULTILABEL, REGRESSION, Label
@@ -29,16 +29,9 @@ _NOT_METRICS = ("epoch", "examples", "seconds")
 _UNSET = ("", "[]", "{}", "null")
 _MOST_CLASSES = 40
 _MOST_COLUMNS = 20
-_WEAKEST = 5
 
 # Of settings.json: shown with the dataset, or in a table of its own.
 _NOT_SETTINGS = ("class_names", "versions")
-
-# Settings that are places, which are others in each run, and facts of a training beside its settings.
-_PLACES = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir")
-_FACTS = ("strategy", "replicas", "global_batch_size")
-_DIGITS, _LONGEST = 19, 80
-_KINDS = ("data", "code", "parameters")
 
 _PYTHON = """\
 import tensorflow as tf
@@ -72,9 +65,7 @@ image = base64.b64encode(Path("image.png").read_bytes()).decode()"""
 class TrainingRecord:
     """Settings and history that a training left beside its model file; empty where there is no such file.
 
-    Attributes:
-        settings: Content of settings.json.
-        history: Columns of history.csv, a number per epoch, NaN where there is none.
+    `settings` is the content of settings.json, `history` the columns of history.csv, NaN for no number.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -180,16 +171,7 @@ def make_card(
     text = f"Measured on the export with {evaluation.examples:,} {evaluation.split} examples, each used once."
     if evaluation.non_finite:
         text += f" {evaluation.non_finite:,} of them got an output that is not finite."
-    weakest = sorted(evaluation.classes, key=lambda score: (score.f1, score.name))[:_WEAKEST]
-    sections = [
-        Section("Quality", text, ("metric", "value", "95 % interval"), quality),
-        Section(
-            "Weakest classes",
-            "Those with the lowest F1; all of them are in the report.",
-            ("class", "examples", "precision", "recall"),
-            [(c.name, f"{c.examples:,}", f"{c.precision:.3f}", f"{c.recall:.3f}") for c in weakest],
-        ),
-    ]
+    sections = [Section("Quality", text, ("metric", "value", "95 % interval"), quality)]
     tables = fact_tables(manifest, export, training)
     sections += [Section(title, "", ("what", "value"), rows) for title, rows in tables]
     title = str(training.settings.get("model", "model"))
@@ -255,54 +237,6 @@ def make_calls(export: Export) -> tuple[Call, ...]:
         Call("TensorFlow Serving", _SERVER + curl),
         Call("An endpoint of Vertex AI", platform),
     )
-
-
-def find_differences(before: Export, now: Export) -> list[dict[str, str]]:
-    """Returns in what two exported models differ, in data, code and parameters, and both values as text."""
-    found, (earlier, later) = [], map(_describe_origin, (before, now))
-    for kind, what in {**later, **earlier}:
-        old, new = (values.get((kind, what), "") for values in (earlier, later))
-        if old != new:
-            shown = {"before": short(old, _LONGEST) or "none", "now": short(new, _LONGEST) or "none"}
-            found.append({"kind": kind, "what": what, **shown})
-    return sorted(found, key=lambda one: _KINDS.index(one["kind"]))
-
-
-def _describe_origin(export: Export) -> dict[tuple[str, str], str]:
-    """Returns what a model was made from, as far as its export tells, by kind and name."""
-    data, labels, several = export.training_data or TrainingData(), {}, len(export.labels) > 1
-    for label in export.labels:
-        what = "classes" if label.class_names else "numbers"
-        labels[f"{what} of {label.name}" if several else what] = f"{len(label.outputs):,}"
-    told = export.settings  # of a champion it may be anything
-    versions, settings = (
-        found if isinstance(found := told.get(name), Mapping) else {} for name in ("versions", "settings")
-    )
-    settings = {name: value for name, value in settings.items() if name not in _PLACES}
-    facts = {name: told[name] for name in _FACTS if name in told}
-    kinds = (
-        {
-            # The fingerprint is also of the order in which the same examples are stored.
-            "dataset as it is stored": export.fingerprint[:_DIGITS],
-            "training examples": f"{data.records:,} ({data.keys.partition(':')[2][:8]})" if data.keys else "",
-            **labels,
-            "split": ", ".join(f"{name} {share}" for name, share in data.shares.items()),
-            "split_salt": "" if data.salt is None else str(data.salt),
-            "key": data.key,
-            **{name: str(value) for name, value in data.rules.items()},
-        },
-        {
-            "git revision": export.git_revision or "",
-            **export.versions,
-            **{f"{name} in training": str(version) for name, version in versions.items()},
-        },
-        dict(fact_rows({**settings, **facts})),
-    )
-    return {
-        (kind, what): text
-        for kind, values in zip(_KINDS, kinds, strict=True)
-        for what, text in values.items()
-    }
 
 
 def fact_tables(manifest: Manifest, export: Export, training: TrainingRecord) -> list[tuple[str, Rows]]:

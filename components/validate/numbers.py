@@ -31,9 +31,7 @@ _SUMS = 6
 class NumberOutcomes(Outcomes):
     """Truth and predictions of numbers, float64 [n, outputs] each.
 
-    Attributes:
-        quantiles: Those of the one number, float64 [n, shares]; None of a model that gives none.
-        shares: The shares of these, rising.
+    Of one number a model may give `quantiles`, float64 [n, shares], of rising `shares`.
     """
 
     quantiles: Floats | None = None
@@ -47,10 +45,7 @@ class NumberOutcomes(Outcomes):
         return finite
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
-        """Returns the fields of an evaluation that follow from the outcomes.
-
-        Examples whose prediction is not finite have no error, and are left out of all but their number.
-        """
+        """Returns the fields of an evaluation, measured where predictions are finite."""
         return {
             "examples": len(self.true),
             "non_finite": int((~self.finite).sum()),
@@ -129,10 +124,7 @@ class NumberOutcomes(Outcomes):
         return found | self._measure_quantiles(sums[..., width:], count[..., 0])
 
     def _quantile_terms(self) -> Floats:
-        """Returns of each example loss, whether it is inside, and whether quantiles cross, [n, 3].
-
-        Of a model that gives no quantiles there are none, [n, 0].
-        """
+        """Returns of each example loss, whether it is inside, and whether they cross, [n, 3] or [n, 0]."""
         if self.quantiles is None:
             return np.empty((len(self.true), 0))
         error, shares = self.true - self.quantiles, np.asarray(self.shares)

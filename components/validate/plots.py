@@ -194,8 +194,7 @@ def _axes(size: tuple[float, float], x: str, y: str, *, shares: bool = False) ->
 def _to_svg(axes: Any, description: str, legend: Mapping[str, Any] | None = MappingProxyType({})) -> str:
     """Returns a figure as an element that can stand in a page beside others, inside of its style.
 
-    Names inside the element derive from the description. `legend` are options of that above the axes, where
-    no line lies below the names; None for none.
+    `legend` are options of that above the axes, where no line lies below the names; None for none.
     """
     figure, text = axes.figure, io.StringIO()
     if legend is not None:

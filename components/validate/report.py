@@ -16,7 +16,7 @@ from shardline.components.model_store import Export
 from shardline.components.validate import plots
 from shardline.components.validate.evaluation import Evaluation, Interval, Lead, NumberScore
 from shardline.components.validate.metrics import BY_KIND, MAIN, QUALITY, SERVING, Metric
-from shardline.components.validate.model_card import TrainingRecord, fact_tables, find_differences, make_calls
+from shardline.components.validate.model_card import TrainingRecord, fact_tables, make_calls
 from shardline.components.validate.verdict import Blessing, Judgement
 from shardline.trainer import files
 from shardline.trainer.data.manifest import Manifest
@@ -27,7 +27,6 @@ MOST_ROWS = 40
 _MOST_DRAWN_CLASSES = 25
 _MOST_CLASSES_ON_A_PHONE = 12
 _MOST_PAIRS = 10
-_MOST_CHANGES = 8
 
 _TEXTS = {metric.name: metric.text for metric in QUALITY}
 
@@ -42,21 +41,15 @@ def render_report(
     export: Export,
     training: TrainingRecord,
     *,
-    champion: Export | None = None,
     origin: Origin | None = None,
 ) -> str:
-    """Returns the report as an HTML page; the same arguments give the same page.
-
-    `champion` describes the champion, with which the model is compared in data, code and parameters.
-    """
+    """Returns the report as an HTML page; the same arguments give the same page."""
     return render(
         Path(__file__).with_name("report.html.j2"),
         model_name=training.settings.get("model", "model"),
         evaluation=evaluation,
         blessing=blessing,
         rules=sorted(blessing.rules, key=lambda rule: _ORDER.index(rule.verdict)),
-        differences=find_differences(champion, export) if champion else None,
-        most_changes=_MOST_CHANGES,
         origin=origin or Origin(),
         manifest=manifest,
         export=export,
@@ -73,13 +66,7 @@ def render_report(
 
 @dataclass(frozen=True)
 class Origin:
-    """Where and when a model was judged.
-
-    Attributes:
-        created: Time, as a person reads it; "" where it is not known.
-        run: Name of the run; "" outside of one.
-        logs: What TensorBoard's --logdir takes; "" where there are no logs.
-    """
+    """Time and run in which a model was judged, and what TensorBoard's --logdir takes; "" where not known."""
 
     created: str = ""
     run: str = ""
@@ -248,8 +235,7 @@ def _number(score: NumberScore) -> dict[str, Any]:
 def _slice_rows(evaluation: Evaluation, main: Metric, *, decided: bool) -> list[Row]:
     """Returns the slices with examples enough for a rule, or too few, the weakest and then largest first.
 
-    The champion's value is that on the same examples. Only of a class it is known by which interval the two
-    differ.
+    Only of a class it is known by which interval model and champion differ.
     """
     champion = {one.name: one.value for one in evaluation.champion.slices} if evaluation.champion else {}
     slices = [one for one in evaluation.slices if one.examples and one.decided == decided]

@@ -53,7 +53,6 @@ class Outcomes(ABC):
     """Truth and predictions of one label, an element per example.
 
     Attributes:
-        label: What was to be predicted.
         true: The truth, as it is stored: [n] of classes, else [n, outputs].
         said: What the model said, probabilities or numbers, [n, outputs].
         columns: Further features of the examples by name, each [n]; slices are made of them.
@@ -183,10 +182,7 @@ def intervals(terms: npt.NDArray[Any], measure: Measure) -> dict[str, Interval]:
 
 
 def leads(ours: npt.NDArray[Any], theirs: npt.NDArray[Any], measure: Measure) -> dict[str, Lead]:
-    """Returns the lead in each metric over another model on the same examples, whose terms are given too.
-
-    Metrics without a finite difference are left out.
-    """
+    """Returns the lead in each metric over another model on the same examples, where it is finite."""
     if not len(ours):
         return {}
     width = ours.shape[1]
@@ -236,13 +232,9 @@ def _drawn(terms: npt.NDArray[Any]) -> Floats:
 
 @dataclass(frozen=True)
 class Areas:
-    """Areas of the classes that some, not all, examples are of.
+    """Areas under the curves of the `classes` that some, not all, examples are of, [areas] each.
 
-    Attributes:
-        classes: int64 [areas], the classes.
-        roc: [areas], areas under the ROC curve.
-        pr: [areas], areas under the precision-recall curve, as average precision.
-        influence: [n, 2], how far the mean of `roc` and that of `pr` move with the weight of each example.
+    `influence`, [n, 2], is how far the means of `roc` and `pr` move with the weight of each example.
     """
 
     classes: Ints
@@ -265,10 +257,7 @@ class Areas:
 
 
 def measure_areas(true: Ints, probabilities: npt.NDArray[Any]) -> Areas:
-    """Returns the areas of finite probabilities, [n, classes].
-
-    `true` are the classes, [n], or of each class 0 or 1, [n, classes].
-    """
+    """Returns the areas of finite probabilities, [n, classes]; the truth is [n] or of each class 0 or 1."""
     examples, classes = probabilities.shape
     if true.ndim == 1:
         counts, order = np.bincount(true, minlength=classes), np.argsort(true, kind="stable")

@@ -93,11 +93,10 @@ class Rule:
             that may drift; "" for all examples.
         worst: Whether the worst slice is meant.
         reference: Whose value the limit is relative to: "champion", "baseline", or "" for a plain number.
-        p: The lead over the reference must have a smaller p; None where it is not asked for.
-        within: By how much a model may be worse than the reference; None where it is not said.
-        relative: Whether `within` is a share of the reference's value.
+        p: The lead over the reference must have a smaller p.
+        within: By how much a model may be worse than the reference, if `relative` a share of its value.
         name: Name of the gate's rule whose place it takes; "" for one more.
-        why: What the rule is for, in a sentence; "" for what a user has written.
+        why: What the rule is for; "" for what a user has written.
     """
 
     text: str

@@ -74,10 +74,8 @@ def make_signatures(
 ) -> dict[str, Function]:
     """Returns the signatures of a model by name, as `export.export_model` documents them.
 
-    The model takes the inputs of a dataset as `prepare` gives them; None where it takes them as they are.
-
-    Raises:
-        ModelError: When the model has operations that no server gives.
+    The model takes what `prepare` makes of a dataset's inputs. Raises ModelError when it has operations that
+    no server gives.
     """
     names, order = name_outputs(manifest.labels, read_quantiles(heads)), output_order(model, manifest.labels)
 
@@ -190,11 +188,8 @@ def _function(serve: Callable[..., Any], takes: Any) -> Function:
 class ServedModel:
     """A SavedModel behind the signatures that Shardline exports, with an answer for each label of a dataset.
 
-    Raises ModelError when there is no SavedModel, or it has another signature.
-
-    Attributes:
-        deviations: Unit in which differences of numbers are told, as `read_deviations` returns it.
-        quantiles: Quantiles that it gives, by name of the label, of those of which it does.
+    Raises ModelError when there is no SavedModel, or it has another signature. `deviations` is the unit of
+    differences of numbers, `quantiles` what it gives, by name of the label.
     """
 
     def __init__(self, path: Path, manifest: Manifest, loaded: Any = None) -> None:
@@ -243,14 +238,11 @@ class ServedModel:
         return shares
 
     def predict(self, images: tf.Tensor) -> Predictions:
-        """Predicts encoded images, a string tensor of shape [n].
-
-        Raises tf.errors.InvalidArgumentError when one of them cannot be decoded.
-        """
+        """Predicts encoded images, [n]; raises InvalidArgumentError when one cannot be decoded."""
         return self._answer(DEFAULT, {IMAGES: images})
 
     def predict_examples(self, serialized: tf.Tensor) -> Predictions:
-        """Predicts serialized tf.train.Example, a string tensor of shape [n], of images or of tables.
+        """Predicts serialized tf.train.Example, [n], of images or of tables.
 
         Raises ModelError when the model was exported without that signature, and
         tf.errors.InvalidArgumentError when an example lacks a column or cannot be decoded.
@@ -280,9 +272,8 @@ def measure_costs(
 ) -> dict[str, float]:
     """Returns what a model costs to serve, and how stable its answers are, by the names in SERVING.
 
-    `images` is None for a table; `records` are the same examples, at least one; of each kind at most as many
-    `calls` are timed. peak_memory_mb is the largest resident size that this process has had, TensorFlow
-    included.
+    `images` is None for a table; `records` are the same examples, at least one. peak_memory_mb is the largest
+    resident size that this process has had, TensorFlow included.
     """
     serve, requests = (model.predict_examples, records) if images is None else (model.predict, images)
     return {
@@ -294,10 +285,9 @@ def measure_costs(
 
 
 def measure_latency(serve: Serve, requests: tf.Tensor, calls: int = CALLS) -> dict[str, float]:
-    """Measures single requests and requests of 32 examples, each after a warm-up, for a second at most.
+    """Measures single requests, used in turn, and requests of 32 examples, after a warm-up.
 
-    `requests`, at least one, [n], are used in turn, and again when they are not enough. Throughput is in
-    examples per second, in batches of 32.
+    Throughput is in examples per second, in batches of 32.
     """
     single, batched = (time_calls(serve, requests, size, calls) for size in (1, _BATCH))
     return {
@@ -310,11 +300,7 @@ def measure_latency(serve: Serve, requests: tf.Tensor, calls: int = CALLS) -> di
 def batch_difference(
     serve: Serve, requests: tf.Tensor, deviations: Mapping[str, Sequence[float]] | None = None
 ) -> float:
-    """Returns the largest difference that batch size and order make to an answer, on 32 examples.
-
-    Numbers are told in `deviations`. It is 1 or more where an output is a number in one batch, and none in
-    another.
-    """
+    """Returns the largest difference that batch size and order make to an answer, on 32 examples."""
     some = requests[:REQUESTS]
     together, turned = serve(some), serve(some[::-1]).reversed()
     alone = Predictions.join([serve(some[place : place + 1]) for place in range(int(some.shape[0]))])

@@ -90,11 +90,14 @@ def validate(
     """
     manifest = manifests.load(dataset)
     examples = Examples(dataset, manifest)
-    gate = _checked(gate, manifest, model_file, champion_uri, formats)
+    gate.check(manifest, champion_uri, formats)
+    gate = gate.for_labels(manifest.labels)
+    if heads := read_recorded_heads(model_file):
+        gate.check_quantiles(manifest.labels, read_quantiles(heads))
+    if champion_uri:
+        catalog.require_store(champion_uri)
     training = read_training(model_file)
-    training_keys = TrainingKeys.of(
-        dataset, manifest, start=training.initial_model, trained_on=training.fingerprint
-    )
+    keys = TrainingKeys.of(dataset, manifest, start=training.initial_model, trained_on=training.fingerprint)
     with answers.start() as clean:  # imports TensorFlow while the model is exported here
         export, loaded = export_trained(
             model_file,
@@ -103,44 +106,26 @@ def validate(
             formats=formats,
             model_function=model_function,
             settings=training.settings,
-            training_keys=training_keys,
+            training_keys=keys,
         )
         gate.check_quantiles(manifest.labels, export.quantiles)
         measured = _measure(out, export, loaded, clean, examples, gate.min_slice)
     challenge = Challenge(measured.evaluation)
     if champion_uri:
         challenge = challenge_champion(measured, champion_uri, examples, min_slice=gate.min_slice)
-    own = training_keys.data is not None
+    own = keys.data is not None
     evaluation = add_drift(challenge.evaluation, dataset, manifest, out, challenge.profile, own=own)
-    warnings = (training_keys.warning, training_keys.describe_leak(examples), challenge.warning)
+    warnings = _warnings(manifest, evaluation, keys.warning, keys.describe_leak(examples), challenge.warning)
     blessing = judge(
-        evaluation,
-        gate,
-        absence=challenge.absence,
-        champion=challenge.champion,
-        warnings=_warnings(manifest, evaluation, *warnings),
+        evaluation, gate, absence=challenge.absence, champion=challenge.champion, warnings=warnings
     )
+    described = evaluation, blessing, manifest, export, training
     origin = Origin.of(model_file, training, run)
-    report = render_report(
-        evaluation, blessing, manifest, export, training, champion=challenge.export, origin=origin
-    )
-    card = make_card(manifest, export, training, evaluation, blessing.headline)
+    report = render_report(*described, origin=origin)
     files.write_text(out / model_store.REPORT_FILE, report)
+    card = make_card(manifest, export, training, evaluation, blessing.headline)
     _conclude(evaluation, blessing, card, out)
     return Validation(evaluation, blessing)
-
-
-def _checked(
-    gate: Gate, manifest: Manifest, model_file: Path, champion_uri: str, formats: Sequence[str]
-) -> Gate:
-    """Returns the gate for a dataset's labels, once it is known that all of its rules can be judged."""
-    gate.check(manifest, champion_uri, formats)
-    gate = gate.for_labels(manifest.labels)
-    if heads := read_recorded_heads(model_file):
-        gate.check_quantiles(manifest.labels, read_quantiles(heads))
-    if champion_uri:
-        catalog.require_store(champion_uri)
-    return gate
 
 
 def export_trained(
@@ -208,23 +193,9 @@ def validate_artifacts(
 ) -> tuple[bool, str]:
     """Validates the model of one task for the next; the artifacts are handed in, kfp is not imported.
 
-    Args:
-        dataset: Input artifact, a dataset directory.
-        model: Input artifact, a directory with model.keras; its metadata name the model function.
-        exported: Output artifact: gets the whole output directory of `validate`.
-        gate: Fields of `GateSettings`.
-        metrics: Output artifact: gets every metric and the number of examples.
-        confusion: Output artifact: gets the confusion matrix, if it is small enough for a task's metadata,
-            and of two classes the ROC curve of the second.
-        sliced: Output artifact: gets the ROC curve of each class against the others.
-        report: Output artifact: gets the HTML page.
-        run: Name of the run.
-
-    Returns:
-        Whether the model is blessed, and how good it is: "accuracy 0.9812".
-
-    Raises:
-        ShardlineError: As `validate` does.
+    They are those of `component.export_validate`: the confusion matrix is written if it is small enough for a
+    task's metadata, and of two classes the ROC curve of the second. Returns what the component does; raises
+    ShardlineError as `validate` does.
     """
     out = Path(exported.path)
     settings = read(GateSettings, gate, "gate")
@@ -243,8 +214,12 @@ def validate_artifacts(
     exported.framework = "tensorflow"
     exported.metadata.update(blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint)
     _log(evaluation, metrics, confusion)
+    curves = [curve for part in evaluation.each for curve in part.roc]
     # KFP 2.17's own methods for slices do not work: the attribute that they keep them in is never made.
-    sliced.metadata["evaluationSlices"] = [_slice(curve) for part in evaluation.each for curve in part.roc]
+    sliced.metadata["evaluationSlices"] = [
+        {"slice": f"class={one.name}", "sliceClassificationMetrics": {"confidenceMetrics": _readings(one)}}
+        for one in curves
+    ]
     page = page_path(report)
     files.write_text(page, moved((out / model_store.REPORT_FILE).read_text(), out, page.parent))
     return blessed, evaluation.quality
@@ -307,15 +282,11 @@ def _log(evaluation: Evaluation, metrics: Any, confusion: Any) -> None:
         confusion.log_roc_curve(list(curve.x), list(curve.y), list(curve.thresholds))
 
 
-def _slice(curve: Curve) -> dict[str, Any]:
+def _readings(curve: Curve) -> list[dict[str, float]]:
     """Returns a class's ROC curve as the schema of SlicedClassificationMetrics has it."""
     every = max(1, len(curve.x) // _POINTS)
     points = zip(curve.thresholds[::every], curve.y[::every], curve.x[::every], strict=True)
-    readings = [
+    return [
         {"confidenceThreshold": threshold, "recall": recall, "falsePositiveRate": false_positives}
         for threshold, recall, false_positives in points
     ]
-    return {
-        "slice": f"class={curve.name}",
-        "sliceClassificationMetrics": {"confidenceMetrics": readings},
-    }

@@ -42,9 +42,7 @@ Judgement = Literal["passed", "failed", "undecided", "open", "skipped", "off"]
 class Absence:
     """Why there is no champion to compare with.
 
-    Attributes:
-        text: In one sentence, without a full stop.
-        first: Whether the place for champions was looked at and is empty; all else is a fault, and blocks.
+    It is the `first` run where the place for champions was looked at and is empty; all else is a fault.
     """
 
     text: str
@@ -60,7 +58,7 @@ class JudgedRule:
         metric: Its left side: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
         left: Value of the left side; None where it could not be measured.
         right: The limit; None where it is another's value that could not be measured.
-        interval: 95 % interval of the left side; None where there is none.
+        interval: 95 % interval of the left side.
         champion: The champion's value, where the rule compares with it.
         difference: 95 % interval of the value minus the other's, by paired bootstrap.
         p: As in `Lead`; None where the rule does not ask for it.
@@ -96,9 +94,8 @@ class JudgedRule:
     @property
     def right_text(self) -> str:
         """The limit as a person reads it."""
-        if self.right is None:
-            return "the champion's" if self.metric else ""
-        return f"{self.right:g}"
+        unknown = "the champion's" if self.metric else ""
+        return unknown if self.right is None else f"{self.right:g}"
 
     def __str__(self) -> str:
         if self.verdict == "off":
@@ -187,18 +184,8 @@ def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | No
     if rule.reference == "champion":
         evaluation = evaluation.beside_champion
     left, interval, note = measure_left(rule, evaluation)
-    judged = JudgedRule(
-        rule.text,
-        rule.left,
-        left,
-        rule.operator,
-        rule.limit,
-        "undecided",
-        interval,
-        note=note,
-        name=rule.name,
-        why=rule.why,
-    )
+    judged = JudgedRule(rule.text, rule.left, left, rule.operator, rule.limit, "undecided", interval)
+    judged = replace(judged, note=note, name=rule.name, why=rule.why)
     no_drift = rule.is_drift and not evaluation.drift
     if (evaluation.champion is None and (rule.reference == "champion" or no_drift)) or (no_drift and absence):
         return _without_champion(judged, gate, absence, about_it=rule.reference == "champion")
@@ -227,10 +214,7 @@ def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | No
 def _without_champion(
     judged: JudgedRule, gate: Gate, absence: Absence | None, *, about_it: bool
 ) -> JudgedRule:
-    """Judges a rule about a champion that was not measured, by a policy of its own.
-
-    Whether undecided rules are allowed is about slices and metrics.
-    """
+    """Judges a rule about a champion that was not measured; `allow_undecided` is about others."""
     verdict: Judgement = "skipped"
     if absence is None:
         note = "champion_uri is empty: there is nothing to compare with"

@@ -140,14 +140,6 @@ def test_all_signatures_agree_with_the_trained_model_in_a_clean_process(images, 
             np.testing.assert_allclose(found["probabilities"], said["probabilities"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["images", "table"])
-def test_export_json_says_how_far_the_export_is_from_the_model(name, request):
-    content = request.getfixturevalue(name).content
-
-    assert content["compared_examples"] == SAMPLES
-    assert 0.0 <= content["max_difference"] <= 1e-5
-
-
 def test_export_json_says_what_was_exported(images, table):
     content = images.content
     found = content["signatures"]
@@ -187,16 +179,6 @@ def without(example, name):
     parsed = tf.train.Example.FromString(example)
     del parsed.features.feature[name]
     return parsed.SerializeToString()
-
-
-def test_a_model_exported_without_that_signature_is_named(images, tmp_path):
-    archive = keras.export.ExportArchive()
-    functions = signatures.make_signatures(images.model, images.manifest, {"label": "probabilities"})
-    archive.add_endpoint("serving_default", functions["serving_default"])
-    archive.write_out(tmp_path / "old", verbose=False)
-
-    with pytest.raises(ModelError, match="has no signature 'serving_example'; export it again"):
-        ServedModel(tmp_path / "old", images.manifest).predict_examples(tf.constant(images.taken[:1]))
 
 
 def test_images_stored_as_raw_values_are_served_too_and_logits_compared_behind_their_softmax(tmp_path):

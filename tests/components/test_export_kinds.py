@@ -11,7 +11,7 @@ from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate import answers as golden
 from shardline.components.validate import formats
-from shardline.components.validate.answers import Predictions, largest_gap_of, name_outputs
+from shardline.components.validate.answers import name_outputs
 from shardline.components.validate.export import export_model, take_samples
 from shardline.components.validate.signatures import ServedModel, measure_costs
 from shardline.trainer.data.decode import parse_batch
@@ -142,7 +142,7 @@ TAGGED = Export(
         (
             {"probabilities": [0.9, 0.501, 0.1], "labels": [0, 1, 0]},
             1.0,
-            "example 0: another answer to 'red'",
+            "example 0: labels [0, 1, 0] are not",
         ),
         ({"probabilities": [0.9, 0.501, 0.1], "labels": 1}, 1.0, "example 0: labels 1"),
     ],
@@ -152,14 +152,6 @@ def test_several_labels_are_compared_each_by_itself(found, difference, words):
 
     assert agreement.difference == pytest.approx(difference)
     assert agreement.words.startswith(words)
-
-
-def test_answers_of_two_labels_differ_by_the_larger_difference():
-    one = Predictions({"kind": np.array([[0.5, 0.5]]), "price": np.array([[1.0]])}, {})
-    other = Predictions({"kind": np.array([[0.4, 0.6]]), "price": np.array([[3.0]])}, {})
-
-    assert largest_gap_of(one, other, {"price": (4.0,)}) == pytest.approx(0.5)
-    assert largest_gap_of(one, one, {}) == 0.0
 
 
 def test_a_model_without_an_output_for_a_label_is_refused(tmp_path):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner
-from sklearn import metrics
 
 from shardline.components import model_store
 from shardline.components.validate.challenge import Challenge, challenge_champion, compare
@@ -23,10 +22,8 @@ from shardline.components.validate.verdict import judge
 from shardline.pipelines.cli.main import main
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.errors import SettingsError
-from tests.helpers.costly import Large, Slow
 from tests.helpers.datasets import write_dataset, write_table
 from tests.helpers.exports import publish_next
-from tests.helpers.fake_storage import fake_storage
 from tests.helpers.labels import counted
 from tests.helpers.models import band_model
 
@@ -75,28 +72,6 @@ def save(model, directory):
 
 
 # What is measured
-
-
-def test_the_numbers_are_those_of_scikit_learn(measured):
-    labels, predicted = measured.outcomes["label"].true, measured.outcomes["label"].predicted
-    probabilities = measured.outcomes["label"].said.astype(np.float64)
-    probabilities /= probabilities.sum(axis=1, keepdims=True)
-    found = measured.evaluation.metrics
-
-    average = {"average": "macro", "zero_division": 0.0}
-    expected = {
-        "accuracy": metrics.accuracy_score(labels, predicted),
-        "macro_precision": metrics.precision_score(labels, predicted, **average),
-        "macro_recall": metrics.recall_score(labels, predicted, **average),
-        "macro_f1": metrics.f1_score(labels, predicted, **average),
-        "weighted_f1": metrics.f1_score(labels, predicted, average="weighted"),
-        "log_loss": metrics.log_loss(labels, probabilities),
-        "roc_auc": metrics.roc_auc_score(labels, probabilities, multi_class="ovr"),
-        "pr_auc": metrics.average_precision_score(np.eye(3)[labels], probabilities, average="macro"),
-    }
-    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-9)
-    assert "top5_accuracy" not in found  # of three classes it would always be 1
-    assert 0.3 < found["accuracy"] < 0.95
 
 
 def test_what_it_costs_is_measured(measured):
@@ -156,17 +131,11 @@ def test_intervals_hold_their_value(measured):
     assert upper - lower == pytest.approx(2 * half, rel=0.15)
 
 
-def test_a_model_is_not_ahead_of_itself(measured):
-    evaluation = compare(measured, measured)
-
-    assert evaluation.champion.accuracy == evaluation.accuracy
-    assert evaluation.leads["accuracy"].interval == (0.0, 0.0)
-    assert evaluation.leads["accuracy"].p == 1.0
-
-
 def test_the_evaluation_can_be_written(measured):
-    content = json.loads(json.dumps(compare(measured, measured).to_json(), allow_nan=False))
+    evaluation = compare(measured, measured)
+    content = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
 
+    assert (evaluation.leads["accuracy"].interval, evaluation.leads["accuracy"].p) == ((0.0, 0.0), 1.0)
     assert content["champion"]["metrics"]["accuracy"] == content["accuracy"]
     assert content["champion"]["champion"] is None
 
@@ -205,10 +174,6 @@ MODELS = {
     "equal": PRESENT,
     "better": {},
     "blind to one class": {"bias": (0, 0, -9.0)},
-    "other labels": {"order": (1, 2, 0)},
-    "not a number": {"bias": np.nan},
-    "too large": {"layers": [Large()]},
-    "too slow": {"layers": [Slow()]},
 }
 
 
@@ -248,18 +213,8 @@ def challenges(dataset, champion, measured, tmp_path_factory):
             "recall[class=bottom] 0.0000 is not >=",
         ),
         ("blind to one class", ["worst_slice(recall) >= 0.5"], False, "class=bottom"),
-        pytest.param("other labels", NOT_WORSE, False, "accuracy 0.0000 is not >=", marks=pytest.mark.matrix),
-        pytest.param(
-            "not a number",
-            ["non_finite == 0"],
-            False,
-            "examples with non-finite output 90 is not == 0",
-            marks=pytest.mark.matrix,
-        ),
-        pytest.param("too large", ["size_mb <= 1"], False, "size_mb 1.", marks=pytest.mark.matrix),
         ("better", ["size_mb <= 1"], True, "size_mb"),
         ("better", ["size_mb <= 0.001"], False, "size_mb"),
-        pytest.param("too slow", ["latency_p50_ms <= 5"], False, "latency_p50_ms", marks=pytest.mark.matrix),
         ("better", ["latency_p50_ms <= 0"], False, "latency_p50_ms"),
     ],
 )
@@ -284,7 +239,6 @@ def test_each_model_gets_the_verdict_that_it_deserves(model, rules, blessed, rea
             "has other classes",
         ),
         (lambda place, publish_into: publish_into(place, inputs={"year": {}}), "has other inputs (year)"),
-        (lambda place, publish_into: publish_into(place, without=True), "cannot load the exported model"),
         (
             lambda place, publish_into: shorten(
                 publish_into(place) / "variables/variables.data-00000-of-00001"
@@ -300,13 +254,11 @@ def test_each_model_gets_the_verdict_that_it_deserves(model, rules, blessed, rea
 def test_a_champion_that_cannot_be_measured_is_never_ignored(
     damage, because, dataset, champion, tmp_path, measured
 ):
-    def publish_into(place, *, without=False, **changes):
+    def publish_into(place, **changes):
         shutil.copytree(champion, place, dirs_exist_ok=True)
         (version,) = (place / "versions").iterdir()
         content = json.loads((version / "export.json").read_text())
         (version / "export.json").write_text(json.dumps(content | changes))
-        if without:
-            shutil.rmtree(version / "saved_model")
         return version / "saved_model"
 
     place = tmp_path / "champions"
@@ -365,25 +317,6 @@ def test_only_an_empty_place_for_champions_is_a_first_run(dataset, champion, tmp
     assert "champion.json is gone, but" in without_record.absence.text
     with pytest.raises(SettingsError, match=r"there is no directory .*mount the disk .*or begin"):
         challenge(tmp_path / "mnt")
-
-
-def test_a_champion_in_a_bucket_that_is_not_mounted_is_measured(
-    dataset, champion, measured, challenges, monkeypatch
-):
-    objects = {
-        f"digits/{path.relative_to(champion)}": path.read_bytes()
-        for path in champion.rglob("*")
-        if path.is_file()
-    }
-    here = challenges("equal", True)
-    with fake_storage("bucket", objects) as url:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        there = challenge_champion(measured, "gs://bucket/digits", examples(dataset), min_slice=10)
-
-    (version,) = (champion / "versions").iterdir()
-    assert (there.champion, there.absence) == (here.champion, None) == (version.name, None)
-    assert judge(here.evaluation, Gate(), champion=here.champion).champion == version.name
-    assert there.evaluation.champion.confusion == here.evaluation.champion.confusion
 
 
 def test_what_decides_nothing_is_a_warning(dataset, tmp_path):

@@ -10,12 +10,11 @@ import pytest
 from PIL import Image
 
 from shardline.components.html import moved
-from shardline.components.model_store import TrainingData
 from shardline.components.validate.evaluation import Curve, Lead, Mistake, Slice
-from shardline.components.validate.metrics import QUALITY, SERVING
+from shardline.components.validate.metrics import QUALITY
 from shardline.components.validate.model_card import TrainingRecord
 from shardline.components.validate.plots import confused_pairs, draw_confusion
-from shardline.components.validate.report import Origin, metric_rows, show_interval
+from shardline.components.validate.report import Origin, metric_rows
 from shardline.components.validate.verdict import JudgedRule
 from shardline.trainer.data.features import Feature
 from tests.helpers.reports import (
@@ -178,41 +177,6 @@ def test_classes_come_weakest_first_and_those_never_predicted_are_marked():
     assert rows == ["middle never predicted", "bottom", "top"]
 
 
-def test_what_has_changed_since_the_champion_is_said_and_nothing_else():
-    settings = {
-        "settings": {"epochs": 3, "dataset": "/here", "hparams": {"width": 8}},
-        "versions": {"keras": "1"},
-    }
-    trained = TrainingData(salt=0, records=10, keys="xxh3:x", rules={"group": "patient"})
-    before = dataclasses.replace(EXPORT, settings=settings, training_data=trained)
-    changed = {
-        "settings": {"epochs": 5, "dataset": "/there", "hparams": {"width": 8}},
-        "versions": {"keras": "2"},
-    }
-    now = dataclasses.replace(
-        before,
-        git_revision="ffffff",
-        settings=changed,
-        fingerprint="sha256:" + "1" * 64,
-        training_data=dataclasses.replace(trained, keys="xxh3:y", rules={"stratify": True}),
-    )
-
-    page = Page(make_report(make_evaluation(NAMES), export=now, champion=before))
-
-    rows = [row for row in page.rows if len(row) == 4 and row[1] in ("data", "code", "parameters")]
-    assert rows == [
-        ["dataset as it is stored", "data", "none", "sha256:111111111111"],
-        ["training examples", "data", "10 (x)", "10 (y)"],
-        ["stratify", "data", "none", "True"],
-        ["group", "data", "patient", "none"],
-        ["git revision", "code", "4ccda76", "ffffff"],
-        ["keras in training", "code", "1", "2"],
-        ["epochs", "parameters", "3", "5"],
-    ]
-    assert "Nothing: data, code and parameters" in make_report(make_evaluation(NAMES), champion=EXPORT)
-    assert "since the champion" not in make_report(make_evaluation(NAMES))
-
-
 def test_the_verdict_stands_at_the_top_in_words_with_date_run_and_links():
     blessing = make_blessing(headline="Worse than the champion by 4.8 points: not registered")
     origin = Origin("2026-01-31 09:15 UTC", "retrain-1", "gs://bucket/logs")
@@ -351,26 +315,6 @@ def test_a_difference_from_the_champion(measure, value, before, lead, difference
     shown = metric_row(measure, value, before, lead)
 
     assert (shown.difference, shown.change) == (difference, change)
-
-
-def test_what_was_not_measured_is_left_out():
-    evaluation = make_evaluation(("a", "b"))
-
-    rows = metric_rows(evaluation, QUALITY + SERVING)
-
-    assert {one.name for one in rows} == set(evaluation.metrics)
-    assert rows[0].champion == rows[0].difference == rows[0].change == ""
-
-
-def test_values_carry_their_units():
-    rows = metric_rows(make_evaluation(("a", "b")), SERVING)
-
-    assert [one.value for one in rows] == ["12.50 ms", "1.50 MB"]
-
-
-def test_intervals():
-    assert show_interval(None) == ""
-    assert show_interval((-0.01, 0.02)) == "-0.0100 to 0.0200"
 
 
 LETTERS = ("a", "b", "c", "d")

@@ -40,13 +40,6 @@ def test_numbers_are_shown_by_their_errors():
     assert not [part for part in CLASSES_ONLY if part in page]
 
 
-def test_each_of_several_numbers_is_drawn():
-    page = shown("numbers")
-
-    assert page.count("Predicted over true") == 2
-    assert "<h3>area</h3>" in page
-
-
 def test_several_labels_have_a_table():
     page = shown("multilabel")
 

@@ -48,6 +48,13 @@ def test_as_scikit_learn_has_them(seed: int, examples: int, classes: int, digits
     rows = rows[there] / rows[there].sum(axis=1, keepdims=True)
     loss = metrics.log_loss(labels[there], rows, labels=range(classes)) if there.any() else None
     assert measured.get("log_loss") == pytest.approx(loss, abs=1e-9)
+    average = {"average": "macro", "zero_division": 0.0}
+    assert measured["accuracy"] == metrics.accuracy_score(labels, found.predicted)
+    for name in ("precision", "recall", "f1"):
+        expected = getattr(metrics, f"{name}_score")(labels, found.predicted, **average)
+        assert measured[f"macro_{name}"] == pytest.approx(expected, abs=1e-9)
+    expected = metrics.f1_score(labels, found.predicted, average="weighted", zero_division=0.0)
+    assert measured["weighted_f1"] == pytest.approx(expected, abs=1e-9)
     if classes > 5:
         top = metrics.top_k_accuracy_score(labels, probabilities, k=5, labels=range(classes))
         assert measured["top5_accuracy"] == pytest.approx(top, abs=1e-9)
@@ -137,10 +144,6 @@ def test_rows_that_are_no_probabilities_have_a_log_loss(row: list[float]) -> Non
 
     halves, ones = (2, 1) if max(row) > 0 else (2, 0)
     assert found["log_loss"] == pytest.approx(np.log(2) * halves / (halves + ones), abs=1e-6)
-
-
-def test_where_no_row_is_a_probability_there_is_no_log_loss() -> None:
-    assert "log_loss" not in right([[0.0, 0.0]] * 3).score()
 
 
 @pytest.mark.parametrize("distinct", [3, 100])

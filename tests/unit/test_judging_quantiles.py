@@ -16,11 +16,10 @@ from shardline.components.validate.gate import Gate
 from shardline.components.validate.numbers import NumberOutcomes
 from shardline.components.validate.rules import parse_rule
 from shardline.components.validate.verdict import JudgedRule, judge
-from shardline.trainer.data.features import CLASS, REGRESSION, Label
+from shardline.trainer.data.features import REGRESSION, Label
 from shardline.trainer.errors import SettingsError
 
 PRICE = Label("label", REGRESSION, ("price",))
-KIND = Label("label", CLASS, ("no", "yes"))
 SHARES = (0.1, 0.5, 0.9)
 N = 600
 COSTS = {"peak_memory_mb": 1.0}
@@ -145,11 +144,6 @@ def test_a_rule_about_quantiles_that_a_model_lacks_is_refused(
     with pytest.raises(SettingsError, match=message):
         gate.check_quantiles([PRICE], quantiles)
     gate.check_quantiles([PRICE], {"label": SHARES})
-
-
-def test_of_classes_there_are_no_quantiles() -> None:
-    with pytest.raises(SettingsError, match=r"does not fit a label of kind class, which has accuracy"):
-        Gate().with_rules(["coverage >= 0.8"]).for_labels([KIND])
 
 
 def test_the_trivial_answer_has_no_quantiles() -> None:

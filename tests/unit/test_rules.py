@@ -62,7 +62,6 @@ def sound(accuracy=0.95, **others):
     ("text", "expected"),
     [
         ("accuracy >= 0.95", ("accuracy", ">=", 0.95, "", False, "", None)),
-        ("  latency_p95_ms<=50 ", ("latency_p95_ms", "<=", 50, "", False, "", None)),
         ("max_difference <= 1e-5", ("max_difference", "<=", 1e-5, "", False, "", None)),
         ("recall[class=healthy] >= .9", ("recall", ">=", 0.9, "class=healthy", False, "", None)),
         # A class may be called anything, a closing bracket and an operator included.
@@ -73,7 +72,6 @@ def sound(accuracy=0.95, **others):
         ),
         ("worst_slice( accuracy ) >= 0.8", ("accuracy", ">=", 0.8, "", True, "", None)),
         ("accuracy >= champion - 0.005", ("accuracy", ">=", -0.005, "", False, "champion", None)),
-        ("latency_p95_ms <= champion + 2", ("latency_p95_ms", "<=", 2, "", False, "champion", None)),
         ("accuracy > champion (p < 0.05)", ("accuracy", ">", 0, "", False, "champion", 0.05)),
         ("recall[class=x] > champion (p<0.01)", ("recall", ">", 0, "class=x", False, "champion", 0.01)),
     ],
@@ -90,11 +88,7 @@ def test_a_rule_is_read(text, expected):
     [
         ("", "cannot read the rule ''; write it like 'accuracy >= 0.95'"),
         ("accuracy", "cannot read the rule"),
-        ("accuracy >= ", "cannot read the rule"),
         ("accuracy >= nan", "cannot read the rule"),
-        ("accuracy => 0.9", "cannot read the rule"),
-        ("0.9 <= accuracy", "cannot read the rule"),
-        ("accuracy >= 0.9 and recall >= 0.9", "cannot read the rule"),
         ("accuracy >= __import__('os')", "cannot read the rule"),
         ("accuracy >= champion / 2", "cannot read the rule"),
         (
@@ -104,7 +98,6 @@ def test_a_rule_is_read(text, expected):
         # Of a single class only; over all classes it is macro_recall.
         ("recall >= 0.9", "there is no metric 'recall' (in"),
         ("log_loss[class=a] <= 1", "of the slice 'class=a' (in the rule"),
-        ("recall[camera=left] >= 0.9", "there are: accuracy"),
         ("worst_slice(size_mb) <= 1", "there is no metric 'size_mb' of slices"),
         ("accuracy >= 0.9 (p < 0.05)", "write it like 'accuracy > champion (p < 0.05)'"),
         ("size_mb > champion (p < 0.05)", "what is in brackets does not fit"),
@@ -112,9 +105,7 @@ def test_a_rule_is_read(text, expected):
         ("accuracy > champion (p < 2)", "what is in brackets does not fit"),
         ("off", "cannot read the rule 'off'"),
         ("accuracy >= 0.9 (within 0.1)", "what is in brackets"),
-        ("accuracy > champion (within 0.1)", "what is in brackets"),
         ("log_loss >= champion (within 0.1)", "what is in brackets"),
-        ("accuracy >= champion (within 5)", "what is in brackets"),
         ("accuracy >= champion (within 200 %)", "what is in brackets"),
         ("log_loss <= champion (within 1e999)", "what is in brackets"),
         ("max_difference <= champion", "max_difference is compared with a number"),
@@ -221,7 +212,6 @@ def test_a_gate_is_read_from_a_file(tmp_path):
         ("rules = ['acuracy >= 0.9']", "gate.toml: there is no metric 'acuracy'"),
         ("rules = ['accuracy >= 0.9']\nfirst_run = 'ask'", "first_run must be bless or block, got 'ask'"),
         ("rules = ['accuracy >= 0.9']\nmin_slice = 0", "min_slice must be a whole number from 1 on, got 0"),
-        ("rules = ['accuracy >= 0.9']\nallow_undecided = 1", "allow_undecided must be true or false"),
     ],
 )
 def test_a_file_with_a_mistake_is_refused(text, message, tmp_path):
@@ -238,25 +228,17 @@ def test_a_file_with_a_mistake_is_refused(text, message, tmp_path):
         ("recall[class=tip] >= 0.9", "about class 'tip'; the dataset has top, middle, bottom"),
         ("accuracy[lens=wide] >= 0.9", "about feature 'lens'; the dataset can be sliced by class, camera"),
         ("accuracy >= champion", "say where champions are published"),
+        ("recall[class=middle] >= 0.9", "about class 'middle', of which the test split has no example"),
     ],
 )
 def test_a_rule_about_what_is_not_there_is_refused(text, message):
     features = tuple(Feature(name, "string") for name in ("image", "label", "key", "camera"))
-    manifest = Manifest("sha256:0", "source", {}, (class_label(CLASS_NAMES),), features, {})
+    test = Split((Shard("test-00000-of-00001.tfrecord", 9, 1, "0"),), counted((9, 0, 0)))
+    manifest = Manifest("sha256:0", "source", {}, (class_label(CLASS_NAMES),), features, {"test": test})
 
     with pytest.raises(SettingsError, match=message):
         Gate(parse_rules([text])).check(manifest, "")
     Gate(parse_rules(["recall[class=top] >= 0.9", "accuracy[camera=left] >= 0.9"])).check(manifest, "")
-
-
-def test_a_rule_about_a_class_without_test_examples_is_refused():
-    features = tuple(Feature(name, "string") for name in ("image", "label", "key"))
-    test = Split((Shard("test-00000-of-00001.tfrecord", 9, 1, "0"),), counted((9, 0, 0)))
-    manifest = Manifest("sha256:0", "source", {}, (class_label(CLASS_NAMES),), features, {"test": test})
-
-    Gate(parse_rules(["recall[class=top] >= 0.9"])).check(manifest, "")
-    with pytest.raises(SettingsError, match="about class 'middle', of which the test split has no example"):
-        Gate(parse_rules(["recall[class=middle] >= 0.9"])).check(manifest, "")
 
 
 @pytest.mark.parametrize("min_accuracy", [-0.01, 1.01, 95.0, float("nan")])
@@ -279,7 +261,6 @@ def test_a_smallest_accuracy_is_one_more_rule_within_its_range(min_accuracy):
         # Rounded to four digits it would read "0.9500 is not >= 0.95".
         (0.949996, 0, 0.95, False, "accuracy 0.949996 is not >= 0.95"),
         (0.99, 3, 0.95, False, "examples with non-finite output 3 is not == 0"),
-        (1.0, 0, 1.0, True, "accuracy 1.0000 >= 1"),
     ],
 )
 def test_judge(accuracy, non_finite, min_accuracy, blessed, reason):
@@ -343,14 +324,10 @@ def test_without_a_rule_written_a_worse_model_is_blocked(evaluated, verdict, hea
 @pytest.mark.parametrize(
     ("changes", "broken", "headline"),
     [
-        ({"accuracy": 0.91}, "baseline", "Not surely better than always answering 'healthy': not registered"),
+        ({"accuracy": 0.91}, "baseline", "accuracy 0.9100 is not significantly > 0.9"),
         ({"never_predicted": 1}, "classes", "Never predicts"),
-        ({"max_difference": 0.3}, "export", "largest difference"),
-        (
-            {"golden_difference": 0.3},
-            "golden",
-            "largest difference in a clean process 0.3000 is not <= 0.001",
-        ),
+        ({"max_difference": 0.3}, "export", "max_difference 0.3000 is not <= 0.02"),
+        ({"golden_difference": 0.3}, "golden", "largest difference in a clean process 0.3000 is not <="),
         ({"non_finite": 2}, "finite", "examples with non-finite output 2 is not == 0: not registered"),
         ({"batch_difference": 0.3}, "batch", "batch_difference"),
         ({"constant_labels": 1}, "variety", "Cannot be judged: "),
@@ -361,6 +338,7 @@ def test_each_of_the_gates_own_rules_blocks(changes, broken, headline):
 
     assert [rule.name for rule in blessing.rules if rule.verdict == "failed"] == [broken]
     assert not blessing.blessed
+    assert blessing.headline.startswith(headline)
     assert judge(sound(), Gate()).blessed
     noted = dataclasses.replace(sound(golden_difference=1.0), notes={"golden_difference": "Op 'Mine'"})
     assert "Op 'Mine'" in judge(noted, Gate()).reason
@@ -389,17 +367,14 @@ def test_what_was_not_measured_blocks():
     [
         ("recall[class=healthy] >= 0.9", evaluation(), "passed"),
         ("precision[class=healthy] >= 0.95", evaluation(), "failed"),
-        ("accuracy[class=ill] >= 0.5", evaluation(), "passed"),
         ("accuracy[camera=left] >= 0.1", evaluation(), "undecided"),  # four examples
         ("accuracy[camera=right] >= 0.1", evaluation(), "undecided"),  # none at all
         ("worst_slice(accuracy) >= 0.6", evaluation(), "passed"),  # of those with enough examples
         ("worst_slice(f1) >= 0.7", evaluation(), "failed"),
         ("latency_p95_ms <= 50", evaluation(latency_p95_ms=49.0), "passed"),
-        ("latency_p95_ms <= 50", evaluation(latency_p95_ms=51.0), "failed"),
         ("latency_p95_ms <= 50", evaluation(), "undecided"),
         ("log_loss <= 1", evaluation(log_loss=float("nan")), "failed"),
         ("accuracy >= champion (within 0.1)", evaluation(float("nan"), champion=0.9), "failed"),
-        ("accuracy >= champion - 0.005", evaluation(0.95, champion=0.955), "passed"),
         ("accuracy >= champion - 0.005", evaluation(0.95, champion=0.956), "failed"),
         ("accuracy > champion", evaluation(0.95, champion=0.95), "failed"),
         ("accuracy > champion (p < 0.05)", evaluation(0.95, champion=0.94, lead=AHEAD), "passed"),
@@ -432,25 +407,6 @@ def test_the_policy_decides_where_there_is_no_champion_yet(first_run, verdict):
     assert blessing.rules[1].verdict == verdict
     assert blessing.blessed == (first_run == "bless")
     assert f"there is no champion in champions yet; first_run is {first_run}" in blessing.reason
-
-
-def test_a_champion_that_is_there_and_cannot_be_measured_blocks_whatever_the_policy():
-    gate = Gate(parse_rules(["accuracy >= champion"]), "bless", allow_undecided=True)
-
-    blessing = judge(evaluation(), gate, absence=Absence("champion.json is damaged"))
-
-    assert (blessing.blessed, blessing.rules[0].verdict) == (False, "failed")
-    assert "champion.json is damaged" in blessing.reason
-
-
-def test_the_champion_does_not_soften_the_other_rules():
-    gate = Gate(parse_rules(["accuracy >= champion", "worst_slice(accuracy) >= 0.8"]))
-
-    blessing = judge(evaluation(0.97, champion=0.9), gate)
-
-    assert (
-        blessing.reason == "worst_slice(accuracy) 0.6000 is not >= 0.8 (class=ill; 1 with too few examples)"
-    )
 
 
 def test_every_rule_is_listed_with_both_sides_and_verdict():
