@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -80,15 +79,6 @@ def test_a_bucket_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path / "mine"))
     run_job(job, tmp_path / "logs", gcs_root=tmp_path / "gcs")
     assert (tmp_path / "mine/bucket/job/model/chief-0").exists()
-
-
-def test_the_others_are_stopped_when_the_chief_has_succeeded(tmp_path: Path) -> None:
-    program = """
-        if not chief:
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-            time.sleep(600)
-    """
-    run_job(make_job(program, workers=2), tmp_path)
 
 
 def test_workers_and_servers_that_never_end_are_stopped(tmp_path: Path) -> None:
@@ -183,13 +173,6 @@ def test_the_timeout_is_enforced(tmp_path: Path) -> None:
     assert "timeout" in json.loads((tmp_path / "job.json").read_text())["error"]
 
 
-def test_a_replica_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardline.pipelines.local.processes.GRACE_S", 0.3)
-    program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    with pytest.raises(RunError, match="timeout"):
-        run_job(make_job(program, timeout=1.0), tmp_path)
-
-
 def test_a_command_that_does_not_exist(tmp_path: Path, events: list[Event]) -> None:
     pools = (PoolSpec.running(["true"]), PoolSpec.running(["/no/such"]))
     with pytest.raises(PipelineError, match="worker-0 cannot be started: there is no command '/no/such'"):
@@ -232,44 +215,6 @@ def test_a_flood_stalls_nobody_and_stays_out_of_memory(tmp_path: Path) -> None:
     assert len(seen) > 3
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 24 * 1024  # KiB
-
-
-@pytest.mark.parametrize(("network", "ports"), [("host", 9), ("auto", 3)])
-def test_several_jobs_at_once(tmp_path: Path, network: str, ports: int) -> None:
-    program = """
-        import socket
-        server = socket.create_server(("127.0.0.1", int(
-            json.loads(os.environ["TF_CONFIG"])["cluster"][name.split("-")[0]][task["index"]].split(":")[1])))
-        print(server.getsockname()[1], flush=True)
-        if not chief: time.sleep(600)
-        for host in json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]:
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", int(host.split(":")[1]))).close()
-                    break
-                except ConnectionRefusedError:
-                    time.sleep(0.05)
-    """
-    ports_seen: list[str] = []
-    jobs = [
-        threading.Thread(
-            target=run_job,
-            args=(make_job(program, workers=2), tmp_path / str(number)),
-            kwargs={"show_line": lambda name, line: ports_seen.append(line), "network": network},
-        )
-        for number in range(3)
-    ]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join(40)
-    states = [json.loads((tmp_path / str(number) / "job.json").read_text())["state"] for number in range(3)]
-    assert states == ["succeeded"] * 3
-    assert len(set(ports_seen)) == ports
-    for port in ports_seen:  # given back
-        with socket.socket() as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(("127.0.0.1", int(port)))
 
 
 def test_reserved_ports_can_be_bound_by_name_only() -> None:

@@ -54,19 +54,6 @@ def test_a_replica_restarts_in_its_place_and_then_the_whole_job(tmp_path: Path, 
     assert len(set((tmp_path / "clusters").read_text().splitlines())) == 1
 
 
-def test_the_whole_job_restarts_at_once_where_it_asks_for_it(tmp_path: Path, events: list[Event]) -> None:
-    program = "sys.exit(5) if not chief else time.sleep(600)"
-    with pytest.raises(ProcessFailedError, match="worker-0 ended with exit code 5"):
-        run_job(make_job(program, restart_job_on_worker_restart=True), tmp_path)
-    assert _starts_again(events) == [
-        "worker-0 ended with exit code 5; all replicas start again (restart 1 of 1)"
-    ]
-    assert _restarts(tmp_path) == {"chief-0": 1, "worker-0": 1}
-    state = _job_file(tmp_path)
-    assert state["state"] == "failed"
-    assert state["replicas"][1]["starts"][1]["exit"] == 5
-
-
 def test_nothing_restarts_where_retries_are_disabled(tmp_path: Path, events: list[Event]) -> None:
     job = make_job("sys.exit(EXIT_RESTART if chief else 1)", disable_retries=True)
     with pytest.raises(ProcessFailedError):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,18 +123,6 @@ def test_root_without_the_right_to_administer_keeps_other_users_files(tmp_path: 
         [*WITHOUT_ADMINISTRATION, command], timeout=30, capture_output=True, text=True, check=False
     )
     assert "cannot have a network of its own: no new network namespace" in refused.stderr
-
-
-@needs_namespaces
-def test_who_makes_a_namespace_for_somebody_who_was_killed_ends_without_a_word() -> None:
-    own, theirs = socket.socketpair()
-    own.close()
-    with theirs:
-        command = [sys.executable, "-I", "-S", namespace.__file__, str(theirs.fileno())]
-        done = subprocess.run(
-            command, pass_fds=[theirs.fileno()], capture_output=True, timeout=30, check=False
-        )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 @pytest.fixture

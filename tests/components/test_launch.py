@@ -151,15 +151,6 @@ def test_a_replica_that_fails_ends_all(here: Path, code: int, exit_code: int) ->
     assert [item["restarts"] for item in state["replicas"]] == [0, 0, 0]
 
 
-def test_an_exception_keeps_its_traceback(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program = _write("def fail(): raise LookupError('mine')\nif name == 'worker-0': fail()\ntime.sleep(600)")
-    with pytest.raises(ProcessFailedError, match="worker-0 ended with exit code 1"):
-        shardline.launch(program, replicas=2)
-    lines = _shown(capsys.readouterr().out, "worker-0")
-    assert lines[0] == "Traceback (most recent call last):"
-    assert lines[-1] == "LookupError: mine"
-
-
 def test_all_replicas_start_again_as_often_as_they_may(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

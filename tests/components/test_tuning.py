@@ -201,14 +201,6 @@ def test_a_logarithmic_search_is_dense_at_its_end(scale: str, below: bool) -> No
     assert (sum(value < 0.5 for value in values) > 45) is below
 
 
-def test_a_payload_that_a_quote_has_broken_is_one_line(tmp_path: Path) -> None:
-    done, _ = launch('{"display_name": "a "b""}', tmp_path)
-
-    assert done.returncode == 2
-    assert "the payload of HyperparameterTuningJob is not JSON" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_task_without_a_job_is_named() -> None:
     with pytest.raises(PlatformError, match="has put out no job"):
         read_job('{"resources": []}')

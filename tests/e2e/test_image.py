@@ -62,27 +62,6 @@ def test_every_file_of_the_rings_is_installed(installed: Path) -> None:
     )
 
 
-def test_the_trainer_and_the_templates_are_found_where_the_clone_is_not(
-    installed: Path, tmp_path: Path
-) -> None:
-    trainer = run(installed, tmp_path, "-m", "shardline.trainer.task", "--help")
-    assert trainer.returncode == 0, trainer.stderr
-    assert "--per-replica-batch-size" in trainer.stdout
-
-    program = (
-        "import jinja2, shardline.trainer\n"
-        "for package in ('components.validate', 'components.preprocess.inspect', 'components'):\n"
-        "    names = jinja2.PackageLoader('shardline.' + package, '').list_templates()\n"
-        "    print(package, sum(name.endswith('.html.j2') for name in names))\n"
-        "print(shardline.trainer.__file__)"
-    )
-    done = run(installed, tmp_path, "-c", program)
-    assert done.returncode == 0, done.stderr
-    *templates, where = done.stdout.splitlines()
-    assert [int(line.split()[1]) > 0 for line in templates] == [True, True, True]
-    assert Path(where).is_relative_to(installed)
-
-
 def test_it_takes_one_name_and_leaves_a_readers_own_packages_alone(installed: Path, tmp_path: Path) -> None:
     """Both ways: their modules are not taken for ours, and ours are not looked for in theirs."""
     assert [

@@ -17,7 +17,6 @@ from shardline.components.register.component import (
     upload_task,
 )
 from shardline.components.register.settings import Deploy, ModelUpload
-from shardline.pipelines.local import stand_ins
 from shardline.pipelines.local.localize import localize
 from tests.helpers.execution import execute
 
@@ -91,12 +90,3 @@ def test_what_would_be_done_is_said(
     ):
         assert said in done.stdout
     assert [path.parent.name for path in tmp_path.rglob("saved_model.pb")].count("1") == 1
-
-
-def test_a_payload_that_is_no_json_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = {"executor_input": "{}", "payload": '{"a": "b"c"}', "gcp_resources": "r", "type": "DeployModel"}
-    with pytest.raises(SystemExit) as ended:
-        stand_ins.main(["DeployModel", *[f"--{name}={value}" for name, value in given.items()]])
-
-    assert ended.value.code == 2
-    assert "the payload of DeployModel is not JSON" in capsys.readouterr().err

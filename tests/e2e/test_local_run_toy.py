@@ -21,7 +21,6 @@ from kfp import compiler
 
 from shardline.components.run_directory import failure_of
 from shardline.components.run_record import RunRecord
-from shardline.pipelines.local import processes
 from shardline.pipelines.local.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
@@ -329,19 +328,6 @@ def test_a_signal_to_the_command_stops_everything(toy: Path, runs: Path, signum:
     assert RunRecord.read(_only(runs)).state == state
 
 
-@pytest.mark.usefixtures("by_themselves")
-def test_the_next_run_removes_the_temporary_files_of_a_killed_one(toy: Path, runs: Path) -> None:
-    process, started = _start_hanging(toy, runs)
-    executor = next(item for item in started if "shardline.pipelines.local.execute" in item.cmdline())
-    process.kill()
-    executor.kill()
-    process.communicate(timeout=20)
-    (left,) = Path(os.environ["TMPDIR"]).iterdir()
-    psutil.wait_procs(started, timeout=20)
-    with processes.scratch_directory():  # as the next run has one
-        assert not left.exists()
-
-
 def _kill(started: list[psutil.Process], victim: str) -> None:
     # The shell's command line holds the text, too: its name is "sh".
     chosen = next(
@@ -368,39 +354,6 @@ def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str)
     assert "run: error: " in output
     assert "Traceback" not in output
     assert _record(runs)["state"] == "failed"
-
-
-@pytest.mark.usefixtures("by_themselves")
-@pytest.mark.parametrize(
-    "victim", [pytest.param("guardian.py", marks=pytest.mark.matrix), "kfp.dsl.executor_main"]
-)
-def test_a_killed_process_of_a_replica_starts_it_again(toy: Path, runs: Path, victim: str) -> None:
-    process, started = _start_hanging(toy, runs)
-    _kill(started, victim)
-    assert process.stdout is not None
-    assert any("was killed by SIGKILL after" in line and "it starts again" in line for line in process.stdout)
-    process.terminate()
-    process.communicate(timeout=20)
-    assert process.returncode == 143
-    assert not _of_run(runs)
-
-
-@pytest.mark.matrix  # tests/components/test_custom_job_restarts.py has injections and restarts
-@pytest.mark.usefixtures("by_themselves")
-def test_an_injected_failure_is_rehearsed(toy: Path, runs: Path) -> None:
-    stream = io.StringIO()
-    with pytest.raises(ProcessFailedError, match=r"^worker-0 was killed by SIGKILL "):
-        run_pipeline(
-            toy,
-            {"way": "hang"},
-            runs_dir=runs,
-            injections=["kill:worker@t=2s", "kill:worker@t=4s", "kill:worker@t=6s"],
-            stream=stream,
-        )
-    assert stream.getvalue().count("train: injected: kill worker-0") == 3
-    assert "all replicas start again (restart 1 of 1)" in stream.getvalue()
-    job = json.loads((_only(runs) / "replicas" / "train" / "job.json").read_text())
-    assert [item["restarts"] for item in job["replicas"]] == [1, 2]
 
 
 def test_an_injection_is_checked_before_anything_starts(toy: Path, runs: Path, tmp_path: Path) -> None:
