@@ -188,17 +188,12 @@ def own_wheel(directory: Path) -> Path:
     Raises RunError when pip cannot, which says why.
     """
     root = Path(shardline.__file__).parents[1]
-    if not all((root / name).is_file() for name in _SOURCES):
-        return _wheel(_installed_from(), directory)
-    with tempfile.TemporaryDirectory() as name:  # of a copy: setuptools leaves files where it builds
-        shutil.copytree(root / _NAME, Path(name, _NAME), ignore=_CACHES)
-        for file in _SOURCES:
-            shutil.copy(root / file, name)
-        return _wheel(name, directory)
-
-
-def _installed_from() -> str:
-    """Returns what pip is asked for to have the installed Shardline again: its version, or where it was."""
+    if all((root / name).is_file() for name in _SOURCES):
+        with tempfile.TemporaryDirectory() as name:  # of a copy: setuptools leaves files where it builds
+            shutil.copytree(root / _NAME, Path(name, _NAME), ignore=_CACHES)
+            for file in _SOURCES:
+                shutil.copy(root / file, name)
+            return _wheel(name, directory)
     try:
         distribution = metadata.distribution(_NAME)
     except metadata.PackageNotFoundError:
@@ -207,9 +202,10 @@ def _installed_from() -> str:
         ) from None
     direct = json.loads(distribution.read_text("direct_url.json") or "{}")  # PEP 610
     if "url" not in direct:
-        return f"{_NAME}=={distribution.version}"
+        return _wheel(f"{_NAME}=={distribution.version}", directory)
     vcs = direct.get("vcs_info")
-    return f"{_NAME} @ " + (f"{vcs['vcs']}+{direct['url']}@{vcs['commit_id']}" if vcs else direct["url"])
+    url = f"{vcs['vcs']}+{direct['url']}@{vcs['commit_id']}" if vcs else direct["url"]
+    return _wheel(f"{_NAME} @ {url}", directory)
 
 
 def _wheel(source: str, directory: Path) -> Path:

@@ -76,7 +76,10 @@ class ImageSettings:
         Raises:
             SettingsError: When the variant is another one, or machines need two.
         """
-        needed = {machine: _needed(text) for machine, text in accelerators.items()}
+        needed = {
+            machine: "" if not text else "tpu" if "TPU" in text else "gpu"
+            for machine, text in accelerators.items()
+        }
         others = {variant for variant in needed.values() if variant}
         for machine, variant in needed.items():
             wrong = ({self.variant} if self.variant else others) - {variant}
@@ -98,7 +101,3 @@ class ImageSettings:
                 "that one beside it: shardline image build --variant control"
             )
         return replace(self, variant=self.variant or "".join(others) or "cpu")
-
-
-def _needed(accelerators: str) -> str:
-    return "" if not accelerators else "tpu" if "TPU" in accelerators else "gpu"

@@ -90,9 +90,7 @@ class CustomJob:
         """
         if replicas < 1:
             raise PipelineError(f"a job needs at least 1 replica, not {replicas}")
-        if ps < 0:
-            raise PipelineError(f"a job cannot have {ps} parameter servers")
-        if ps and replicas < 2:
+        if ps > 0 and replicas < 2:
             raise PipelineError(
                 f"{ps} parameter servers have no workers to serve: beside the chief there must be at least "
                 f"one, so 2 replicas or more, not {replicas}"

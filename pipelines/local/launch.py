@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -121,27 +121,20 @@ def _imports_shardline(source: Path, root: Path, seen: set[Path]) -> bool:
         tree = ast.parse(source.read_bytes())
     except (SyntaxError, ValueError):
         return False
-    for base, name in _imports(tree, source):
-        if name.partition(".")[0] == "shardline" and base is None:
-            return True
-        place = (base or root) / name.replace(".", "/")
-        for file in {place.with_suffix(".py"), place / "__init__.py"} - seen:
-            if file.is_file() and _imports_shardline(file, root, seen):
-                return True
-    return False
-
-
-def _imports(tree: ast.AST, source: Path) -> Iterator[tuple[Path | None, str]]:
-    """Yields each module that a file may import, with its packages, and where a relative one is."""
-    base: Path | None
     for node in ast.walk(tree):
+        base, names = root, []
         if isinstance(node, ast.Import):
-            base, names = None, [alias.name for alias in node.names]
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = source.parents[node.level - 1] if node.level else None
+            base = source.parents[node.level - 1] if node.level else root
             names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
-        else:
-            continue
-        for name in names:
-            parts = name.split(".")
-            yield from ((base, ".".join(parts[: end + 1])) for end in range(len(parts)))
+        for parts in (name.split(".") for name in names):
+            if parts[0] == "shardline" and not getattr(node, "level", 0):
+                return True
+            places = [base.joinpath(*parts[: end + 1]) for end in range(len(parts))]  # with its packages
+            for file in {
+                file for at in places for file in (at.with_suffix(".py"), at / "__init__.py")
+            } - seen:
+                if file.is_file() and _imports_shardline(file, root, seen):
+                    return True
+    return False

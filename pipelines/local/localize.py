@@ -2,21 +2,10 @@
 
 `require_parts` says before it what of a pipeline is not on this machine.
 
-What changes in the pipeline itself (docs/local-runs.md has it, with what means nothing on this machine):
-
-* An executor that runs one of GCPC's launchers, or its e-mail component, runs the stand-in (`stand_ins`).
-  That of a custom job leaves out what describes machines: the variables SHARDLINE_ACCELERATORS and
-  SHARDLINE_REDUCTION_SERVERS, and the replicas of a Reduction Server.
-* The command of a container component becomes a process (`stand_ins`).
-* Packages of a component are not installed.
-* A task that will load TensorFlow is started by `start`, which may fork it from a process that has loaded it.
-* Placeholders that only the platform can resolve become local values.
-* A condition on a task's named output is written so that kfp.local finds the output (`kfp_internals`).
-* An optional pipeline parameter without default and without value is removed from the tasks that would
-  receive it, since kfp.local cannot pass on "no value".
-* A task that takes an output depends on the task that makes it: kfp.local does not see that by itself.
-* A custom job is tried again at once, and a task of Shardline's own components is not: here one looks at what
-  has failed. All others are tried again as they say.
+docs/local-runs.md lists what changes. Beyond it, an optional pipeline parameter without default and value is
+removed from the tasks that would receive it, since kfp.local cannot pass on "no value"; a condition on a
+task's named output is written so that kfp.local finds it (`kfp_internals`); and a task that takes an output
+depends on the task that makes it, which kfp.local does not see by itself.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardline.pipelines.local import namespace, processes
@@ -30,8 +30,6 @@ CHOICES = ("auto", "isolated", "host")
 _FIRST_PORT = 2222
 #: The lowest number of a descriptor of a namespace.
 _ABOVE = 16
-#: Ports that a warning names.
-_SHOWN_PORTS = 8
 #: What programs say that look for another machine, or a service of this one, and have no network.
 _UNREACHABLE = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable"
@@ -104,7 +102,17 @@ def job_network(replicas: int, topic: str, wanted: str | None = None) -> Iterato
             raise PipelineError(f"the job cannot have a network of its own: {reason}; {REMEDY}")
         reserved = held.enter_context(processes.reserve(replicas))
         if replicas > 1:
-            progress.say(topic, _exposure(reserved, reason))
+            ports = ", ".join(sorted(address.rpartition(":")[2] for address in reserved))
+            no = (
+                f"no network of its own can be had: {reason}; {REMEDY}"
+                if reason
+                else "leave out --network host"
+            )
+            progress.say(
+                topic,
+                "warning: TensorFlow's servers of this job listen on all addresses of this machine (ports "
+                f"{ports}): who reaches one reads and writes files as you; close them with a firewall ({no})",
+            )
         yield Network(reserved)
 
 
@@ -147,14 +155,3 @@ def _namespaces() -> Iterator[tuple[int, ...]]:
             held.callback(os.close, kept[-1])
             os.close(descriptor)
         yield tuple(kept)
-
-
-def _exposure(addresses: Sequence[str], reason: str) -> str:
-    """Says who reaches the replicas of a job in this machine's own network."""
-    ports = sorted(int(address.rpartition(":")[2]) for address in addresses)
-    shown = ", ".join(map(str, ports[:_SHOWN_PORTS])) + ", ..." * (len(ports) > _SHOWN_PORTS)
-    remedy = f"no network of its own can be had: {reason}; {REMEDY}" if reason else "leave out --network host"
-    return (
-        f"warning: TensorFlow's servers of this job listen on all addresses of this machine (ports {shown}): "
-        f"who reaches one reads and writes files as you; close them with a firewall ({remedy})"
-    )

@@ -84,11 +84,12 @@ class Execution:
         """The file that holds everything that was printed."""
         return self.directory / LOG
 
-    def watch(self, command: list[str], terminal: Terminal) -> None:
-        """Runs the executing process to its end, and leaves nothing behind that it has started.
-
-        The command is `shardline.pipelines.local.execute` with all its arguments but the last two.
-        """
+    def watch(self, localized: dict[str, Any], parameters: dict[str, Any], terminal: Terminal) -> None:
+        """Runs the executing process to its end, and leaves nothing behind that it has started."""
+        pipeline, values = self.directory / "localized.yaml", self.directory / "parameters.json"
+        files.write_text(pipeline, yaml.safe_dump(localized, sort_keys=False, allow_unicode=True))
+        files.write_json(values, parameters)
+        arguments = [str(path) for path in (pipeline, values, self.directory / "outputs")]
         inherited = {key: value for key, value in os.environ.items() if key not in PLATFORM_VARIABLES}
         with (
             processes.scratch_directory() as temporary,
@@ -96,7 +97,7 @@ class Execution:
             processes.adopted_orphans(),
         ):
             child = subprocess.Popen(
-                [*command, str(temporary), str(os.getpid())],
+                [sys.executable, "-m", execute.__name__, *arguments, str(temporary), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -266,7 +267,10 @@ def run_pipeline(
     spec = file.spec
     checked = check_parameters(spec, parameters)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    _check_injections(injections, spec)
+    for text in injections:
+        parse_injection(text)
+    if injections and not has_custom_jobs(spec):
+        raise PipelineError("--inject needs a custom job, and no task of the pipeline is one")
     network = chosen(network)
     require_parts(spec)
     localized = localize(spec, checked, created=summary.timestamp(now))
@@ -280,12 +284,11 @@ def run_pipeline(
         book.directory, has_exit_tasks=has_exit_tasks(spec), injections=injections, network=network
     )
     try:
-        command = _write_inputs(book.directory, localized, values)
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
             terminal.show(Event("line", "run", f"{name} in {summary.from_here(book.directory)}"))
             if missed := _not_kept(file):
                 terminal.show(Event("line", "run", f"left out here: {', '.join(missed)}"))
-            run.watch(command, terminal)
+            run.watch(localized, values, terminal)
             run.raise_failure(terminal)
     except processes.Stopped as error:
         _end_run(book, run, CANCELLED, stream, f"stopped by {error.signal_name}")
@@ -346,18 +349,3 @@ def _not_kept(file: PipelineFile) -> list[str]:
     return [f"the accelerator of {item.where}" for item in asking] + [
         f"{kind} (of Kubernetes)" for kind in file.of_other_platforms
     ]
-
-
-def _check_injections(injections: Sequence[str], spec: dict[str, Any]) -> None:
-    for text in injections:
-        parse_injection(text)
-    if injections and not has_custom_jobs(spec):
-        raise PipelineError("--inject needs a custom job, and no task of the pipeline is one")
-
-
-def _write_inputs(directory: Path, localized: dict[str, Any], parameters: dict[str, Any]) -> list[str]:
-    """Writes what the executing process reads, and returns its command as far as it is known here."""
-    pipeline, values = directory / "localized.yaml", directory / "parameters.json"
-    files.write_text(pipeline, yaml.safe_dump(localized, sort_keys=False, allow_unicode=True))
-    files.write_json(values, parameters)
-    return [sys.executable, "-m", execute.__name__, str(pipeline), str(values), str(directory / "outputs")]

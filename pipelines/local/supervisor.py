@@ -145,7 +145,8 @@ class _RunningJob:
         """Waits for something to happen and deals with it; returns whether the job has succeeded."""
         ended = self._wait(min(self._deadline, self._rehearsal.next_time))
         self._rehearsal.act()
-        if self._is_success(ended):
+        self._awaited -= {replica.name for replica, code in ended if code == 0}
+        if not self._awaited:
             return True
         for replica, code in ended:
             if code == 0:
@@ -161,10 +162,6 @@ class _RunningJob:
         if time.monotonic() >= self._deadline:
             raise RunError(f"the job was stopped: its timeout of {self._job.timeout:g} s has passed")
         return False
-
-    def _is_success(self, ended: Ended) -> bool:
-        self._awaited -= {replica.name for replica, code in ended if code == 0}
-        return not self._awaited
 
     def _decide(self, replica: Replica, code: int) -> tuple[bool, str]:
         """Returns whether all replicas start again or this one, and which time this is, in words.
@@ -191,7 +188,9 @@ class _RunningJob:
         """Starts the whole job again, unless the job succeeds meanwhile; returns whether it has."""
         if code == EXIT_RESTART:
             # The others are about to say the same, once they have saved what they have.
-            if self._is_success(self._wait_for_all(processes.GRACE_S)):
+            ended = self._wait_for_all(processes.GRACE_S)
+            self._awaited -= {replica.name for replica, code in ended if code == 0}
+            if not self._awaited:
                 return True
             self._ask_to_end()
             self._wait_for_all(PREEMPTION_GRACE_S - processes.GRACE_S)
