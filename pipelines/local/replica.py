@@ -22,7 +22,7 @@ from shardline.pipelines.local import processes, start
 from shardline.pipelines.local.job import CustomJob
 from shardline.pipelines.local.network import Network, misses_network
 from shardline.pipelines.local.start import Launch
-from shardline.trainer import crash, files, progress
+from shardline.trainer import crash, progress
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
 from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError
 from shardline.trainer.progress import Event
@@ -31,14 +31,11 @@ from shardline.trainer.progress import Event
 _KILL_S = 2.0
 
 
-def launches(
-    job: CustomJob, network: Network, gcs_root: Path | None, temporary: Path, log_directory: Path
-) -> dict[str, Launch]:
+def launches(job: CustomJob, network: Network, temporary: Path, log_directory: Path) -> dict[str, Launch]:
     """Returns how each replica is started, by name, the chief first.
 
-    An environment is this process's, the pool's, and the platform's own on top. `gcs_root` stands in for
-    /gcs/, unless this process's environment names another. Temporary files go to the directory `temporary`,
-    crash files beside the logs, unless they belong to a run.
+    An environment is this process's, the pool's, and the platform's own on top. Temporary files go to the
+    directory `temporary`, crash files beside the logs, unless they belong to a run.
 
     Raises:
         PipelineError: When there is no such command on this machine.
@@ -46,8 +43,6 @@ def launches(
     inherited = {key: value for key, value in os.environ.items() if key not in cluster.PLATFORM_VARIABLES}
     inherited["TMPDIR"] = str(temporary)
     inherited.setdefault(crash.DIRECTORY_VARIABLE, str(log_directory.absolute()))
-    if gcs_root is not None:
-        inherited.setdefault(files.GCS_ROOT_VARIABLE, str(gcs_root))
     # "python3" in a replica's command is the Python of this environment.
     here = os.path.dirname(sys.executable)
     inherited["PATH"] = f"{here}{os.pathsep}{inherited.get('PATH', os.defpath)}"

@@ -60,13 +60,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _custom_job(options: argparse.Namespace) -> Resources:
-    logs, gcs_root = _places(options)
     run_job(
         parse_payload(options.payload, options.executor_input),
-        logs,
+        _logs(options),
         show_line=_print_line,
         injections=[parse_injection(text) for text in os.environ.get(INJECTIONS_VARIABLE, "").split()],
-        gcs_root=gcs_root,
     )
     return []
 
@@ -74,22 +72,20 @@ def _custom_job(options: argparse.Namespace) -> Resources:
 def _tuning_job(options: argparse.Namespace) -> Resources:
     from shardline.pipelines.local import tuning
 
-    payload = _request(options)
-    logs, gcs_root = _places(options)
-    trials = tuning.run_trials(
-        payload, options.executor_input, logs, show_line=_print_line, gcs_root=gcs_root
-    )
+    payload, logs = _request(options), _logs(options)
+    trials = tuning.run_trials(payload, options.executor_input, logs, show_line=_print_line)
     job = Path(options.gcp_resources).with_name(tuning.JOB_FILE)
     job.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(job, tuning.job_of(payload, trials))
     return [{"resourceType": "HyperparameterTuningJob", "resourceUri": job.absolute().as_uri()}]
 
 
-def _places(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Returns the directory for the replicas' logs, and the one that stands in for /gcs/."""
+def _logs(options: argparse.Namespace) -> Path:
+    """Returns the directory for the replicas' logs; beside it is what stands in for /gcs/ in them."""
     task = Path(options.gcp_resources).parent
     run = Path(os.environ.get(RUN_VARIABLE, task))
-    return run / REPLICAS / task.name, run / GCS_DIRECTORY
+    os.environ.setdefault(files.GCS_ROOT_VARIABLE, str(run / GCS_DIRECTORY))
+    return run / REPLICAS / task.name
 
 
 def _print_line(name: str, line: str) -> None:

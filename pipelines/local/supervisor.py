@@ -46,7 +46,6 @@ def run_job(
     topic: str = "train",
     show_line: ShowLine = lambda name, line: None,
     injections: Sequence[Injection] = (),
-    gcs_root: Path | None = None,
     network: str | None = None,
 ) -> None:
     """Runs the job and returns when it has succeeded and no process of it is left.
@@ -62,7 +61,6 @@ def run_job(
         topic: Name under which the job itself reports.
         show_line: Called with the replica's name for each line of output that is no event.
         injections: Failures to rehearse.
-        gcs_root: Directory that stands in for /gcs/ in the replicas, unless the environment names another.
         network: Network of the replicas, one of `network.CHOICES`; what the environment says unless given.
 
     Raises:
@@ -79,7 +77,7 @@ def run_job(
         job_network(len(names), topic, network) as shared,
         processes.scratch_directory() as temporary,
     ):
-        starts = launches(job, shared, gcs_root, temporary, log_directory)
+        starts = launches(job, shared, temporary, log_directory)
         log_directory.mkdir(parents=True, exist_ok=True)
         history = History(job.display_name, names)
         progress.say(topic, f"starting {', '.join(names)}")

@@ -209,7 +209,7 @@ def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribut
 
 
 def run_trials(
-    payload: Mapping[str, Any], executor_input: str, logs: Path, *, show_line: ShowLine, gcs_root: Path
+    payload: Mapping[str, Any], executor_input: str, logs: Path, *, show_line: ShowLine
 ) -> list[Trial]:
     """Runs the trials of a tuning job, which `payload` asks for; each has a directory of its own in `logs`.
 
@@ -219,7 +219,7 @@ def run_trials(
     spec, metric = payload["study_spec"], payload["study_spec"]["metrics"][0]["metric_id"]
     one = {"display_name": payload["display_name"], "job_spec": payload["trial_job_spec"]}
     job = parse_payload(json.dumps(one), executor_input)
-    run = partial(run_job, show_line=show_line, gcs_root=gcs_root)
+    run = partial(run_job, show_line=show_line)
     seed = int(payload.get("labels", {}).get("seed", 0))
     search = Search(spec, seed)
     most, worst = int(payload["max_trial_count"]), int(payload.get("max_failed_trial_count", 0))

@@ -73,11 +73,8 @@ def test_a_bucket_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (out / name).touch()
     """
     job = make_job(program, workers=0, base_output_directory="gs://bucket/job")
-    run_job(job, tmp_path / "logs", gcs_root=tmp_path / "gcs")
-    assert (tmp_path / "gcs/bucket/job/model/chief-0").exists()
-
     monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path / "mine"))
-    run_job(job, tmp_path / "logs", gcs_root=tmp_path / "gcs")
+    run_job(job, tmp_path / "logs")
     assert (tmp_path / "mine/bucket/job/model/chief-0").exists()
 
 

@@ -160,14 +160,10 @@ def test_a_start_that_is_given_stays(runs: Path) -> None:
     given = {"train_options": {}, "continue_run": "dir/of-another"}
 
     assert failed.with_checkpoints(given) == given
-
-
-def test_a_run_without_checkpoints_begins_anew(runs: Path) -> None:
     events: list[progress.Event] = []
-    failed = FailedRun.find(write_run(runs, "run-1"))
-
     with progress.sink(events.append):
-        assert failed.with_checkpoints({"epochs": 3}) == {"epochs": 3, "continue_run": ""}
+        anew = FailedRun.find(write_run(runs, "run-1")).with_checkpoints({"epochs": 3})
+    assert anew == {"epochs": 3, "continue_run": ""}
     assert events[-1].text == "continues run-1; it has no checkpoints: training begins anew"
 
 
