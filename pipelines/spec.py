@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,82 +127,54 @@ def parse_file(content: bytes | str, path: Path) -> PipelineFile:
     return PipelineFile(spec, first if wrapped else {}, platforms)
 
 
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # a class
+    """PyYAML's loader, which refuses merge keys and keys that are there twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in node.value:
+            word, line = str(key.value), key.start_mark.line + 1
+            if word == "<<":
+                raise yaml.YAMLError(f"it has a merge key, <<, in line {line}; write it out")
+            if word in seen:
+                raise yaml.YAMLError(f"the key {word!r} is there twice, in line {line}")
+            seen.add(word)
+        return super().construct_mapping(node, deep)
+
+
 def _documents(content: bytes | str, path: Path) -> list[Any]:
     """Returns the YAML documents of a file; refuses what a compiler does not write."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    too_large = f"{path} is no pipeline: it has more than {_MOST_VALUES:,} values, or holds itself"
+    depth = values = 0
     try:
-        _survey(yaml.parse(content, Loader=loader), path)
-        return list(yaml.load_all(content, Loader=loader))
+        # Before anything is built of it.
+        for event in yaml.parse(content, Loader=_Loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            values += isinstance(event, yaml.NodeEvent)
+            if getattr(event, "tag", None):
+                line = event.start_mark.line + 1
+                raise PipelineError(f"{path} is no pipeline: it has a tag, {event.tag[:60]}, in line {line}")
+            if depth > _DEEPEST:
+                raise PipelineError(f"{path} is no pipeline: it is nested more than {_DEEPEST} times")
+            if values > _MOST_VALUES:
+                raise PipelineError(too_large)
+        documents = list(yaml.load_all(content, Loader=_Loader))
     except (yaml.YAMLError, ValueError) as error:
         raise PipelineError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if _size(documents, {}) > _MOST_VALUES:
+        raise PipelineError(too_large)
+    return documents
 
 
-@dataclass
-class _Collection:
-    """A mapping or list whose end has not been read: its values so far, and the keys of a mapping."""
-
-    anchor: str | None = None
-    keys: set[str] | None = None
-    children: int = 0
-    values: int = 1
-
-    def add(self, values: int) -> None:
-        """Counts what stands in it: one child, and all values below that."""
-        self.children += 1
-        self.values += values
-
-    @property
-    def awaits_key(self) -> bool:
-        """Whether what comes next is the key of a mapping."""
-        return self.keys is not None and self.children % 2 == 0
-
-
-def _survey(events: Iterable[Any], path: Path) -> None:
-    """Looks at YAML before anything is built of it; PipelineError when that would not end, or mislead."""
-    inside = [_Collection()]
-    anchored: dict[str, int] = {}
-    for event in events:
-        if getattr(event, "tag", None) is not None:
-            line = event.start_mark.line + 1
-            raise PipelineError(f"{path} is not a pipeline: it has a tag, {event.tag[:60]}, in line {line}")
-        if isinstance(event, yaml.CollectionStartEvent):
-            is_mapping = isinstance(event, yaml.MappingStartEvent)
-            inside.append(_Collection(event.anchor, set() if is_mapping else None))
-            if len(inside) > _DEEPEST:
-                raise PipelineError(f"{path} is not a pipeline: it is nested more than {_DEEPEST} times")
-            # What it stands for is known at its end: until then nothing can repeat it.
-            anchored.pop(event.anchor, None)
-            continue
-        anchor, values = getattr(event, "anchor", None), 1
-        if isinstance(event, yaml.CollectionEndEvent):
-            done = inside.pop()
-            anchor, values = done.anchor, done.values
-        elif isinstance(event, yaml.AliasEvent):
-            if anchor not in anchored:
-                raise PipelineError(f"{path} is not a pipeline: *{anchor} stands for nothing, or for itself")
-            values = anchored[anchor]
-        elif isinstance(event, yaml.ScalarEvent):
-            _check_key(event, inside[-1], path)
-        else:
-            continue  # the start or end of a document
-        if anchor is not None:
-            anchored[anchor] = values
-        inside[-1].add(values)
-        if inside[-1].values > _MOST_VALUES:
-            raise PipelineError(f"{path} is too large for a pipeline: more than {_MOST_VALUES:,} values")
-
-
-def _check_key(event: Any, mapping: _Collection, path: Path) -> None:
-    if mapping.keys is None or not mapping.awaits_key:
-        return
-    line = event.start_mark.line + 1
-    if event.value == "<<":
-        raise PipelineError(f"{path} is not a pipeline: it has a merge key, <<, in line {line}; write it out")
-    if event.value in mapping.keys:
-        raise PipelineError(
-            f"{path} is not a pipeline: the key {event.value!r} is there twice, in line {line}"
-        )
-    mapping.keys.add(event.value)
+def _size(node: Any, known: dict[int, int]) -> int:
+    """Returns how many values there are, those that an alias repeats each time."""
+    if not isinstance(node, dict | list):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = _MOST_VALUES  # of one that holds itself
+        inside = node.values() if isinstance(node, dict) else node
+        known[id(node)] = 1 + sum(_size(item, known) for item in inside)
+    return known[id(node)]
 
 
 def declared(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -94,14 +94,12 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 @runs.command()
 @click.argument("a")
 @click.argument("b")
-@click.option("--all", "everything", is_flag=True, help="Show what is the same, too.")
 @runs_dir_option
 @json_option
 @environment_flags
 def compare(
     a: str,
     b: str,
-    everything: bool,
     runs_dir: Path,
     as_json: bool,
     settings: Path | None,
@@ -129,12 +127,19 @@ def compare(
         return
     rows, same = [("", *(record.name for record in records), "")], 0
     for title in sections[0]:
-        lines = list(_compared(*(of[title] for of in sections)))
-        chosen = [line[1:] for line in lines if everything or line[0]]
-        same += len(lines) - len(chosen)
-        rows += [(title, "", "", ""), *chosen] if chosen else []
+        one, other = (of[title] for of in sections)
+        names = list(dict.fromkeys([*one, *other]))
+        differing = [name for name in names if one.get(name) != other.get(name)]
+        same += len(names) - len(differing)
+        if differing:
+            rows.append((title, "", "", ""))
+        for name in differing:
+            pair = one.get(name), other.get(name)
+            numbers = all(isinstance(value, float) for value in pair)
+            change = f"{pair[1] - pair[0]:+.4g}" if numbers else ""  # type: ignore[operator]
+            rows.append((f"  {name}", *map(_shown, pair), change))
     show_table(rows)
-    click.echo(f"{same} values are the same; --all shows them" if same else "nothing else is known of them")
+    click.echo(f"{same} values are the same")
 
 
 def _sections(record: RunRecord) -> dict[str, dict[str, Any]]:
@@ -156,15 +161,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _compared(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[bool, str, str, str, str]]:
-    """Yields a line per name: whether the values differ, the name, both values, and by how much they do."""
-    for name in dict.fromkeys([*one, *other]):
-        pair = one.get(name), other.get(name)
-        numbers = all(isinstance(value, float) for value in pair)
-        change = f"{pair[1] - pair[0]:+.4g}" if numbers else ""  # type: ignore[operator]  # both are numbers
-        yield pair[0] != pair[1], f"  {name}", _shown(pair[0]), _shown(pair[1]), change
 
 
 def _shown(value: Any) -> str:

@@ -35,11 +35,7 @@ _TAKEN = (
     "tests",
     "trainer",
 )
-#: What a directory may hold in which a project is written: a repository that is new as well.
-_ALLOWED = frozenset({".git"})
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-#: Characters of a package's name: it is part of the names of files, of the image and of places in a bucket.
-_LONGEST = 40
 _HOME = "https://github.com/shardline/shardline"
 
 
@@ -72,28 +68,17 @@ def package_name(directory: Path) -> str:
 
 def check_name(name: str) -> None:
     """Checks that a package can be called so; SettingsError when it cannot, or another has the name."""
-    advice = "choose another with --name"
-    if len(name) > _LONGEST:
+    if not _NAME.fullmatch(name) or len(name) > 40 or keyword.iskeyword(name):
         raise SettingsError(
-            f"the name of a package has up to {_LONGEST} characters, got {len(name)}; {advice}"
+            f"{name!r} is no name of a package: up to 40 small letters, digits and single underscores, a "
+            "letter first; choose another with --name"
         )
-    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+    elsewhere = [entry for entry in sys.path if entry and Path(entry) != Path.cwd()]
+    if name in (*sys.stdlib_module_names, "test", *_TAKEN) or PathFinder.find_spec(name, elsewhere):
         raise SettingsError(
-            f"{name!r} is no name of a package: small letters, digits and single underscores, a letter "
-            f"first; {advice}"
+            f"{name} is the name of something else that a project imports or holds; choose another with "
+            "--name"
         )
-    if name in sys.stdlib_module_names or name == "test":
-        raise SettingsError(f"Python has a module {name} of its own; {advice}")
-    if name in _TAKEN or _is_installed(name):
-        raise SettingsError(f"{name} is the name of something else that a project imports or holds; {advice}")
-
-
-def _is_installed(name: str) -> bool:
-    """Says whether there is a package of that name outside of the working directory."""
-    here = Path.cwd()
-    return (
-        PathFinder.find_spec(name, [entry for entry in sys.path if entry and Path(entry) != here]) is not None
-    )
 
 
 def write(directory: Path, kind: str, name: str, requirement: str) -> list[Path]:
@@ -121,7 +106,9 @@ def write(directory: Path, kind: str, name: str, requirement: str) -> list[Path]
     }
     written = []
     for root in (_TEMPLATE / _COMMON, _TEMPLATE / kind):
-        for file in _files(root):
+        for file in sorted(path for path in root.rglob("*") if path.is_file()):
+            if re.search(r"/(\.|__pycache__)", str(file.relative_to(root.parent))):
+                continue  # which tools have left there
             parts = [_replaced(part, values) for part in file.relative_to(root).parts]
             path = Path(*(f".{part.removeprefix(_DOT)}" if part.startswith(_DOT) else part for part in parts))
             target = directory / path
@@ -129,14 +116,6 @@ def write(directory: Path, kind: str, name: str, requirement: str) -> list[Path]
             write_bytes(target, _replaced(file.read_text(encoding="utf-8"), values).encode())
             written.append(path)
     return sorted(written)
-
-
-def _files(root: Path) -> list[Path]:
-    """Returns the files of a template, and none that tools leave there."""
-    found = (path for path in root.rglob("*") if path.is_file())
-    return sorted(
-        path for path in found if not re.search(r"/(\.|__pycache__)", str(path.relative_to(root.parent)))
-    )
 
 
 def _replaced(text: str, values: Mapping[str, str]) -> str:
@@ -147,7 +126,7 @@ def _replaced(text: str, values: Mapping[str, str]) -> str:
 
 def _check_directory(directory: Path) -> None:
     try:
-        there = sorted({entry.name for entry in directory.iterdir()} - _ALLOWED)
+        there = sorted({entry.name for entry in directory.iterdir()} - {".git"})
     except FileNotFoundError:
         return
     except NotADirectoryError:

@@ -7,17 +7,16 @@ import datetime
 import re
 import secrets
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from shardline.components.run_record import CANCELLED, SUCCEEDED
-from shardline.components.text import duration, facts, short
+from shardline.components.text import facts, short
 from shardline.components.vertex.client import Platform, ask
-from shardline.components.vertex.forms import JOB_ID, LONGEST_NAME, check_labels, seconds
+from shardline.components.vertex.forms import JOB_ID, LONGEST_NAME, check_labels
 from shardline.components.vertex.payload import at, known_text, whole
 from shardline.components.vertex.runs import Run, read_run, resource_name, run_of
-from shardline.pipelines.check.job import Job, Pool, jobs
+from shardline.pipelines.check.job import Job, jobs
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.settings import Environment, missing
 from shardline.pipelines.spec import declared, defaults
@@ -184,23 +183,26 @@ def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: 
     job = at(request, "pipelineJob")
     pipeline = Pipeline(at(job, "pipelineSpec"), parameters)
     custom_jobs = jobs(pipeline)
-    own, default = str(job.get("serviceAccount") or ""), "the project's default service account"
-    others = {known_text(item.spec.get("service_account")) for item in custom_jobs} - {own, ""}
-    training = "".join(f"; training as {account}" for account in sorted(others))
+    usual = defaults(pipeline.spec)
+    given = [
+        f"{name}={short(value, _LONGEST_VALUE)}"
+        for name, value in parameters.items()
+        if name not in usual or value != usual[name]
+    ]
+    if rest := len(declared(pipeline.spec)) - len(given):
+        given.append(f"{rest} others keep their defaults")
+    account = job.get("serviceAccount") or "the project's default service account"
     launchers = {known_text(item.task.container.get("image")) for item in custom_jobs}
-    images = Counter(known_text(executor.container.get("image")) for executor in pipeline.executors)
-    images.update(pool.image for item in custom_jobs for pool in item.pools)
-    for image in {"", *launchers}:
-        del images[image]
+    images = [known_text(executor.container.get("image")) for executor in pipeline.executors]
+    images += [pool.image for item in custom_jobs for pool in item.pools]
     rows = [
         ("what", f"{job.get('displayName')}, {file}"),
         ("run", str(request.get("pipelineJobId") or "")),
         ("where", f"{request['parent']}, outputs below {at(job, 'runtimeConfig').get('gcsOutputDirectory')}"),
-        ("as", f"{own or default}{training}"),
-        ("parameters", _parameters(pipeline, parameters)),
-        ("image", ", ".join(image for image, _ in images.most_common())),
-        *(("training", line) for item in custom_jobs for line in _machines(item)),
-        *(("limits", _limits(item)) for item in custom_jobs),
+        ("as", str(account)),
+        ("parameters", ", ".join(given)),
+        ("image", ", ".join(image for image in dict.fromkeys(images) if image not in launchers)),
+        *(("training", _machines(item)) for item in custom_jobs),
         ("labels", ", ".join(f"{name}={value}" for name, value in at(job, "labels").items())),
         ("proof", proof),
     ]
@@ -208,44 +210,17 @@ def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: 
     return facts([(name, value) for name, value in dict.fromkeys(rows) if value])
 
 
-def _parameters(pipeline: Pipeline, parameters: Mapping[str, Any]) -> str:
-    usual = defaults(pipeline.spec)
-    given = [
-        f"{name}={short(value, _LONGEST_VALUE)}"
-        for name, value in parameters.items()
-        if name not in usual or value != usual[name]
-    ]
-    rest = len(declared(pipeline.spec)) - len(given)
-    return ", ".join([*given, f"{rest} others keep their defaults"] if rest else given)
-
-
-def _machines(job: Job) -> Iterator[str]:
+def _machines(job: Job) -> str:
     total = sum(pool.replica_count or 0 for pool in job.pools)
-    pools = [_pool(pool) for pool in job.pools]
-    yield f"{', '.join(pools)} ({total} {'machine' if total == 1 else 'machines'})"
-
-
-def _pool(pool: Pool) -> str:
-    has = (
-        f" with {whole(pool.machine.get('accelerator_count'))} {pool.accelerator_type}"
-        if pool.accelerator_type
-        else ""
-    )
-    role = _ROLES[pool.index] if pool.index < len(_ROLES) else f"pool {pool.index}"
-    count = "?" if pool.replica_count is None else pool.replica_count
-    return f"{role} {count} x {pool.machine_type or 'a machine of the run'}{has}"
-
-
-def _limits(job: Job) -> str:
-    """Returns what bounds the time, and so the costs, of a custom job."""
-    timeout = seconds(known_text(job.scheduling.get("timeout")))
-    retries = at(job.task.spec, "retryPolicy").get("maxRetryCount")
-    parts = [
-        f"training ends after {duration(timeout)} at the latest" if timeout else "",
-        f"tried again {int(retries)} times" if retries else "never tried again",
-        job.strategy.lower().replace("_", " ") if job.strategy else "",
-    ]
-    return ", ".join(part for part in parts if part)
+    pools = []
+    for pool in job.pools:
+        role = _ROLES[pool.index] if pool.index < len(_ROLES) else f"pool {pool.index}"
+        count = "?" if pool.replica_count is None else pool.replica_count
+        has = f"{role} {count} x {pool.machine_type or 'a machine of the run'}"
+        if pool.accelerator_type:
+            has += f" with {whole(pool.machine.get('accelerator_count'))} {pool.accelerator_type}"
+        pools.append(has)
+    return f"{', '.join(pools)} ({total} {'machine' if total == 1 else 'machines'})"
 
 
 def new_job_id(name: str, now: datetime.datetime | None = None) -> str:

@@ -109,13 +109,6 @@ ROWS = [
         second(parameters={"x": "1", "cpu_limit": "{{$.inputs.parameters['pipelinechannel--cpu']}}"}),
     ),
     ("SL508", taking_in_a_circle(), taking("out")),
-    ("SL511", retried(maxRetryCount="{{$.inputs.parameters['n']}}"), retried(maxRetryCount=2.0)),
-    (
-        "SL511",
-        retried(backoffDuration="1 minute"),
-        retried(backoffDuration="60s", backoffFactor=2.0, backoffMaxDuration="3600s"),
-    ),
-    ("SL511", retried(backoffFactor="2"), retried(backoffFactor=2)),
     (
         "SL512",
         gated("inputs.parameter_values['pipelinechannel--flip-Output'] == 'heads'"),
@@ -135,34 +128,6 @@ ROWS = [
         "SL512",
         gated("'heads' == inputs.parameter_values['x']"),
         gated("'False' == inputs.parameter_values['x']"),
-    ),
-    ("SL513", reading("gs://bucket/data"), reading("gs://bucket/data", cached=False)),
-    # A time of the run is part of the key.
-    (
-        "SL513",
-        reading("SELECT a\nFROM t"),
-        reading("SELECT a FROM t", at="{{$.pipeline_job_create_time_utc}}"),
-    ),
-    ("SL513", reading("-- all\nCREATE TABLE t AS SELECT a FROM b"), reading("CREATE TABLE t (a INT64)")),
-    ("SL513", reading("p.d.t", name="table"), reading("p.d.t", name="module")),
-    ("SL513", reading("gs://bucket/data"), reading("gs://bucket/data", data_version="3")),
-    ("SL513", reading("images:gs://bucket/data"), reading("gs://bucket/model", name="output_uri")),
-    ("SL513", reading("/gcs/bucket/data"), reading("digits")),
-    ("SL521", saying("{{$.pipeline_job_nmae}}"), saying("{{$.pipeline_job_name}}")),
-    (
-        "SL521",
-        saying("{{$.inputs.artifacts['a'].url}}"),
-        saying("{{$.inputs.artifacts['a'].metadata['n']['m']}}"),
-    ),
-    (
-        "SL521",
-        saying("run", source="{{$.pipeline_project}}"),
-        saying("run", source="{{$.pipeline_google_cloud_project_id}}"),
-    ),
-    (
-        "SL522",
-        saying("{{$.inputs.parameters['suorce']}}", source="s"),
-        saying("{{$.inputs.parameters['source']}}", source="s"),
     ),
     ("SL604", declaring("NUMBER_INTEGER", "three"), declaring("NUMBER_INTEGER", 3.0)),
     ("SL604", declaring("STRING", "c", literals=["a", "b"]), declaring("STRING", "a", literals=["a", "b"])),

@@ -95,9 +95,7 @@ def test_what_differs_between_two_runs_stands_side_by_side(two: Path) -> None:
     assert ["epochs", "3", "6"] in rows
     assert ["train_options.grace_period", "-", "5"] in rows
     assert ["accuracy", "-", "0.9"] in rows
-    assert rows[-1] == ["3", "values", "are", "the", "same;", "--all", "shows", "them"]
-    everything = shardline("runs", "compare", "run-1", "run-2", "--all", "--runs-dir", two).stdout
-    assert "seconds" in everything
+    assert rows[-1] == ["3", "values", "are", "the", "same"]
     assert "seconds" not in shown
 
 

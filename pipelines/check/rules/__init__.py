@@ -4,7 +4,6 @@ from shardline.pipelines.check.rules import (  # noqa: F401  # the rules registe
     containers,
     jobs,
     machines,
-    payload,
     schedules,
     structure,
 )

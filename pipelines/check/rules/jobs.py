@@ -6,8 +6,8 @@ import re
 from itertools import pairwise
 
 from shardline.components.vertex import forms
-from shardline.components.vertex.forms import DURATION, MOST_LABELS, is_label_key, is_label_value, seconds
-from shardline.components.vertex.job import SEVEN_DAYS_S, STRATEGIES
+from shardline.components.vertex.forms import DURATION, MOST_LABELS, is_label_key, is_label_value
+from shardline.components.vertex.job import STRATEGIES
 from shardline.components.vertex.payload import at, known_text, lacks, list_at, whole
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Pipeline
@@ -126,7 +126,6 @@ def _training_strategy(job: Job) -> str:
 
 
 _OTHERS = ("ON_DEMAND", "LOW_COST", "STRATEGY_UNSPECIFIED")
-_FLEX_START_GPUS = ("L4", "A100", "H100", "H200", "B200")
 
 
 @rules(Job)
@@ -160,42 +159,15 @@ def scheduling(job: Job) -> Found:
 
 @rules(Job)
 def strategies(job: Job) -> Found:
-    """Strategies FLEX_START and SPOT, and what they need.
+    """Checkpoints of replicas that may be preempted.
 
-    SL204 error: FLEX_START has the same machines in all pools.
-        Fix: give all worker pools the same machine type and accelerators, or take SPOT or STANDARD
-        Source: docs.cloud.google.com, training/schedule-jobs-dws, "Requirements".
-    SL205 error: FLEX_START asks for L4, A100, H100, H200 or B200 GPUs.
-        Fix: take a machine with L4, A100, H100, H200 or B200 GPUs, or another strategy
-        Source: docs.cloud.google.com, training/schedule-jobs-dws, "Requirements".
-    SL206 error: FLEX_START has a timeout of at most 7 days.
-        Fix: give a timeout of at most "604800s"
-        Source: docs.cloud.google.com, training/schedule-jobs-dws, "Requirements".
     SL207 warning: A SPOT job has a place for checkpoints.
         Fix: write checkpoints: set base_output_directory, or give the trainer a directory for them
         Source: docs.cloud.google.com, training/use-spot-vms, "Preemption handling".
     """
-    kinds = {
-        (pool.machine_type, pool.accelerator_type, str(pool.machine.get("accelerator_count")))
-        for pool in job.pools
-    }
-    timeout = known_text(job.scheduling.get("timeout"))
-    if job.strategy == "FLEX_START" and len(kinds) > 1:
-        listing = ", ".join(f"{pool.index}: {pool.machine_type}" for pool in job.pools)
-        yield "SL204", f"FLEX_START has {len(kinds)} different machines: {listing}"
-    if job.strategy == "FLEX_START" and (seconds(timeout) or 0) > SEVEN_DAYS_S:
-        yield "SL206", f"FLEX_START with a timeout of {timeout}"
     if job.strategy == "SPOT" and lacks(job.spec, "base_output_directory") and not _has_place(job):
         lost = "nothing says where checkpoints go: the job starts over"
         yield "SL207", f"SPOT replicas are preempted, and {lost}"
-    for pool in job.pools:
-        written = str(pool.machine.get("accelerator_type", ""))
-        supported = "{{$" in written or set(_FLEX_START_GPUS) & set(pool.accelerator_type.split("_"))
-        if job.strategy == "FLEX_START" and not supported:
-            yield (
-                "SL205",
-                f"FLEX_START, and worker pool {pool.index} has {pool.accelerator_type or 'no GPUs'}",
-            )
 
 
 def _has_place(job: Job) -> bool:

@@ -1,9 +1,8 @@
-"""Rules about machine types, accelerators and disks, and the table of what Vertex AI training has."""
+"""Rules about machine types and accelerators, and the table of what Vertex AI training has."""
 
 from __future__ import annotations
 
-from shardline.components.vertex.payload import at, known_text, lacks, whole
-from shardline.components.vertex.pools import BOOT_DISK_TYPES
+from shardline.components.vertex.payload import at, lacks, whole
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Aim, Executor
 from shardline.pipelines.check.registry import Found, rules
@@ -70,17 +69,11 @@ _N1 = {
     # The one N1 machine of 64 vCPUs that 4 P100 have enough memory for.
     "n1-highcpu-64": _ATTACHED[64] | {"NVIDIA_TESLA_P100": (4,)},
 }
-_TPU_SLICES = ("2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-#: TPU machine types and their topologies.
-TPU_TOPOLOGIES = {
-    f"{family}-{size}t": topologies
-    for family in ("ct5lp-hightpu", "ct6e-standard")
-    for size, topologies in ((1, ("1x1",)), (4, ("2x2", *_TPU_SLICES)), (8, ("2x4",)))
-}
+_TPUS = {f"{family}-{size}t" for family in ("ct5lp-hightpu", "ct6e-standard") for size in (1, 4, 8)}
 #: TPU7x has machine types of its own, which the tables do not list.
 TPU_FAMILIES = ("cloud-tpu", "ct5lp-", "ct6e-", "tpu7x-")
 
-MACHINE_TYPES = {*_PLAIN, *BUILT_IN, *_N1, *TPU_TOPOLOGIES, "cloud-tpu"}
+MACHINE_TYPES = {*_PLAIN, *BUILT_IN, *_N1, *_TPUS, "cloud-tpu"}
 ACCELERATORS = {
     *_SMALL,
     "NVIDIA_TESLA_V100",
@@ -107,14 +100,9 @@ def allowed(machine: str) -> dict[str, tuple[int, ...]]:
     return dict(_N1.get(machine, {}))
 
 
-def is_tpu(pool: Pool) -> bool:
-    """Whether the replicas of a pool are TPU VMs."""
-    return pool.accelerator_type.startswith("TPU_") or pool.machine_type.startswith(TPU_FAMILIES)
-
-
 @rules(Pool)
 def machines(pool: Pool) -> Found:
-    """Machine types, topologies of TPUs, and boot disks.
+    """Machine types.
 
     SL111 error: Every worker pool names its machine type.
         Fix: give the pool a machine_type, for example n1-standard-8
@@ -122,31 +110,13 @@ def machines(pool: Pool) -> Found:
     SL112 error: A machine type is one that Vertex AI training has.
         Fix: take a machine type that Vertex AI training has
         Source: docs.cloud.google.com, training/configure-compute, "Machine types".
-    SL120 error: A TPU machine type is given with one of its topologies.
-        Fix: set machine_spec.tpu_topology to a topology of the machine type
-        Source: docs.cloud.google.com, training/configure-compute, "TPU v5e" and "TPU v6e".
-    SL121 error: A boot disk's type is one that the API has.
-        Fix: take pd-ssd, pd-standard or hyperdisk-balanced
-        Source: docs.cloud.google.com, training/configure-compute, "Boot disk options".
-    SL122 error: A boot disk has 100 to 64,000 GB.
-        Fix: give boot_disk_size_gb from 100 to 64000
-        Source: docs.cloud.google.com, training/configure-compute, "Boot disk options".
     """
     if lacks(pool.spec, "machine_spec", "machine_type"):
         yield "SL111", "the pool has no machine_type"
-    machine, topology = pool.machine_type, pool.machine.get("tpu_topology")
+    machine = pool.machine_type
     if machine and machine not in MACHINE_TYPES and not machine.startswith(TPU_FAMILIES):
         hint = did_you_mean(machine, MACHINE_TYPES, after="; ")
         yield "SL112", f"machine_type {machine} is not in the list ({TABLE}){hint}"
-    topologies = TPU_TOPOLOGIES.get(machine)
-    if topologies and topology not in topologies and "{{$" not in str(topology):
-        yield "SL120", f"{machine} has the topologies {', '.join(topologies)}, not {topology!r}"
-    disk = at(pool.spec, "disk_spec")
-    kind, size = known_text(disk.get("boot_disk_type")), whole(disk.get("boot_disk_size_gb"))
-    if kind and kind not in BOOT_DISK_TYPES:
-        yield "SL121", f"boot_disk_type {kind!r} does not exist"
-    if size is not None and not 100 <= size <= 64_000:
-        yield "SL122", f"boot_disk_size_gb is {size}"
 
 
 @rules(Pool)
@@ -193,7 +163,7 @@ def accelerators(pool: Pool) -> Found:
 
 
 @rules(Job)
-def tpus(job: Job) -> Found:
+def tpu_jobs(job: Job) -> Found:
     """Replicas on TPUs.
 
     SL119 error: TPUs have one worker pool with one replica.
@@ -201,7 +171,12 @@ def tpus(job: Job) -> Found:
         Source: docs.cloud.google.com, training/configure-compute, "TPUs".
     """
     replicas = sum(pool.replica_count or 1 for pool in job.pools)
-    if replicas > 1 and any(is_tpu(pool) for pool in job.pools):
+    tpus = [
+        pool
+        for pool in job.pools
+        if pool.accelerator_type.startswith("TPU_") or pool.machine_type.startswith(TPU_FAMILIES)
+    ]
+    if tpus and replicas > 1:
         yield "SL119", f"a TPU job has {replicas} replicas in {len(job.pools)} worker pools"
 
 
