@@ -108,8 +108,6 @@ def test_a_sound_dataset(dataset: Path, processes: int) -> None:
     ("record", "at", "message"),
     [
         (7, 0, "its length does not match its checksum"),
-        (7, 9, "its length does not match its checksum"),
-        (0, 40, "the data do not match their checksum"),
         (14, 40, "the data do not match their checksum"),
         (7, -2, "the data do not match their checksum"),  # its own CRC
     ],

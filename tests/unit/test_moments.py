@@ -51,14 +51,8 @@ def test_the_feature_of_times_says_what_it_counts() -> None:
 
 
 def test_a_gap_is_a_duration_or_a_number() -> None:
-    assert [parse_gap(text) for text in ("", "7d", "1.5h", "90m", "30s", "12")] == [
-        0,
-        604_800,
-        5400,
-        5400,
-        30,
-        12,
-    ]
+    gaps = {"": 0, "7d": 604_800, "1.5h": 5400, "90m": 5400, "30s": 30, "12": 12}
+    assert {text: parse_gap(text) for text in gaps} == gaps
     with pytest.raises(SettingsError, match="split_gap '7 weeks' is no duration; give 7d"):
         parse_gap("7 weeks")
 

@@ -143,8 +143,7 @@ class TfRecords:
                     yield BadExample(f"{path} record {number}", str(fault))
                     continue
                 label = index[values["label"]] if index else cast(int, values["label"])
-                if label > highest:
-                    highest = label
+                highest = max(highest, label)
                 yield Example(
                     key,
                     label,
@@ -160,12 +159,11 @@ class TfRecords:
 
         It raises a ValueError for data that is not a tf.train.Example with the features that are needed.
         """
-        image = self._image
         named = [(ours, theirs, self._types.get(ours)) for ours, theirs in self._names.items()]
 
         def read(data: bytes) -> tuple[int, int, Mapping[str, Value]]:
             places = locate(data)
-            start, length = only_span(data, places, image)
+            start, length = only_span(data, places, self._image)
             found = {}
             for ours, theirs, expected in named:
                 value = found[ours] = only_value(data, places, theirs)
