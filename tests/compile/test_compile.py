@@ -1,10 +1,8 @@
 """The compiled pipeline: what is in it, that it is up to date, and what compiling costs."""
 
-import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -54,9 +52,13 @@ def test_the_committed_file_is_what_the_code_compiles_to():
 def test_compiling_loads_neither_tensorflow_nor_the_vertex_client():
     program = (
         "import sys; from pathlib import Path; from shardline.pipelines import compile, settings\n"
-        "compile.compile_pipeline(settings.load(Path('settings/local.toml')))\n"
-        "heavy = {'tensorflow', 'keras', 'google.cloud.aiplatform', 'sklearn', 'rich'} & set(sys.modules)\n"
-        "sys.exit(f'loaded {sorted(heavy)}' if heavy else 0)"
+        "from shardline.pipelines.parameters import load_study\n"
+        "environment = settings.load(Path('settings/local.toml'))\n"
+        "compile.compile_pipeline(environment, load_study(Path('settings/tune.toml')))\n"
+        "upload = settings.ModelUpload(display_name='d', serving_image_uri='s:1')\n"
+        "compile.compile_pipeline(settings.replace(environment, model_upload=upload))\n"
+        "heavy = {'tensorflow', 'keras', 'google.cloud.aiplatform', 'sklearn', 'rich', 'optuna'}\n"
+        "loaded = sorted(heavy & set(sys.modules)); sys.exit(f'loaded {loaded}' if loaded else 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
 
@@ -103,10 +105,6 @@ def test_the_rehearsal_from_the_command_line_has_the_cluster_of_the_job(tmp_path
     done = CliRunner().invoke(cli.main, ["rehearse", str(path), str(tmp_path)])
 
     assert (done.output, given) == ("", [{"readers": 3, "parameter_servers": 1}])
-
-
-def test_no_task_installs_packages(spec):
-    assert "pip install" not in yaml.safe_dump(spec)
 
 
 def test_the_example_settings_are_valid():
@@ -174,30 +172,6 @@ def compile_to(output):
     return CliRunner().invoke(cli.main, command)
 
 
-@pytest.mark.usefixtures("compiled_at_once")
-def test_a_link_stays_a_link_and_what_it_leads_to_is_written(tmp_path):
-    link, file = tmp_path / "link.yaml", tmp_path / "elsewhere" / "retrain.yaml"
-    file.parent.mkdir()
-    link.symlink_to(file)
-
-    assert compile_to(link).exit_code == 0
-    assert link.is_symlink()
-    assert file.read_text() == (ROOT / "compiled" / "retrain.yaml").read_text()
-
-
-@pytest.mark.usefixtures("compiled_at_once")
-def test_a_pipe_is_written_to(tmp_path):
-    pipe = tmp_path / "pipe.yaml"
-    os.mkfifo(pipe)
-    with ThreadPoolExecutor() as threads:
-        read = threads.submit(pipe.read_text)
-        found = compile_to(pipe)
-
-    assert found.exit_code == 0
-    assert pipe.is_fifo()
-    assert read.result() == (ROOT / "compiled" / "retrain.yaml").read_text()
-
-
 def test_standard_output_holds_the_pipeline_and_nothing_else(tmp_path):
     command = [sys.executable, "-c", "from shardline.pipelines.cli.main import main; main()", "compile"]
     given = ["--settings", "settings/local.toml", "--output", "/dev/stdout"]
@@ -255,18 +229,6 @@ def test_tables_of_the_settings_are_machines_of_the_tasks(tmp_path):
         assert found[name]["retryPolicy"]["maxRetryCount"] == 2
     assert "resources" not in containers["register"]
     assert "retryPolicy" not in found["register"]
-
-
-def test_validation_runs_on_a_machine_type_as_the_example_has_it(tmp_path):
-    (tmp_path / "settings.toml").write_text(
-        'image = "r/i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'
-        '[validate]\nmachine_type = "n1-standard-16"\ndisk = 500\n'
-    )
-    spec = yaml.safe_load(compile_pipeline(settings.load(tmp_path / "settings.toml")))
-
-    for step in ("rehearse", "export-validate"):
-        (pool,) = pools(spec, step)
-        assert pool["disk_spec"]["boot_disk_size_gb"] == 500
 
 
 @pytest.mark.parametrize(

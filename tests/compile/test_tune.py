@@ -1,8 +1,6 @@
 """The tuning pipeline: what is in it, that it is up to date, and what it refuses."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,20 +42,6 @@ def test_the_committed_file_is_what_the_code_compiles_to():
     found = (ROOT / "compiled" / "tune.yaml").read_text()
 
     assert found == compile_pipeline(settings.load(LOCAL), load_study(STUDY))
-
-
-def test_compiling_loads_neither_tensorflow_nor_the_vertex_client_nor_the_search():
-    program = (
-        "import sys; from pathlib import Path; from shardline.pipelines import compile, settings\n"
-        "from shardline.pipelines.parameters import load_study\n"
-        "environment = settings.load(Path('settings/local.toml'))\n"
-        "compile.compile_pipeline(environment, load_study(Path('settings/tune.toml')))\n"
-        "heavy = {'tensorflow', 'keras', 'google.cloud.aiplatform', 'optuna'} & set(sys.modules)\n"
-        "sys.exit(f'loaded {sorted(heavy)}' if heavy else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_best_trial_parametrizes_the_final_training():

@@ -54,13 +54,8 @@ def sent(settings: CustomJobSettings, tmp_path: Path, **inputs: Any) -> dict[str
 
 SHAPES = {
     "one": (Cluster(chief=CPU), ["chief"]),
-    "workers": (Cluster.of(THREE), ["chief", "2 workers"]),
     "parameter servers": (
         Cluster(chief=CPU, workers=CPU, parameter_servers=THREE),
-        ["chief", "1 workers", "3 servers"],
-    ),
-    "reduction server": (
-        Cluster(chief=GPU, workers=GPU, reduction_server=THREE),
         ["chief", "1 workers", "3 servers"],
     ),
     "all": (
@@ -246,11 +241,9 @@ def job(**values: Any) -> Any:
 
 REFUSED = [
     (pool(machine_type="n1"), "Compute Engine machine type .*got 'n1'"),
-    (pool(machine_type='n1-"8"'), "Compute Engine machine type"),
     (pool(replica_count=0), "replica_count must be at least 1, got 0"),
     (pool(accelerator_type="NVIDIA_L4"), "go together, got 'NVIDIA_L4' and 0"),
     (pool(accelerator_count=1), "go together, got '' and 1"),
-    (pool(accelerator_type="NVIDIA_L4", accelerator_count=-1), "go together"),
     (pool(boot_disk_type="ssd"), "boot_disk_type is one of pd-ssd"),
     (pool(boot_disk_size_gb=10), "at least 100, got 10"),
     (pool(boot_disk_type="", boot_disk_size_gb=200), "boot_disk_size_gb goes with a boot_disk_type"),
@@ -259,7 +252,6 @@ REFUSED = [
     (pool(reservation_affinity_values=("r",)), "go with reservation_affinity_type SPECIFIC_RESERVATION"),
     (pool(env={"A B": ""}), "env: 'A B' is no name"),
     (pool(env={"TF_CONFIG": ""}), "env: TF_CONFIG is set by the platform"),
-    (pool(env={"AIP_MODEL_DIR": ""}), "env: AIP_MODEL_DIR is set by the platform"),
     (pool(env={f"V{i}": "" for i in range(99)}), "a container has room for 98 variables, got 99"),
     (pool(tpu_topology="2 by 4"), "chips by chips, as in '2x4', got '2 by 4'"),
     (pool(env={"A": "{{$.inputs}}"}), r"env\.A holds '\{\{\$', which begins a placeholder"),
@@ -270,14 +262,12 @@ REFUSED = [
     (cluster(workers=CPU, reduction_server=CPU), "workers with GPUs; there are no such workers"),
     (cluster(workers=GPU, reduction_server=CPU, parameter_servers=CPU), "share one worker pool"),
     (job(strategy="LOW_COST"), "strategy is one of STANDARD, SPOT, FLEX_START, got 'LOW_COST'"),
-    (job(timeout="1h"), "timeout must be seconds and an 's', as in '3600s', got '1h'"),
     (job(timeout="0s"), "timeout must be more than 0s"),
     (job(max_wait_duration="60s"), "max_wait_duration goes with strategy FLEX_START, not STANDARD"),
     (job(strategy="FLEX_START", timeout="604801s"), "at most 604800s"),
     (job(strategy="FLEX_START", cluster=Cluster(chief=CPU, workers=GPU)), "same machine"),
     (job(num_retries=-1), "num_retries must not be negative, got -1"),
     (job(backoff_duration="1m"), "backoff_duration must be whole seconds, as in '60s', got '1m'"),
-    (job(backoff_duration="1.5s"), "backoff_duration must be whole seconds, .* got '1.5s'"),
     (job(network="default"), "network must be projects/NUMBER/global/networks/NAME, got 'default'"),
     (job(network="projects/1/global/networks/n", psc_interface_config={"a": "b"}), "exclude each other"),
     (job(network="", reserved_ip_ranges=("r",)), "reserved_ip_ranges are ranges of a network"),
@@ -288,16 +278,10 @@ REFUSED = [
     ),
     (job(persistent_resource_id="pr", service_account=""), "persistent_resource_id needs service_account"),
     (
-        job(base_output_directory="s3://b/{{$.pipeline_job_name}}"),
-        "base_output_directory must be gs://BUCKET/PATH",
-    ),
-    (
         job(base_output_directory="gs://b/x"),
         r"all runs would share .*gs://b/x/\{\{\$\.pipeline_job_name\}\}$",
     ),
-    (job(base_output_directory="/gcs/b"), "base_output_directory must be gs://BUCKET/PATH"),
     (job(display_name='a "b"'), "display_name holds '\"', which breaks the payload"),
-    (job(display_name="a\\b"), "display_name holds .* which breaks the payload"),
     (job(display_name="a\nb"), "display_name holds .* which breaks the payload"),
     (job(display_name="{{channel:b}}"), "display_name holds '{{channel:'"),
     (
@@ -306,8 +290,6 @@ REFUSED = [
     ),
     (job(psc_interface_config={"a": [{"b": "{{$}}"}]}), r"psc_interface_config\.a\.b holds"),
     (job(labels={"Team": "a"}), "labels: a key is .* got 'Team'"),
-    (job(labels={"1": "a"}), "labels: a key is"),
-    (job(labels={"_a": "a"}), "labels: a key is"),
     (job(labels={"team": "A b"}), r"labels\.team: a value is at most 63"),
     (job(labels={f"k{i}": "" for i in range(65)}), "at most 64, got 65"),
 ]

@@ -36,14 +36,8 @@ def assert_refused(result, message):
         ("source=images:/nowhere", "/nowhere"),
         ("model=resnet", "unknown model 'resnet'; built in are mnist_cnn, resnet50"),
         ("model=tests.helpers.models:plian", "tests.helpers.models has no 'plian', it has plain"),
-        ("min_accuracy=1.5", "min_accuracy must be"),
         ("epochs=0", "epochs must be at least 1, got 0"),
-        ("per_replica_batch_size=-1", "per_replica_batch_size must be at least 1"),
-        ("image_size=2", "image_size must be 4..4096"),
-        ("seed=-1", "seed must be at least 0"),
-        ("epochs=many", "epochs"),
         ("epoch=3", "epochs"),  # the nearest declared name
-        ("hparams=[1]", "hparams"),
         ("epochs", "NAME=VALUE"),
     ],
 )
@@ -52,24 +46,6 @@ def test_a_wrong_parameter_is_refused_before_anything_runs(tmp_path, param, mess
 
     assert_refused(invoke("run", PIPELINE, "--runs-dir", runs, "--param", param), message)
     assert not runs.exists()
-
-
-def test_a_parameter_given_twice_is_refused(tmp_path):
-    result = invoke("run", PIPELINE, "--runs-dir", tmp_path, "-p", "epochs=1", "-p", "epochs=2")
-
-    assert_refused(result, "epochs is given twice: '1' and '2'")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("a: 1", "not a compiled pipeline"), ("a: [", "not YAML"), (None, "no pipeline")],
-)
-def test_a_file_that_is_no_pipeline_is_refused(tmp_path, text, message):
-    path = tmp_path / "pipeline.yaml"
-    if text is not None:
-        path.write_text(text)
-
-    assert_refused(invoke("run", path, "--runs-dir", tmp_path / "runs"), message)
 
 
 def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path):
@@ -81,25 +57,18 @@ def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--readers", 0], "readers must be at least 1"),
         (["--image-size", 3], "image_size must be 4..4096"),
         (["--encoding", "gif"], "'gif' is not one of 'keep', 'jpeg', 'png', 'raw'"),
         (["--split", "train=0.8"], "shares of split must be above 0 and add up to 1"),
         (["--split", "train=most"], "--split takes shares such as train=0.8, got train=most"),
-        (["--split", "train"], "--split takes NAME=VALUE, got 'train'"),
-        (["--split", "train=0.5,train=0.5"], "--split train is given twice"),
         (["--split", "train=0.8,dev=0.2"], "split must give shares of train, validation, test"),
         (["--feature", "image=a,image=b"], "--feature image is given twice: 'a' and 'b'"),
-        (["--feature", "image"], "--feature takes NAME=VALUE, got 'image'"),
         (
             ["--feature", "label=a,text=b", "--text", "c"],
             "--text c is --feature text=c, and --feature text=b",
         ),
         (["--shards", 4, "--shard-size", 64], "give --shards or --shard-size, not both (4 and 64 MiB)"),
         (["--max-bad-fraction", 2], "max_bad_fraction must be 0..1"),
-        (["--max-bad-fraction", "nan"], "max_bad_fraction must be a finite number"),
-        (["--shards", -1], "shards must be at least 0, not -1"),
-        (["--processes", -1], "processes must be at least 0, not -1"),
         (["--processes", 100_000], "processes must be at most 1,024, not 100,000"),
         (["--seed", 2**63], "seed must be a whole number of 64 bits"),
     ],
@@ -119,11 +88,6 @@ def test_the_column_of_text_has_an_option(tmp_path):
     manifests = [(tmp_path / name / "manifest.json").read_text() for name in "ab"]
     assert {one["name"] for one in json.loads(manifests[0])["features"]} == {"key", "label", "text"}
     assert manifests[0] == manifests[1]
-
-
-def test_preprocess_names_the_sources_that_there_are(tmp_path):
-    assert_refused(invoke("preprocess", "nothing", tmp_path / "out"), "unknown source 'nothing'")
-    assert not (tmp_path / "out").exists()
 
 
 def test_preprocess_passes_its_options_on(tmp_path):
@@ -254,9 +218,3 @@ def test_a_full_disk_is_one_line_and_may_be_tried_again(trained, tmp_path, comma
     assert done.output.splitlines()[-1].startswith("Error: ")
     assert "No space left on device" in done.output.splitlines()[-1]
     assert "Traceback" not in done.output
-
-
-def test_train_names_the_mistake_that_a_replica_finds(tmp_path):
-    result = invoke("train", tmp_path, tmp_path / "out")
-
-    assert_refused(result, "no manifest.json")

@@ -140,8 +140,6 @@ def settings(tmp_path: Path) -> Path:
     [
         ("", "", "ok"),
         ("", "projects/1/global/networks/mine", "warning"),
-        ('network = ""', "projects/1/global/networks/mine", "ok"),
-        ('network = "projects/1/global/networks/mine"', "", "warning"),
         ('psc_interface_config = { network_attachment = "mine" }', "", "warning"),
     ],
 )

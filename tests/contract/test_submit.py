@@ -229,17 +229,6 @@ def test_mistakes_are_found_before_anything_is_sent(
     assert fake.services.calls == []
 
 
-def test_a_pipeline_with_errors_is_refused(fake: FakeVertex) -> None:
-    broken = yaml.safe_load(Path("pipeline.yaml").read_text())
-    (one,) = broken["root"]["dag"]["tasks"].values()
-    one["inputs"] = {"parameters": {"x": {"componentInputParameter": "nobody"}}}
-    Path("pipeline.yaml").write_text(yaml.safe_dump(broken))
-    done = submit()
-    assert done.exit_code == 2, done.output
-    assert re.match(r"Error: SL\d+ ", done.stderr)
-    assert fake.services.calls == []
-
-
 def test_wait_ends_with_0_and_shows_the_tasks(fake: FakeVertex) -> None:
     fake.services.fail("GetPipelineJob", code_pb2.UNAVAILABLE, times=2)
     done = submit("--wait", "--job-id", "toy-1")

@@ -150,17 +150,6 @@ def test_a_pipeline_job_is_checked_with_its_parameters_and_labels(tmp_path: Path
     assert set(re.findall(r"SL\d+", found.output)) == {"SL602", "SL802"}
 
 
-def test_settings_for_another_platform_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "p.yaml"
-    path.write_text(yaml.safe_dump_all([pipeline(), {"platforms": {"kubernetes": {"deploymentSpec": {}}}}]))
-
-    found = run(path)
-    assert (found.exit_code, "error SL409 pipeline: a second document has settings" in found.output) == (
-        1,
-        True,
-    )
-
-
 BOMB = "\n".join(
     [
         "a: &a0 [x, x, x, x, x, x, x, x, x]",

@@ -17,11 +17,8 @@ from shardline.trainer.errors import SettingsError
     ("status", "code", "words"),
     [
         (-9, 137, "SIGKILL (exit code 137): most likely out of memory, or killed by hand"),
-        ("SIGSEGV", 139, "SIGSEGV (exit code 139): a crash in native code"),
         (143, 143, "SIGTERM (exit code 143): asked to stop: preempted, cancelled, or past its timeout"),
-        (2, 2, "exit code 2: a mistake in what was given; trying again cannot help"),
         (75, 75, "exit code 75: asked to be started again"),
-        (42, 42, "exit code 42: the program's own; its log says more"),
         (255, 255, "exit code 255: the program's own; its log says more"),  # 127 is no signal
     ],
 )
@@ -34,9 +31,6 @@ QUOTA = (
     "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_cpus"
 )
 DENIED = "Permission 'aiplatform.models.upload' denied on resource '//aiplatform.googleapis.com/projects/p'"
-BUCKET = (
-    "a@p.iam.gserviceaccount.com does not have storage.objects.create access to the Cloud Storage object."
-)
 
 
 @pytest.mark.parametrize(
@@ -50,9 +44,7 @@ BUCKET = (
         ),
         ("Failed to pull image europe-docker.pkg.dev/p/r/i:1", "cannot be pulled", "artifactregistry.reader"),
         (DENIED, "lacks the permission aiplatform.models.upload", "doctor"),
-        (BUCKET, "lacks the permission storage.objects.create", "doctor"),
         ("The replica workerpool0-0 ran out-of-memory and exited", "out of memory", "per_replica_batch_size"),
-        ("OOM when allocating tensor with shape[64,512]", "a tensor could not be allocated", "accelerator"),
         ("[Errno 28] No space left on device: '/tmp/x'", "the disk is full", "boot_disk_size_gb"),
         ("ModuleNotFoundError: No module named 'my_models'", "module my_models is not there", "image"),
         ("No such file or directory: '/gcs/bucket/x'", "data is missing", "bucket"),
@@ -83,15 +75,6 @@ def test_a_message_of_our_own_says_what_to_do_itself() -> None:
 
     assert explanation.cause.startswith("a mistake in what was given")
     assert explanation.next_step == "give 1 or more"
-
-
-def test_what_nobody_knows_is_not_invented() -> None:
-    explanation = explain(Failure())
-
-    assert explanation.rows() == [
-        ("failed step", "unknown"),
-        ("next step", "look at the whole log of the task"),
-    ]
 
 
 LOG = """\

@@ -83,10 +83,6 @@ def test_runs_are_listed_newest_first_and_the_link_is_no_run(two: Path) -> None:
     assert [item["run"] for item in listed] == ["run-2"]
 
 
-def test_where_nothing_has_run_is_said(runs: Path) -> None:
-    assert shardline("runs", "--runs-dir", runs).stdout == f"no runs in {runs}\n"
-
-
 def test_what_differs_between_two_runs_stands_side_by_side(two: Path) -> None:
     shown = shardline("runs", "compare", "run-1", "latest", "--runs-dir", two).stdout
 
@@ -97,15 +93,6 @@ def test_what_differs_between_two_runs_stands_side_by_side(two: Path) -> None:
     assert ["accuracy", "-", "0.9"] in rows
     assert rows[-1] == ["3", "values", "are", "the", "same"]
     assert "seconds" not in shown
-
-
-def test_how_much_better_a_metric_is_is_said(two: Path) -> None:
-    write_run(two, "run-4", state="succeeded", metrics={"accuracy": 0.95, "f1": 0.8})
-
-    rows = shardline("runs", "compare", "run-2", "run-4", "--runs-dir", two).stdout.splitlines()
-
-    assert ["accuracy", "0.9", "0.95", "+0.05"] in [row.split() for row in rows]
-    assert not any("f1" in row for row in rows)
 
 
 def test_a_failed_run_is_continued_with_its_pipeline_and_its_checkpoints(runs: Path) -> None:
