@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,27 +33,16 @@ _AGAIN = {
 }  # fmt: skip
 
 
-class Tally:
-    """A number that threads count up."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._number = 0
-
-    def add(self, number: int) -> None:
-        """Counts it up."""
-        with self._lock:
-            self._number += number
-
-    def take(self) -> int:
-        """Returns the number and starts again from 0."""
-        with self._lock:
-            number, self._number = self._number, 0
-            return number
+#: A 1 for each read and write of this process that was tried again, or numbers of them.
+REPEATED = list[int]()
 
 
-#: Reads and writes of this process that were tried again.
-REPEATED = Tally()
+def take_repeated() -> int:
+    """Returns how many were tried again since the last call."""
+    repeated = 0
+    while REPEATED:
+        repeated += REPEATED.pop()
+    return repeated
 
 
 class TruncatedError(OSError):
@@ -96,7 +84,7 @@ def persistently(request: Callable[[Item], Result], item: Item) -> Result:
         return request(item)
 
     policy = Retry(
-        is_transient, initial=0.5, maximum=8.0, timeout=PATIENCE_S, on_error=lambda _: REPEATED.add(1)
+        is_transient, initial=0.5, maximum=8.0, timeout=PATIENCE_S, on_error=lambda _: REPEATED.append(1)
     )
     try:
         return policy(attempt)()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from shardline.components.preprocess.ahead import REPEATED
+from shardline.components.preprocess.ahead import REPEATED, take_repeated
 from shardline.trainer import crash, errors
 from shardline.trainer.errors import BadRecordError, RunError, ShardlineError
 
@@ -159,7 +159,7 @@ def _receive(output: int, state: list[Any], found: dict[str, Any], report: Repor
         if "found" in answer:
             found |= answer["found"]
             return True
-        REPEATED.add(answer["repeated"])
+        REPEATED.append(answer["repeated"])
         report(answer["records"], answer["bytes"])
     return False
 
@@ -200,7 +200,7 @@ class _Progress:
             self.flush()
 
     def flush(self) -> None:
-        _answer({"records": self._records, "bytes": self._bytes, "repeated": REPEATED.take()})
+        _answer({"records": self._records, "bytes": self._bytes, "repeated": take_repeated()})
         self._records = self._bytes = 0
         self._reported = time.monotonic()
 

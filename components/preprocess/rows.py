@@ -4,8 +4,8 @@ A row is a fixed head and a text: the example's key, the path of its image where
 key, and its further features as entries of a tf.train.Example. The head begins with the digest that decides
 the example's position. Heads are one array, so that sorting, counting and dealing cost little for each.
 
-Memory does not grow with the number of rows: beyond a limit they are distributed to bucket files by the first
-bits of the digest, and sorted bucket by bucket; a bucket that is too large for that is distributed again.
+Memory does not grow with the number of rows: they are distributed to bucket files by the first bits of the
+digest, and sorted bucket by bucket; a bucket that is too large for that is distributed again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ import numpy.typing as npt
 
 from shardline.trainer.data.manifest import KEY_BYTES
 
-#: Rows that are held in memory before they go to buckets (about 5 MB).
-_ROWS_IN_MEMORY = 32_768
+# Rows that are held in memory before they go to buckets (about 5 MB), and that are read at a time.
+_ROWS_IN_MEMORY, _ROWS_READ = 32_768, 4096
 
-#: Rows that are sorted, and dealt, together at most (about 10 MB), or this part of all: each time every shard
-#: gets some, and of millions of rows there are thousands of shards.
+# Rows that are sorted, and dealt, together at most (about 10 MB), or this part of all: each time every shard
+# gets some, and of millions of rows there are thousands of shards.
 _ROWS_TOGETHER, _PARTS = 32_768, 512
 
-#: Rows that are read at a time.
-_ROWS_READ = 4096
-
-BUCKETS = 64
+_BUCKETS = 64
 
 Numbers = npt.NDArray[Any]
 
@@ -204,16 +201,15 @@ def _cut(texts: bytes, heads: Numbers) -> list[bytes]:
 
 
 class Buckets:
-    """Rows in order of their digests, whatever the order in which they come.
-
-    The directory may hold bucket files that an earlier instance left.
-    """
+    """Rows in order of their digests, whatever the order in which they come, in files of a new directory."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.paths = [directory / f"{bucket:02d}.rows" for bucket in range(_BUCKETS)]
         self._pending: list[Rows] = []
         self._count = 0
-        self._in_files = False
+        directory.mkdir(parents=True)
+        for path in self.paths:
+            path.touch()
 
     def append(self, rows: Rows) -> None:
         """Takes rows."""
@@ -224,27 +220,14 @@ class Buckets:
 
     def flush(self) -> None:
         """Moves all rows from memory to the bucket files."""
-        if not self._in_files:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            for bucket in range(BUCKETS):
-                self.path(bucket).touch()
-        rows, self._pending, self._count, self._in_files = Rows.join(self._pending), [], 0, True
-        _distribute(rows, 0, BUCKETS, [self.path(bucket) for bucket in range(BUCKETS)])
-
-    def path(self, bucket: int) -> Path:
-        """Returns the file of a bucket."""
-        return self._directory / f"{bucket:02d}.rows"
+        rows, self._pending, self._count = Rows.join(self._pending), [], 0
+        _distribute(rows, 1, _BUCKETS, self.paths)
 
     def __iter__(self) -> Iterator[Rows]:
         """Yields all rows, sorted, in parts of bounded size."""
-        if not self._in_files:
-            yield Rows.join(self._pending).sorted()
-            return
-        if self._pending:
-            self.flush()
-        paths = [self.path(bucket) for bucket in range(BUCKETS)]
-        together = max(_ROWS_TOGETHER, sum(map(_count, paths)) // _PARTS)
-        yield from _in_order(paths, BUCKETS, together)
+        self.flush()
+        together = max(_ROWS_TOGETHER, sum(map(_count, self.paths)) // _PARTS)
+        yield from _in_order(self.paths, _BUCKETS, together)
 
 
 def _in_order(paths: Sequence[Path], parts: int, together: int) -> Iterator[Rows]:
@@ -252,25 +235,18 @@ def _in_order(paths: Sequence[Path], parts: int, together: int) -> Iterator[Rows
 
     `parts` says into how many the digests were divided so that they came into these files.
     """
-    sorted_rows: list[Rows] = []
+    waiting: list[Rows] = []
     for path in paths:
         count = _count(path)
+        if waiting and sum(rows.count for rows in waiting) + count > together:
+            yield Rows.join(waiting)
+            waiting = []
         if count > together and parts < 1 << 32:
-            yield from _joined(sorted_rows)
-            sorted_rows = []
             yield from _divided(path, parts, together)
-            continue
-        if sum(rows.count for rows in sorted_rows) + count > together:
-            yield from _joined(sorted_rows)
-            sorted_rows = []
-        if count:
-            sorted_rows.append(Rows.join(list(read(path))).sorted())
-    yield from _joined(sorted_rows)
-
-
-def _joined(parts: Sequence[Rows]) -> Iterator[Rows]:
-    if parts:
-        yield Rows.join(parts)
+        elif count:
+            waiting.append(Rows.join(list(read(path))).sorted())
+    if waiting:
+        yield Rows.join(waiting)
 
 
 def _divided(path: Path, parts: int, together: int) -> Iterator[Rows]:
@@ -288,7 +264,7 @@ def _divided(path: Path, parts: int, together: int) -> Iterator[Rows]:
 
 def _distribute(rows: Rows, parts: int, times: int, paths: Sequence[Path]) -> None:
     """Appends rows to one file for each value of the bits of the digest that come behind those of `parts`."""
-    known, more = max(parts, 1).bit_length() - 1, times.bit_length() - 1
+    known, more = parts.bit_length() - 1, times.bit_length() - 1
     numbers = (rows.heads["order"] >> np.uint64(64 - known - more)) & np.uint64(times - 1)
     order = np.argsort(numbers.astype(np.uint16 if times > 256 else np.uint8), kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(times + 1)).tolist()

@@ -18,7 +18,7 @@ from pathlib import Path
 from shardline.components.preprocess import finish as finishing
 from shardline.components.preprocess import marks, storage, work_directory
 from shardline.components.preprocess import schema as schemas
-from shardline.components.preprocess.ahead import REPEATED, persistently
+from shardline.components.preprocess.ahead import persistently, take_repeated
 from shardline.components.preprocess.checks import check_anomalies
 from shardline.components.preprocess.marks import describe
 from shardline.components.preprocess.plan import Plan, PlannedShard, deal_rows, load_part, shard_name, share
@@ -105,7 +105,7 @@ def finish(out: Path, *, take_over: bool = False) -> Manifest:
 @contextlib.contextmanager
 def _working(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterator[WorkDirectory]:
     """Holds the work directory of `out`; what writing into it raises becomes one line."""
-    REPEATED.take()  # what an earlier run of this process has left
+    take_repeated()  # what an earlier run of this process has left
     with work_directory.locked(out, shared=shared, take_over=take_over) as work:
         try:
             with storage.kept_in(work.copies):
@@ -260,7 +260,7 @@ def _finish(plan: Plan, work: WorkDirectory) -> Manifest:
 
 
 def _report_repeated() -> None:
-    if repeated := REPEATED.take():
+    if repeated := take_repeated():
         progress.say(_TOPIC, f"{repeated:,} requests were sent again after an error that passed")
 
 

@@ -1,8 +1,7 @@
 """Files that are read: on this machine, in a bucket mounted under /gcs/, or in one that is not, gs://.
 
 Whatever cannot be found, opened or read is a SourceError of one line. What is far, behind a network, is read
-in ranges that are fetched ahead, or from a copy that a run keeps on this machine's disk while it lasts
-(`kept_in`): a source may read its files more than once, and a writer reads them again record by record.
+in ranges that are fetched ahead, or from a copy that a run keeps on this machine's disk while it lasts.
 """
 
 from __future__ import annotations
@@ -74,15 +73,11 @@ def is_far(path: str) -> bool:
 
 
 def open_read(path: str) -> BinaryIO:
-    """Opens a file for reading; a local one without a buffer, as its readers ask for large blocks.
-
-    Of one that is far, the copy is opened that is kept on this disk, or else ranges are read ahead.
-    """
+    """Opens a file for reading; a local one without a buffer, as its readers ask for large blocks."""
     with one_line(path):
-        if not is_far(path):
-            return _open_local(path)
-        copy = find_copy(path)
-        return _open_local(copy) if copy else cast(BinaryIO, io.BufferedReader(Ranges(path), _RANGE))
+        if near := find_copy(path) if is_far(path) else path:
+            return _open_local(near)
+        return cast(BinaryIO, io.BufferedReader(Ranges(path), _RANGE))
 
 
 def fetch(path: str, target: str) -> None:
@@ -103,10 +98,7 @@ def fetch(path: str, target: str) -> None:
 
 
 def upload(source: Path, target: Path, before: Callable[[], None] = lambda: None) -> None:
-    """Copies a file of this disk to where it belongs, in one stream, and again where that fails.
-
-    `before` is called before each attempt.
-    """
+    """Copies a file of this disk to where it belongs, and again where that fails, each time after `before`."""
 
     def write(_: Path) -> None:
         before()
@@ -158,8 +150,7 @@ class Ranges(io.RawIOBase):
                 raise self._replaced()
             file.seek(start)
             while start < end:
-                block = file.read(min(_RANGE, end - start))
-                if not block:
+                if not (block := file.read(min(_RANGE, end - start))):
                     raise TruncatedError(self._path, start, end)
                 yield block
                 start += len(block)
@@ -174,8 +165,7 @@ class Ranges(io.RawIOBase):
         if not self._block and self._position < self.size:
             if not self._follows:
                 self._blocks, self._follows = self._ahead(), True
-            block = next(self._blocks)
-            if isinstance(block, Exception):
+            if isinstance(block := next(self._blocks), Exception):
                 raise block
             self._block = memoryview(block)
         count = min(len(buffer), len(self._block))

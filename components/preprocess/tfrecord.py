@@ -35,9 +35,6 @@ _KNOWN_LENGTHS = 4096
 _BLOCK = 1 << 20
 _GZIP_MAGIC, _AVRO_MAGIC = b"\x1f\x8b", b"Obj\x01"
 
-# What a length claims is not taken from the memory before it is there.
-_PART = 1 << 24
-
 #: Bytes of a record. An image of 100 million pixels has 300 MB; 2 MB of a gzip file may unfold to 2 GiB.
 _LARGEST_RECORD = 1 << 29
 
@@ -89,8 +86,6 @@ def detect_compression(path: str | os.PathLike[str]) -> str:
 def read_records(path: str | os.PathLike[str], *, compression: str = "") -> Iterator[Record | BadRecordError]:
     """Yields all records of a file from the first to the last, or why one cannot be used.
 
-    That is, in order, an error in the place of a record whose data do not match their checksum.
-
     Raises:
         SourceError: The file cannot be read, is not compressed as it should be, is cut off in the middle, or
             has a damaged length, so that nothing behind it can be found.
@@ -107,7 +102,7 @@ def read_records(path: str | os.PathLike[str], *, compression: str = "") -> Iter
 def _records(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[Record | BadRecordError]:
     unpack_checksum, checksum = _CHECKSUM.unpack_from, google_crc32c.value
     rest, number, wanted, offset = b"", 0, _BLOCK, 0  # offset: of `buffer` in the file
-    while block := _read(stream, wanted):
+    while block := stream.read(wanted):
         buffer = rest + block
         size, position, wanted = len(buffer), 0, _BLOCK
         while size - position >= _HEADER_BYTES:
@@ -141,17 +136,6 @@ def _record_length(header: bytes) -> int:
     """Returns the length that a record's header states, -1 if that does not match its checksum."""
     length = header[: _LENGTH.size]
     return _LENGTH.unpack(length)[0] if header[_LENGTH.size :] == mask(google_crc32c.value(length)) else -1
-
-
-def _read(stream: BinaryIO | gzip.GzipFile, wanted: int) -> bytes:
-    """Reads so many bytes, or what there is up to the end."""
-    if wanted <= _PART:
-        return stream.read(wanted)
-    parts = []
-    while wanted and (part := stream.read(min(wanted, _PART))):
-        parts.append(part)
-        wanted -= len(part)
-    return b"".join(parts)
 
 
 def _damaged(name: str, number: int, how: str) -> SourceError:

@@ -98,7 +98,7 @@ class WorkDirectory:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> WorkDirectory:
-        """Returns the one that another process of a run has `given`."""
+        """Returns the one of which another process of a run has given the value of `given`."""
         return cls(Path(given["out"]), Path(given["scratch"]), given["guard"])
 
     @property
@@ -139,10 +139,9 @@ class WorkDirectory:
             directory.mkdir(exist_ok=True)
 
     def marks(self) -> list[Path]:
-        """Returns the files of the marks; of those in a bucket, copies."""
+        """Returns the files of the marks; of those in a bucket, copies, of all that can be read."""
         if self.is_far:
             there = {path.name for path in self.path.glob(_MARKS)}
-            # One that cannot be read, as it is being written, says nothing.
             self.fetch(sorted(there - {path.name for path in self.done.glob(_MARKS)}), self.done)
         return sorted(self.done.glob(_MARKS))
 
@@ -180,10 +179,7 @@ class WorkDirectory:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """Makes a directory on this machine's disk for a run, and removes it, and those of runs that were killed.
-
-    Nothing is taken over from these: what another machine has done since is in the bucket.
-    """
+    """Makes a directory on this disk for a run, and removes it, and those of runs that were killed."""
     host, pid, began = _here().split()
     prefix = f"shardline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(host.encode())}-"
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
@@ -195,11 +191,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def check(out: Path, *, overwrite: bool) -> None:
-    """Refuses, before any work is done, a directory that cannot become the dataset.
-
-    That is a file, something else than the beginning of a dataset, a whole one that is not to be overwritten,
-    or what cannot be written.
-    """
+    """Refuses, before any work is done, a directory that cannot become the dataset."""
     try:
         if out.is_dir():
             _refuse_content(out, overwrite=overwrite)
@@ -217,14 +209,24 @@ def locked(out: Path, *, shared: bool = False, take_over: bool = False) -> Itera
     """Makes the work directory and holds its lock; at the end removes it, and `out`, where they are empty.
 
     `shared`: whether others that write shards of the same plan may hold it too; in a bucket they need none.
-    `take_over` is that of `created`. Another run that holds it is a RunError.
+    `take_over`: whether a run that had it in a bucket is known to have ended. Any other is a RunError.
     """
     work = WorkDirectory(out)
+
+    def remove_empty() -> None:
+        with contextlib.suppress(OSError):
+            # What says that the dataset is complete goes last: whoever finds it knows what the rest is.
+            if os.listdir(work.path) == [work.publishing.name]:
+                work.publishing.unlink()
+            work.path.rmdir()
+            if not (out / MANIFEST_FILE).exists():
+                out.rmdir()
+
     with contextlib.ExitStack() as stack:
         try:
             if work.is_far:
                 work = WorkDirectory(out, stack.enter_context(_scratch()))
-            stack.callback(_remove_empty, work)
+            stack.callback(remove_empty)
             if work.is_far:
                 persistently(lambda path: path.mkdir(parents=True, exist_ok=True), work.path)
                 if not shared:
@@ -237,21 +239,10 @@ def locked(out: Path, *, shared: bool = False, take_over: bool = False) -> Itera
         yield work
 
 
-def _remove_empty(work: WorkDirectory) -> None:
-    with contextlib.suppress(OSError):
-        # What says that the dataset is complete goes last: whoever finds it knows what the rest is.
-        if os.listdir(work.path) == [work.publishing.name]:
-            work.publishing.unlink()
-        work.path.rmdir()
-        if not (work.out / MANIFEST_FILE).exists():
-            work.out.rmdir()
-
-
 def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
-    """Moves the shards to `out`, in place of what was there; the manifest is written after that.
+    """Moves the shards to `out`, in place of what was there, one by one; the manifest is written after that.
 
-    The manifest of an earlier dataset goes first. Files are moved one by one: Cloud Storage, mounted as a
-    directory, cannot rename directories. To a bucket they are copied, as all is tried again that fails there.
+    The manifest of an earlier dataset goes first. To a bucket files are copied, as what fails is tried again.
     """
     work.check()
     if work.is_far:
@@ -313,10 +304,7 @@ def _refuse_content(out: Path, *, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def flocked(path: Path, *, shared: bool) -> Iterator[None]:
-    """Holds a lock on this machine's disk, and makes its directory.
-
-    Raises RunError where another run has it, unless both are `shared`.
-    """
+    """Holds a lock on this machine's disk, and makes its directory; RunError where another run has it."""
     # The run that was there before may remove the directory, or the lock while we wait for it.
     for attempt in range(_ATTEMPTS):
         try:
@@ -345,11 +333,7 @@ def flocked(path: Path, *, shared: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def created(path: Path, *, take_over: bool) -> Iterator[str]:
-    """Holds a lock in a mounted bucket, and yields what it says.
-
-    `take_over`: whether it is known that a run that had it has ended, wherever it was. Raises RunError where
-    another run has it.
-    """
+    """Holds a lock in a mounted bucket, and yields what it says; RunError where another run has it."""
     name = f"{_here()} {secrets.token_hex(8)}"
     if not _create(path, name):
         if not (holder := read_small(path)):
@@ -397,8 +381,6 @@ def _began(pid: int) -> str:
 
 
 def _create(path: Path, name: str) -> bool:
-    """Creates the file, and says whether this is the one who did."""
-
     def write(path: Path) -> None:
         try:
             with path.open("xb") as file:
@@ -415,8 +397,7 @@ def _create(path: Path, name: str) -> bool:
 
 def _in_use(path: Path, holder: str, remedy: str = "") -> RunError:
     machine, pid, *_ = [*holder.split(), "?", "?"]
-    host = machine.partition("/")[0]
     return RunError(
-        f"another run is writing {path.parent.parent} (process {pid} on {host}); wait until "
-        f"it has ended, or give another directory{remedy}"
+        f"another run is writing {path.parent.parent} (process {pid} on {machine.partition('/')[0]}); wait "
+        f"until it has ended, or give another directory{remedy}"
     )

@@ -11,7 +11,6 @@ import gc
 import json
 import operator
 import os
-import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -166,7 +165,7 @@ def without_bad(
     """
     plan.save(work.plan)
     found.buckets.flush()
-    paths = [found.buckets.path(bucket) for bucket in range(rows.BUCKETS)]
+    paths = found.buckets.paths
     meter = Meter("checked", sum(found.codes), rejected=found.bad)
     processes.do(check_buckets, work.given, [path.name for path in paths], meter.advance)
     codes = list(found.codes)
@@ -249,7 +248,7 @@ class Output:
         size: int = sum(in_all)
         if size <= _SMALL * len(contents) or len(contents) > _PIECES:
             records = list(map(b"".join, zip(starts, contents, tails, strict=True)))
-            checksums = _masks(map(google_crc32c.value, records))
+            checksums = map(mask, map(google_crc32c.value, records))
             self._write([b"".join(chain.from_iterable(zip(frames, records, checksums, strict=True)))])
             return size
         pieces, value, extend = list[bytes](), google_crc32c.value, google_crc32c.extend
@@ -287,10 +286,3 @@ class Output:
             while rest:
                 rest = rest[os.write(self.file, rest) :]
         self.size += size
-
-
-def _masks(crcs: Iterable[int]) -> Iterator[bytes]:
-    """Returns CRC-32C as TFRecord stores them (`tfrecord.mask`)."""
-    found = np.fromiter(crcs, np.uint32)
-    rotated = ((found >> np.uint32(15) | found << np.uint32(17)) + np.uint32(0xA282EAD8)).astype("<u4")
-    return chain.from_iterable(struct.iter_unpack("4s", rotated.tobytes()))

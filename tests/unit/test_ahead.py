@@ -12,13 +12,13 @@ import requests
 from google.api_core import exceptions
 
 from shardline.components.preprocess import ahead
-from shardline.components.preprocess.ahead import REPEATED, in_order, persistently
+from shardline.components.preprocess.ahead import in_order, persistently, take_repeated
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    REPEATED.take()
+    take_repeated()
 
 
 def test_results_come_in_the_order_of_the_items_however_long_each_takes() -> None:
@@ -43,7 +43,7 @@ def test_an_error_stands_in_its_place_and_ends_nothing() -> None:
     first, second, third = in_order(read, range(3))
     assert (first, third) == (b"x", b"x")
     assert isinstance(second, FileNotFoundError)
-    assert REPEATED.take() == 0
+    assert take_repeated() == 0
 
 
 def refused_token() -> Exception:
@@ -75,7 +75,7 @@ def test_what_may_pass_is_tried_again_and_counted(error: Exception) -> None:
         return item
 
     assert persistently(read, "there") == "there"
-    assert REPEATED.take() == 2
+    assert take_repeated() == 2
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_will_not_pass_is_said_at_once(error: Exception) -> None:
 
     with pytest.raises(type(error)):
         persistently(read, "there")
-    assert REPEATED.take() == 0
+    assert take_repeated() == 0
 
 
 def test_what_never_passes_is_said_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_what_never_passes_is_said_in_the_end(monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(OSError, match="injected"):
         persistently(read, "there")
-    assert REPEATED.take()
+    assert take_repeated()
 
 
 def test_large_results_are_held_within_the_room() -> None:
