@@ -1,7 +1,6 @@
 """Anomalies: what in the examples of a source does not fit its schema, looked at column by column.
 
-Some hundred examples are looked at together, as arrays: to check each value by itself takes longer than all
-else that a survey does.
+Some hundred examples are looked at together, as arrays: one by one that takes longer than the whole survey.
 """
 
 from __future__ import annotations
@@ -170,11 +169,7 @@ def _of_label(label: Label, *, several: bool) -> Iterator[tuple[str, _Take, str]
 
 
 def _look(field: Field, schema: Schema, kind: str) -> _Look:
-    """Returns what checks the values of a column.
-
-    `kind` is the type of a feature, of a vector with its length, such as float32[3]; "name" for texts that
-    may be numbers, as names of classes are; or "list".
-    """
+    """Returns what checks the values of a column, of a `kind` such as float32[3], "name" or "list"."""
     kind, _, width = kind.partition("[")
     if width:
         look, size = _look(field, schema, kind), int(width[:-1])
@@ -256,10 +251,7 @@ def _look_at_numbers(field: Field, schema: Schema, kind: str) -> _Look:
 
 
 def _number_checks(field: Field, kind: str) -> Iterator[tuple[str, str, Callable[[npt.NDArray[Any]], _Mask]]]:
-    """Yields problem, what is expected, and the check of an array, in which what is missing does not matter.
-
-    A limit counts as it is and as 32 bits hold it, where a feature of `kind` float32 may have been stored so.
-    """
+    """Yields problem, what is expected, and the check of an array; what is missing does not matter there."""
     if field.type == STRING:
         yield TYPE, _EXPECTED[STRING], lambda numbers: np.ones(len(numbers), bool)
         return
@@ -268,6 +260,7 @@ def _number_checks(field: Field, kind: str) -> Iterator[tuple[str, str, Callable
     if field.type == INTEGER and kind != "int64":
         yield TYPE, _EXPECTED[INTEGER], lambda numbers: (numbers != np.floor(numbers)) | np.isinf(numbers)
 
+    # As it is and as 32 bits hold it.
     def allowed(*limits: float) -> npt.NDArray[np.float64]:
         given = np.array(limits, np.float64)
         with np.errstate(over="ignore"):

@@ -1,8 +1,7 @@
 """The preprocessing components: the whole in one task, or planned by one, written by many, finished by one.
 
-The bytes are the same either way. The planning task's Dataset artifact is a directory that all tasks see;
-each writing task adds the shards of its part. KFP embeds the source text of each function alone, so they
-import what they call. A mistake ends the task after one line that says which, with the error's exit code.
+The planning task's Dataset artifact is a directory that all tasks see. KFP embeds the source text of each
+function alone, so they import what they call. A mistake ends the task after one line that says which.
 """
 
 from collections.abc import Mapping

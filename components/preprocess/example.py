@@ -109,10 +109,7 @@ def _fits(value: Any, dtype: str) -> bool:
 
 
 def serialize(features: Mapping[str, Stored]) -> bytes:
-    """Returns a serialized tf.train.Example, the same bytes for the same features.
-
-    Text is stored as UTF-8, undecodable bytes of a file name as they were, and floats in 32 bits.
-    """
+    """Returns a serialized tf.train.Example, the same bytes for the same features."""
     return _field(_TAG_1, entries(features))
 
 
@@ -150,10 +147,7 @@ def parse(data: bytes) -> dict[str, tuple[Kind, list[Value]]]:
 
 
 def locate(data: bytes) -> dict[bytes, Place]:
-    """Returns where the features of a serialized Example lie, by name; ValueError if it is none.
-
-    A feature without a list of values is left out; of two features of one name the last counts.
-    """
+    """Returns where the features of a serialized Example lie, by name; ValueError if it is none."""
     found: dict[bytes, Place] = {}
     try:
         for features, start, end in _fields(data, 0, len(data)):

@@ -63,8 +63,7 @@ def parse(text: str) -> tuple[Wanted, ...]:
     """Reads the setting: KIND:COLUMN[,COLUMN], each with its [UNIT] if wanted, and ; between several labels.
 
     Raises:
-        SettingsError: A kind is unknown, a column is named twice, or a number of columns or a unit does not
-            fit its kind.
+        SettingsError: It is none of these.
     """
     wanted = tuple(_parse_one(part.strip()) for part in text.split(";") if part.strip())
     columns = [column for one in wanted for column in one.columns]
@@ -111,8 +110,7 @@ def find(
         values: Reads a column from its first row to its last.
 
     Raises:
-        SourceError: There is no such column, its type does not fit the kind, or it cannot be known whether
-            whole numbers are classes.
+        SourceError: A type does not fit the kind, or it cannot be known whether whole numbers are classes.
     """
     names = [one.columns[0] for one in wanted] if len(wanted) > 1 else [LABEL]
     return [_find_one(name, one, types, values) for name, one in zip(names, wanted, strict=True)]
@@ -144,16 +142,17 @@ def _find_one(
         if kind == CLASS and not wanted.kind:
             _check_names(first, distinct, records, values)
         return Label(name, kind, tuple(sorted(distinct)))
-    if not wanted.kind:
-        _check_classes(first, distinct, records)
+    are_few = len(distinct) <= FEW or (len(distinct) <= MOST_CLASSES and len(distinct) <= SHARE * records)
+    if not wanted.kind and not are_few:
+        raise SourceError(
+            f"column {first!r} has {len(distinct):,} different whole numbers in {records:,} rows: say "
+            f"whether they are numbers, label=regression:{first}, or classes, label=class:{first}"
+        )
     return Label(name, kind, tuple(str(number) for number in _numbered(distinct)))
 
 
 def _numbered(distinct: set[int]) -> Sequence[int]:
-    """Returns the classes of a column of whole numbers: all up to the largest, as they are indices.
-
-    Where nine of ten of those would have no example, the numbers are names, such as 10115 and 10117.
-    """
+    """Returns the classes: all up to the largest, or where nine of ten of those have no example, names."""
     if sum(value >= 0 for value in distinct) < 2:
         return sorted(distinct)  # such as -1 and 1
     indices = sorted(value for value in distinct if 0 <= value <= LARGEST_CLASS)
@@ -170,12 +169,6 @@ _FITTING = {
 }
 
 
-_WAYS = {
-    (CLASS, "float32"): "; write classes without a point (1, not 1.0), or say regression:",
-    (CLASS, "strings"): "; several names in a row are multilabel:",
-}
-
-
 def _check_type(column: str, found: str, wanted: Wanted) -> None:
     kind = wanted.kind
     if found in _FITTING[kind] and not (found == "strings" and len(wanted.columns) > 1):
@@ -183,17 +176,7 @@ def _check_type(column: str, found: str, wanted: Wanted) -> None:
     words = {"string": "text", "strings": "lists of text", "int64": "whole numbers", "float32": "floats"}
     raise SourceError(
         f"column {column!r} is {words.get(found, found)}; as a label{f' of kind {kind}' if kind else ''}, "
-        f"{', '.join(words[one] for one in _FITTING[kind])} can be used{_WAYS.get((kind, found), '')}"
-    )
-
-
-def _check_classes(column: str, distinct: set[Any], records: int) -> None:
-    """Refuses whole numbers that may be numbers as well as classes."""
-    if len(distinct) <= FEW or (len(distinct) <= MOST_CLASSES and len(distinct) <= SHARE * records):
-        return
-    raise SourceError(
-        f"column {column!r} has {len(distinct):,} different whole numbers in {records:,} rows: say whether "
-        f"they are numbers, label=regression:{column}, or classes, label=class:{column}"
+        f"{', '.join(words[one] for one in _FITTING[kind])} can be used"
     )
 
 

@@ -37,9 +37,8 @@ _WILD = re.compile(r"[*?[]")
 class File(NamedTuple):
     """One file of a source, here or in a bucket.
 
-    `name` is relative to the directory that was listed, else the whole path; `size` is in bytes. `version` is
-    the time of change in nanoseconds, or of an object its generation, as `is_generation` tells. Of a file of
-    a `Directory`, size is -1 and version "".
+    `name` is relative to the directory that was listed, else the whole path. `version` is the time of change
+    in nanoseconds, or of an object its generation. Of a file of a `Directory`, size is -1 and version "".
     """
 
     name: str
@@ -57,10 +56,7 @@ def below(directory: str) -> Iterator[File]:
 
 
 def listed(root: str) -> Objects | Directory:
-    """Returns the listing of a resolved directory, by the API of its bucket if it has one that answers.
-
-    Raises PlatformError or SourceError where it is in a bucket that is not mounted, and cannot be listed.
-    """
+    """Returns the listing of a resolved directory, by the API of its bucket if it has one that answers."""
     if uri := _uri(root):
         bucket, prefix = parse_uri(uri)
         found = Objects(bucket, prefix and f"{prefix}/", root)
@@ -72,10 +68,7 @@ def listed(root: str) -> Objects | Directory:
 
 
 def tell_mount(folders: Sequence[str]) -> None:
-    """Has a mount list folders, of the first 1,000 up to as many names as it remembers.
-
-    Of a name that it has not listed lately it asks before each read, which takes as long as the read.
-    """
+    """Has a mount list folders: of a name that it has not listed lately it asks before each read."""
 
     def count(folder: str) -> int:
         with os.scandir(folder) as entries:

@@ -50,10 +50,9 @@ _UPLOADS = 4
 
 @dataclass(frozen=True)
 class Images:
-    """Properties that the stored images of one or more shards have in common.
+    """Properties that the stored images of some shards have in common; a side is None where they differ.
 
-    A height or width is None where they differ, `channels` the largest number of channels, 0 without images.
-    `converted` counts images by what was done to them.
+    `channels` is the largest number, 0 without images; `converted` counts images by what was done to them.
     """
 
     height: int | None = None
@@ -95,11 +94,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Mark:
-    """Facts about a shard that is done.
-
-    With another `identity` than its plan gives (`Plan.identity`), it is not done. `surveyed` is the start of
-    the survey of that plan, in nanoseconds since the epoch.
-    """
+    """Facts about a shard that is done, if its plan gives this `identity`; `surveyed` is that of the plan."""
 
     identity: str
     surveyed: int
@@ -149,10 +144,7 @@ class Counts:
 
 
 class Delivery:
-    """Brings shards that are written to where they belong, and marks them there. A context manager.
-
-    To a bucket they are on their way while the next ones are written.
-    """
+    """Brings shards to where they belong and marks them, while the next are written. A context manager."""
 
     def __init__(self, work: WorkDirectory) -> None:
         self._work = work

@@ -16,10 +16,10 @@ import numpy as np
 import xxhash
 
 from shardline.components.preprocess import storage
-from shardline.components.preprocess.ahead import in_order
+from shardline.components.preprocess.ahead import TruncatedError, in_order
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.rows import Fields, Rows, key_text
-from shardline.components.preprocess.sources.example import WHOLE_FILE, Span, changed, read_far
+from shardline.components.preprocess.sources.example import WHOLE_FILE, Span, changed, read_far, read_file
 from shardline.trainer.errors import BadRecordError, SourceError
 
 #: Number of the place of examples without an image.
@@ -53,8 +53,7 @@ class Place:
 class ImageReader:
     """Reads encoded images; files that hold many of them stay open. A context manager.
 
-    `spool` is the file on scratch with the images that were copied, `surveyed` the start of the survey in
-    nanoseconds since the epoch. A file that has changed since then is a SourceError.
+    A file that has changed since the survey, which was `surveyed` ns since the epoch, is a SourceError.
     """
 
     def __init__(self, places: Sequence[Place], spool: Path, surveyed: int) -> None:
@@ -63,7 +62,6 @@ class ImageReader:
         self._surveyed = surveyed
         self._files: dict[int, int] = {}
         self._prefixes: dict[int, bytes] = {}
-        self._ahead: Iterator[bytes | Exception] = iter(())
         self._is_ahead = False
         self._lock = threading.Lock()
 
@@ -79,17 +77,25 @@ class ImageReader:
             os.close(self._files.popitem()[1])
 
     def expect(self, rows: Iterable[Fields]) -> None:
-        """Has the images of these rows read ahead, where they are far.
-
-        From then on `read` must be called for each of them that has an image, in this order.
-        """
-        with_image = (row for row in rows if row[4] != NOWHERE)
+        """Has images of these rows read ahead, where they are far; then `read` must be called for each."""
+        with_image = (row for row in rows if row.place != NOWHERE)
         first = next(with_image, None)
-        if first is None or not self._is_far(first):
+        if first is None:
             return
-        self._ahead = in_order(self._read_row, chain([first], with_image))
-        self._is_ahead = True
-        self.read = self._next  # type: ignore[method-assign,assignment]
+        directories = [each.path for each in self._places if each.kind == "directory" and each.path]
+        if first.length <= WHOLE_FILE:
+            path = self._places[first.place].path + key_text(first.path or first.key)
+            directories.append(os.path.dirname(path))
+        if not any(map(storage.is_far, directories)):
+            return
+        ahead = in_order(self._read_row, chain([first], with_image))
+
+        def read(*_: object) -> bytes:
+            if isinstance(data := next(ahead), Exception):
+                raise data
+            return data
+
+        self.read, self._is_ahead = read, True  # type: ignore[method-assign,assignment]
 
     def read(self, place: int, offset: int, length: int, path: bytes, key: bytes) -> bytes:
         """Returns the encoded image of a row; BadRecordError if its file cannot be read."""
@@ -132,20 +138,6 @@ class ImageReader:
                 portion, held = [], 0
         if portion:
             yield portion
-
-    def _next(self, *_: object) -> bytes:
-        data = next(self._ahead)
-        if isinstance(data, Exception):
-            raise data
-        return data
-
-    def _is_far(self, row: Fields) -> bool:
-        """Returns whether images are far: one of the directories is, or that of the first row's image."""
-        key, path, _, _, place, _, length = row
-        found = [each.path for each in self._places if each.kind == "directory" and each.path]
-        if length <= WHOLE_FILE:
-            found.append(os.path.dirname(self._places[place].path + key_text(path or key)))
-        return any(map(storage.is_far, found))
 
     def _read_row(self, row: Fields) -> bytes:
         key, path, _, _, place, offset, length = row
@@ -190,26 +182,15 @@ class ImageReader:
         return file
 
     def _read_file(self, path: bytes, key: bytes) -> bytes:
-        """Returns the content of an image file, in bare system calls: this is the hottest part of reading."""
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is an empty file
+            data, changed_at = read_file(path)
+        except TruncatedError:
+            raise changed(key_text(key), "changed") from None
         except (OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
                 raise BadRecordError(key_text(key), "there is no such file (any more)") from None
             raise _unreadable(key, error) from None
-        try:
-            status = os.fstat(file)
-            size = status.st_size
-            # One byte more, so that a file that grew is found without another call.
-            data = os.read(file, size + 1)
-            if status.st_ctime_ns <= self._surveyed and len(data) < size:  # a call reads at most 2 GiB
-                with open(file, "rb", closefd=False) as rest:
-                    data += rest.read()
-        except OSError as error:
-            raise _unreadable(key, error) from None
-        finally:
-            os.close(file)
-        if status.st_ctime_ns > self._surveyed or len(data) != size:
+        if changed_at > self._surveyed:
             raise changed(key_text(key), "changed")
         return data
 

@@ -1,7 +1,4 @@
-"""Plan: the shards of a dataset and the rows of each, in order, and the file that says so.
-
-The file is read by every process and part that writes shards.
-"""
+"""Plan: the shards of a dataset and the rows of each, in a file that every process and part reads."""
 
 from __future__ import annotations
 
@@ -84,13 +81,11 @@ class Plan:
     """Everything that a writer needs beside the rows.
 
     Attributes:
-        labels: What is to be predicted of every example.
         features: Further features of every example, beside image, labels and key.
         surveyed: Start of the survey, in nanoseconds since the epoch.
         records_in: Number of examples of the source.
         rejected: Number of examples left out, by reason.
         schema: Digest of the schema that the source was checked against; "" for none.
-        anomalies: What does not fit it.
     """
 
     settings: PreprocessSettings
@@ -284,10 +279,7 @@ def share(plan: Plan, work: WorkDirectory) -> None:
 
 
 def load_part(work: WorkDirectory, part: int = 0, parts: int = 1) -> tuple[Plan, Sequence[PlannedShard]]:
-    """Returns the plan and the shards of one of its parts, else all; their rows are on this machine then.
-
-    Raises RunError where there is no plan.
-    """
+    """Returns the plan and the shards of one of its parts, else all; their rows are on this machine then."""
 
     def fetch(names: Sequence[str], directory: Path) -> None:
         for error in work.fetch(names, directory):

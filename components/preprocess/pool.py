@@ -1,10 +1,8 @@
 """Process pool of preprocessing: this process and workers, each of which takes the next item of a job.
 
 A worker takes jobs as lines of JSON on its standard input and answers likewise with progress, what it found,
-or the error that ended it. When its parent is gone, its input or its output is, and it ends.
-
-Not multiprocessing: its new processes run the user's own main module again, and a parent that has loaded
-TensorFlow or draws a progress bar must not be forked.
+or the error that ended it. When its parent is gone, it ends. Not multiprocessing: that runs the user's own
+main module again, and a parent that has loaded TensorFlow must not be forked.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ from shardline.trainer.errors import BadRecordError, RunError, ShardlineError
 #: Takes progress: records and bytes since the last call.
 Report = Callable[[int, int], None]
 
-#: A job: a function of a module. It takes the values that are the same for all items, its items, and where to
-#: report; it returns its results by item, as JSON holds them.
+#: A function of a module: takes values for all items, its items, and where to report; returns found by item.
 Job = Callable[[Mapping[str, Any], Iterable[str], Report], Mapping[str, Any]]
 
 _WORKER = (sys.executable, "-P", "-m", "shardline.components.preprocess.pool")
@@ -96,8 +93,7 @@ class Processes:
             items: Names of the items, the longest first.
             report: Takes the progress of all processes.
 
-        Raises:
-            ShardlineError: The error of the first process that failed, or that one ended without an answer.
+        Raises ShardlineError: that of the first process that failed, or that one ended without an answer.
         """
         found: dict[str, Any] = {}
         each = -(-len(items) // _MOST_NUMBERS) or 1
@@ -165,7 +161,6 @@ def _receive(output: int, state: list[Any], found: dict[str, Any], report: Repor
 
 
 def _lost(worker: subprocess.Popen[bytes]) -> RunError:
-    """Returns the error of a worker that has ended, or has closed its output, without an answer."""
     worker.kill()
     status = worker.wait()
     how = f"was killed ({signal.Signals(-status).name})" if status < 0 else f"ended with status {status}"
@@ -175,34 +170,11 @@ def _lost(worker: subprocess.Popen[bytes]) -> RunError:
 
 
 def _search_path() -> list[str]:
-    """Returns this process's path for a worker, the working directory last unless it was asked for.
-
-    So that no file in it hides a module of Python.
-    """
+    """Returns this process's path for a worker; files of the working directory hide no module of Python."""
     here = os.getcwd()
     named = {*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(errors.__file__).parents[2])}
     paths = [path or here for path in sys.path]
     return sorted(paths, key=lambda path: path == here and here not in named)
-
-
-class _Progress:
-    """Progress of a worker, told to the parent a few times a second."""
-
-    _records = _bytes = 0
-
-    def __init__(self) -> None:
-        self._reported = time.monotonic()
-
-    def __call__(self, records: int, size: int) -> None:
-        self._records += records
-        self._bytes += size
-        if time.monotonic() - self._reported >= _INTERVAL_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        _answer({"records": self._records, "bytes": self._bytes, "repeated": take_repeated()})
-        self._records = self._bytes = 0
-        self._reported = time.monotonic()
 
 
 def _work() -> None:
@@ -212,18 +184,30 @@ def _work() -> None:
         importlib.import_module(module)
     # Not before: a compiled module that is broken off while it is imported blames the installation.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    done, told = [0, 0], time.monotonic()
+
+    def flush() -> None:
+        nonlocal told
+        _answer({"records": done[0], "bytes": done[1], "repeated": take_repeated()})
+        done[:], told = [0, 0], time.monotonic()
+
+    def report(records: int, size: int) -> None:
+        done[0] += records
+        done[1] += size
+        if time.monotonic() - told >= _INTERVAL_SECONDS:
+            flush()
+
     for line in sys.stdin:
-        job, report = json.loads(line), _Progress()
+        job = json.loads(line)
+        items = _handed(int(numbers), job["groups"])
         try:
-            found = pkgutil.resolve_name(job["job"])(
-                job["given"], _handed(int(numbers), job["groups"]), report
-            )
+            found = pkgutil.resolve_name(job["job"])(job["given"], items, report)
         except Exception as failure:
             error = crash.as_error(failure)
             values = [error.name, error.reason] if isinstance(error, BadRecordError) else [str(error)]
             _answer({"error": type(error).__name__, "values": values})
             return
-        report.flush()
+        flush()
         _answer({"found": found})
 
 

@@ -1,8 +1,8 @@
 """Rows: what is known of each example between the survey and the writing, in memory and in files.
 
 A row is a fixed head and a text: the example's key, the path of its image where that does not follow from the
-key, and its further features as entries of a tf.train.Example. The head begins with the digest that decides
-the example's position. Heads are one array, so that sorting, counting and dealing cost little for each.
+key, and its further features as entries of a tf.train.Example. Heads are one array, so that sorting, counting
+and dealing cost little for each.
 
 Memory does not grow with the number of rows: they are distributed to bucket files by the first bits of the
 digest, and sorted bucket by bucket; a bucket that is too large for that is distributed again.

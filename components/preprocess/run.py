@@ -1,8 +1,7 @@
 """Preprocessing from end to end: a source string becomes a dataset directory.
 
 `preprocess` is the sequence of `plan_dataset`, `write_shards` and `finish`, which can also run by themselves
-on machines that see the same directory: a part of n writes every n-th shard of the plan, and may be started
-twice or again. Whatever ends a run, the next one goes on from there.
+on machines that see the same directory. Whatever ends a run, the next one goes on from there.
 """
 
 from __future__ import annotations
@@ -185,10 +184,7 @@ def _complete_before(
 
 
 def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:
-    """Surveys the source and writes the plan into the work directory.
-
-    What an earlier run has done stays; what only its survey had made is made anew.
-    """
+    """Surveys the source anew and writes the plan; what an earlier run has done stays."""
     try:
         work.forget_plan()
         surveyed = time.time_ns()

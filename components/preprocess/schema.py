@@ -81,7 +81,6 @@ class Schema:
     """A schema as its file says.
 
     Attributes:
-        path: The file, for messages.
         digest: "sha256:..." of its bytes.
         fields: What is known of each column, by its name.
         missing: Texts, and numbers as texts, that stand for no value.
@@ -94,12 +93,7 @@ class Schema:
 
 
 def read(path: str) -> Schema:
-    """Reads a schema of a local path or a URL.
-
-    Raises:
-        SourceError: The file cannot be read.
-        SettingsError: It is no schema, or asks for something that is not checked.
-    """
+    """Reads a schema of a local path or a URL; SettingsError for one that asks for what is not checked."""
     resolved = storage.resolve(path)
     with storage.one_line(resolved), storage.open_read(resolved) as file:
         data = file.read(_LARGEST + 1)

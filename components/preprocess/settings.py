@@ -144,7 +144,12 @@ class PreprocessSettings:
             )
         if not 0 <= self.max_bad_fraction <= 1:
             raise SettingsError(f"max_bad_fraction must be 0..1, not {self.max_bad_fraction}")
-        _check_split(self.split)
+        if set(self.split) - set(SPLITS) or "train" not in self.split:
+            raise SettingsError(
+                f"split must give shares of {', '.join(SPLITS)}, train among them, got {dict(self.split)}"
+            )
+        if min(self.split.values()) <= 0 or not math.isclose(sum(self.split.values()), 1.0):
+            raise SettingsError(f"shares of split must be above 0 and add up to 1, got {dict(self.split)}")
         labels.parse(self.label)
         for column, kind in self.columns.items():
             if kind not in COLUMN_TYPES:
@@ -154,14 +159,9 @@ class PreprocessSettings:
         parse_gap(self.split_gap)
         if self.split_gap and not self.split_by_time:
             raise SettingsError("split_gap belongs to split_by_time; name its column, or leave the gap out")
-        if self.stratify and (self.group or self.split_by_time):
-            other = "group" if self.group else "split_by_time"
-            raise SettingsError(f"stratify and {other} cannot both decide the split; leave one out")
-        if self.group and self.split_by_time:
-            raise SettingsError(
-                "group and split_by_time cannot both decide the split; leave one out, or name a split by "
-                "time whose gap is longer than a group lasts"
-            )
+        rules = [name for name in ("stratify", "group", "split_by_time") if getattr(self, name)]
+        if len(rules) > 1:
+            raise SettingsError(f"{rules[0]} and {rules[1]} cannot both decide the split; leave one out")
 
     @property
     def codec(self) -> dict[str, Any]:
@@ -175,13 +175,3 @@ class PreprocessSettings:
         wanted = labels.parse(self.label)
         columns = wanted[0].columns if len(wanted) == 1 else ()
         return columns[0] if len(columns) == 1 else self.features.get("label", "")
-
-
-def _check_split(split: Mapping[str, float]) -> None:
-    unknown = sorted(set(split) - set(SPLITS))
-    if unknown or "train" not in split:
-        raise SettingsError(
-            f"split must give shares of {', '.join(SPLITS)}, train among them, got {dict(split)}"
-        )
-    if any(share <= 0 for share in split.values()) or not math.isclose(sum(split.values()), 1.0):
-        raise SettingsError(f"shares of split must be above 0 and add up to 1, got {dict(split)}")

@@ -98,7 +98,7 @@ def fetch(path: str, target: str) -> None:
 
 
 def upload(source: Path, target: Path, before: Callable[[], None] = lambda: None) -> None:
-    """Copies a file of this disk to where it belongs, and again where that fails, each time after `before`."""
+    """Copies a file of this disk to where it belongs, and again where that fails, after `before`."""
 
     def write(_: Path) -> None:
         before()

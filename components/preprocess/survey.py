@@ -56,11 +56,7 @@ _PLAIN = frozenset({Span, NoneType, type(Path())})
 
 
 class Rejected:
-    """Bad examples, treated as the policy says: "fail", or "skip", and then named in a file of JSON lines.
-
-    Attributes:
-        reasons: Number of examples left out, by reason.
-    """
+    """Bad examples, by policy: "fail", or "skip", and then named in a file and counted in `reasons`."""
 
     def __init__(self, policy: str, path: Path) -> None:
         self._policy = policy
@@ -101,15 +97,12 @@ class Survey:
 
     Attributes:
         schema: Digest of the schema that the source was checked against; "" for none.
-        labels: What is to be predicted of every example.
         buckets: A row for every usable example.
         codes: Number of rows by split code.
-        sizes: Size of their images by split code, in bytes; counted only where the number of shards
-            follows from it.
+        sizes: Bytes of their images by split code, where the number of shards follows from it.
         existing: All splits that the source gives to any example; None where it gives none.
         bad: Number of examples that the source itself found unusable.
         numbers_copies: Whether examples may have the same key, and then get a number with it.
-        anomalies: What does not fit the schema.
     """
 
     settings: PreprocessSettings
@@ -129,9 +122,7 @@ class Survey:
 def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected) -> Survey:
     """Reads the source once; not images that are files, or in files, unless their content is the key.
 
-    Examples that can be used are compared with the schema, where there is one.
-    A source without examples or with fewer than two classes, and an example that is not one (a key twice, a
-    label out of range), is a SourceError.
+    A source without examples or with fewer than two classes, and what is no example, is a SourceError.
     """
     schema = read_schema(settings.schema) if settings.schema else None
     source = open_source(settings, schema)
@@ -179,12 +170,8 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
 class _Columns(NamedTuple):
     """What is known of some examples, value by value.
 
-    Attributes:
-        places, offsets, lengths, paths, checksums: Where the images are, as in `Location`; of examples whose
-            images are spans of one file, one place, path and checksum for all of them.
-        extras: Further features, empty where no example has any.
-        identities: What digests are made of; empty where that is the key.
-        groups: What the split follows from; empty where that are the digests.
+    Where images are is as in `Location`, of spans of one file one place and checksum for all of them. Paths,
+    `extras` (further features), `identities` (what digests are of, if not the key) and `groups` may be empty.
     """
 
     keys: Sequence[bytes]

@@ -86,9 +86,7 @@ def detect_compression(path: str | os.PathLike[str]) -> str:
 def read_records(path: str | os.PathLike[str], *, compression: str = "") -> Iterator[Record | BadRecordError]:
     """Yields all records of a file from the first to the last, or why one cannot be used.
 
-    Raises:
-        SourceError: The file cannot be read, is not compressed as it should be, is cut off in the middle, or
-            has a damaged length, so that nothing behind it can be found.
+    Raises SourceError where nothing behind can be found: the file is cut off, or a length is damaged.
     """
     name = os.fspath(path)
     with storage.one_line(name), storage.open_read(name) as file:

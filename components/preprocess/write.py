@@ -68,13 +68,7 @@ class ShardWriter:
         self._labels = [entries({LABEL: index}) for index in range(len(classes))]
 
     def write(self, shard: PlannedShard, delivery: Delivery) -> None:
-        """Writes a shard under a temporary name, fsyncs it and hands it to `delivery` with its mark.
-
-        Raises:
-            BadRecordError: An image cannot be used.
-            SourceError: The source changed since the survey.
-            RunError: No space is left, or the disk failed.
-        """
+        """Writes a shard under a temporary name, fsyncs it and hands it to `delivery` with its mark."""
         temporary = files.temporary_name(self._work.scratch / shard.file)
         try:
             counts, kinds = Counts(self._plan.labels), Counter[Kind | None]()
@@ -159,10 +153,7 @@ def write_planned(given: Mapping[str, Any], items: Iterable[str], report: Report
 def without_bad(
     found: Survey, plan: Plan, work: WorkDirectory, processes: Processes, rejected: Rejected
 ) -> Survey:
-    """Takes examples whose image cannot be stored out of the buckets, before any of them is planned.
-
-    `plan` is what is known so far, settings and places; `rejected` gets what was taken out.
-    """
+    """Takes examples whose image cannot be stored out of the buckets, before any of them is planned."""
     plan.save(work.plan)
     found.buckets.flush()
     paths = found.buckets.paths
@@ -178,10 +169,7 @@ def without_bad(
 
 
 def check_buckets(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
-    """Takes the rows whose image cannot be stored out of bucket files: a job of the process pool.
-
-    Beside each bucket file, NAME.bad names what was taken out and why, and its split code.
-    """
+    """Takes rows whose image cannot be stored out of bucket files, into NAME.bad: a job of the pool."""
     work = WorkDirectory.of(given)
     plan = Plan.load(work.plan)
     codec = plan.make_codec()
@@ -239,10 +227,7 @@ class Output:
     def add(self, contents: Sequence[bytes], sizes: Sequence[int], tails: Sequence[bytes]) -> int:
         """Writes records and returns their size in bytes.
 
-        Args:
-            contents: An image for each record, b"" where there is none.
-            sizes: Their lengths in bytes, `NO_IMAGE` where there is none.
-            tails: What comes behind the images.
+        Each has an image, or b"" and the size `NO_IMAGE`; `tails` are what comes behind the images.
         """
         frames, starts, in_all = zip(*map(image_start, sizes, map(len, tails)), strict=True)
         size: int = sum(in_all)

@@ -174,14 +174,11 @@ def test_what_the_fingerprint_sees_of_a_bucket(bucket: Mounted, tmp_path: Path) 
     "pattern",
     [
         "cat/*.jpg",
-        "c*/1.jpg",
         "**/1.jp*g",
         "**",
         "cat/??????.jpg",
         "cat/é[1]·猫.jpg",
         "*/[!1]*",
-        "dog/1.jpeg",
-        "*/*",
     ],
 )
 def test_patterns_match_in_a_bucket_as_on_a_disk(pattern: str, bucket: Mounted) -> None:

@@ -131,9 +131,6 @@ def test_photos(tmp_path: Path) -> None:
     assert manifest.image == Feature("image", "uint8", (None, None, 3), "jpeg")
     with pytest.raises(DatasetError, match="differ in size"):
         manifest.info()
-    kept = {example["key"].decode(): example["image"] for example in read_all(tmp_path / "kept")}
-    assert kept == {str(path.relative_to(photos)): path.read_bytes() for path in photos.glob("*/*.jpg")}
-
     manifest = run(f"images:{photos}", tmp_path / "small", image_size=96, processes=2)
     assert manifest.image == Feature("image", "uint8", (96, 96, 3), "jpeg", "crop")
     small = read_all(tmp_path / "small")
@@ -178,23 +175,8 @@ def test_what_is_no_setting_of_the_bytes_does_not_change_them(tmp_path: Path) ->
     run("digits", tmp_path / "one", readers=2)
     manifest = run("digits", tmp_path / "two", readers=2, processes=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    assert manifest.settings == {
-        "split": {"train": 0.8, "validation": 0.1, "test": 0.1},
-        "split_salt": 0,
-        "seed": 0,
-        "stratify": False,
-        "key": "path",
-        "group": "",
-        "split_by_time": "",
-        "split_gap": "",
-        "image_size": 0,
-        "resize_mode": "crop",
-        "encoding": "keep",
-        "readers": 2,
-        "shards": 8,
-        "shard_size": 128,
-        "compression": "none",
-    }
+    assert {"processes", "source", "max_pixels"}.isdisjoint(manifest.settings)
+    assert manifest.settings["readers"] == 2
 
 
 def test_the_split_follows_from_its_salt_and_not_from_the_seed(tmp_path: Path) -> None:
@@ -215,7 +197,6 @@ def test_the_split_follows_from_its_salt_and_not_from_the_seed(tmp_path: Path) -
     "settings",
     [
         {},
-        pytest.param({"key": "content"}, marks=pytest.mark.matrix),
         {"seed": 3, "split_salt": 2, "key": "content"},
     ],
 )
@@ -256,14 +237,13 @@ def test_classes_are_mixed_within_every_shard(tmp_path: Path) -> None:
         assert abs(share - 0.5) < 0.5 * 4 / len(members) ** 0.5  # four standard deviations of a fair draw
 
 
-@pytest.mark.parametrize("source", [pytest.param("digits", marks=pytest.mark.matrix), "images:images"])
-def test_the_writing_side_loads_no_tensorflow(tmp_path: Path, source: str) -> None:
+def test_the_writing_side_loads_no_tensorflow(tmp_path: Path) -> None:
     write_images(tmp_path / "images")
     program = (
         "import sys; from pathlib import Path\n"
         "from shardline.components.preprocess.run import preprocess\n"
         "from shardline.components.preprocess.settings import PreprocessSettings\n"
-        f"preprocess(PreprocessSettings(source={source!r}, image_size=6), Path('out'))\n"
+        "preprocess(PreprocessSettings(source='images:images', image_size=6), Path('out'))\n"
         "print(sorted({'tensorflow', 'keras', 'tensorflow_datasets', 'kfp'} & set(sys.modules)))\n"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}

@@ -72,10 +72,7 @@ def test_many_tasks_write_the_same_bytes(tmp_path: Path, tasks: int) -> None:
     ("changes", "message"),
     [
         ({"source": "digit"}, "unknown source 'digit'"),
-        ({"readers": 0}, "readers must be at least 1"),
-        ({"split": {"test": 1.0}}, "split must give shares of train"),
         ({"shard": 3}, "unknown key data.shard; did you mean data.shards?"),
-        ({"shards": "3"}, "shards must be a whole number, got '3'"),
     ],
 )
 @pytest.mark.parametrize("function", [component.preprocess, component.plan_shards])

@@ -53,15 +53,11 @@ def test_more_of_them_are_what_the_column_is(made, capsys):
     )
 
 
-def test_a_column_is_text_where_a_schema_says_so(made, tmp_path):
-    schema = tmp_path / "schema.json"
-    schema.write_text(json.dumps({"fields": [{"name": "number", "type": "string"}]}))
-    assert made({7}, schema=str(schema))["number"] == "string"
-
-
-def test_a_column_is_text_where_columns_says_so(made):
-    assert made({7}, columns={"number": "text"})["number"] == "string"
-
-
-def test_what_groups_rows_may_be_any_text(made):
-    assert made({7}, group="number")["number"] == "string"
+@pytest.mark.parametrize(
+    "settings", [{"schema": "schema.json"}, {"columns": {"number": "text"}}, {"group": "number"}]
+)
+def test_a_column_is_text_where_it_is_said_or_groups_rows(made, tmp_path, monkeypatch, settings):
+    monkeypatch.chdir(tmp_path)
+    schema = {"fields": [{"name": "number", "type": "string"}]}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    assert made({7}, **settings)["number"] == "string"

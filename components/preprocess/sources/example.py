@@ -111,7 +111,7 @@ def read_far(path: str, key: str, surveyed: int, size: int = 0, generation: int 
 
     def read(path: str) -> tuple[bytes, int]:
         if not storage.is_remote(path):
-            return _read_mounted(path)
+            return read_file(path)
         data = storage.read_whole(path, generation)
         if len(data) < size:
             raise TruncatedError(path, len(data), size)
@@ -135,7 +135,7 @@ def read_far(path: str, key: str, surveyed: int, size: int = 0, generation: int 
     return data
 
 
-def _read_mounted(path: str) -> tuple[bytes, int]:
+def read_file(path: str | bytes) -> tuple[bytes, int]:
     """Returns the content of a file, and when it changed, in nanoseconds since the epoch."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(file, "rb", buffering=0) as opened:
@@ -144,7 +144,7 @@ def _read_mounted(path: str) -> tuple[bytes, int]:
         while len(data) < status.st_size and (more := opened.read(status.st_size - len(data))):
             data += more
     if len(data) < status.st_size:
-        raise TruncatedError(path, len(data), status.st_size)
+        raise TruncatedError(os.fsdecode(path), len(data), status.st_size)
     return data, status.st_ctime_ns
 
 
