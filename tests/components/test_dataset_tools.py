@@ -297,7 +297,7 @@ def test_info_says_what_the_manifest_says(dataset: Path) -> None:
     described = stats.describe(manifest)
     assert described["splits"]["train"]["records"] == 60
     assert described["splits"]["test"]["labels"]["label"]["counts"] == list(
-        manifest.splits["test"].class_counts
+        manifest.splits["test"].labels["label"].counts
     )
     assert json.loads(json.dumps(described)) == described
     shown = stats.render_manifest(manifest)
@@ -492,7 +492,7 @@ def test_the_card_shows_names_as_they_are(dataset: Path, name: str) -> None:
 def test_the_card_of_a_thousand_classes(dataset: Path) -> None:
     manifest = manifests.load(dataset)
     splits = {
-        name: dataclasses.replace(split, labels=counted((*split.class_counts, *range(1, 998))))
+        name: dataclasses.replace(split, labels=counted((*split.labels["label"].counts, *range(1, 998))))
         for name, split in manifest.splits.items()
     }
     names = (*manifest.class_names, *(f"class {i}" for i in range(997)))

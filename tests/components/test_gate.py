@@ -94,7 +94,7 @@ def test_copies_count_as_one_example(champion, tmp_path):
     path = tmp_path / split.shards[0].file
     path.write_bytes(2 * path.read_bytes())
     shard = dataclasses.replace(split.shards[0], records=80, bytes=path.stat().st_size)
-    twice = counted([2 * count for count in split.class_counts])
+    twice = counted([2 * count for count in split.labels["label"].counts])
     splits = {**manifest.splits, "test": dataclasses.replace(split, shards=(shard,), labels=twice)}
 
     found = measure(saved_model, Examples(tmp_path, dataclasses.replace(manifest, splits=splits))).evaluation

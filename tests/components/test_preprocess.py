@@ -76,7 +76,7 @@ def test_the_manifest_states_what_the_shards_hold(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} == files | {"manifest.json", "examples.keys"}
     for name, split in manifest.splits.items():
         labels = [example["label"] for example in read(tmp_path / "out", name)]
-        assert split.class_counts == tuple(labels.count(label) for label in range(10))
+        assert split.labels["label"].counts == tuple(labels.count(label) for label in range(10))
         sizes = [shard.records for shard in split.shards]
         assert sizes == sorted(sizes, reverse=True)
         assert sizes[0] - sizes[-1] <= 1

@@ -32,7 +32,7 @@ def write(path: Path, sizes: dict[str, int] = SIZES) -> str:
 
 
 def counted(manifest: Manifest) -> dict[str, tuple[int, ...]]:
-    columns = zip(*(split.class_counts for split in manifest.splits.values()), strict=True)
+    columns = zip(*(split.labels["label"].counts for split in manifest.splits.values()), strict=True)
     return dict(zip(manifest.class_names, columns, strict=True))
 
 

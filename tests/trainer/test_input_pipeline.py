@@ -245,7 +245,7 @@ def test_classes_have_weights(dataset):
 
 def test_balanced_classes_weigh_the_same(dataset):
     _, manifest = dataset
-    counts = manifest.splits["train"].class_counts
+    counts = manifest.splits["train"].labels["label"].counts
     weights = class_weights("balanced", manifest)
     assert [count * weight for count, weight in zip(counts, weights, strict=True)] == pytest.approx(
         [97 / 3] * 3

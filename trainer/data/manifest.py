@@ -63,12 +63,6 @@ class Split:
         """Size of the split's shards."""
         return sum(shard.bytes for shard in self.shards)
 
-    @property
-    def class_counts(self) -> tuple[int, ...]:
-        """Examples of each class of the only label, in the order of `Manifest.class_names`; () for none."""
-        only = [*self.labels.values()]
-        return only[0].counts if len(only) == 1 else ()
-
 
 @dataclass(frozen=True)
 class Duplicates:

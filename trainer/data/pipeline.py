@@ -20,7 +20,6 @@ from shardline.trainer.data.transforms import (
     Augmentation,
     LabelForm,
     Transform,
-    augment_batch,
     describe_structure,
     form_targets,
 )
@@ -192,7 +191,9 @@ class Feed:
             x, y = tf.nest.map_structure(lambda values: tf.gather(values, raw["position"]), memory)
         y = check_targets(y, self.manifest.labels, self.split)
         if self.augmentation is not None:
-            x, y = augment_batch(self.augmentation, x, y, raw["seed"])
+            augment = self.augmentation
+            same = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape[1:], one.dtype), (x, y))
+            x, y = tf.map_fn(lambda one: augment(*one), (x, y, raw["seed"]), fn_output_signature=same)
         if self.transform is not None:
             return self.transform(x, y)
         formed = form_targets(y, self.manifest.labels, self.forms)

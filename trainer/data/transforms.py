@@ -70,14 +70,8 @@ def load_augmentation(reference: str, dataset: DatasetInfo) -> Augmentation:
     x = columns if dataset.is_table else tf.TensorSpec(dataset.input_shape, tf.uint8)
     y = {name: tf.TensorSpec(one.feature.shape, one.feature.dtype) for name, one in dataset.labels.items()}
     wanted = (x, y if len(y) > 1 else next(iter(y.values())))
-    try:
-        traced = function.get_concrete_function(*wanted, tf.TensorSpec((2,), tf.int64))
-    except (Exception, SystemExit) as error:  # a user's code runs here and may raise anything
-        text = " ".join(f"{type(error).__name__}: {error}".split())  # names file and line of user code itself
-        raise SettingsError(
-            f"augmentation {reference!r} failed on an example (x, y, seed): {text}"
-        ) from error
-    found = traced.structured_outputs
+    with plugins.calling(f"augmentation {reference!r} failed on an example (x, y, seed)", SettingsError):
+        found = function.get_concrete_function(*wanted, tf.TensorSpec((2,), tf.int64)).structured_outputs
     same = False
     with contextlib.suppress(ValueError, TypeError):
         tf.nest.assert_same_structure(found, wanted, check_types=False)
@@ -100,15 +94,6 @@ def _load(reference: str, kind: str) -> Any:
     return tf.function(function)
 
 
-def augment_batch(
-    augmentation: Augmentation, x: Inputs, y: Targets, seeds: tf.Tensor
-) -> tuple[Inputs, Targets]:
-    """Applies an augmentation to each example of a batch, with its seeds, int64 (batch, 2)."""
-    signature = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), (x, y))
-    x, y = tf.map_fn(lambda one: augmentation(*one), (x, y, seeds), fn_output_signature=signature)
-    return x, y
-
-
 BALANCED = "balanced"
 
 
@@ -127,7 +112,7 @@ def class_weights(setting: str, manifest: Manifest) -> tuple[float, ...]:
             "weigh in the model's loss"
         )
     if setting == BALANCED:
-        counts = manifest.splits["train"].class_counts
+        (counts,) = (tally.counts for tally in manifest.splits["train"].labels.values())
         # The weight of a class without examples weighs nothing, whatever it is.
         return tuple(sum(counts) / (len(counts) * count) if count else 0.0 for count in counts)
     weights = None

@@ -18,7 +18,6 @@ from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import compiled_losses, is_activated, name_of, reason
 from shardline.trainer.models.zoo import (
     compiled_quantiles,
-    head_of_quantiles,
     middle_of,
     quantiles_of_head,
 )
@@ -81,7 +80,7 @@ def read_heads(
         quantiles = quantiles_of_head(recorded[name]) if recorded else compiled_quantiles(label, losses[name])
         _check_shape(outputs[name], label, quantiles)
         if quantiles:
-            heads[name] = head_of_quantiles(quantiles)
+            heads[name] = " ".join(["quantiles", *map(repr, quantiles)])
         elif not recorded:
             heads[name] = _read_head(outputs[name], label, losses[name], dataset)
     return {**(recorded or {}), **heads}

@@ -25,9 +25,6 @@ from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
 from shardline.trainer.models import KERAS_PREFIX
 
-# How a head of quantiles begins, as in "quantiles 0.1 0.5 0.9".
-_PREFIX = "quantiles"
-
 
 @keras.saving.register_keras_serializable("shardline")
 class SmoothedCrossentropy(keras.losses.Loss):  # type: ignore[misc]  # keras has no types
@@ -139,14 +136,9 @@ def compiled_quantiles(label: Label, losses: Sequence[Any]) -> tuple[float, ...]
     return found.quantiles
 
 
-def head_of_quantiles(quantiles: Sequence[float]) -> str:
-    """Returns the head of a model that gives these quantiles: "quantiles 0.1 0.5 0.9"."""
-    return " ".join([_PREFIX, *map(repr, quantiles)])
-
-
 def quantiles_of_head(head: object) -> tuple[float, ...]:
-    """Returns the quantiles that a head is of, () for any other head."""
-    if not isinstance(head, str) or not head.startswith(f"{_PREFIX} "):
+    """Returns the quantiles that a head such as "quantiles 0.1 0.5 0.9" is of, () for any other head."""
+    if not isinstance(head, str) or not head.startswith("quantiles "):
         return ()
     try:
         return check_quantiles([float(one) for one in head.split()[1:]])
