@@ -131,7 +131,7 @@ ARGUMENTS = [
     ({"validation_freq": "2", **VALIDATED}, "validation_freq must be a whole number of at least 1, not '2'"),
     ({"validation_split": 1.5}, "validation_split must be a number between 0 and 1, not 1.5"),
     ({"validation_split": "0.1"}, "validation_split must be a number between 0 and 1, not '0.1'"),
-    ({"validation_split": 0.999}, "validation_split 0.999 of 50 examples leaves none of one part"),
+    ({"validation_split": 0.999}, "train_data has arrays of 0 and 0 examples"),
     ({"verbose": "much"}, "verbose must be \"auto\", 0, 1 or 2, not 'much'"),
     ({"shuffle": "batch"}, "shuffle must be true or false, not 'batch'"),
     ({"learning_rate": 1}, "fit has no argument 'learning_rate'; options are averaging_steps, .*strategy"),
@@ -159,7 +159,7 @@ def refused(error: type[Exception], message: str, *arguments: Any, **options: An
 
 
 DATA = {
-    "none": (None, {}, "train_data is None; give a tf.data.Dataset, a function"),
+    "none": (None, {}, "train_data is a NoneType, which is no array; give arrays"),
     "loader": (Loader(), {}, "train_data is a Loader, which is no array; .*Dataset.from_generator"),
     "lists": (lists(), {}, "train_data holds a float, which is no array; give arrays .*np.asarray"),
     "lengths": (with_y(np.zeros(3)), {}, "train_data has arrays of 50 and 3 examples; give as many in each"),

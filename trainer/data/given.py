@@ -142,10 +142,7 @@ class Given:
         if not isinstance(share, float | np.floating) or not 0 < share < 1:
             raise SettingsError(f"validation_split must be a number between 0 and 1, not {share!r}")
         arrays = checked_arrays(data, "train_data")
-        count = len(tf.nest.flatten(arrays)[0])
-        at = math.floor(count * (1.0 - share))
-        if at in (0, count):
-            raise SettingsError(f"validation_split {share} of {count} examples leaves none of one part")
+        at = math.floor(len(tf.nest.flatten(arrays)[0]) * (1.0 - share))
         first, rest = slice(at), slice(at, None)
         parts = [tf.nest.map_structure(lambda array, own=own: array[own], arrays) for own in (first, rest)]
         return parts[0], parts[1]
@@ -208,11 +205,6 @@ def check_numbers(**given: int | None) -> None:
 
 def checked_arrays(data: Any, name: str) -> Any:
     """Returns arrays of as many examples, as NumPy has them, with numbers in the precision of Keras."""
-    if data is None:
-        raise SettingsError(
-            f"{name} is None; give a tf.data.Dataset, a function of an input context, arrays (x, y), or a "
-            "dataset directory"
-        )
     structure = keras.tree.lists_to_tuples(data)  # of a list tf.data makes one tensor
     leaves = tf.nest.flatten(structure)
     for leaf in leaves:

@@ -210,19 +210,17 @@ def of_training(reference: str, dataset: DatasetInfo, *, exported: bool) -> tf.M
 
     Where a model that is not to be `exported` could not be served for this, it is None too.
     """
-    if not reference:
-        return None
     try:
-        module = trace(reference, dataset)
-        if module is not None:
-            with tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
-                save(module, Path(directory))
+        module = trace(reference, dataset) if reference else None
+        with tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
+            save(module, Path(directory))
+            if module is not None:
                 check_saved_model(Path(directory) / DIRECTORY)
+        return module
     except ModelError:
         if exported:
             raise
         return None
-    return module
 
 
 def save(module: tf.Module | None, directory: Path) -> None:
