@@ -186,10 +186,6 @@ def test_an_epoch_goes_on_with_other_replicas_and_batches(dataset, replicas, wor
     assert len(set().union(*before, *after)) == 97
 
 
-def test_a_rest_too_small_for_the_replicas_is_left_out_and_the_next_epoch_is_whole(dataset):
-    assert len(steps(dataset, 4, 8, range(2), start=95)) == EpochPlan(97, 4, 8).steps
-
-
 def test_raw_batches_decode_to_the_same_on_another_machine(dataset):
     feed = make_feed(dataset, 1, 8, augmentation=load_augmentation(BRIGHTEN, dataset[1].info()), epochs=2)
     raw = list(feed.one_by_one(Position(examples=16)))

@@ -98,16 +98,6 @@ def test_mlp_learns_a_table_and_is_saved_with_everything(table, tmp_path):
     np.testing.assert_array_equal(loaded(x), model(x))
 
 
-@pytest.mark.parametrize("kept", [["city"], ["year"]])
-def test_mlp_takes_any_kind_of_columns_alone(table, kept):
-    features = tuple(f for f in table[1].features if f.name in ["label", "key", *kept])
-    info = describe(table[0], dataclasses.replace(table[1], features=features))
-
-    model = build("mlp", info, {"units": 4, "buckets": 16})
-    create_variables(model, train_step=example_batch(info))
-    assert model.optimizer.built
-
-
 def described(**columns):
     """Returns the description of a table of given training examples, with a number as its label."""
     features = {

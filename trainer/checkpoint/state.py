@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,21 +72,19 @@ class CallbackStates:
         """Returns these callbacks' part of a snapshot as bytes, the same for the same content."""
         host = {name: snapshot.host["callbacks"][name] for name in self._callbacks}
         own = tuple(f"callback/{one}/" for one in self._callbacks)
-        arrays = {
-            name: [value.dtype.name, value.shape, base64.b64encode(value.tobytes()).decode()]
-            for name, value in sorted(snapshot.arrays.items())
-            if name.startswith(own)
-        }
-        return json.dumps([host, arrays]).encode()
+        arrays = [(name, value) for name, value in sorted(snapshot.arrays.items()) if name.startswith(own)]
+        described = [[name, value.dtype.name, value.shape] for name, value in arrays]
+        return b"\0".join([json.dumps([host, described]).encode(), b"".join(v.tobytes() for _, v in arrays)])
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     """Returns what `CallbackStates.pack` has packed: JSON by name of the callback, and arrays."""
-    host, packed = json.loads(data)
-    arrays = {
-        name: np.frombuffer(base64.b64decode(content), dtype).reshape(shape)
-        for name, (dtype, shape, content) in packed.items()
-    }
+    header, _, content = data.partition(b"\0")
+    host, described = json.loads(header)
+    arrays, start = {}, 0
+    for name, dtype, shape in described:
+        arrays[name] = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape)
+        start += arrays[name].nbytes
     return host, arrays
 
 
