@@ -98,7 +98,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"[image] requirements: {path} cannot be read as UTF-8: {error}") from None
+        why = getattr(error, "strerror", "it is no text in UTF-8")
+        raise SettingsError(f"[image] requirements: {path} cannot be read: {why}") from None
     joined, begun = "", 0
     for number, line in enumerate([*text.splitlines(), ""], 1):
         begun = begun or number

@@ -34,7 +34,9 @@ def make() -> list[str]:
         _unshare(_CLONE_NEWNET)
         _bring_up_loopback()
     except PermissionError as error:
-        if not os.geteuid() and _reads_files_of_others():
+        with open("/proc/self/status", encoding="ascii") as status:
+            capabilities = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+        if not os.geteuid() and capabilities >> _DAC_OVERRIDE & 1:
             # In a user namespace root would be allowed its own files only, and no more those of other users.
             raise PermissionError(error.errno, f"{error.strerror} (root without CAP_SYS_ADMIN)") from None
         user, group = os.geteuid(), os.getegid()
@@ -50,12 +52,6 @@ def make() -> list[str]:
         _bring_up_loopback()
         return ["user", "net"]
     return ["net"]
-
-
-def _reads_files_of_others() -> bool:
-    with open("/proc/self/status", encoding="ascii") as status:
-        capabilities = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
-    return bool(capabilities >> _DAC_OVERRIDE & 1)
 
 
 def _unshare(flags: int) -> None:

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from shardline.pipelines.local import namespace, processes
 from shardline.trainer import progress
@@ -48,20 +47,6 @@ NO_NETWORK = (
 )
 
 
-@dataclass(frozen=True)
-class Network:
-    """Network of a job.
-
-    Attributes:
-        addresses: "host:port" of each replica.
-        namespaces: Descriptors of the namespaces that each replica joins, in this order; none where it has
-            this machine's network.
-    """
-
-    addresses: tuple[str, ...]
-    namespaces: tuple[int, ...] = ()
-
-
 def chosen(wanted: str | None) -> str:
     """Returns the network that jobs shall have: `wanted`, or else what the environment says.
 
@@ -75,10 +60,13 @@ def chosen(wanted: str | None) -> str:
 
 
 @contextlib.contextmanager
-def job_network(replicas: int, topic: str, wanted: str | None = None) -> Iterator[Network]:
+def job_network(
+    replicas: int, topic: str, wanted: str | None = None
+) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
     """Makes the network of a job with so many replicas; it lasts as long as the context.
 
-    A job of one replica, which serves nobody, has this machine's network unless its own is asked for.
+    A job of one replica, which serves nobody, has this machine's network unless its own is asked for. Yields
+    "host:port" of each replica, and descriptors of the namespaces that each joins, none for this machine's.
 
     Args:
         replicas: Number of replicas.
@@ -94,7 +82,7 @@ def job_network(replicas: int, topic: str, wanted: str | None = None) -> Iterato
             try:
                 namespaces = held.enter_context(_namespaces())
                 addresses = (f"{processes.HOST}:{_FIRST_PORT + index}" for index in range(replicas))
-                yield Network(tuple(addresses), namespaces)
+                yield tuple(addresses), namespaces
                 return
             except _UnavailableError as error:
                 reason = str(error)
@@ -113,7 +101,7 @@ def job_network(replicas: int, topic: str, wanted: str | None = None) -> Iterato
                 "warning: TensorFlow's servers of this job listen on all addresses of this machine (ports "
                 f"{ports}): who reaches one reads and writes files as you; close them with a firewall ({no})",
             )
-        yield Network(reserved)
+        yield reserved, ()
 
 
 def unavailable() -> str:

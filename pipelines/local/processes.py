@@ -189,7 +189,14 @@ def scratch_directory() -> Iterator[Path]:
     what it finds of those that have ended, whose locks the kernel has released.
     """
     parent = Path(tempfile.gettempdir())
-    _sweep(parent)
+    for left in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, or gone
+            lock = os.open(left / _LOCK, os.O_RDWR)
+            try:
+                if files.lock(lock):
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
     made = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
     lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
     try:
@@ -214,15 +221,3 @@ def own_scratch() -> Iterator[None]:
             yield
         finally:
             tempfile.tempdir = before
-
-
-def _sweep(parent: Path) -> None:
-    """Removes the directories of runners that were killed."""
-    for path in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, or gone
-            lock = os.open(path / _LOCK, os.O_RDWR)
-            try:
-                if files.lock(lock):
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)

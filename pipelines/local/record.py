@@ -143,11 +143,6 @@ class History:
         self._began = time.monotonic()
         self._starts: dict[str, list[ReplicaStart]] = {name: [] for name in names}
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the replicas."""
-        return list(self._starts)
-
     def started(self, name: str) -> None:
         """Notes that a replica has been started."""
         self._starts[name].append(ReplicaStart(start_s=self._now()))

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,7 @@ import psutil
 from shardline.pipelines.local import job as cluster
 from shardline.pipelines.local import processes, start
 from shardline.pipelines.local.job import CustomJob
-from shardline.pipelines.local.network import Network, misses_network
+from shardline.pipelines.local.network import misses_network
 from shardline.pipelines.local.start import Launch
 from shardline.trainer import crash, progress
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
@@ -31,7 +31,9 @@ from shardline.trainer.progress import Event
 _KILL_S = 2.0
 
 
-def launches(job: CustomJob, network: Network, temporary: Path, log_directory: Path) -> dict[str, Launch]:
+def launches(
+    job: CustomJob, network: tuple[Sequence[str], Sequence[int]], temporary: Path, log_directory: Path
+) -> dict[str, Launch]:
     """Returns how each replica is started, by name, the chief first.
 
     An environment is this process's, the pool's, and the platform's own on top. Temporary files go to the
@@ -46,13 +48,14 @@ def launches(job: CustomJob, network: Network, temporary: Path, log_directory: P
     # "python3" in a replica's command is the Python of this environment.
     here = os.path.dirname(sys.executable)
     inherited["PATH"] = f"{here}{os.pathsep}{inherited.get('PATH', os.defpath)}"
+    addresses, namespaces = network
     job_id, secret = f"{time.time_ns()}", secrets.token_hex()
     found = {}
     for member in cluster.replicas(job):
         pool = job.worker_pools[member.pool]
         env = {
             **processes.on_safe_path({**inherited, "PYTHONUNBUFFERED": "1", **cluster.variables(pool)}),
-            **cluster.environment(job, member, network.addresses, job_id),
+            **cluster.environment(job, member, addresses, job_id),
             SECRET_VARIABLE: secret,
             progress.EVENTS_VARIABLE: progress.secret(),
         }
@@ -61,7 +64,7 @@ def launches(job: CustomJob, network: Network, temporary: Path, log_directory: P
                 f"{member.name} cannot be started: there is no command {pool.argv[0]!r} on this machine; "
                 "install it, or correct the command in container_spec"
             )
-        found[member.name] = Launch(pool.argv, env, network.namespaces)
+        found[member.name] = Launch(pool.argv, env, namespaces)
     return found
 
 

@@ -103,13 +103,13 @@ class _RunningJob:
         self, job: CustomJob, rehearsal: Rehearsal, history: History, start: Start, topic: str
     ) -> None:
         self._job = job
-        self._names = history.names
         self._rehearsal = rehearsal
         self._restarts: collections.Counter[str] = collections.Counter()
         self._history = history
         self._start_replica = start
         self._topic = topic
         members = cluster.replicas(job)
+        self._names = [member.name for member in members]
         decisive = ("chief", "worker") if job.all_succeed else ("chief",)
         self._decisive = {member.name for member in members if member.role in decisive}
         self._awaited: set[str] = set()
