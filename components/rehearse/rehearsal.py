@@ -132,16 +132,9 @@ def rehearse(
 ) -> None:
     """Trains for one step on a few examples, and exports and judges the model, in a temporary directory.
 
-    Args:
-        dataset: Dataset directory; all of its shards must be there.
-        training: As for the training job; its checkpoints are neither read nor written.
-        gate: As for the validation; the champion is measured on the few examples.
-        readers: Replicas that will train; 0 where that is not known.
-        parameter_servers: Replicas that will hold the variables.
-        manifest: The dataset's, where it is known to be whole; by default it is read, and that is checked.
-
-    Raises:
-        ShardlineError: As training, export and judgement would.
+    Checkpoints are neither read nor written; the champion is measured on the few examples. `readers` replicas
+    will train, 0 where that is not known. The `manifest` is given where the dataset is known to be whole.
+    Raises ShardlineError as training, export and judgement would.
     """
     from shardline.trainer import task, tensorflow_internals
 

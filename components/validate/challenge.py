@@ -155,9 +155,8 @@ class TrainingKeys:
     ) -> TrainingKeys:
         """Returns those of a dataset's training split, and of the model that the training started from.
 
-        `start` is what the trainer's option `initial_model` takes, `trained_on` the fingerprint of the
-        training's dataset, "" where it is not known. Of a model without keys, and of a dataset of an earlier
-        release, none are known. Raises DatasetError when the dataset's are damaged.
+        `start` is the trainer's option `initial_model`, `trained_on` the fingerprint of the training's
+        dataset, "" where it is not known. Raises DatasetError when the dataset's keys are damaged.
         """
         if trained_on not in ("", manifest.fingerprint):
             warning = (

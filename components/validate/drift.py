@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from shardline.components import model_store, text
 from shardline.components.preprocess.inspect.profile import Categories, Numbers, Profile, make_profile
@@ -142,6 +141,8 @@ def _of_numbers(name: str, before: Numbers, after: Numbers, chance: float) -> Dr
 
 
 def _of_categories(name: str, before: Categories, after: Categories, chance: float) -> Drift:
+    from scipy import stats
+
     names = {**before.counts, **after.counts}
     counts = {one: (before.counts.get(one, 0), after.counts.get(one, 0)) for one in names}
     if rare := [one for one, pair in counts.items() if sum(pair) < _RARE]:
@@ -151,7 +152,14 @@ def _of_categories(name: str, before: Categories, after: Categories, chance: flo
     shares = both / (before.examples, after.examples)
     apart = np.abs(shares[:, 0] - shares[:, 1])
     farthest = int(apart.argmax())
-    expected = _chance_variation(both.sum(axis=1), before, after, chance)
+    # Chance, by drawing: a gamma distribution is fitted to the distances of some pairs of samples.
+    random, pooled = np.random.default_rng(0), both.sum(axis=1) / both.sum()
+    drawn = [random.multinomial(one.examples, pooled, _DRAWS) / one.examples for one in (before, after)]
+    distances = np.abs(drawn[0] - drawn[1]).sum(axis=1) / 2
+    mean, variance = distances.mean(), distances.var()
+    expected = 0.0  # there is one category
+    if variance:
+        expected = float(stats.gamma.isf(chance, mean**2 / variance, scale=variance / mean))
     shown = text.short(list(counts)[farthest], _LONGEST_NAME)
     words = (f"{shown}: {100 * share:.1f} %" for share in shares[farthest])
     return _drift(name, float(apart.sum() / 2), expected, *words)
@@ -160,21 +168,6 @@ def _of_categories(name: str, before: Categories, after: Categories, chance: flo
 def _drift(name: str, distance: float, expected: float, before: str, after: str) -> Drift:
     threshold = min(1.0, max(LEAST_DISTANCE, float(expected)))
     return Drift(name, distance, threshold, distance > threshold, before, after)
-
-
-def _chance_variation(
-    pooled: npt.NDArray[np.int64], before: Categories, after: Categories, chance: float
-) -> float:
-    """Returns the total variation that samples of the same shares exceed with this probability (drawn)."""
-    from scipy import stats
-
-    random, shares = np.random.default_rng(0), pooled / pooled.sum()
-    drawn = [random.multinomial(one.examples, shares, _DRAWS) / one.examples for one in (before, after)]
-    distances = np.abs(drawn[0] - drawn[1]).sum(axis=1) / 2
-    mean, variance = distances.mean(), distances.var()
-    if variance == 0:  # there is one category
-        return 0.0
-    return float(stats.gamma.isf(chance, mean**2 / variance, scale=variance / mean))
 
 
 def _describe(numbers: Numbers) -> str:

@@ -196,17 +196,10 @@ def measure(
 ) -> Assessment:
     """Evaluates an exported model on a split of a dataset.
 
-    Args:
-        saved_model: The SavedModel.
-        examples: The split.
-        batch_size: Number of examples per call.
-        min_slice: Smallest number of examples that a slice is judged by.
-        loaded: What `tf.saved_model.load` has returned of it, where it is loaded already.
-        calls: Calls of each kind that are timed, at most.
-        settle: Called before calls are timed, to wait for what else keeps this machine busy.
-
-    Raises ModelError when the SavedModel is missing or lacks a signature that Shardline exports, DatasetError
-    when an example cannot be read or served.
+    What `tf.saved_model.load` has returned of it may be given as `loaded`. A slice is judged by `min_slice`
+    examples or more; of each kind at most as many `calls` are timed, before which `settle` waits for what
+    else keeps this machine busy. Raises ModelError when the SavedModel is missing or lacks a signature that
+    Shardline exports, DatasetError when an example cannot be read or served.
     """
     manifest = examples.manifest
     model = ServedModel(saved_model, manifest, loaded)

@@ -32,9 +32,8 @@ class ClassScore:
 class Slice:
     """The metric that counts first (accuracy, F1 or RMSE), on the examples with something in common.
 
-    Attributes:
-        name: What they have in common: "class=healthy", "height=96..128", "camera=left".
-        decided: Whether there are enough of them for a rule to be judged on; only then there is an interval.
+    Its name is "class=healthy", "height=96..128" or "camera=left"; it is decided, and has an interval, where
+    there are enough examples for a rule to be judged on.
     """
 
     name: str
@@ -83,11 +82,8 @@ class Bin:
 class Curve:
     """One class against all others, at every threshold of its probability; thinned to what an eye can see.
 
-    Attributes:
-        area: Area under the unthinned curve (for precision and recall: average precision), 0..1.
-        x: False positive rate of a ROC curve, recall of a precision-recall curve.
-        y: True positive rate of a ROC curve, precision of a precision-recall curve.
-        thresholds: Probability at each point; 1 stands for "above all probabilities".
+    `x` is the false positive rate of a ROC curve, or the recall; `y` the true positive rate, or the
+    precision; `area` that under the unthinned curve, or the average precision.
     """
 
     name: str
@@ -142,12 +138,9 @@ class Mistake:
 class Drift:
     """How far the values of one feature have moved from one set of examples to another.
 
-    Attributes:
-        feature: Name in a profile: a column, "label", "image brightness", "text length".
-        distance: Largest difference of the shares below a number (Kolmogorov-Smirnov), or half the sum of the
-            differences of the shares of each category (total variation); 0..1.
-        threshold: Distance above which it has moved.
-        before: Values of the first set in a few words.
+    The distance is the largest difference of the shares below a number (Kolmogorov-Smirnov), or half the sum
+    of the differences of the shares of each category (total variation); 0..1. Above the threshold it has
+    moved.
     """
 
     feature: str

@@ -82,24 +82,19 @@ def export_model(
         model: Takes what the manifest's examples have, and returns a number per class (one number for two
             classes) or per number; of several labels a dict of these, or a list.
         manifest: Manifest of the dataset that the model was trained on.
-        out: Output directory; made if it is not there. An earlier validation in it is removed.
+        out: Output directory. An earlier validation in it is removed.
         model_file: The model.keras that the model was loaded from, with what makes its inputs beside it.
-        samples: Serialized tf.train.Example on which the export, loaded again, is compared with the model,
-            and from which the golden set is taken.
+        samples: Serialized tf.train.Example on which export and model are compared, and for the golden set.
         settings: Settings of the training, for export.json.
-        formats: Formats into which `serving_tensor` is converted as well: "onnx", "tflite", "int8".
+        formats: Formats into which `serving_tensor` is converted as well.
         representative: Serialized tf.train.Example of the training split, which int8 needs.
         head: What the model's outputs are, of several labels by name; None to read it off them and the loss.
         training_keys: Keys of the examples that the model was trained on.
 
-    Returns:
-        What export.json says, and what `tf.saved_model.load` returns.
-
-    Raises:
-        ModelError: When the model does not fit the dataset or cannot be served, and nothing was written then;
-            or when it cannot be converted.
-        DatasetError: When one of the samples cannot be decoded.
-        SettingsError: When `out` cannot be written to, or what a format needs is not installed.
+    Returns what export.json says, and what `tf.saved_model.load` returns. Raises ModelError when the model
+    does not fit the dataset or cannot be served, and nothing was written then; or when it cannot be
+    converted; DatasetError when a sample cannot be decoded; SettingsError when `out` cannot be written to, or
+    what a format needs is not installed.
     """
     check_formats(formats, manifest)
     known = {manifest.labels[0].name: head} if isinstance(head, str) else head

@@ -63,10 +63,9 @@ DEFAULTS = (*OF_LABEL[CLASS], *OF_MODEL)
 
 @dataclass(frozen=True)
 class Gate:
-    """Rules and the policy for those that cannot be judged.
+    """Rules, all of which must pass, and the policy for those that cannot be judged.
 
     Attributes:
-        rules: All of them must pass.
         first_run: What becomes of rules about a champion where the place for champions is empty, and of a
             model with too few test examples: "bless" lets it pass, "block" does not.
         min_slice: Smallest slice that is judged, in examples.
@@ -166,7 +165,7 @@ class Gate:
                 there = f"feature {feature!r}; the dataset can be sliced by {sliced}"
             elif feature == part and value not in label.outputs:
                 there = f"{part} {value!r}; the dataset has {enumerate_names(label.outputs)}"
-            elif feature == part and _is_untested(manifest, label, value):
+            elif feature == part and label.class_names and not _tested(manifest, label)[value]:
                 there = (
                     f"{part} {value!r}, of which the test split has no example; bring some, or take another "
                     "split_salt"
@@ -234,10 +233,11 @@ def _check_label(rule: Rule, labels: Sequence[Label]) -> None:
         )
 
 
-def _is_untested(manifest: Manifest, label: Label, name: str) -> bool:
-    """Whether a class or label has no example in the test split."""
-    test = manifest.splits.get("test") if label.class_names else None
-    return bool(test and not test.labels[label.name].counts[label.outputs.index(name)])
+def _tested(manifest: Manifest, label: Label) -> dict[str, int]:
+    """Returns the examples of each class or label in the test split, 1 each where there is none."""
+    test = manifest.splits.get("test")
+    counts = test.labels[label.name].counts if test else (1,) * len(label.outputs)
+    return dict(zip(label.outputs, counts, strict=True))
 
 
 def _drifting(manifest: Manifest) -> list[str]:

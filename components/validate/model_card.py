@@ -47,19 +47,6 @@ docker run --rm -p 8501:8501 -v "$PWD/saved_model:/models/model/1" tensorflow/se
 _CURL = "curl -d DATA http://localhost:8501/v1/models/model:predict"
 _IMAGE_DATA = """printf '{"instances": [{"b64": "%s"}]}' "$(base64 -w0 image.png)" |"""
 
-_PLATFORM = """\
-from google.cloud import aiplatform
-IMAGE
-endpoint = aiplatform.Endpoint("projects/PROJECT/locations/REGION/endpoints/ENDPOINT")
-print(endpoint.predict(instances=[INSTANCE]).predictions[0])"""
-_IMAGE_IMPORTS = """\
-import base64
-from pathlib import Path
-
-"""
-_IMAGE = """
-image = base64.b64encode(Path("image.png").read_bytes()).decode()"""
-
 
 @dataclass(frozen=True)
 class TrainingRecord:
@@ -219,23 +206,18 @@ def make_calls(export: Export) -> tuple[Call, ...]:
     if list(takes) == ["images"]:
         arguments = 'images=tf.stack([tf.io.read_file("image.png")])'
         curl = f"{_IMAGE_DATA} \\\n  {_CURL.replace('DATA', '@-')}"
-        platform = _IMAGE_IMPORTS + _PLATFORM.replace("IMAGE", _IMAGE).replace("INSTANCE", '{"b64": image}')
     elif isinstance(row, dict) and takes.keys() <= row.keys():
         values = {name: row[name] for name in takes}
         arguments = ", ".join(
             f'{name}=tf.constant([{value!r}], "{takes[name]["dtype"]}")' for name, value in values.items()
         )
         data = json.dumps({"instances": [values]}, ensure_ascii=False).replace("'", "'\\''")
-        curl, platform = (
-            _CURL.replace("DATA", f"'{data}'"),
-            _PLATFORM.replace("IMAGE", "").replace("INSTANCE", repr(values)),
-        )
+        curl = _CURL.replace("DATA", f"'{data}'")
     else:
         return ()
     return (
         Call("Python, with TensorFlow alone", _PYTHON.replace("ARGUMENTS", arguments)),
         Call("TensorFlow Serving", _SERVER + curl),
-        Call("An endpoint of Vertex AI", platform),
     )
 
 

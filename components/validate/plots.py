@@ -72,25 +72,6 @@ def draw_reliability(points: Sequence[tuple[float, float]], x: str, y: str, desc
         return _to_svg(axes, description, legend={"ncols": 2})
 
 
-def confused_pairs(
-    matrix: Sequence[Sequence[int]], names: Sequence[str], most: int
-) -> list[tuple[str, str, int, float]]:
-    """Returns up to `most` pairs of classes that are confused most often, the most frequent first.
-
-    Each has the true and the predicted class, the number of examples, and their share of the class, 0..1.
-    """
-    counts = np.array(matrix, dtype=np.int64)
-    examples = counts.sum(axis=1)
-    np.fill_diagonal(counts, 0)
-    first = np.argsort(-counts, axis=None, kind="stable")[:most]
-    cells = zip(*np.unravel_index(first, counts.shape), strict=True)
-    return [
-        (names[i], names[j], int(counts[i, j]), float(counts[i, j] / examples[i]))
-        for i, j in cells
-        if counts[i, j]
-    ]
-
-
 def draw_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str], most: int) -> str:
     """Draws a confusion matrix, a row per true class; a cell shows its share of the row's examples.
 

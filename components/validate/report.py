@@ -26,7 +26,6 @@ MOST_ROWS = 40
 
 _MOST_DRAWN_CLASSES = 25
 _MOST_CLASSES_ON_A_PHONE = 12
-_MOST_PAIRS = 10
 
 _TEXTS = {metric.name: metric.text for metric in QUALITY}
 
@@ -197,7 +196,6 @@ def _section(evaluation: Evaluation, beside: Evaluation, *, several: bool) -> di
         "confusion": confusion and Markup(plots.draw_confusion(confusion, names, _MOST_DRAWN_CLASSES)),
         "confusion_large": len(names) > _MOST_CLASSES_ON_A_PHONE,
         "drawn_classes": min(len(names), _MOST_DRAWN_CLASSES),
-        "pairs": plots.confused_pairs(confusion, names, _MOST_PAIRS) if confusion else (),
         "wrong": evaluation.examples - sum(row[i] for i, row in enumerate(confusion)),
         "curves": {title: Markup(one) for title, one in drawn.items()},
         "classes": sorted(evaluation.classes, key=lambda score: (score.f1, -score.examples))[:MOST_ROWS],

@@ -66,8 +66,6 @@ _MB = 1e6
 #: A `tf.function`, for which TensorFlow has no type.
 Function = Any
 
-Serve = Callable[[tf.Tensor], Predictions]
-
 
 def make_signatures(
     model: keras.Model, manifest: Manifest, heads: Heads, prepare: Prepare | None = None
@@ -103,9 +101,19 @@ def make_signatures(
     traced = _function(answer, specs.get("image", specs))
     # All else in the signatures is ours. To trace those here takes long, and saving traces them again.
     check_operations(traced.get_concrete_function())
+    records = tf.TensorSpec([None], tf.string, EXAMPLES)
     if "image" in manifest.inputs:
-        return _image_signatures(traced, manifest.inputs["image"])
-    return _table_signatures(traced, manifest.inputs)
+        return _image_signatures(traced, manifest.inputs["image"], records)
+    inputs = argument_names(manifest.inputs)
+    columns = {name: tf.io.FixedLenFeature(one.shape, one.dtype) for name, one in manifest.inputs.items()}
+    takes = {
+        inputs[name]: tf.TensorSpec([None, *one.shape], one.dtype, inputs[name])
+        for name, one in manifest.inputs.items()
+    }
+    return {
+        DEFAULT: _function(lambda given: traced({name: given[one] for name, one in inputs.items()}), takes),
+        EXAMPLE: _function(lambda examples: traced(tf.io.parse_example(examples, columns)), records),
+    }
 
 
 def read_quantiles(heads: Heads) -> dict[str, tuple[float, ...]]:
@@ -139,44 +147,21 @@ def read_batches(manifest: Manifest, samples: Sequence[bytes]) -> Iterator[tuple
         yield examples, parse_batch(examples, manifest.inputs, manifest.labels)[0]
 
 
-def _image_signatures(answer: Function, image: Feature) -> dict[str, Function]:
+def _image_signatures(answer: Function, image: Feature, records: tf.TensorSpec) -> dict[str, Function]:
     def decode_files(files: tf.Tensor) -> tf.Tensor:
-        """Decodes whole files of any size to uint8 (n, height, width, channels)."""
         pixels = tf.TensorSpec(image.shape, tf.uint8)
         return tf.map_fn(lambda encoded: decode_image(encoded, image), files, fn_output_signature=pixels)
 
     # A function of its own, so that the decoder is traced once, however many signatures there are.
-    decode = _function(decode_files, tf.TensorSpec([None], tf.string))
-    stored = decode
+    decode = stored = _function(decode_files, tf.TensorSpec([None], tf.string))
     if image.encoding == "raw":
         stored = _function(lambda pixels: decode_batch(pixels, image), tf.TensorSpec([None], tf.string))
-    parse = {"image": tf.io.FixedLenFeature([], "string")}
+    parse, pixels = {"image": tf.io.FixedLenFeature([], "string")}, [None, *image.shape]
     return {
         DEFAULT: _function(lambda images: answer(decode(images)), tf.TensorSpec([None], tf.string, IMAGES)),
-        TENSOR: _function(
-            lambda pixels: answer(pixels), tf.TensorSpec([None, *image.shape], tf.uint8, PIXELS)
-        ),
+        TENSOR: _function(lambda pixels: answer(pixels), tf.TensorSpec(pixels, tf.uint8, PIXELS)),
         EXAMPLE: _function(
-            lambda examples: answer(stored(tf.io.parse_example(examples, parse)["image"])),
-            tf.TensorSpec([None], tf.string, EXAMPLES),
-        ),
-    }
-
-
-def _table_signatures(answer: Function, columns: Mapping[str, Feature]) -> dict[str, Function]:
-    names = argument_names(columns)
-    parse = {name: tf.io.FixedLenFeature(item.shape, item.dtype) for name, item in columns.items()}
-    return {
-        DEFAULT: _function(
-            lambda given: answer({column: given[name] for column, name in names.items()}),
-            {
-                names[name]: tf.TensorSpec([None, *item.shape], item.dtype, names[name])
-                for name, item in columns.items()
-            },
-        ),
-        EXAMPLE: _function(
-            lambda examples: answer(tf.io.parse_example(examples, parse)),
-            tf.TensorSpec([None], tf.string, EXAMPLES),
+            lambda examples: answer(stored(tf.io.parse_example(examples, parse)["image"])), records
         ),
     }
 
@@ -272,39 +257,26 @@ def measure_costs(
 ) -> dict[str, float]:
     """Returns what a model costs to serve, and how stable its answers are, by the names in SERVING.
 
-    `images` is None for a table; `records` are the same examples, at least one. peak_memory_mb is the largest
-    resident size that this process has had, TensorFlow included.
+    `images` is None for a table; `records` are the same examples, at least one. Calls with one example and
+    with 32 are timed after a warm-up; throughput is in examples per second, in batches of 32. peak_memory_mb
+    is the largest resident size that this process has had, TensorFlow included.
     """
     serve, requests = (model.predict_examples, records) if images is None else (model.predict, images)
-    return {
-        **measure_latency(serve, requests, calls),
-        "batch_difference": batch_difference(serve, requests, model.deviations),
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MB,
-        "size_mb": sum(path.stat().st_size for path in model.path.rglob("*") if path.is_file()) / _MB,
-    }
-
-
-def measure_latency(serve: Serve, requests: tf.Tensor, calls: int = CALLS) -> dict[str, float]:
-    """Measures single requests, used in turn, and requests of 32 examples, after a warm-up.
-
-    Throughput is in examples per second, in batches of 32.
-    """
     single, batched = (time_calls(serve, requests, size, calls) for size in (1, _BATCH))
+    some = requests[:REQUESTS]
+    together, turned = serve(some), serve(some[::-1]).reversed()
+    alone = Predictions.join([serve(some[place : place + 1]) for place in range(int(some.shape[0]))])
     return {
         **{f"latency_p{p}_ms": float(np.percentile(single, p)) * 1e3 for p in (50, 95)},
         **{f"latency_batch32_p{p}_ms": float(np.percentile(batched, p)) * 1e3 for p in (50, 95)},
         "throughput": _BATCH / float(np.mean(batched)),
+        # What batch size and order make to an answer.
+        "batch_difference": max(
+            largest_gap_of(together, others, model.deviations) for others in (turned, alone)
+        ),
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MB,
+        "size_mb": sum(path.stat().st_size for path in model.path.rglob("*") if path.is_file()) / _MB,
     }
-
-
-def batch_difference(
-    serve: Serve, requests: tf.Tensor, deviations: Mapping[str, Sequence[float]] | None = None
-) -> float:
-    """Returns the largest difference that batch size and order make to an answer, on 32 examples."""
-    some = requests[:REQUESTS]
-    together, turned = serve(some), serve(some[::-1]).reversed()
-    alone = Predictions.join([serve(some[place : place + 1]) for place in range(int(some.shape[0]))])
-    return max(largest_gap_of(together, others, deviations or {}) for others in (turned, alone))
 
 
 def time_calls(

@@ -58,13 +58,9 @@ class JudgedRule:
         metric: Its left side: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
         left: Value of the left side; None where it could not be measured.
         right: The limit; None where it is another's value that could not be measured.
-        interval: 95 % interval of the left side.
-        champion: The champion's value, where the rule compares with it.
         difference: 95 % interval of the value minus the other's, by paired bootstrap.
-        p: As in `Lead`; None where the rule does not ask for it.
         note: What else a person must know (which slice is the worst, why it is undecided), or "".
-        name: Name of the gate's own rule; "" for a user's.
-        why: What the rule is for; "" for a user's.
+        name, why: Of the gate's own rule, and what it is for; "" for a user's.
     """
 
     rule: str

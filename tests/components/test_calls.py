@@ -8,7 +8,6 @@ import io
 import json
 import re
 import subprocess
-import types
 from pathlib import Path
 
 import pytest
@@ -58,30 +57,8 @@ def test_curl_asks_a_server_of_models(here: Path, clean_process) -> None:
     assert answer["label_name"] == export.golden["predictions"][0]["label_name"]
 
 
-def test_the_platform_gets_the_instance_that_the_model_was_judged_with(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    class Endpoint:
-        def __init__(self, name: str) -> None:
-            assert name.startswith("projects/")
-
-        def predict(self, instances: list) -> types.SimpleNamespace:
-            asked.extend(instances)
-            return types.SimpleNamespace(predictions=[{"label_name": "top"}])
-
-    export = Export.read(here)
-    from google import cloud
-
-    monkeypatch.setattr(cloud, "aiplatform", types.SimpleNamespace(Endpoint=Endpoint), raising=False)
-    exec(make_calls(export)[2].code, {})
-
-    assert asked == export.golden["instances"][:1]
-
-
 def test_a_row_of_a_table_is_one_of_the_golden_examples() -> None:
-    python, curl, platform = (call.code for call in make_calls(COLUMNS))
+    python, curl = (call.code for call in make_calls(COLUMNS))
 
     assert 'call(width=tf.constant([0.2], "float32"), city=tf.constant(["L\'Aquila"], "string"))' in python
     data = subprocess.run(
@@ -91,7 +68,6 @@ def test_a_row_of_a_table_is_one_of_the_golden_examples() -> None:
         check=True,
     ).stdout
     assert json.loads(data) == {"instances": [{"width": 0.2, "city": "L'Aquila"}]}
-    assert "instances=[{'width': 0.2, 'city': \"L'Aquila\"}]" in platform
 
 
 def test_a_model_whose_inputs_are_not_known_has_no_calls() -> None:

@@ -11,7 +11,7 @@ from shardline.components.validate.validation import _log
 from tests.helpers.labels import LABELLED
 from tests.helpers.reports import EXPORT, TRAINING, make_kind, make_manifest, make_report
 
-CLASSES_ONLY = ("Confusion matrix", "Calibration and thresholds", "Confused most often")
+CLASSES_ONLY = ("Confusion matrix", "Calibration and thresholds")
 
 
 def shown(kind, **changes):
