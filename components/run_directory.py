@@ -11,10 +11,9 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from shardline.components.run_record import (
     ABANDONED,
@@ -32,8 +31,9 @@ from shardline.components.run_record import (
 )
 from shardline.components.vertex.causes import Failure, exit_code, explain
 from shardline.components.vertex.logs import last_lines, own_error, readable
+from shardline.components.vertex.payload import at, known_text, list_at
+from shardline.trainer import files
 from shardline.trainer.errors import SettingsError
-from shardline.trainer.records import load
 
 _EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
 _FAILED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - ERROR - Task '(.+)' finished with status FAILURE")
@@ -172,7 +172,13 @@ def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool
         SettingsError: When there is no such task or replica.
     """
     if replica:
-        yield from readable(_lines(_replica_log(directory, task, replica), directory, follow))
+        logs = sorted((directory / REPLICAS).glob("*/*.log"))
+        found_in = [path for path in logs if path.stem == replica and task in ("", path.parent.name)]
+        if not found_in:
+            there = ", ".join(dict.fromkeys(f"{path.stem} of {path.parent.name}" for path in logs)) or "none"
+            where = f" in {task!r}" if task else ""
+            raise SettingsError(f"no replica {replica!r} has run{where}; these have: {there}")
+        yield from readable(_lines(found_in[0], directory, follow))
         return
     found = False
     for name, line in by_task(_lines(directory / LOG, directory, follow)):
@@ -183,19 +189,6 @@ def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool
         known = tasks(_read_lines(directory / LOG))
         if task not in known:
             raise SettingsError(f"no task {task!r} has run; these have: {', '.join(known) or 'none'}")
-
-
-def _replica_log(directory: Path, task: str, replica: str) -> Path:
-    logs = sorted((directory / REPLICAS).glob("*/*.log"))
-    for path in logs:
-        if path.stem == replica and task in ("", path.parent.name):
-            return path
-    known = ", ".join(dict.fromkeys(f"{path.stem} of {path.parent.name}" for path in logs))
-    raise SettingsError(
-        f"no replica {replica!r} has run"
-        + (f" in {task!r}" if task else "")
-        + f"; these have: {known or 'none'}"
-    )
 
 
 def _lines(path: Path, directory: Path, follow: bool) -> Iterator[str]:
@@ -217,38 +210,18 @@ def _lines(path: Path, directory: Path, follow: bool) -> Iterator[str]:
         yield rest
 
 
-@dataclass(frozen=True)
-class _Artifact:
-    """An output artifact in executor_output.json."""
-
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    uri: str = ""
-
-
-@dataclass(frozen=True)
-class _Artifacts:
-    artifacts: tuple[_Artifact, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Outputs:
-    """Content of executor_output.json."""
-
-    parameterValues: Mapping[str, Any] = field(default_factory=dict)  # noqa: N815  # KFP's name
-    artifacts: Mapping[str, _Artifacts] = field(default_factory=dict)
-
-
 def _outputs(directory: Path) -> Iterator[TaskOutputs]:
     for path in sorted(directory.glob("outputs/*/*/executor_output.json")):
         try:
-            found = load(_Outputs, path, SettingsError)
+            found = files.read_json(path, SettingsError)
         except SettingsError:
             continue  # of a task that is writing it
-        made = {name: items.artifacts[0] for name, items in found.artifacts.items() if items.artifacts}
+        named = {name: list_at(found, "artifacts", name, "artifacts") for name in at(found, "artifacts")}
+        made = {name: items[0] for name, items in named.items() if items}
         yield TaskOutputs(
-            parameters=found.parameterValues,
-            artifacts={name: item.metadata for name, item in made.items()},
-            uris={name: item.uri for name, item in made.items()},
+            parameters=at(found, "parameterValues"),
+            artifacts={name: at(item, "metadata") for name, item in made.items()},
+            uris={name: known_text(item.get("uri")) for name, item in made.items() if isinstance(item, dict)},
         )
 
 

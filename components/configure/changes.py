@@ -230,7 +230,12 @@ def look(
     say(_TOPIC, f"training: {reason}")
     # KFP's cache does not know the weights: a model that began with older ones must not come from it.
     known = content.known_by and not force and not start
-    key = dataset_key(history, _key(state)) if known else _unique()
+    # A dataset's key in KFP's cache: its content, its schema, and the code that uses it.
+    of_data = [content.known_by, content.digest, state.code]
+    if of_schema := settings.get(_SCHEMA):  # the task's inputs have only its path
+        of_data.append(of_schema)
+    digest = hashlib.sha256(json.dumps(of_data, sort_keys=True).encode()).hexdigest()[:32]
+    key = dataset_key(history, digest) if known else _unique()
     return found(True, key, reason, json.dumps(asdict(state), ensure_ascii=False))
 
 
@@ -271,16 +276,6 @@ def _say_unchanged(last: RunResult, content: Fingerprint) -> str:
         published = where(last.state.settings["champion_uri"], last.champion)
         fact("champion", published, f"{published} (of {last.run})")
     return reason
-
-
-def _key(state: State) -> str:
-    """Returns a dataset's key in KFP's cache: its content, its schema, and the code that uses it."""
-    found = [state.data["known_by"], state.data["digest"], state.code]
-    # The task's inputs have only the path of a schema.
-    if of_schema := state.settings.get(_SCHEMA):
-        found.append(of_schema)
-    text = json.dumps(found, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _unique() -> str:

@@ -98,10 +98,7 @@ def configure(
 
 
 def _make_configure() -> Callable[..., Any]:
-    """Returns the function of the first step, with an argument for each field of a run's objects.
-
-    KFP asks for the text of a function, which `linecache` knows of this one, as of those of `attrs`.
-    """
+    """Returns the function of the first step, whose text KFP asks `linecache` for, as of those of `attrs`."""
     defaults = {"source": "digits", "model": "mnist_cnn"}
     settings = [
         f"{each.name}: {each.annotation.__name__} = {defaults.get(each.name, each.default)!r}"

@@ -48,8 +48,7 @@ class Commit:
         serial: Its number in the model store, from 1; 0 where there has been none.
         how: "published", "promoted" or "rolled back".
         replaced: The version that was the champion before; "" where there was none.
-        by: Who did it: user@host, or the service account.
-        at: When, ISO 8601, UTC.
+        by: Who did it, user@host or the service account, `at` (ISO 8601, UTC).
     """
 
     serial: int = 0
@@ -72,9 +71,6 @@ class Version:
         run: Name of the run that has published it; "" where none has.
         by: Who has put it there: user@host, or the service account.
         source: Directory that it was copied from.
-        metrics: Metrics of all test examples, by name.
-        verdict: Words of the verdict.
-        blessed: Whether the gate has blessed it.
         override: Reason for which it was promoted all the same; "" for a blessed one.
         commit: The last change that made it the champion.
     """
@@ -166,9 +162,7 @@ class Catalog:
 def champion_directory(uri: str) -> Path:
     """Returns the local path of a directory's URI: a local directory, or gs:// or /gcs/ through the mount.
 
-    Raises:
-        SettingsError: When the bucket is not mounted; a directory made in its place would be lost with this
-            machine.
+    Raises SettingsError when the bucket is not mounted: a directory made in its place would be lost.
     """
     path = files.local_path(uri)
     if uri.startswith(_MOUNTED):

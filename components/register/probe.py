@@ -139,16 +139,24 @@ def rest_server(url: str, *, timeout_s: float = TIMEOUT_S) -> Server:
     address = url if url.endswith(":predict") else f"{url.rstrip('/')}:predict"
     pool = PoolManager(timeout=Timeout(timeout_s), retries=False)
 
-    def post(instances: Sequence[Any]) -> tuple[int, bytes]:
-        response = pool.request(
-            "POST", address, json={"instances": list(instances)}, redirect=False, preload_content=False
-        )
-        with response:
-            return response.status, response.read(_LARGEST_ANSWER, decode_content=True)
-
     def server(instances: Sequence[Any]) -> tuple[Any, str]:
+        # Timeouts of a connection begin anew with each byte, and none holds before the answer's status.
+        done: queue.SimpleQueue[tuple[int, bytes] | Exception] = queue.SimpleQueue()
+
+        def post() -> None:
+            body = {"instances": list(instances)}
+            try:
+                answer = pool.request("POST", address, json=body, redirect=False, preload_content=False)
+                with answer:
+                    done.put((answer.status, answer.read(_LARGEST_ANSWER, decode_content=True)))
+            except Exception as error:
+                done.put(error)
+
+        threading.Thread(target=post, daemon=True).start()
         try:
-            found = _in_time(lambda: post(instances), timeout_s)
+            found = done.get(timeout=timeout_s)
+            if isinstance(found, Exception):
+                raise found
         except (ReadTimeoutError, queue.Empty):
             raise PlatformError(
                 f"{address} gave no answer for {timeout_s:g} s; is the model loaded?"
@@ -162,26 +170,6 @@ def rest_server(url: str, *, timeout_s: float = TIMEOUT_S) -> Server:
         return _predictions(address, *found), ""
 
     return server
-
-
-def _in_time(work: Callable[[], Any], limit_s: float) -> Any:
-    """Returns what a call returns; raises queue.Empty after the limit, whatever the server goes on sending.
-
-    Timeouts of a connection begin anew with each byte, and no deadline holds before the answer's own status.
-    """
-    done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            done.put((work(), None))
-        except Exception as error:
-            done.put((None, error))
-
-    threading.Thread(target=run, daemon=True).start()
-    found, error = done.get(timeout=limit_s)
-    if error is not None:
-        raise error
-    return found
 
 
 def _predictions(address: str, status: int, content: bytes) -> Any:

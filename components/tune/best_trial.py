@@ -137,10 +137,6 @@ def best_of(trials: Sequence[Trial], metric: Mapping[str, str]) -> Trial:
     return max(measured, key=lambda trial: sign * float(trial.value or 0))
 
 
-def _names(trials: Sequence[Trial]) -> list[str]:
-    return list(dict.fromkeys(name for trial in trials for name in trial.parameters))
-
-
 def _outcome(trial: Trial) -> list[str]:
     value = "-" if trial.value is None else f"{trial.value:.4f}"
     seconds = "-" if trial.seconds is None else f"{trial.seconds:.0f} s"
@@ -169,7 +165,7 @@ def _page(job: Mapping[str, Any], trials: Sequence[Trial], best: Trial) -> str:
         Path(__file__).with_name("trials.html.j2"),
         name=job.get("displayName", ""),
         metric=study["metrics"][0]["metricId"],
-        names=_names(trials),
+        names=list(dict.fromkeys(name for trial in trials for name in trial.parameters)),
         trials=[(trial, _outcome(trial)) for trial in trials],
         best=best,
         best_words=_words(best),

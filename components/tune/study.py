@@ -56,11 +56,26 @@ class Parameter:
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise SettingsError(f"a parameter's name is a word as in learning_rate, got {self.name!r}")
+        low, high, found = self.min, self.max, list(self.values)
         if self.type in ("double", "integer"):
-            self._check_range()
-        else:
-            self._check_values()
-        self._check_scale()
+            if low is None or high is None or found:
+                raise self._error(f"{self.type} takes min and max, two numbers, and no values")
+            if low >= high:
+                raise self._error(f"min must be below max, got {low} and {high}")
+            if self.type == "integer" and not (isinstance(low, int) and isinstance(high, int)):
+                raise self._error(f"min and max of an integer are whole numbers, got {low} and {high}")
+        elif not 1 <= len(found) <= _MOST_VALUES or low is not None or high is not None:
+            raise self._error(f"{self.type} takes values, 1 to {_MOST_VALUES} of them, and no min and max")
+        texts = [value for value in found if isinstance(value, str)]
+        if self.type == "categorical" and (len(texts) < len(found) or len(set(texts)) < len(texts)):
+            raise self._error(f"values of a categorical are different texts, got {found}")
+        if self.type == "discrete" and (texts or found != sorted(set(found))):
+            raise self._error(f"values of a discrete are numbers in increasing order, got {found}")
+        if self.scale and self.type == "categorical":
+            raise self._error("a categorical has no scale; leave it out")
+        least = low if low is not None else min(found, default=0)
+        if self.scale in ("log", "reverse_log") and least <= 0:  # type: ignore[operator]  # a number
+            raise self._error(f"scale {self.scale} needs values above 0, got {least}")
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -70,32 +85,6 @@ class Parameter:
             values = {"min_value": self.min, "max_value": self.max}
         scale = {"scale_type": SCALES[self.scale]} if self.scale else {}
         return {"parameter_id": self.name, f"{self.type}_value_spec": values, **scale}
-
-    def _check_range(self) -> None:
-        low, high = self.min, self.max
-        if low is None or high is None or self.values:
-            raise self._error(f"{self.type} takes min and max, two numbers, and no values")
-        if low >= high:
-            raise self._error(f"min must be below max, got {low} and {high}")
-        if self.type == "integer" and not (isinstance(low, int) and isinstance(high, int)):
-            raise self._error(f"min and max of an integer are whole numbers, got {low} and {high}")
-
-    def _check_values(self) -> None:
-        found = list(self.values)
-        if not 1 <= len(found) <= _MOST_VALUES or self.min is not None or self.max is not None:
-            raise self._error(f"{self.type} takes values, 1 to {_MOST_VALUES} of them, and no min and max")
-        texts = [value for value in found if isinstance(value, str)]
-        if self.type == "categorical" and (len(texts) < len(found) or len(set(texts)) < len(texts)):
-            raise self._error(f"values of a categorical are different texts, got {found}")
-        if self.type == "discrete" and (texts or found != sorted(set(found))):
-            raise self._error(f"values of a discrete are numbers in increasing order, got {found}")
-
-    def _check_scale(self) -> None:
-        if self.scale and self.type == "categorical":
-            raise self._error("a categorical has no scale; leave it out")
-        least = self.min if self.min is not None else min(self.values, default=0)
-        if self.scale in ("log", "reverse_log") and least <= 0:  # type: ignore[operator]  # a number
-            raise self._error(f"scale {self.scale} needs values above 0, got {least}")
 
     def _error(self, text: str) -> SettingsError:
         return SettingsError(f"parameter {self.name}: {text}")
@@ -161,9 +150,6 @@ class Study:
                 f"parallel_trial_count {self.parallel_trial_count} is more than max_trial_count "
                 f"{self.max_trial_count}; lower it"
             )
-        self._check_parameters()
-
-    def _check_parameters(self) -> None:
         names = [parameter.name for parameter in self.parameter]
         if not names:
             raise SettingsError("a study needs at least one [[parameter]]")

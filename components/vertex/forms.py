@@ -95,16 +95,6 @@ MOST_VARIABLES = 100
 LONGEST_NAME = 128
 
 
-def is_label_key(text: str) -> bool:
-    """Whether a text can be the key of a label."""
-    return LABEL_KEY.fits(text) and text == text.lower()
-
-
-def is_label_value(text: str) -> bool:
-    """Whether a text can be the value of a label."""
-    return LABEL_VALUE.fits(text) and text == text.lower()
-
-
 def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
     """Checks labels as the API does; `origin` says where they were given, as the end of a message.
 
@@ -114,9 +104,9 @@ def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
     if len(labels) > MOST_LABELS:
         raise SettingsError(f"labels: there are at most {MOST_LABELS}, got {len(labels)}{origin}")
     for key, value in labels.items():
-        if not is_label_key(key):
+        if key != key.lower() or not LABEL_KEY.fits(key):
             raise SettingsError(f"labels: a key is {LABEL_KEY.words}, got {key!r}{origin}")
-        if not is_label_value(value):
+        if value != value.lower() or not LABEL_VALUE.fits(value):
             raise SettingsError(f"labels.{key}: a value is {LABEL_VALUE.words}, got {value!r}{origin}")
 
 

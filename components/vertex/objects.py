@@ -283,13 +283,9 @@ class Bucket:
         if status == _MISSING:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"gs://{self.name}/{name}")
         if status >= _ERROR:
-            raise from_http_status(status, _message(data))  # type: ignore[no-untyped-call]
+            try:
+                said = str(json.loads(data)["error"]["message"])
+            except (ValueError, KeyError, TypeError):
+                said = data[:200].decode(errors="replace")
+            raise from_http_status(status, said)  # type: ignore[no-untyped-call]
         return data
-
-
-def _message(answer: bytes) -> str:
-    """Returns what the service says of an error."""
-    try:
-        return str(json.loads(answer)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return answer[:200].decode(errors="replace")

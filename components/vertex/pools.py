@@ -63,8 +63,26 @@ class WorkerPool:
             raise SettingsError(f"boot_disk_size_gb must be at least 100, got {self.boot_disk_size_gb}")
         if self.boot_disk_size_gb > 100 and not self.boot_disk_type:
             raise SettingsError("boot_disk_size_gb goes with a boot_disk_type; give one")
-        self._check_reservation()
-        self._check_variables()
+        kind = self.reservation_affinity_type
+        if kind not in ("", *RESERVATION_AFFINITY_TYPES):
+            raise SettingsError(
+                f"reservation_affinity_type is one of {', '.join(RESERVATION_AFFINITY_TYPES)}, got {kind!r}"
+            )
+        given = self.reservation_affinity_key, self.reservation_affinity_values
+        if not (all(given) if kind == "SPECIFIC_RESERVATION" else not any(given)):
+            raise SettingsError(
+                "SPECIFIC_RESERVATION, and no other type, needs reservation_affinity_key, "
+                "compute.googleapis.com/reservation-name, and reservation_affinity_values, its resource name"
+            )
+        if len(self.env) > MOST_VARIABLES - 2:  # and our own
+            most = MOST_VARIABLES - 2
+            raise SettingsError(f"env: a container has room for {most} variables, got {len(self.env)}")
+        for name, value in self.env.items():
+            if not VARIABLE.fits(name):
+                raise SettingsError(f"env: {name!r} is no name of an environment variable")
+            if PLATFORM_VARIABLE.fits(name):
+                raise SettingsError(f"env: {name} is set by the platform; leave it out")
+            check_text(f"env.{name}", value)
         for name in ("accelerator_type", "image_uri", "reservation_affinity_key"):
             check_text(name, getattr(self, name))
 
@@ -107,37 +125,6 @@ class WorkerPool:
                 node = node.setdefault(table, {})
             node[key] = value
         return pool
-
-    def _check_reservation(self) -> None:
-        kind = self.reservation_affinity_type
-        if kind not in ("", *RESERVATION_AFFINITY_TYPES):
-            raise SettingsError(
-                f"reservation_affinity_type is one of {', '.join(RESERVATION_AFFINITY_TYPES)}, got {kind!r}"
-            )
-        specific = kind == "SPECIFIC_RESERVATION"
-        given = self.reservation_affinity_key, self.reservation_affinity_values
-        if specific and not all(given):
-            raise SettingsError(
-                "SPECIFIC_RESERVATION needs reservation_affinity_key, "
-                "compute.googleapis.com/reservation-name, and reservation_affinity_values, "
-                "the reservation's resource name"
-            )
-        if not specific and any(given):
-            raise SettingsError(
-                "reservation_affinity_key and reservation_affinity_values go with "
-                f"reservation_affinity_type SPECIFIC_RESERVATION, not {kind!r}"
-            )
-
-    def _check_variables(self) -> None:
-        most = MOST_VARIABLES - 2  # and our own
-        if len(self.env) > most:
-            raise SettingsError(f"env: a container has room for {most} variables, got {len(self.env)}")
-        for name, value in self.env.items():
-            if not VARIABLE.fits(name):
-                raise SettingsError(f"env: {name!r} is no name of an environment variable")
-            if PLATFORM_VARIABLE.fits(name):
-                raise SettingsError(f"env: {name} is set by the platform; leave it out")
-            check_text(f"env.{name}", value)
 
 
 #: Path of a WorkerPoolSpec's key to the field that it is.

@@ -248,8 +248,11 @@ REFUSED = [
     (pool(boot_disk_size_gb=10), "at least 100, got 10"),
     (pool(boot_disk_type="", boot_disk_size_gb=200), "boot_disk_size_gb goes with a boot_disk_type"),
     (pool(reservation_affinity_type="ANY"), "reservation_affinity_type is one of"),
-    (pool(reservation_affinity_type="SPECIFIC_RESERVATION"), "needs reservation_affinity_key"),
-    (pool(reservation_affinity_values=("r",)), "go with reservation_affinity_type SPECIFIC_RESERVATION"),
+    (
+        pool(reservation_affinity_type="SPECIFIC_RESERVATION"),
+        "and no other type, needs",
+    ),
+    (pool(reservation_affinity_values=("r",)), "and no other type, needs"),
     (pool(env={"A B": ""}), "env: 'A B' is no name"),
     (pool(env={"TF_CONFIG": ""}), "env: TF_CONFIG is set by the platform"),
     (pool(env={f"V{i}": "" for i in range(99)}), "a container has room for 98 variables, got 99"),

@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 
 from shardline.components.vertex import forms
-from shardline.components.vertex.forms import DURATION, MOST_LABELS, is_label_key, is_label_value
+from shardline.components.vertex.forms import DURATION, LABEL_KEY, LABEL_VALUE, MOST_LABELS
 from shardline.components.vertex.job import STRATEGIES
 from shardline.components.vertex.payload import at, known_text, lacks, list_at, whole
 from shardline.pipelines.check.job import Job, Pool
@@ -244,7 +244,7 @@ def labels(part: Job | Pipeline) -> Found:
             continue
         if not isinstance(value, str):
             yield code, f"the label {key} is {value!r}, not a text"
-        elif not is_label_key(key):
+        elif key != key.lower() or not LABEL_KEY.fits(key):
             yield code, f"the label key {key[:80]!r} is not allowed"
-        elif not is_label_value(value):
+        elif value != value.lower() or not LABEL_VALUE.fits(value):
             yield code, f"the value {value[:80]!r} of the label {key} is not allowed"
