@@ -8,11 +8,9 @@ import pytest
 #: Cases of exchange_cases, by name: without an import of TensorFlow.
 CASES = [
     "global_clipnorm",
-    "clipnorm",
     "adamw",
     "ema_overwrite",
     "accumulation",
-    "loss_scale_factor",
     "overflow",
     "overflow_accumulation",
     "half",
@@ -21,10 +19,7 @@ CASES = [
     "sparse_clipnorm",
     "sparse_accumulation",
     "uneven",
-    "uneven_clipped",
-    "uneven_accumulation",
     "uneven_half",
-    "masked",
     "uneven_masked",
     "weighted_mean",
     "uneven_weighted_masked",

@@ -97,21 +97,8 @@ _CLUSTER = {
     "environment": "cloud",
 }
 _RULE_WORDS = (
-    *METRICS,
-    *CLASS_METRICS,
-    *OPERATORS,
-    "[",
-    "]",
-    "(",
-    ")",
-    "class",
-    "=",
-    "champion",
-    "worst_slice(",
-    "p <",
-    "0.5",
-    " ",
-    "-",
+    *(*METRICS, *CLASS_METRICS, *OPERATORS, "[", "]", "(", ")", "class", "=", "champion"),
+    *("worst_slice(", "p <", "0.5", " ", "-"),
 )
 _RULES = st.builds(
     "".join,
@@ -125,28 +112,8 @@ _RULES = st.builds(
     ),
 ) | st.sampled_from(["accuracy > champion (p < 0.05)", "recall[class=healthy] > champion (p<.01)"])
 _YAML_WORDS = (
-    "a: ",
-    "&a ",
-    "*a",
-    "- ",
-    "[",
-    "]",
-    "{",
-    "}",
-    ", ",
-    "\n",
-    "  ",
-    "<<: ",
-    "? ",
-    "!!set ",
-    "!!int ",
-    "---\n",
-    "|\n",
-    "'",
-    "#",
-    "root: ",
-    "pipelineInfo: ",
-    "deploymentSpec: ",
+    *("a: ", "&a ", "*a", "- ", "[", "]", "{", "}", ", ", "\n", "  ", "<<: ", "? ", "!!set ", "!!int "),
+    *("---\n", "|\n", "'", "#", "root: ", "pipelineInfo: ", "deploymentSpec: "),
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.errors import SettingsError
 from shardline.trainer.parameter_server import CoordinatorLoop, Step, Workers
 from tests.helpers import programs
 from tests.helpers.parameter_server import BATCH, RECORDS, SIZES, decode, make_model, raw_batches
@@ -232,13 +232,6 @@ def test_of_a_steps_own_logs_those_of_known_shape_are_shown(workers):
     logs = loop.read_metrics()
     assert logs.keys() == {"loss", "pair"}
     assert (logs["loss"], logs["pair"].tolist()) == (0.5, [1.0, 2.0])
-
-
-def test_a_step_that_returns_no_dict_is_refused(workers):
-    model = make_model()
-    model.train_step = lambda data: [0.5]
-    with pytest.raises(ModelError, match="of the model returned list, not a dict"):
-        CoordinatorLoop(model, workers, raw_batches(), decode)
 
 
 def test_a_mistake_in_taking_an_outcome_ends_the_run(workers):

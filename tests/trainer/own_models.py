@@ -63,14 +63,6 @@ def without_input(dataset):
     return _compile(keras.Sequential([layers.Rescaling(1 / 255), layers.Flatten(), head]))
 
 
-def functional(dataset):
-    images, flat = _pixels(dataset)
-    shared = layers.Dense(6, "relu")
-    left, right = shared(flat), shared(layers.Activation("tanh")(flat))
-    joined = layers.Concatenate()([left, layers.Multiply()([left, right])])
-    return _compile(keras.Model(images, layers.Dense(dataset.num_classes, "softmax")(joined)))
-
-
 @keras.saving.register_keras_serializable("tests")
 class Own(keras.Model):
     """A subclass that is built when it is first called."""

@@ -287,23 +287,6 @@ def test_weights_that_are_not_finite_are_never_saved(dataset, tmp_path):
     assert [path.stem for path in tmp_path.glob("checkpoints/*.index")] == ["ckpt-3"]
 
 
-def accumulates_nan(dataset):
-    """Its gradients are not finite, though its loss is, and every fourth step takes them."""
-    model = dense(dataset, keras.optimizers.SGD(0.01, gradient_accumulation_steps=4))
-    inputs, hidden = model.inputs, model.layers[-2].output
-    nothing = keras.ops.sqrt(0.0 * keras.ops.relu(hidden))
-    outputs = keras.layers.Dense(dataset.num_classes, "softmax")(hidden + nothing)
-    own = keras.Model(inputs, outputs)
-    own.compile(model.optimizer, LOSS)
-    return own
-
-
-def test_sums_of_gradients_that_are_not_finite_are_never_saved(dataset, tmp_path):
-    with pytest.raises(DivergedError, match=r"optimizer/.* is not finite after step 2"):
-        run(dataset, tmp_path, model="accumulates_nan", checkpoint_steps=2)
-    assert not list(tmp_path.glob("checkpoints/*.index"))
-
-
 @keras.saving.register_keras_serializable("tests")
 class NoLoss(keras.Model):
     """A model with a step of its own that returns no loss, and whose weights become infinite in step 3."""
@@ -345,17 +328,6 @@ def test_a_metric_that_is_not_finite_is_null(dataset, tmp_path, capsys):
     assert metrics["val_undefined"] is None
     assert metrics["val_accuracy"] >= 0
     assert "warning: undefined, val_undefined of the model is not finite" in capsys.readouterr().out
-
-
-def test_an_early_stopped_run_goes_on_with_more_patience(dataset, tmp_path):
-    changes = {"early_stopping": "val_loss", "callbacks": ("spoiler",), "epochs": 6, "model": "steady"}
-    run(dataset, tmp_path, early_stopping_patience=1, **changes)
-    assert len(read_history(tmp_path)) == 3
-    run(dataset, tmp_path, early_stopping_patience=1, **changes)
-    assert len(read_history(tmp_path)) == 3
-    run(dataset, tmp_path, early_stopping_patience=9, **changes)
-
-    assert len(read_history(tmp_path)) == 6
 
 
 class Multiplied(keras.callbacks.Callback):

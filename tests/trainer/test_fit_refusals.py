@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import shardline
-from shardline.trainer.errors import DivergedError, ModelError, SettingsError
+from shardline.trainer.errors import ModelError, SettingsError
 from tests.helpers import programs
 from tests.helpers.fitting import (
     COUNT,
@@ -218,13 +218,6 @@ def test_a_checkpoint_directory_that_is_a_file_is_refused(tmp_path):
     refused(SettingsError, f"{path}", line, numbers(), checkpoint_dir=path)
 
 
-def test_a_loss_that_is_not_finite_ends_the_training():
-    x, y = numbers()
-    y[20] = np.nan
-    with pytest.raises(DivergedError, match=r"since step 2 \(epoch 1\), whose examples lie in batch 2 of"):
-        fitted(line, (x, y), batch_size=16)
-
-
 def test_a_model_of_another_strategy_is_refused():
     program = (
         "import shardline\n"
@@ -267,9 +260,3 @@ def test_arrays_of_double_precision_are_trained_on_as_keras_does():
 def test_a_sequence_of_batches_is_taken_as_keras_takes_it():
     ours = fitted(line, Sequence(), epochs=2, validation_data=Sequence())
     check_alike(ours, fitted_by_keras(line, Sequence(), epochs=2, validation_data=Sequence()))
-
-
-def test_a_sequence_of_batches_is_shuffled():
-    ours = fitted(line, Sequence(), shuffle=True)
-    in_order = fitted(line, Sequence())
-    assert np.any(ours.model.get_weights()[0] != in_order.model.get_weights()[0])

@@ -48,7 +48,8 @@ def test_every_case_is_compared():
 
 
 def test_what_each_replica_keeps_for_itself_is_averaged(mirrored):
-    """A moving mean and an accumulated gradient."""
+    """A moving mean and an accumulated gradient; a process counts once, however many replicas it has."""
+    assert mirrored["total"] == [1.0, 0.75]
     first, second = (comparison.flat(replica) for replica in mirrored["merged"]["before"])
     assert first != pytest.approx(second, abs=1e-4)
     for replica in mirrored["merged"]["after"]:

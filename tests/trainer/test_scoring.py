@@ -94,16 +94,6 @@ def test_an_evaluation_is_that_of_keras(make, data, options):
     assert all(type(value) is float for value in found.values())
 
 
-def test_losses_of_several_outputs_are_means_over_the_examples():
-    """Keras means them over batches, whatever the size of the last."""
-    x, _ = numbers()
-    y = {"a": np.ones((COUNT, 2), "float32"), "b": np.zeros((COUNT, 2), "float32")}
-    found = shardline.evaluate(outputs_by_name, (x, y), batch_size=16, verbose=0)
-    whole = evaluated_by_keras(outputs_by_name, (x, y), batch_size=COUNT)
-    assert list(found) == list(whole)
-    assert found == pytest.approx(whole, rel=1e-5)
-
-
 PREDICTIONS = {
     "steps": (line, lambda: numbers()[0], {"batch_size": 7, "steps": 3}),
     "steps_beyond_the_data": (line, lambda: batches(numbers()[0]), {"steps": 9}),
