@@ -62,36 +62,19 @@ class Popen(subprocess.Popen[str]):
     _process: multiprocessing.process.BaseProcess
 
     # Everything but the start and the end of a child is subprocess's own.
-    def _execute_child(  # type: ignore[override]  # of CPython 3.11 and 3.12
-        self,
-        args: Sequence[Any],
-        executable: Any,
-        preexec_fn: Any,
-        close_fds: Any,
-        pass_fds: Any,
-        cwd: Any,
-        env: Any,
-        startupinfo: Any,
-        creationflags: Any,
-        shell: Any,
-        p2cread: int,
-        p2cwrite: int,
-        c2pread: int,
-        c2pwrite: int,
-        errread: int,
-        errwrite: int,
-        *rest: Any,
-    ) -> None:
+    def _execute_child(self, args: Sequence[Any], *given: Any) -> None:  # type: ignore[override]
+        cwd, env = given[4:6]  # of CPython 3.11 and 3.12
+        p2cread, _, _, c2pwrite, _, errwrite = given[9:15]
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([_LOADED])
         devnull = os.open(os.devnull, os.O_RDWR)
         wanted = {0: p2cread, 1: c2pwrite, 2: errwrite}
         wanted = {number: devnull if fd == -1 else fd for number, fd in wanted.items()}
         files = {number: Connection(os.dup(fd), readable=True) for number, fd in wanted.items()}
-        given = list(map(str, args))
+        command = list(map(str, args))
         self._process = context.Process(
             target=_run,
-            args=(given, dict(os.environ if env is None else env), str(cwd or Path.cwd()), files),
+            args=(command, dict(os.environ if env is None else env), str(cwd or Path.cwd()), files),
             daemon=True,
         )
         try:

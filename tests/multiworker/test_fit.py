@@ -72,9 +72,7 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
     "names",
     [
         ["function", "unreduced", "ByHand"],
-        pytest.param(
-            ["class", "sum", "statistics_of_all", "ByCompile", "Mixed", "Computing"], marks=pytest.mark.matrix
-        ),
+        pytest.param(["sum", "statistics_of_all", "Computing"], marks=pytest.mark.matrix),
     ],
     ids=" ".join,
 )

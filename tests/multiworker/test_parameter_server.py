@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.errors import SettingsError
 from shardline.trainer.parameter_server import CoordinatorLoop, Step, Workers
 from tests.helpers import programs
 from tests.helpers.parameter_server import BATCH, RECORDS, SIZES, decode, make_model, raw_batches
@@ -238,11 +237,3 @@ def test_a_mistake_in_taking_an_outcome_ends_the_run(workers):
     step = Step(lambda batch: tf.zeros([3]), 1, {"each": (None,)})
     with pytest.raises(TypeError):
         list(workers.run(step, [0]))
-
-
-def test_accumulation_inside_of_a_scaled_loss_is_refused():
-    model = make_model()
-    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
-    model.compile(keras.optimizers.LossScaleOptimizer(inner), "sparse_categorical_crossentropy")
-    with pytest.raises(SettingsError, match="parameter_server cannot accumulate gradients"):
-        CoordinatorLoop(model, None, raw_batches(), decode)

@@ -101,27 +101,6 @@ def test_the_metrics_are_those_of_the_model_that_is_saved(dataset, tmp_path, mod
     assert written(tmp_path)[0] == float(rows[1]["val_loss"])
 
 
-def two_averages(dataset):
-    model = dense(dataset, "sgd")
-    averages = [keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=1.0) for _ in range(2)]
-    multi = keras.optimizers.MultiOptimizer(
-        keras.optimizers.OptimizerMap(averages[0], {".*kernel": averages[1]})
-    )
-    model.compile(multi, LOSS, metrics=["accuracy"])
-    return model
-
-
-def test_averages_of_several_optimizers_are_put_in(dataset, tmp_path):
-    """Momentum 1 keeps the average at the weights after the first step."""
-    run(dataset, tmp_path / "one", model="two_averages", max_steps=1)
-    run(dataset, tmp_path / "all", model="two_averages")
-
-    first, last = (load_model(tmp_path / name / "model.keras").get_weights() for name in ("one", "all"))
-    for one, other in zip(first, last, strict=True):
-        np.testing.assert_array_equal(one, other)
-    np.testing.assert_allclose(written(tmp_path / "all"), evaluated(dataset, tmp_path / "all"), rtol=1e-5)
-
-
 def no_default(dataset):
     """Its default optimizer, which keeps averages, has no weights to update."""
     model = dense(dataset, "sgd")
@@ -153,16 +132,6 @@ def scheduled(dataset):
     return model
 
 
-def half():
-    return 0.5
-
-
-def called(dataset):
-    model = dense(dataset, keras.optimizers.SGD(half))
-    model.layers[2].trainable = False
-    return model
-
-
 RATES = []
 
 
@@ -176,13 +145,9 @@ def rates():
     return callback
 
 
-@pytest.mark.parametrize(
-    ("model", "more"),
-    [("scheduled", {"warmup_steps": 3}), ("called", {})],
-)
-def test_a_learning_rate_for_fine_tuning_takes_the_place_of_a_schedule(dataset, tmp_path, model, more):
-    changes = {"unfreeze_at_epoch": 2, "fine_tuning_learning_rate": 0.001, "callbacks": ("rates",), **more}
-    run(dataset, tmp_path, model=model, per_replica_batch_size=8, **changes)
+def test_a_learning_rate_for_fine_tuning_takes_the_place_of_a_schedule(dataset, tmp_path):
+    changes = {"unfreeze_at_epoch": 2, "fine_tuning_learning_rate": 0.001, "callbacks": ("rates",)}
+    run(dataset, tmp_path, model="scheduled", per_replica_batch_size=8, warmup_steps=3, **changes)
 
     assert RATES[0] > 0.01
     np.testing.assert_allclose(RATES[1:], [0.001] * 2, rtol=1e-6)
@@ -328,23 +293,3 @@ def test_a_metric_that_is_not_finite_is_null(dataset, tmp_path, capsys):
     assert metrics["val_undefined"] is None
     assert metrics["val_accuracy"] >= 0
     assert "warning: undefined, val_undefined of the model is not finite" in capsys.readouterr().out
-
-
-class Multiplied(keras.callbacks.Callback):
-    """Halves the learning rate at the beginning of each epoch."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.model.optimizer.learning_rate = self.model.optimizer.learning_rate * 0.5
-
-
-def multiplied():
-    return Multiplied()
-
-
-def test_what_a_callback_does_at_the_beginning_of_an_epoch_is_not_done_twice(dataset, tmp_path):
-    changes = {"model": "steady", "callbacks": ("multiplied",)}
-    run(dataset, tmp_path / "whole", **changes)
-    for steps in (9, 12, 0):
-        run(dataset, tmp_path / "parts", max_steps=steps, **changes)
-
-    assert written(tmp_path / "whole") == written(tmp_path / "parts")

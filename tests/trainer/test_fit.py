@@ -80,10 +80,6 @@ def two_outputs(**options: Any) -> keras.Model:
     )
 
 
-def listed_outputs() -> keras.Model:
-    return functional(lambda x: [dense("a")(x), dense("b")(x)], loss=["mse", "mae"])
-
-
 def listed_inputs() -> keras.Model:
     keras.utils.set_random_seed(1)
     inputs = [keras.Input((WIDTH,)), keras.Input((WIDTH,))]
@@ -127,11 +123,6 @@ def weighted() -> tuple[Any, ...]:
 def targets() -> tuple[Any, Any]:
     x, y = numbers()
     return x, {"a": y, "b": -y}
-
-
-def listed_targets() -> tuple[Any, Any]:
-    x, targets_ = whole_batches()
-    return x, (targets_["a"], targets_["b"])
 
 
 def in_lists() -> tuple[Any, Any]:
@@ -206,7 +197,6 @@ CASES = {
     "steps_per_execution": Case(
         lambda: line(steps_per_execution=3), numbers, {"validation_data": VALIDATION}
     ),
-    "list_of_outputs": Case(listed_outputs, listed_targets),
     "lists_of_inputs_and_outputs": Case(listed_inputs, in_lists, {"validation_split": 1 / 3}),
     "stateful": Case(stateful, without_rest),
     "no_epochs": Case(line, numbers, {"epochs": 0, "validation_data": VALIDATION}),

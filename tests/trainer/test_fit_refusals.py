@@ -120,17 +120,11 @@ VALIDATED = {"validation_data": numbers()}
 
 ARGUMENTS = [
     ({"epochs": -2}, "epochs must be a whole number of at least 0, not -2"),
-    ({"epochs": True}, "epochs must be a whole number of at least 0, not True"),
     ({"epochs": 3, "initial_epoch": 3}, "initial_epoch must be 0..2, below epochs 3, not 3: epochs is the"),
-    ({"initial_epoch": -1}, "initial_epoch must be a whole number of at least 0, not -1"),
     ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
     ({"steps_per_epoch": COUNT / 16}, "steps_per_epoch must be a whole number of at least 1, not 3.125"),
-    ({"validation_steps": 0, **VALIDATED}, "validation_steps must be a whole number of at least 1, not 0"),
-    ({"validation_batch_size": -1, **VALIDATED}, "validation_batch_size must be a whole number of at least"),
     ({"validation_freq": [0, 2], **VALIDATED}, "validation_freq must be a whole number of at least 1, not 0"),
-    ({"validation_freq": "2", **VALIDATED}, "validation_freq must be a whole number of at least 1, not '2'"),
     ({"validation_split": 1.5}, "validation_split must be a number between 0 and 1, not 1.5"),
-    ({"validation_split": "0.1"}, "validation_split must be a number between 0 and 1, not '0.1'"),
     ({"validation_split": 0.999}, "train_data has arrays of 0 and 0 examples"),
     ({"verbose": "much"}, "verbose must be \"auto\", 0, 1 or 2, not 'much'"),
     ({"shuffle": "batch"}, "shuffle must be true or false, not 'batch'"),
@@ -139,9 +133,7 @@ ARGUMENTS = [
     ({"checkpoint_steps": "5"}, "checkpoint_steps must be a whole number, got '5'"),
     ({"strategy": "two_device"}, "unknown strategy 'two_device'; there are auto, one_device"),
     ({"callbacks": [print]}, "callbacks has to be a list of keras.callbacks.Callback, it holds a builtin_fu"),
-    ({"callbacks": ["EarlyStopping"]}, "callbacks has to be a list .*, it holds a str"),
     ({"class_weight": {"cat": 1.0}}, "class_weight must be a dict of weights by the numbers .* 'cat': 1.0"),
-    ({"class_weight": {0: "much"}}, "class_weight must be a dict .* has 0: 'much'"),
     ({"class_weight": [1.0, 2.0]}, r"class_weight must be a dict of weights by class, not \[1.0, 2.0\]"),
     ({"validation_data": 3}, "validation_data is a int, which is no array; give arrays"),
 ]

@@ -242,11 +242,6 @@ def test_a_mistake_is_named_and_nothing_is_written(dataset, tmp_path, changes, k
     assert not (tmp_path / "out" / "settings.json").exists()
 
 
-def test_a_directory_without_a_manifest_is_refused(tmp_path):
-    with pytest.raises(DatasetError, match=r"no manifest.json in .*shardline preprocess"):
-        run(tmp_path, tmp_path / "out")
-
-
 def test_a_dataset_without_a_train_split_is_refused(tmp_path):
     write_dataset(tmp_path, records={"train": 0, "validation": 8, "test": 8})
 
