@@ -25,17 +25,7 @@ OF_NUMBERS = "sparse_categorical_crossentropy"
 
 @dataclass(frozen=True)
 class Case:
-    """One way to build and compile a model.
-
-    Attributes:
-        shown: The way, as the page has it.
-        make: Makes the model for a dataset.
-        labels: Form of the labels with which `fit` is compared.
-        refused: What the refusal says; "" where training gives the same as `fit`.
-        settings: Further settings of the run.
-        classes: Number of classes of the dataset.
-        tolerance: Largest difference of loss and metrics.
-    """
+    """One way to build and compile a model, as the page has it, and what the refusal says; "" for none."""
 
     shown: str
     make: Callable[[DatasetInfo], Any]

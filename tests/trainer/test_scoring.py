@@ -152,12 +152,7 @@ def test_the_bar_is_shown_where_it_is_asked_for(capsys):
     assert "2/2" in capsys.readouterr().out
 
 
-def uncompiled() -> keras.Model:
-    return keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(1)])
-
-
 REFUSED = {
-    "uncompiled": (lambda: shardline.evaluate(uncompiled, numbers()), ModelError, "not compiled"),
     "option": (lambda: shardline.evaluate(line, numbers(), epochs=3), SettingsError, "no argument 'epochs'"),
     "without_end": (
         lambda: shardline.predict(line, batches(numbers()).repeat()),
@@ -173,11 +168,6 @@ REFUSED = {
         lambda: shardline.predict(line, np.zeros((4, WIDTH + 1), "float32")),
         ModelError,
         "predict_step of the model failed: .* expected axis -1 of input shape to have value 3",
-    ),
-    "wrong_targets": (
-        lambda: shardline.evaluate(line, (numbers()[0], np.zeros((COUNT, 2, 2)))),
-        ModelError,
-        r"cannot be built on batches of .*float32 \(32, 2, 2\).*Dimensions must be equal",
     ),
 }
 

@@ -72,9 +72,16 @@ def test_every_replica_ends_and_the_first_message_stays(settings, environ):
     assert str(attempt(settings, environ, ModelError("another"), worker)) == WORDS
 
 
+def of_the_machine():
+    failure = ClusterError("chief-0 cannot serve its address")
+    failure.__context__ = OSError(errno.EADDRINUSE, "Address already in use")
+    return failure
+
+
 @pytest.mark.parametrize(
     "failure",
     [
+        of_the_machine(),
         RunError("lost worker-1"),
         RestartError("asked to stop"),
         OSError(errno.EIO, "Input/output error"),
@@ -84,13 +91,6 @@ def test_every_replica_ends_and_the_first_message_stays(settings, environ):
     ],
 )
 def test_what_may_be_gone_at_the_next_attempt_is_tried_again(settings, environ, failure):
-    attempt(settings, environ, failure)
-    assert attempt(settings, environ) is None
-
-
-def test_neither_is_a_mistake_that_only_the_machine_has_made(settings, environ):
-    failure = ClusterError("chief-0 cannot serve its address")
-    failure.__context__ = OSError(errno.EADDRINUSE, "Address already in use")
     attempt(settings, environ, failure)
     assert attempt(settings, environ) is None
 
