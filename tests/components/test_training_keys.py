@@ -114,7 +114,6 @@ def keys_of(examples: Examples, split: str) -> list[bytes]:
     ("first", "second"),
     [
         pytest.param({}, {"split_salt": 1}, id="another salt"),
-        pytest.param({"seed": 3}, {"split_salt": 1, "shards": 5}, id="another seed too"),
         pytest.param({"key": "content"}, {"key": "content", "split_salt": 1}, id="by content"),
         pytest.param({}, {"split": {"train": 0.2, "validation": 0.1, "test": 0.7}}, id="other shares"),
         pytest.param({}, {"source": "Even"}, id="splits of the source's own"),
@@ -246,7 +245,6 @@ def test_what_a_training_started_from_counts_as_its_training(make_dataset, tmp_p
     [
         pytest.param("gs://nobody/mounted", id="a bucket that is not mounted"),
         pytest.param("{tmp}/model/model.keras", id="a plain file"),
-        pytest.param("{tmp}/missing", id="missing"),
         pytest.param("{tmp}/content", id="known by content"),
     ],
 )
