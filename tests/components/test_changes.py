@@ -25,44 +25,7 @@ from tests.helpers.fake_storage import fake_storage
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SETTINGS = {
-    "data_dir": "",
-    "labels": "",
-    "features": {},
-    "label": "",
-    "columns": {},
-    "image_size": 0,
-    "resize_mode": "crop",
-    "encoding": "keep",
-    "split": {},
-    "stratify": False,
-    "key": "path",
-    "group": "",
-    "split_by_time": "",
-    "split_gap": "",
-    "split_salt": 0,
-    "seed": 0,
-    "readers": 2,
-    "shards": 8,
-    "shard_size": 128,
-    "compression": "none",
-    "on_bad_record": "fail",
-    "max_bad_fraction": 0.01,
-    "schema": "",
-    "on_anomaly": "fail",
-    "check_images": "structure",
-    "model": "mnist_cnn",
-    "hparams": {"filters": 8},
-    "epochs": 20,
-    "per_replica_batch_size": 0,
-    "learning_rate": 0.0,
-    "train_options": {},
-    "min_accuracy": 0.95,
-    "rules": [],
-    "first_run": "bless",
-    "formats": [],
-    "champion_uri": "",
-}
+SETTINGS = {"readers": 2, "hparams": {"filters": 8}}
 #: Settings of the trainer that name code of a user, as each says of itself.
 CODE_OF_A_USER = [
     name

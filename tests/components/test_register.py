@@ -1,8 +1,6 @@
-import json
 import os
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -15,7 +13,7 @@ from shardline.components.register.component import register
 from shardline.components.register.deployment import register_model
 from shardline.trainer import progress
 from shardline.trainer.errors import ModelError, SettingsError
-from tests.helpers.exports import contents, judge_again, publish_next, write_export
+from tests.helpers.exports import contents, judge_again, write_export
 
 
 @pytest.fixture
@@ -57,21 +55,6 @@ def test_on_the_platform_nothing_is_published_in_a_container(exported, champion,
     assert not champion.exists()
 
 
-def test_the_previous_version_is_kept(exported, champion, tmp_path):
-    first = publish(exported, champion, quality="accuracy 0.9700")
-    second = publish_next(write_export(tmp_path / "next", weights=b"better"), champion, accuracy=0.98)
-
-    assert current(champion) == second
-    assert (champion / first.path / "saved_model/variables/variables.index").read_bytes() == b"weights"
-    assert (champion / second.path / "saved_model/variables/variables.index").read_bytes() == b"better"
-
-
-def test_the_same_model_published_again_is_another_version(exported, champion):
-    versions = [publish_next(exported, champion).version for _ in range(5)]
-
-    assert len(set(versions)) == 5
-
-
 def test_a_version_is_on_disk_with_its_directories_before_it_is_the_champion(exported, champion, monkeypatch):
     synced = []
     monkeypatch.setattr(
@@ -86,45 +69,6 @@ def test_a_version_is_on_disk_with_its_directories_before_it_is_the_champion(exp
     # has its name.
     assert written[0] < last < written[1]
     assert [synced[index + 1] for index in written] == [str(champion)] * 2
-
-
-def test_nothing_temporary_is_left(exported, champion):
-    published = publish(exported, champion, quality="accuracy 0.9700")
-
-    assert sorted(path.name for path in champion.iterdir()) == [".lock", "champion.json", "versions"]
-    assert [path.name for path in (champion / "versions").iterdir()] == [published.version]
-
-
-READER = """
-import pathlib, sys, time
-from shardline.components.model_store.champions import current
-
-champion, seen = pathlib.Path(sys.argv[1]), set()
-print("ready", flush=True)
-while not (champion / "stop").exists():
-    found = current(champion)
-    index = champion / found.path / "saved_model/variables/variables.index"
-    assert index.read_bytes() == b"w" * 100_000, found
-    seen.add(found.version)
-print(len(seen))
-"""
-
-
-def test_a_reader_never_sees_half_a_model(champion, tmp_path):
-    exported = write_export(tmp_path / "large", weights=b"w" * 100_000)
-    publish(exported, champion, quality="accuracy 0.9000")
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READER, str(champion)], stdout=subprocess.PIPE, text=True
-    )
-    assert reader.stdout.readline() == "ready\n"
-    for _ in range(30):
-        publish_next(exported, champion)
-        time.sleep(0.01)
-    (champion / "stop").touch()
-    output, _ = reader.communicate(timeout=30)
-
-    assert reader.returncode == 0
-    assert int(output) > 1  # it did read while versions changed
 
 
 def test_publishing_on_a_disk_loads_neither_tensorflow_nor_kfp_nor_google(exported, champion):
@@ -154,29 +98,6 @@ def test_an_unfinished_validation_is_not_published(missing, exported, champion):
     with pytest.raises(ModelError, match=f"no {missing} in .*: validation did not finish"):
         publish(exported, champion, quality="accuracy 0.9700")
     assert not champion.exists()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{",
-        "[]",
-        '{"version": "x"}',
-        json.dumps(
-            {"version": "..", "path": "versions/..", "accuracy": 1.0, "fingerprint": "", "created": ""}
-        ),
-        json.dumps(
-            {"version": "gone", "path": "versions/gone", "accuracy": 1.0, "fingerprint": "", "created": ""}
-        ),
-    ],
-)
-def test_a_damaged_champion_is_said_and_not_replaced(content, exported, champion):
-    champion.mkdir(parents=True)
-    (champion / "champion.json").write_text(content)
-
-    with pytest.raises(ModelError, match="restore it, or begin anew with one of its versions: shardline"):
-        register_model(exported, 0.97, str(champion))
-    assert (champion / "champion.json").read_text() == content
 
 
 def test_a_place_that_cannot_be_written_to_is_refused(exported, tmp_path):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
 import threading
-from typing import Any
 
 from google.cloud.aiplatform_v1.types import PipelineJob
 
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
-from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
-from tests.contract.fake.vertex import BUCKET, LOCATION
+from tests.contract.fake.services import PROJECT
+from tests.contract.fake.vertex import LOCATION
 
 CONTAINER = {"image_uri": "image:1", "command": ["python"], "args": ["-c", "print('{{ x }} \"é\"')"]}
 POOL = {"machine_spec": {"machine_type": "n1-standard-4"}, "replica_count": 1, "container_spec": CONTAINER}
 
 PARENT = f"projects/{PROJECT}/locations/{LOCATION}"
-NUMBERED = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}"
 SPEC = {
     "pipelineInfo": {"name": "toy"},
     "schemaVersion": "2.1.0",
@@ -31,22 +28,6 @@ SPEC = {
         }
     },
 }
-NOON = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
-
-
-def job(**changes: Any) -> dict[str, Any]:
-    config = {"gcs_output_directory": f"gs://{BUCKET}/runs", "parameter_values": {"count": 3.0}}
-    return {"display_name": "toy", "pipeline_spec": SPEC, "runtime_config": config, **changes}
-
-
-def schedule(**changes: Any) -> dict[str, Any]:
-    return {
-        "display_name": "nightly",
-        "cron": "TZ=Europe/Vienna 0 6 * * *",
-        "max_concurrent_run_count": 1,
-        "create_pipeline_job_request": {"parent": PARENT, "pipeline_job": job()},
-        **changes,
-    }
 
 
 class Waiting:
