@@ -15,7 +15,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 
 class Severity(enum.StrEnum):
@@ -54,14 +54,6 @@ class Rule:
     source: str
 
 
-class Subject(Protocol):
-    """A part of a pipeline that rules look at."""
-
-    @property
-    def where(self) -> str:
-        """What the part is called in a finding."""
-
-
 #: Codes of rules, and what was found.
 Found = Iterator[tuple[str, str]]
 Check = Callable[[Any], Found]
@@ -76,7 +68,7 @@ _RULES = re.compile(r"^(SL\d{3} .+?)\n    Fix: (.+?)\n    Source: (.+?)(?=\n\S|\
 _RULE = re.compile(r"^(SL\d{3}) (error|warning): (.+?)(?=\nSL|\Z)", _FLAGS)
 
 
-def rules(*subjects: type[Subject]) -> Callable[[C], C]:
+def rules(*subjects: type[Any]) -> Callable[[C], C]:
     """Registers a function and the rules in its docstring, for the parts of some classes."""
 
     def register(check: C) -> C:
@@ -92,8 +84,8 @@ def rules(*subjects: type[Subject]) -> Callable[[C], C]:
     return register
 
 
-def apply(subjects: Mapping[type[Any], Sequence[Subject]]) -> Iterator[Finding]:
-    """Applies every rule to the parts of a pipeline that it looks at, which are given by their class."""
+def apply(subjects: Mapping[type[Any], Sequence[Any]]) -> Iterator[Finding]:
+    """Applies every rule to the parts of a pipeline that it looks at: by their class, each with a `where`."""
     for kind, check in _CHECKS:
         for subject in subjects.get(kind, ()):
             for code, why in check(subject):

@@ -217,10 +217,10 @@ def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:
 
     Returns the pipeline, the address, "" for that of a file, and the bytes as they were read.
     """
-    from shardline.pipelines.remote.upload import download, is_registry_url
+    from shardline.pipelines.remote.upload import download
     from shardline.pipelines.spec import parse_pipeline, read_pipeline
 
-    if is_registry_url(pipeline):
+    if pipeline.startswith("https://"):
         content, address = download(pipeline)
         return parse_pipeline(content, Path(address)), address, content
     content = read_pipeline(Path(pipeline))

@@ -157,9 +157,16 @@ def resume(name: str, catch_up: bool, as_json: bool, environment: Environment) -
 @environment_options
 def delete(name: str, as_json: bool, environment: Environment) -> None:
     """Delete the schedule NAME, and every other of that name; runs that have begun go on."""
-    from shardline.pipelines.remote.schedules import deletions
+    from shardline.pipelines.remote.schedules import Step
 
-    _do(environment, name, deletions(_find(environment, name, required=False)), "deleted", as_json)
+    found = _find(environment, name, required=False)
+    _do(
+        environment,
+        name,
+        [Step("DeleteSchedule", {"name": item["name"]}) for item in found],
+        "deleted",
+        as_json,
+    )
 
 
 @schedule.command()

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +158,8 @@ def build(
         assemble(content, revision, made)
         images.build(tool, image, made)
     words = f"built {', '.join(image.names)} ({image.variant}) from revision {revision or 'unknown'}"
-    show(as_json, facts, words + _with(facts))
+    own = [*facts["packages"], *([f"{facts['requirements']} requirements"] if facts["requirements"] else [])]
+    show(as_json, facts, f"{words}, with {', '.join(own)}" if own else words)
 
 
 def _say_left_out(content: ImageSettings) -> None:
@@ -190,12 +191,3 @@ def push(image: Image, content: ImageSettings, allow_dirty: bool, dry_run: bool,
 
 def _facts(image: Image) -> dict[str, Any]:
     return {"names": list(image.names), "variant": image.variant}
-
-
-def _with(facts: Mapping[str, Any]) -> str:
-    """Returns what of a user's own goes into the image, as the end of a sentence."""
-    parts = [
-        *facts["packages"],
-        *([f"{facts['requirements']} requirements"] if facts["requirements"] else []),
-    ]
-    return f", with {', '.join(parts)}" if parts else ""

@@ -58,7 +58,8 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
     ]
     if settings is not None:
         serving = settings.model_upload.serving_image_uri if settings.model_upload else settings.image
-        checks += [("image", partial(_image, image)) for image in dict.fromkeys((settings.image, serving))]
+        images = dict.fromkeys((settings.image, serving))
+        checks += [("image", partial(_image, image)) for image in images]
         yield _training_network(settings.train, environment)
     try:
         rest, account = connect()

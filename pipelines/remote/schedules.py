@@ -190,11 +190,8 @@ class Step(NamedTuple):
 class Plan:
     """What has to be done about one declared schedule; no steps where there is nothing to do.
 
-    Attributes:
-        body: The Schedule that is declared, in the API's JSON form.
-        existing: Schedules of its name on the platform; the first is kept, or is the one that is replaced.
-        differences: Where the first is not as it is declared.
-        paused: Whether it is paused then.
+    The first of those that exist is kept, or is the one that is replaced, where it differs from the `body`
+    that is declared; `paused` is whether it is paused then.
     """
 
     body: Mapping[str, Any]
@@ -227,7 +224,9 @@ def make_plan(
             item for item in found if item["state"] != COMPLETED and item.get("endTime") != body["endTime"]
         ]
         action = Action.RETIRE if left else Action.NOTHING
-        return Plan(body, found, action, steps=deletions(left))
+        return Plan(
+            body, found, action, steps=tuple(Step("DeleteSchedule", {"name": item["name"]}) for item in left)
+        )
     # Of one that was paused by hand and is being replaced, the new one may not be paused yet.
     paused = any(item["state"] == PAUSED for item in found) if declared.paused is None else declared.paused
     differences = _differences(body, found[0], now) if found else []
@@ -243,7 +242,8 @@ def make_plan(
             action = Action.UPDATE
             differences.append(Difference("paused", _text(not paused), _text(paused)))
             steps.append(change_state(kept, paused=paused))
-    return Plan(body, found, action, tuple(differences), paused, (*steps, *deletions(rest)))
+    steps += [Step("DeleteSchedule", {"name": item["name"]}) for item in rest]
+    return Plan(body, found, action, tuple(differences), paused, tuple(steps))
 
 
 def change_state(item: Existing, *, paused: bool, catch_up: bool = False) -> Step:
@@ -251,11 +251,6 @@ def change_state(item: Existing, *, paused: bool, catch_up: bool = False) -> Ste
     if paused:
         return Step("PauseSchedule", {"name": item["name"]})
     return Step("ResumeSchedule", {"name": item["name"], "catchUp": catch_up})
-
-
-def deletions(items: Iterable[Existing]) -> tuple[Step, ...]:
-    """Returns the calls that delete schedules. Runs that they have started go on."""
-    return tuple(Step("DeleteSchedule", {"name": item["name"]}) for item in items)
 
 
 def _differences(body: Mapping[str, Any], item: Existing, now: datetime.datetime) -> list[Difference]:
@@ -288,9 +283,8 @@ def _parts(schedule: Mapping[str, Any], now: datetime.datetime) -> dict[str, Any
 def apply_plan(platform: Platform, plan: Plan) -> Existing | None:
     """Makes a schedule what it is declared to be; returns it as the platform has shown it last.
 
-    Raises:
-        PlatformError: When a call fails, or the platform has made something else of the schedule than was
-            asked for. Another plan then says what is left to do.
+    Raises PlatformError when a call fails, or the platform has made something else of it than was asked for.
+    Another plan then says what is left to do.
     """
     last = plan.existing[0] if plan.existing else None
     for step in plan.steps:

@@ -46,11 +46,6 @@ class Uploaded:
         return f"{self.registry}/{self.package}/{self.version}"
 
 
-def is_registry_url(text: str) -> bool:
-    """Whether a pipeline is given by its address in a registry, and not as a file."""
-    return text.startswith("https://")
-
-
 def check_tags(tags: Sequence[str]) -> None:
     """Checks the form of tags; raises SettingsError when one has another."""
     for tag in tags:
@@ -63,7 +58,7 @@ def check_tags(tags: Sequence[str]) -> None:
 
 def upload_requests(registry: str, package: str, file: Path, tags: Sequence[str]) -> Any:
     """Returns what `upload` asks the registry for, as JSON."""
-    version = _version(file)
+    version = _digest(file.read_bytes())
     return {
         "upload": {"url": registry, "package": package, "content": str(file), "version": version},
         "tags": dict.fromkeys(tags, f"{package}/{version}"),
@@ -81,7 +76,7 @@ def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> Uplo
         PlatformError: When the registry refuses or is not reached.
     """
     repository = _Repository(registry)
-    version = _version(file)
+    version = _digest(file.read_bytes())
     is_new = not repository.has(package, version)
     if is_new:
         package, version = repository.upload(package, file)
@@ -115,12 +110,8 @@ def download(url: str) -> tuple[bytes, str]:
     return repository.download(package, version), f"{found['host']}/{package}/{version}"
 
 
-def _version(file: Path) -> str:
-    """Returns the version under which the registry has a file."""
-    return _digest(file.read_bytes())
-
-
 def _digest(content: bytes) -> str:
+    """Returns the version under which the registry has a content."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 

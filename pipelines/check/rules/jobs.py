@@ -141,6 +141,9 @@ def scheduling(job: Job) -> Found:
     SL202 error: The scheduling strategy is one that the API has.
         Fix: take STANDARD, SPOT or FLEX_START
         Source: google.cloud.aiplatform_v1.types.Scheduling.Strategy.
+    SL207 warning: A SPOT job has a place for checkpoints.
+        Fix: write checkpoints: set base_output_directory, or give the trainer a directory for them
+        Source: docs.cloud.google.com, training/use-spot-vms, "Preemption handling".
     SL209 warning: Workers without parameter servers restart together.
         Fix: set restart_job_on_worker_restart, and resume from checkpoints
         Source: google.cloud.aiplatform_v1.types.Scheduling: restart_job_on_worker_restart is for "distributed
@@ -152,29 +155,14 @@ def scheduling(job: Job) -> Found:
             yield "SL201", f"{name} is {found!r}"
     if job.strategy and job.strategy not in (*STRATEGIES, *_OTHERS):
         yield "SL202", f"strategy is {job.strategy!r}"
+    arguments = " ".join(part for pool in job.pools for part in pool.argv)
+    outputs = at(job.task.component, "outputDefinitions", "artifacts")
+    has_place = (outputs and "--executor_input" in arguments) or "checkpoint" in arguments.lower()
+    if job.strategy == "SPOT" and lacks(job.spec, "base_output_directory") and not has_place:
+        yield "SL207", "SPOT replicas are preempted, and nothing says where checkpoints go: it starts over"
     alone = lacks(job.spec, "scheduling", "restart_job_on_worker_restart")
     if job.pool(1) and not job.has_parameter_servers and alone:
         yield "SL209", "the job has workers, no parameter servers, and restart_job_on_worker_restart is off"
-
-
-@rules(Job)
-def strategies(job: Job) -> Found:
-    """Checkpoints of replicas that may be preempted.
-
-    SL207 warning: A SPOT job has a place for checkpoints.
-        Fix: write checkpoints: set base_output_directory, or give the trainer a directory for them
-        Source: docs.cloud.google.com, training/use-spot-vms, "Preemption handling".
-    """
-    if job.strategy == "SPOT" and lacks(job.spec, "base_output_directory") and not _has_place(job):
-        lost = "nothing says where checkpoints go: the job starts over"
-        yield "SL207", f"SPOT replicas are preempted, and {lost}"
-
-
-def _has_place(job: Job) -> bool:
-    """Whether the trainer is given output artifacts, or something that is called a checkpoint."""
-    arguments = " ".join(part for pool in job.pools for part in pool.argv)
-    outputs = at(job.task.component, "outputDefinitions", "artifacts")
-    return bool(outputs and "--executor_input" in arguments) or "checkpoint" in arguments.lower()
 
 
 @rules(Job)
