@@ -60,7 +60,6 @@ ROWS = [
     ("SL109", job(T4, REDUCER), job(T4, T4, REDUCER)),
     ("SL111", job({**pool(), "machine_spec": {}}), job(pool())),
     ("SL112", job(pool("n1-standart-8")), job(pool("n1-standard-8"))),
-    ("SL112", job(pool("e2-standard-2")), job(pool("e2-standard-4"))),
     ("SL113", job(gpu_pool("n1-standard-8", "nvidia-tesla-t4", 1)), job(T4)),
     ("SL114", job(pool(machine={"accelerator_count": 1})), job(T4)),
     (
@@ -69,17 +68,10 @@ ROWS = [
         job(pool(machine={"accelerator_type": "ACCELERATOR_TYPE_UNSPECIFIED"})),
     ),
     ("SL115", job(gpu_pool("n1-standard-8", "NVIDIA_L4", 1)), job(gpu_pool("g2-standard-8", "NVIDIA_L4", 1))),
-    ("SL115", job(gpu_pool("e2-standard-8", "NVIDIA_TESLA_T4", 1)), job(T4)),
     (
         "SL116",
         job(gpu_pool("n1-standard-8", "NVIDIA_TESLA_T4", 3)),
         job(gpu_pool("n1-standard-8", "NVIDIA_TESLA_T4", 2)),
-    ),
-    # 32 vCPUs need 4 V100.
-    (
-        "SL116",
-        job(gpu_pool("n1-standard-32", "NVIDIA_TESLA_V100", 2)),
-        job(gpu_pool("n1-standard-32", "NVIDIA_TESLA_V100", 4)),
     ),
     ("SL116", job(gpu_pool("a2-highgpu-1g", "NVIDIA_TESLA_A100", 2)), job(A100)),
     ("SL117", job(pool("a2-highgpu-1g")), job(A100)),
@@ -97,11 +89,6 @@ ROWS = [
         job(pool(), pool(), pool(), restart_job_on_worker_restart=False),
     ),
     ("SL211", job(tensorboard=TENSORBOARD), job(tensorboard=TENSORBOARD, service_account=ACCOUNT)),
-    (
-        "SL211",
-        job(tensorboard=TENSORBOARD),
-        job(tensorboard=TENSORBOARD, service_account="{{$.pipeline_service_account}}"),
-    ),
     ("SL212", job(network=NETWORK, psc_interface_config=PSC), job(psc_interface_config=PSC)),
     ("SL215", job(tensorboard="123"), job(tensorboard=TENSORBOARD)),
     ("SL216", job(network="projects/name/global/networks/n"), job(network=NETWORK)),
@@ -114,7 +101,6 @@ ROWS = [
     ("SL219", job(base_output_directory="/gcs/bucket/job"), job(base_output_directory=OUTPUT)),
     ("SL301", job("{{$.inputs.parameters['pools']}}", extra_inputs={"labels": "no json"}), job(labels={})),
     ("SL302", job(display_name='the "best" one'), job(display_name="the best one")),
-    ("SL302", job(base_output_directory="gs://b\\c"), job(base_output_directory="gs://b/c")),
     ("SL303", job(pool(container={"args": 2 * ["x" * 70_000]})), job(trainer("x" * 70_000))),
     ("SL304", job(display_name="n" * 129), job(display_name="n" * 128)),
     ("SL304", job(display_name=""), job(display_name="n")),
@@ -128,7 +114,6 @@ ROWS = [
         job(trainer(image_uri="registry:5000/trainer")),
         job(trainer(image_uri="registry:5000/trainer:1")),
     ),
-    ("SL404", job(trainer(image_uri="trainer:latest")), job(trainer(image_uri=f"trainer@sha256:{64 * 'a'}"))),
     (
         "SL410",
         job(trainer(image_uri="registry.io/trainer:1")),
@@ -137,8 +122,6 @@ ROWS = [
     ("SL408", job(pool(container={"command": ["sh", "-c", "python3 -m pip install kfp"]})), job(pool())),
     ("SL801", job(labels={"Team": "vision"}), job(labels={"team": "vision"})),
     ("SL801", job(labels={"team": "a b"}), job(labels={"team": "größe_1-a"})),
-    ("SL801", job(labels={"1st": "a"}), job(labels={"first": ""})),
-    ("SL801", job(labels={"team": 64 * "a"}), job(labels={"team": 63 * "a"})),
     ("SL801", job(labels={f"l{n}": "a" for n in range(65)}), job(labels={f"l{n}": "a" for n in range(64)})),
     ("SL813", job(env(TOKEN="ghp_" + 36 * "a")), job(env(TOKEN="{{$.inputs.parameters['token']}}"))),
     ("SL813", job(env(DB_PASSWORD="hunter2")), job(env(DB_PASSWORD=""))),
