@@ -285,11 +285,8 @@ def load_environment(
 ) -> Environment:
     """Reads an environment: the table [vertex] of a settings file, overridden by VERTEX_*, then by flags.
 
-    A flag that is not given is "". The values in `needed` must be given.
-
-    Raises:
-        SettingsError: When a needed value is missing, one has the wrong form, or where some are needed one is
-            still a placeholder of the example.
+    A flag that is not given is "". Raises SettingsError when a value in `needed` is missing, one has the
+    wrong form, or where some are needed one is still a placeholder of the example.
     """
     values, origins = read_values(settings, flags, environ)
     for name in needed:

@@ -38,11 +38,7 @@ def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]
 
 
 def refuse_errors(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
-    """Checks a pipeline, as `check` does, and returns the warnings.
-
-    Raises:
-        PipelineError: When a rule finds an error.
-    """
+    """Checks a pipeline, as `check` does, and returns the warnings; PipelineError when there is an error."""
     findings = check(pipeline, schedule)
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:

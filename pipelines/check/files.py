@@ -54,10 +54,7 @@ def read(path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
     """Reads a file for a check; `given` are the parameters of the run, if they are known.
 
     It is a pipeline as YAML or JSON, alone or in a PipelineJob; or settings (TOML), which are compiled.
-
-    Raises:
-        PipelineError: When the file cannot be read, is too large, or is not a pipeline.
-        SettingsError: When settings cannot be read.
+    Raises PipelineError when it is no pipeline, and SettingsError when settings cannot be read.
     """
     if path.suffix not in _TOML:
         return parse(read_pipeline(path), path, given)

@@ -41,13 +41,7 @@ _HOME = "https://github.com/shardline/shardline"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data.
-
-    Attributes:
-        data: What the template's data is, in a sentence of README.md.
-        epochs: Passes over it until it is learned.
-        min_accuracy: What its model reaches easily.
-    """
+    """A kind of data: the template's, in words, the epochs that it needs, and an accuracy reached easily."""
 
     data: str
     epochs: int
@@ -82,16 +76,10 @@ def check_name(name: str) -> None:
 
 
 def write(directory: Path, kind: str, name: str, requirement: str) -> list[Path]:
-    """Writes a project and returns its files, relative to the directory.
+    """Writes a project of one of `KINDS` and returns its files, relative to the directory.
 
-    Args:
-        directory: Where; it may be there, but empty except for a .git.
-        kind: One of `KINDS`.
-        name: Name of the package.
-        requirement: What pip installs Shardline from.
-
-    Raises:
-        SettingsError: The name cannot be used, or the directory holds something.
+    `requirement` is what pip installs Shardline from. Raises SettingsError when the name cannot be used, or
+    the directory holds something besides a .git.
     """
     check_name(name)
     _check_directory(directory)

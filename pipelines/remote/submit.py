@@ -36,8 +36,7 @@ _OLDEST_SCHEMA = (2, 1)
 def submit(platform: Platform, request: Mapping[str, Any]) -> Run:
     """Starts a run, of which `job_request` has made a request with an id, and returns it.
 
-    Raises:
-        PlatformError: When the platform refuses or is not reached.
+    Raises PlatformError when the platform refuses or is not reached.
     """
     from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest
     from google.protobuf.json_format import ParseDict
@@ -84,8 +83,7 @@ def cancel(platform: Platform, run: str) -> tuple[bool, Run]:
 def wait(platform: Platform, run: str) -> Run:
     """Watches a run until it has ended, tells what becomes of its tasks, and returns it as it ended.
 
-    Raises:
-        PlatformError: When the platform was not reached for a quarter of an hour.
+    Raises PlatformError when the platform was not reached for a quarter of an hour.
     """
     seen: dict[str, str] = {}
     pause = _FIRST_S
@@ -172,14 +170,7 @@ def job_request(
 
 
 def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: str, proof: str) -> str:
-    """Returns the lines of a request that `job_request` has made.
-
-    Args:
-        request: The request.
-        parameters: What the run is given, of the declared types.
-        file: Where the pipeline is: a path or an address.
-        proof: Whether it has run here.
-    """
+    """Returns the lines of a request of `job_request`; `file` is the pipeline's path or address."""
     job = at(request, "pipelineJob")
     pipeline = Pipeline(at(job, "pipelineSpec"), parameters)
     custom_jobs = jobs(pipeline)

@@ -92,9 +92,7 @@ def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> Uplo
 def download(url: str) -> tuple[bytes, str]:
     """Returns a pipeline's YAML from the registry, and the address of exactly that version.
 
-    Raises:
-        PipelineError: When the address has another form.
-        PlatformError: When there is no such version, or the registry refuses or is not reached.
+    Raises PipelineError for another form, PlatformError when there is no such version or no answer.
     """
     found = _URL.fullmatch(url)
     if found is None:
