@@ -177,6 +177,25 @@ def test_a_run_of_which_nothing_tells_its_end_is_abandoned_by_word(runs: Path) -
         FailedRun.find(here, abandoned=True)
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_a_run_is_continued_with_the_copy_of_its_pipeline_or_the_one_given(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    compiled = ROOT / "compiled" / "retrain.yaml"
+    copy = write_run(runs, "run-1", parameters={"epochs": 3}) / "pipeline.yaml"
+    copy.write_bytes(compiled.read_bytes())
+    ran: list[tuple[Path, Any]] = []
+    monkeypatch.setattr(
+        "shardline.pipelines.local.run.run_pipeline", lambda path, values, **_: ran.append((path, values))
+    )
+    done = shardline("run", *([compiled] if given else []), "--resume", "run-1", "--runs-dir", runs)
+
+    assert done.exit_code == 0, done.output
+    ((path, values),) = ran
+    assert path == (compiled if given else copy)
+    assert values["epochs"] == 3
+
+
 def test_options_that_belong_together(runs: Path) -> None:
     for words, message in (
         (("run",), "Missing argument 'PIPELINE'"),
