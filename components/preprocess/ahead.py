@@ -102,8 +102,8 @@ def in_order(
 ) -> Iterator[Result | Exception]:
     """Yields what `read` gives for each item, or the exception that it raises, in the order of the items.
 
-    Items are taken as results are: at most so many ahead that `in_flight` threads have something to do, and
-    that results have `room`, in bytes, as far as the `size` of those before tells.
+    At most so many are ahead that `in_flight` threads have something to do, and that results have `room`, in
+    bytes, as far as the `size` of those before tells.
     """
     source, waiting = iter(items), deque[Future[Result]]()
     window, mean = min(_FIRST, 2 * in_flight), 0.0

@@ -53,9 +53,7 @@ class SchemaCheck:
     """Compares examples with a schema and counts what does not fit.
 
     Args:
-        schema: What is expected.
-        features: Features that the source declares.
-        labels: What is to be predicted.
+        schema, features, labels: What is expected, and what the source declares.
         column: Column of the only label, by which a schema may call it too; "" where it has none.
         wholes: Features of text that hold whole numbers, which may be missing.
     """
@@ -69,7 +67,6 @@ class SchemaCheck:
         wholes: Collection[str] = (),
     ) -> None:
         self._schema = schema
-        self._waiting: list[tuple[str, Any, Mapping[str, Any]]] = []
         self._found: dict[tuple[str, str], Anomaly] = {}
         self._count = 0
         columns = {name: (take, kind) for name, take, kind in _columns(features, labels)}
@@ -83,17 +80,6 @@ class SchemaCheck:
             for name, (take, kind) in columns.items()
             if name in schema.fields
         }
-
-    def add(self, key: str, label: Any, values: Mapping[str, Any]) -> None:
-        """Takes an example, with its label as the source gives it, for the next `look`."""
-        self._waiting.append((key, label, values))
-
-    def look(self) -> None:
-        """Looks at the examples that were added since the last time."""
-        if self._waiting:
-            keys, labels, values = zip(*self._waiting, strict=True)
-            self.take(keys, labels, values)
-            self._waiting = []
 
     def take(
         self, keys: Sequence[str], labels: Sequence[Any], values: Sequence[Mapping[str, Any]] = ()
@@ -114,7 +100,6 @@ class SchemaCheck:
 
     def anomalies(self) -> tuple[Anomaly, ...]:
         """Returns what does not fit, by column in the order of the schema; columns that are new come last."""
-        self.look()
         told = []
         for name, field in self._schema.fields.items():
             if name not in self._columns:

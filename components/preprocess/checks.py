@@ -36,10 +36,7 @@ _NAMED = 20
 
 
 def checked(found: Any, classes: int | None) -> Example:
-    """Returns an example that is one, of one of the classes; raises SourceError or BadRecordError.
-
-    Where the number of classes is None, the label is something else, and is not looked at.
-    """
+    """Returns an example that is one, of one of the classes, unless their number is None: other labels."""
     if type(found) is not Example:
         if isinstance(found, BadExample):
             raise BadRecordError(found.name, found.reason)
@@ -175,11 +172,7 @@ class Targets:
         self._largest = {one.name: np.full(len(one.outputs), -math.inf) for one in labels}
 
     def of(self, given: Any, name: str) -> tuple[int, bytes]:
-        """Returns a stratum and the entries of one example.
-
-        Raises BadRecordError if its labels are not those that were declared. Strata are mixed over the
-        shards: those are the classes of the first label that has such, or else one of all examples.
-        """
+        """Returns a stratum, the class of the first label that has such, and the entries of one example."""
         several = len(self._labels) > 1
         if several and (not isinstance(given, Mapping) or given.keys() != {one.name for one in self._labels}):
             raise BadRecordError(

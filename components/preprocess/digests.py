@@ -23,7 +23,6 @@ import numpy as np
 import xxhash
 
 from shardline.components.preprocess.rows import Numbers
-from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.trainer.data.manifest import KEY_BYTES, SPLITS
 
 # Splits that a source may give to an example.
@@ -65,10 +64,7 @@ def choose_split(
 
 
 class SplitCodes:
-    """One byte per example that gives its split as soon as it is known which splits the source has.
-
-    That is the number of its hash's region between the bounds of the shares, and that of its own split.
-    """
+    """One byte per example: its hash's region between the bounds of the shares, and its own split."""
 
     def __init__(self, shares: Mapping[str, float]) -> None:
         self._shares = shares
@@ -90,37 +86,10 @@ class SplitCodes:
         )
 
 
-class Digested:
-    """Digests for the heads of rows; `named`: whether an example is known by its key in other datasets."""
-
-    def __init__(self, settings: PreprocessSettings, *, named: bool = True) -> None:
-        self._seed, self._salt, self._named = settings.seed, settings.split_salt, named
-        self._codes = SplitCodes(settings.split)
-        self.codes = self._codes.count
-
-    def fill(
-        self,
-        heads: Numbers,
-        identities: Iterable[bytes],
-        own: Sequence[str | None],
-        groups: Sequence[bytes] = (),
-    ) -> None:
-        """Fills in order, code and what examples are known by; those of a group, if any, are in one split."""
-        identities = list(identities)
-        found = {number: digests(identities, number) for number in {0, self._seed, self._salt}}
-        heads["order"], heads["order_low"] = found[self._seed]
-        points = digests(groups, self._salt)[1] if groups else found[self._salt][1]
-        heads["code"] = self._codes.codes(points, own)
-        heads["known"] = found[0][1] if self._named else 0
-
-
 class Strata:
-    """The splits of some examples, as indices into `SPLITS`.
+    """The splits of some examples, as indices into `SPLITS`, and the `counts` of each.
 
     Examples of equal points are duplicates: they are together, and counted for the first of their classes.
-
-    Attributes:
-        counts: Number of examples of each split.
     """
 
     def __init__(self, points: Numbers, labels: Numbers, shares: Mapping[str, float]) -> None:
@@ -143,10 +112,7 @@ class Strata:
 
 
 def allot(sizes: Numbers, shares: Mapping[str, float]) -> Numbers:
-    """Returns the splits of duplicates of these numbers, those of one class in order.
-
-    Where there are as many as splits, each split gets one at least.
-    """
+    """Returns the splits of so many duplicates each, in order; every split gets one if there are enough."""
     reached = np.append(0, np.cumsum(sizes))
     wanted = [split for split in ("validation", "test") if split in shares]
     least = int(len(sizes) > len(wanted))
@@ -178,10 +144,7 @@ def blocks(path: Path, offset: int = 0, length: int = sys.maxsize) -> Iterator[b
 
 
 def repeated(blocks: Iterable[bytes], records: int, scratch: Path) -> Iterator[tuple[Numbers, Numbers]]:
-    """Yields hashes that occur more than once, and the number of the record of each, group by group.
-
-    `blocks` are the hashes of so many records, from number 0 on, 8 bytes each.
-    """
+    """Yields the hashes that occur more than once, and the number of the record of each, group by group."""
     for hashes, numbers in _divided(blocks, records, scratch):
         in_order = np.sort(hashes)
         values = in_order[1:][in_order[1:] == in_order[:-1]]

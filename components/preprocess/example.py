@@ -91,21 +91,19 @@ class FeatureEntries:
                     name, f"feature {feature!r} is {reprlib.repr(value)}, not a list of {shape[0]}"
                 )
             for one in value if shape else (value,):
-                if not isinstance(one, types) or isinstance(one, bool) or not _fits(one, dtype):
+                try:  # a number of no more bits than its type, a text without half a character
+                    fits = isinstance(one, types) and not isinstance(one, bool)
+                    one.encode("utf-8", "surrogateescape") if isinstance(one, str) else _FITTING[dtype].pack(
+                        one
+                    )
+                except (KeyError, OverflowError, struct.error, UnicodeEncodeError):
+                    fits = False
+                if not fits:
                     raise BadRecordError(name, f"feature {feature!r} is {one!r}, not {dtype}")
             if dtype == "float32":
                 value = list(map(float, value)) if shape else float(value)
             values[feature] = value
         return entries(values)
-
-
-def _fits(value: Any, dtype: str) -> bool:
-    """Returns whether a number has no more bits than its type, and a text no half of a character."""
-    try:
-        value.encode("utf-8", "surrogateescape") if isinstance(value, str) else _FITTING[dtype].pack(value)
-    except (OverflowError, struct.error, UnicodeEncodeError):
-        return False
-    return True
 
 
 def serialize(features: Mapping[str, Stored]) -> bytes:

@@ -50,19 +50,14 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
         Feature("key", "string"),
         *plan.features,
     )
-    written: dict[str, list[Mark]] = {}
-    for shard in plan.shards:
-        written.setdefault(shard.split, []).append(done[shard.file].mark)
-    splits = {
-        name: Split(
-            shards=tuple(mark.shard for mark in of_split),
-            labels={
-                label.name: Tally.merge([(mark.shard.records, mark.labels[label.name]) for mark in of_split])
-                for label in plan.labels
-            },
-        )
-        for name, of_split in written.items()
-    }
+    splits = {}
+    for name in dict.fromkeys(shard.split for shard in plan.shards):
+        written = [done[shard.file].mark for shard in plan.shards if shard.split == name]
+        labels = {
+            label.name: Tally.merge([(mark.shard.records, mark.labels[label.name]) for mark in written])
+            for label in plan.labels
+        }
+        splits[name] = Split(shards=tuple(mark.shard for mark in written), labels=labels)
     compression = "" if plan.settings.compression == "none" else plan.settings.compression
     return Manifest(
         fingerprint=_fingerprint(plan.labels, features, splits, compression),

@@ -122,7 +122,15 @@ def _find_one(
     for column in wanted.columns:
         if wanted.kind == REGRESSION and types[column] == "string":
             _refuse_text(column, values(column))
-        _check_type(column, types[column], wanted)
+        kind, there = wanted.kind, types[column]
+        if there not in _FITTING[kind] or (there == "strings" and len(wanted.columns) > 1):
+            of_kind, fitting = (
+                f" of kind {kind}" if kind else "",
+                ", ".join(map(_WORDS.__getitem__, _FITTING[kind])),
+            )
+            raise SourceError(
+                f"column {column!r} is {_WORDS.get(there, there)}; as a label{of_kind}, {fitting} can be used"
+            )
     first = wanted.columns[0]
     kind = wanted.kind or {"float32": REGRESSION, "strings": MULTILABEL}.get(types[first], CLASS)
     if kind == REGRESSION:
@@ -161,23 +169,13 @@ def _numbered(distinct: set[int]) -> Sequence[int]:
     return indices if 10 * len(indices) <= indices[-1] + 1 else range(indices[-1] + 1)
 
 
+_WORDS = {"string": "text", "strings": "lists of text", "int64": "whole numbers", "float32": "floats"}
 _FITTING = {
     "": ("int64", "float32", "string", "strings"),
     CLASS: ("int64", "string"),
     MULTILABEL: ("int64", "string", "strings"),
     REGRESSION: ("int64", "float32"),
 }
-
-
-def _check_type(column: str, found: str, wanted: Wanted) -> None:
-    kind = wanted.kind
-    if found in _FITTING[kind] and not (found == "strings" and len(wanted.columns) > 1):
-        return
-    words = {"string": "text", "strings": "lists of text", "int64": "whole numbers", "float32": "floats"}
-    raise SourceError(
-        f"column {column!r} is {words.get(found, found)}; as a label{f' of kind {kind}' if kind else ''}, "
-        f"{', '.join(words[one] for one in _FITTING[kind])} can be used"
-    )
 
 
 def _check_names(
@@ -252,12 +250,7 @@ def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool
 
 @dataclass
 class Slip:
-    """A column of text that is nearly all numbers.
-
-    Attributes:
-        row, value: The first value that is none, and its row from 1 on.
-        texts, numbers: How many rows have a value, and how many of these a number.
-    """
+    """A column of text, the first value that is no number, and how many rows have a value, and a number."""
 
     column: str
     row: int = 0

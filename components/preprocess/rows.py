@@ -99,6 +99,11 @@ class Rows:
 
     def sorted(self) -> Rows:
         """Returns the rows in the order of their digests."""
+
+        def rank(number: int) -> tuple[Any, ...]:
+            head = self.heads[number]
+            return (*(int(head[name]) for name in _TIES), self.texts[number])
+
         order = np.argsort(self.heads["order"], kind="stable")
         first = self.heads["order"][order]
         equal = np.flatnonzero(first[1:] == first[:-1])
@@ -106,12 +111,8 @@ class Rows:
             if number and first[number - 1] == first[number]:
                 continue
             end = int(np.searchsorted(first, first[number], side="right"))
-            order[number:end] = sorted(order[number:end].tolist(), key=self._rank)
+            order[number:end] = sorted(order[number:end].tolist(), key=rank)
         return self.take(order)
-
-    def _rank(self, number: int) -> tuple[Any, ...]:
-        head = self.heads[number]
-        return (*(int(head[name]) for name in _TIES), self.texts[number])
 
     def keys(self) -> Sequence[bytes]:
         """Returns the key of each row."""

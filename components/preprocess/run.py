@@ -74,24 +74,21 @@ def plan_dataset(
         work.publishing.unlink(missing_ok=True)
         plan = _make_plan(settings, work, processes)
         share(plan, work)
-        _report_repeated()
         return plan
 
 
 def write_shards(out: Path, part: int, parts: int) -> int:
     """Writes one part of `parts` of a plan, which counts from 0: the second of three steps.
 
-    Its bytes follow from the plan alone. Shards that are done stay, the rest is written: so the same part may
-    be started again, or twice at once. It returns the number of records that it has written.
+    Shards that are done stay: so the same part may be started again, or twice at once. It returns the number
+    of records that it has written.
     """
     if not 0 <= part < parts:
         raise SettingsError(f"part must be 0..{parts - 1}, not {part}")
     with _working(out, shared=True) as work:
         plan, shards = load_part(work, part, parts)
         with _processes(plan.settings) as processes:
-            written = _write(plan, shards, work, processes)
-        _report_repeated()
-        return written
+            return _write(plan, shards, work, processes)
 
 
 def finish(out: Path, *, take_over: bool = False) -> Manifest:
@@ -109,6 +106,8 @@ def _working(out: Path, *, shared: bool = False, take_over: bool = False) -> Ite
         try:
             with storage.kept_in(work.copies):
                 yield work
+            if repeated := take_repeated():
+                progress.say(_TOPIC, f"{repeated:,} requests were sent again after an error that passed")
         except (OSError, RunError) as error:
             with contextlib.suppress(OSError):  # why it cannot be asked has been said
                 work.check()
@@ -255,11 +254,6 @@ def _finish(plan: Plan, work: WorkDirectory) -> Manifest:
     return manifest
 
 
-def _report_repeated() -> None:
-    if repeated := take_repeated():
-        progress.say(_TOPIC, f"{repeated:,} requests were sent again after an error that passed")
-
-
 def _report(manifest: Manifest) -> None:
     splits = manifest.splits
     first, *rest = (f"{name} {split.records:,} in {len(split.shards)}" for name, split in splits.items())
@@ -283,7 +277,6 @@ def _report(manifest: Manifest) -> None:
         )
     for line in said:
         progress.say(_TOPIC, line)
-    _report_repeated()
     progress.fact("dataset", manifest.fingerprint)
     records = " / ".join(f"{name} {split.records:,}" for name, split in splits.items())
     progress.fact("records", manifest.records, records)

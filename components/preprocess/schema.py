@@ -190,10 +190,9 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 def draft(manifest: Manifest, found: Stats) -> dict[str, Any]:
     """Returns a Table Schema of a dataset, labels first.
 
-    Numbers get a range: the smallest and the largest one, each a tenth of their distance further out, rounded
-    away from each other; numbers of which none is negative stay so, whole ones whole. A text of few different
-    values (50, and one for each ten examples) gets them as an enum. A column is required where no example
-    lacks it; else twice the share that does is allowed.
+    Numbers get a range: the smallest and the largest one, each a tenth of their distance further out. A text
+    of few different values (50, and one for each ten examples) gets them as an enum. A column is required
+    where no example lacks it; else twice the share that does is allowed.
     """
     numbers = {column.name: column for column in found.numbers}
     texts = {column.name: column for column in found.texts}

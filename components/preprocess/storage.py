@@ -15,6 +15,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -34,10 +35,7 @@ _TOGETHER = 32
 
 
 def resolve(path: str) -> str:
-    """Returns how a path is best read: gs://bucket/x as /gcs/bucket/x where the bucket is mounted.
-
-    Raises SourceError for any other URL.
-    """
+    """Returns how a path is best read: gs://bucket/x as /gcs/bucket/x where the bucket is mounted."""
     if not is_remote(path):
         if "://" in path:
             raise SourceError(
@@ -164,7 +162,10 @@ class Ranges(io.RawIOBase):
         """Reads what the next block has, into a buffer."""
         if not self._block and self._position < self.size:
             if not self._follows:
-                self._blocks, self._follows = self._ahead(), True
+                first, *rest = range(self._position, self.size, _RANGE)
+                # The first one alone: of many files only the beginning is wanted.
+                others = in_order(self._range, rest, in_flight=_RANGES)
+                self._blocks, self._follows = chain([persistently(self._range, first)], others), True
             if isinstance(block := next(self._blocks), Exception):
                 raise block
             self._block = memoryview(block)
@@ -192,12 +193,6 @@ class Ranges(io.RawIOBase):
         """Returns that it can be moved in."""
         return True
 
-    def _ahead(self) -> Iterator[bytes | Exception]:
-        offsets = range(self._position, self.size, _RANGE)
-        yield persistently(self._range, offsets[0])  # alone: of many files only the beginning is wanted
-        if rest := offsets[1:]:
-            yield from in_order(self._range, rest, in_flight=min(_RANGES, len(rest)))
-
     def _range(self, start: int, end: int = 0) -> bytes:
         end = end or min(start + _RANGE, self.size)
         if not is_remote(self._path):
@@ -213,11 +208,7 @@ class Ranges(io.RawIOBase):
 
 
 def stamp(path: str) -> tuple[int, int]:
-    """Returns the size of a file in bytes, and what another content has not.
-
-    That is the generation of an object, or the time of the last change of a file here or in a mounted bucket,
-    in nanoseconds since the epoch.
-    """
+    """Returns the size of a file in bytes, and its time of change in ns, or the generation of an object."""
 
     def ask(path: str) -> tuple[int, int]:
         if is_remote(path):

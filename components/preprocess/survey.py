@@ -30,7 +30,7 @@ from shardline.components.preprocess.checks import (
     checked,
     group_of,
 )
-from shardline.components.preprocess.digests import Digested, digests
+from shardline.components.preprocess.digests import SplitCodes, digests
 from shardline.components.preprocess.example import FeatureEntries
 from shardline.components.preprocess.labels import check_slips
 from shardline.components.preprocess.places import ImageLocator, Place
@@ -228,8 +228,10 @@ class _Taken:
         self._by_content = settings.key == "content"
         self._seen = np.zeros(max(len(label.outputs) for label in labels), bool)
         self._groups = set[bytes]()  # some of them, as long as there are fewer than two
-        self._digested = Digested(settings, named=named)
-        self.counts, self.sizes = np.zeros((2, self._digested.codes), np.int64)
+        self._named = named
+        self._codes = SplitCodes(settings.split)
+        self._looked: list[tuple[Any, ...]] = []  # what the schema is to be compared with
+        self.counts, self.sizes = np.zeros((2, self._codes.count), np.int64)
         self.bad = 0
         self.existing = set[str | None]()
 
@@ -298,12 +300,13 @@ class _Taken:
         identity = self._images.content(where, key) + extra if self._by_content else b""
         group = group_of(values, self._group, name) if self._group else b""
         if self._check:
-            self._check.add(name, given, values)
+            self._looked.append((name, given, values))
         return (key, label, split, *where, extra, identity, group)
 
     def _transposed(self, found: Sequence[tuple[Any, ...]]) -> _Columns:
         if self._check:
-            self._check.look()
+            self._check.take(*zip(*self._looked, strict=True))
+            self._looked = []
         columns = _Columns(*zip(*found, strict=True))
         columns = columns if self._by_content else columns._replace(identities=())
         return columns if self._group else columns._replace(groups=())
@@ -313,7 +316,16 @@ class _Taken:
         heads = np.zeros(len(columns.keys), HEAD)
         for name in ("label", "place", "offset", "length", "checksum"):
             heads[name] = getattr(columns, f"{name}s")
-        self._digested.fill(heads, columns.identities or columns.keys, columns.splits, columns.groups)
+        identities, seed, salt = (
+            columns.identities or columns.keys,
+            self._settings.seed,
+            self._settings.split_salt,
+        )
+        found = {number: digests(identities, number) for number in {0, seed, salt}}
+        heads["order"], heads["order_low"] = found[seed]
+        points = digests(columns.groups, salt)[1] if columns.groups else found[salt][1]
+        heads["code"] = self._codes.codes(points, columns.splits)
+        heads["known"] = found[0][1] if self._named else 0
         self._groups.update(columns.groups if len(self._groups) < 2 else ())
         if self._keys:  # equal keys are not found by the digests
             self._keys.write(digests(columns.keys, 0)[1].tobytes())

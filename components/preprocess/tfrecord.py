@@ -32,7 +32,7 @@ NO_IMAGE = -1
 # Lengths repeat in small images. In large ones they do not, and then little is lost.
 _KNOWN_LENGTHS = 4096
 
-_BLOCK = 1 << 20
+_BLOCK, _PART = 1 << 20, 1 << 24
 _GZIP_MAGIC, _AVRO_MAGIC = b"\x1f\x8b", b"Obj\x01"
 
 #: Bytes of a record. An image of 100 million pixels has 300 MB; 2 MB of a gzip file may unfold to 2 GiB.
@@ -100,7 +100,7 @@ def read_records(path: str | os.PathLike[str], *, compression: str = "") -> Iter
 def _records(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[Record | BadRecordError]:
     unpack_checksum, checksum = _CHECKSUM.unpack_from, google_crc32c.value
     rest, number, wanted, offset = b"", 0, _BLOCK, 0  # offset: of `buffer` in the file
-    while block := stream.read(wanted):
+    while block := _read(stream, wanted):
         buffer = rest + block
         size, position, wanted = len(buffer), 0, _BLOCK
         while size - position >= _HEADER_BYTES:
@@ -134,6 +134,15 @@ def _record_length(header: bytes) -> int:
     """Returns the length that a record's header states, -1 if that does not match its checksum."""
     length = header[: _LENGTH.size]
     return _LENGTH.unpack(length)[0] if header[_LENGTH.size :] == mask(google_crc32c.value(length)) else -1
+
+
+def _read(stream: BinaryIO | gzip.GzipFile, wanted: int) -> bytes:
+    """Reads so many bytes, or what there is; what a length claims is not taken from the memory before."""
+    parts = []
+    while wanted and (part := stream.read(min(wanted, _PART))):
+        parts.append(part)
+        wanted -= len(part)
+    return b"".join(parts)
 
 
 def _damaged(name: str, number: int, how: str) -> SourceError:

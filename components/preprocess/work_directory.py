@@ -7,8 +7,7 @@ Everything in it can be read by another process or a later run:
     planned             its hash, in a bucket: written last, when parts can begin
     spool, copies/      images of sources that can be read only once, and files of the source that are far
     keys                hashes of the keys, where the rows' digests are of the content
-    buckets/            rows of the survey, when they are many
-    rows/SHARD          rows of one shard, in order
+    buckets/, rows/SHARD   rows of the survey, and of one shard, in order
     SHARD               a shard that is whole, but not yet part of a dataset
     done/NAME.mark      shards that are done as the plan wants them, and hashes of their images (`marks`)
     rejected.jsonl, examples.keys   files of the dataset
@@ -59,12 +58,9 @@ _UNFINISHED = f"{TEMPORARY}{'[0-9a-f]' * 16}-*"
 _MARKS = "[!.]*.mark"
 _LOCK = "lock"
 
-# Until a bucket is asked again who holds the lock.
-_SURE_SECONDS = 0.5
-
+# Until a bucket is asked again who holds the lock, and until one without a name is of a run that was killed.
+_SURE_SECONDS, _EMPTY_SECONDS = 0.5, 2.0
 _ATTEMPTS = 10
-# A run may have been killed between the creation of its lock and the upload of its name.
-_EMPTY_SECONDS = 2.0
 
 #: Files that are copied to or from a bucket at the same time; each may take 4 MiB of memory.
 TOGETHER = 16
@@ -245,11 +241,10 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
     The manifest of an earlier dataset goes first. To a bucket files are copied, as what fails is tried again.
     """
     work.check()
+    said = work.scratch / work.publishing.name
+    files.write_text(said, fingerprint)
     if work.is_far:
-        (work.scratch / work.publishing.name).write_text(fingerprint)
-        storage.upload(work.scratch / work.publishing.name, work.publishing)
-    else:
-        files.write_text(work.publishing, fingerprint)
+        storage.upload(said, work.publishing)
     for name in (MANIFEST_FILE, REJECTED_FILE, KEYS_FILE):
         (work.out / name).unlink(missing_ok=True)
     wanted = set(shards)

@@ -25,7 +25,7 @@ import xxhash
 
 from shardline.components.preprocess import rows, storage
 from shardline.components.preprocess.example import entries, key_head
-from shardline.components.preprocess.images.codec import Codec, Kind
+from shardline.components.preprocess.images.codec import Kind
 from shardline.components.preprocess.marks import Counts, Delivery, Images, Mark, unwritable
 from shardline.components.preprocess.places import NOWHERE, ImageReader
 from shardline.components.preprocess.plan import Plan, PlannedShard
@@ -179,29 +179,22 @@ def check_buckets(given: Mapping[str, Any], items: Iterable[str], report: Report
             checked = path.with_suffix(".checked")
             checked.touch()
             for block in rows.read(path):
-                rows.append(checked, _usable(block, images, codec, bad, report))
+                good = list[int]()
+                for number, (key, where, _, _, place, offset, length) in enumerate(block.fields()):
+                    data = b""
+                    try:
+                        if place != NOWHERE:
+                            data = images.read(place, offset, length, where, key)
+                            codec.store(data, rows.key_text(key))
+                        good.append(number)
+                    except BadRecordError as error:
+                        code = int(block.heads["code"][number])
+                        bad.append({"file": error.name, "reason": error.reason, "code": code})
+                    report(1, len(data))
+                rows.append(checked, block.take(np.array(good, np.int64)))
             checked.replace(path)
             path.with_suffix(".bad").write_text("".join(json.dumps(each) + "\n" for each in bad))
     return {}
-
-
-def _usable(
-    block: Rows, images: ImageReader, codec: Codec, bad: list[dict[str, object]], report: Report
-) -> Rows:
-    """Returns the rows whose image can be stored, and adds the others to `bad`."""
-    good = []
-    for number, (key, where, _, _, place, offset, length) in enumerate(block.fields()):
-        data = b""
-        try:
-            if place != NOWHERE:
-                data = images.read(place, offset, length, where, key)
-                codec.store(data, rows.key_text(key))
-            good.append(number)
-        except BadRecordError as error:
-            code = int(block.heads["code"][number])
-            bad.append({"file": error.name, "reason": error.reason, "code": code})
-        report(1, len(data))
-    return block.take(np.array(good, np.int64))
 
 
 @contextlib.contextmanager

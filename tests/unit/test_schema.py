@@ -41,11 +41,10 @@ def found(
     """Returns the anomalies of columns, by column and problem; examples are called k0, k1, ..."""
     check = SchemaCheck(wanted, [Feature(name, dtype) for name in values], labels, column)
     count = len(targets) if targets is not None else len(next(iter(values.values())))
-    for index in range(count):
-        given = targets[index] if targets is not None else 0
-        check.add(f"k{index}", given, {name: column[index] for name, column in values.items()})
-        if index == 1:  # what is looked at in two parts is counted together
-            check.look()
+    rows = [{name: column[index] for name, column in values.items()} for index in range(count)]
+    for part in (slice(2), slice(2, count)):  # what is looked at in two parts is counted together
+        keys = [f"k{index}" for index in range(count)][part]
+        check.take(keys, (targets if targets is not None else [0] * count)[part], rows[part])
     return {f"{one.column} {one.problem}": one for one in check.anomalies()}
 
 
