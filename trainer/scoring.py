@@ -98,7 +98,7 @@ def predict(
     with process.errors_named():
         if not callable(data) and not isinstance(data, tf.data.Dataset | keras.utils.PyDataset):
             data = (tuple(data) if isinstance(data, list) else data,)
-        found = process.given(0, batch_size).read(data, "data", steps=steps, again=True)
+        found = process.given(0, batch_size).read(data, "data", steps=steps, again=True, pads=True)
         loaded = built(process, model, process.settings, predict_step=found)
         process = process.with_(loaded)
         strategy = process.strategy
@@ -114,7 +114,8 @@ def predict(
         looks = _looks(found.steps, process, shown)
         parts = [tf.nest.map_structure(np.asarray, step(batches)) for count in looks for _ in range(count)]
         leaves = zip(*map(tf.nest.flatten, parts), strict=True)
-        return tf.nest.pack_sequence_as(parts[0], [_gathered(process, found, one) for one in leaves])
+        kept = getattr(found, "padded", None)
+        return tf.nest.pack_sequence_as(parts[0], [_gathered(process, found, one)[:kept] for one in leaves])
 
 
 def _process(call: str, options: Mapping[str, Any]) -> Process:

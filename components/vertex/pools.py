@@ -27,6 +27,21 @@ RESERVATION_AFFINITY_TYPES = ("NO_RESERVATION", "ANY_RESERVATION", "SPECIFIC_RES
 
 
 @dataclass(frozen=True, kw_only=True)
+class NfsMount:
+    """A directory of a file server that every replica of a pool sees, as `mount_point` below /mnt/nfs."""
+
+    server: str
+    path: str
+    mount_point: str
+
+    def __post_init__(self) -> None:
+        if not self.server or not self.mount_point:
+            raise SettingsError("an NFS mount needs server, path and mount_point")
+        if not self.path.startswith("/"):
+            raise SettingsError(f"path of an NFS mount starts with '/', got {self.path!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerPool:
     """Replicas with the same machine and the same container.
 
@@ -46,6 +61,7 @@ class WorkerPool:
     boot_disk_size_gb: int = 100
     image_uri: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    nfs_mounts: tuple[NfsMount, ...] = ()
 
     def __post_init__(self) -> None:
         if self.replica_count < 1:
@@ -118,7 +134,7 @@ class WorkerPool:
             if not value or name == "env" or (name == "boot_disk_size_gb" and not self.boot_disk_type):
                 continue
             if isinstance(value, tuple):
-                value = list(value)
+                value = [vars(item).copy() if isinstance(item, NfsMount) else item for item in value]
             *tables, key = path.split(".")
             node = pool
             for table in tables:
@@ -141,6 +157,7 @@ _PATHS = {
     "container_spec.env": "env",
     "disk_spec.boot_disk_type": "boot_disk_type",
     "disk_spec.boot_disk_size_gb": "boot_disk_size_gb",
+    "nfs_mounts": "nfs_mounts",
 }
 
 #: The platform's own program for a Reduction Server.

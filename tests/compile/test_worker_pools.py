@@ -12,7 +12,7 @@ from kfp import compiler, dsl
 
 from shardline.components.train.component import custom_job
 from shardline.components.vertex.job import CustomJobSettings
-from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE, Cluster, WorkerPool
+from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE, Cluster, NfsMount, WorkerPool
 from shardline.trainer.errors import SettingsError
 from tests.helpers.payloads import payload, received
 
@@ -95,6 +95,7 @@ def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
         boot_disk_size_gb=500,
         image_uri="other:2",
         env={"NOTE": AWKWARD, "EMPTY": ""},
+        nfs_mounts=(NfsMount(server="10.0.0.2", path="/data", mount_point="data"),),
         reservation_affinity_type="SPECIFIC_RESERVATION",
         reservation_affinity_key="compute.googleapis.com/reservation-name",
         reservation_affinity_values=("projects/p/zones/z/reservations/r",),
@@ -120,6 +121,7 @@ def test_every_setting_of_a_pool_arrives(tmp_path: Path) -> None:
         },
         "replica_count": "1",
         "disk_spec": {"boot_disk_type": "pd-standard", "boot_disk_size_gb": 500},
+        "nfs_mounts": [{"server": "10.0.0.2", "path": "/data", "mount_point": "data"}],
     }
     assert container["image_uri"] == "other:2"
     assert container["env"] == [{"name": "NOTE", "value": AWKWARD}, {"name": "EMPTY"}, *told]
@@ -239,6 +241,7 @@ def job(**values: Any) -> Any:
     return lambda: CustomJobSettings(**{"cluster": Cluster.of(THREE), **values})
 
 
+MOUNT = NfsMount(server="10.0.0.2", path="/d", mount_point="d")
 REFUSED = [
     (pool(machine_type="n1"), "Compute Engine machine type .*got 'n1'"),
     (pool(replica_count=0), "replica_count must be at least 1, got 0"),
@@ -260,6 +263,8 @@ REFUSED = [
     (pool(env={"A": "{{$.inputs}}"}), r"env\.A holds '\{\{\$', which begins a placeholder"),
     (pool(env={"A": "a\0b"}), r"env\.A holds a NUL"),
     (pool(env={"A": "\udc80"}), r"env\.A is not valid UTF-8"),
+    (lambda: NfsMount(server="s", path="data", mount_point="m"), "path of an NFS mount starts with '/'"),
+    (lambda: NfsMount(server="", path="/d", mount_point="m"), "needs server, path and mount_point"),
     (cluster(chief=THREE), "the chief is one replica, got replica_count 3"),
     (cluster(parameter_servers=CPU), "parameter_servers need workers"),
     (cluster(workers=CPU, reduction_server=CPU), "workers with GPUs; there are no such workers"),
@@ -274,6 +279,7 @@ REFUSED = [
     (job(network="default"), "network must be projects/NUMBER/global/networks/NAME, got 'default'"),
     (job(network="projects/1/global/networks/n", psc_interface_config={"a": "b"}), "exclude each other"),
     (job(network="", reserved_ip_ranges=("r",)), "reserved_ip_ranges are ranges of a network"),
+    (job(network="", cluster=Cluster(chief=replace(CPU, nfs_mounts=(MOUNT,)))), "nfs_mounts need a network"),
     (job(encryption_spec_key_name="key"), "encryption_spec_key_name must be projects/"),
     (
         job(tensorboard="projects/p/locations/l/tensorboards/1", service_account=""),

@@ -253,3 +253,19 @@ def test_the_crash_file_of_a_replica_lies_beside_its_log(tmp_path: Path) -> None
         run_job(make_job(program, workers=0, disable_retries=True), tmp_path / "logs")
     (file,) = (tmp_path / "logs").glob("shardline-crash-*")
     assert str(file) in str(caught.value)
+
+
+def test_the_others_are_stopped_when_the_chief_has_succeeded(tmp_path: Path) -> None:
+    program = """
+        if not chief:
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+            time.sleep(600)
+    """
+    run_job(make_job(program, workers=2), tmp_path)
+
+
+def test_a_replica_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardline.pipelines.local.processes.GRACE_S", 0.3)
+    program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    with pytest.raises(RunError, match="timeout"):
+        run_job(make_job(program, timeout=1.0), tmp_path)

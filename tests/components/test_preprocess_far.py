@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess import work_directory
+from shardline.components.preprocess import ahead, work_directory
 from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -161,6 +161,41 @@ def test_parts_on_several_machines_write_a_dataset_some_of_them_twice_at_once(
     assert plan.records - other <= twice + again <= 2 * (plan.records - other)
 
 
+def test_a_part_that_fails_says_why_and_the_others_do_not(
+    bucket: Mount, photos: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(photos, tmp_path / "bad")
+    (tmp_path / "bad" / "cat" / "007.png").write_bytes(b"no image")
+    plan_dataset(PreprocessSettings(source=f"images:{tmp_path / 'bad'}", shards=40), bucket.path / "out")
+    failed = []
+    for part in range(4):
+        try:
+            write_shards(bucket.path / "out", part, 4)
+        except SourceError as error:
+            failed.append(str(error))
+    assert len(failed) == 1
+    assert "cat/007.png" in failed[0]
+
+
+def test_a_shard_that_was_cut_off_is_not_done_whatever_its_mark_says(bucket: Mount, photos: Path) -> None:
+    plan_dataset(PreprocessSettings(source=f"images:{photos}", shards=40), bucket.path / "out")
+    write_shards(bucket.path / "out", 0, 1)
+    (bucket.behind / "out" / "train-00002-of-00040.tfrecord").write_bytes(b"cut")
+    with pytest.raises(RunError, match=r"1 of 48 shards of .* are not written, train-00002-of-00040"):
+        finish(bucket.path / "out")
+
+
+def test_shards_whose_marks_were_cut_off_are_written_again(bucket: Mount, photos: Path) -> None:
+    out = bucket.path / "out"
+    plan = plan_dataset(PreprocessSettings(source=f"images:{photos}", shards=40, processes=1), out)
+    write_shards(out, 0, 2)
+    write_shards(out, 1, 2)
+    for mark, size in zip(sorted((out / ".shardline").glob("*.mark")), (0, 100), strict=True):
+        mark.write_bytes(mark.read_bytes()[:size])
+    assert write_shards(out, 0, 1) == plan.records
+    finish(out)
+
+
 WRITES = """
 import json, socket, sys
 from pathlib import Path
@@ -254,6 +289,34 @@ def test_a_manifest_that_gets_through_at_the_second_try_has_all_that_it_names(
     run(f"images:{photos}", bucket.path / "out", shards=40)
     assert not failures
     assert same(bucket.behind / "out", near)
+
+
+def test_a_bucket_that_never_answers_is_one_line(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "PATIENCE_S", 0.5)
+    shutil.copytree(photos, tmp_path / "photos")
+    with (
+        mounted(tmp_path, FAULTS="1") as bucket,
+        pytest.raises(SourceError, match="however often it is tried: Input/output error"),
+    ):
+        run(f"images:{bucket.path / 'photos'}", tmp_path / "out", on_bad_record="skip")
+
+
+def test_a_second_writer_is_refused_while_the_first_one_lives(
+    photos: Path, near: Path, tmp_path: Path
+) -> None:
+    with (
+        mounted(tmp_path, LAT_PUT="0.3", STAT_TTL="0.1", FAULTS="0") as bucket,
+        mounted(tmp_path, STAT_TTL="0.1", FAULTS="0") as another,
+        writer("one", bucket.path / "out", photos) as first,
+    ):
+        wait_for((tmp_path / "out" / ".shardline" / "lock").exists)
+        with writer("two", another.path / "out", photos, seed=1) as second:
+            assert f"(process {first.pid} on one)" in second.communicate()[1]
+            assert second.returncode == 1
+        assert first.communicate()[1] == ""
+    assert same(tmp_path / "out", near)
 
 
 def test_a_writer_that_was_taken_over_changes_nothing_when_it_wakes(

@@ -1,6 +1,8 @@
+import json
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -13,7 +15,7 @@ from shardline.components.register.component import register
 from shardline.components.register.deployment import register_model
 from shardline.trainer import progress
 from shardline.trainer.errors import ModelError, SettingsError
-from tests.helpers.exports import contents, judge_again, write_export
+from tests.helpers.exports import contents, judge_again, publish_next, write_export
 
 
 @pytest.fixture
@@ -155,3 +157,58 @@ def test_a_model_that_lost_the_race_may_be_served(exported, champion, tmp_path):
 
     with pytest.raises(ModelError, match=r"; an endpoint to which this run has deployed it serves it$"):
         register_model(exported, 0.97, str(champion))
+
+
+READER = """
+import pathlib, sys, time
+from shardline.components.model_store.champions import current
+
+champion, seen = pathlib.Path(sys.argv[1]), set()
+print("ready", flush=True)
+while not (champion / "stop").exists():
+    found = current(champion)
+    index = champion / found.path / "saved_model/variables/variables.index"
+    assert index.read_bytes() == b"w" * 100_000, found
+    seen.add(found.version)
+print(len(seen))
+"""
+
+
+def test_a_reader_never_sees_half_a_model(champion, tmp_path):
+    exported = write_export(tmp_path / "large", weights=b"w" * 100_000)
+    publish(exported, champion, quality="accuracy 0.9000")
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(champion)], stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdout.readline() == "ready\n"
+    for _ in range(30):
+        publish_next(exported, champion)
+        time.sleep(0.01)
+    (champion / "stop").touch()
+    output, _ = reader.communicate(timeout=30)
+
+    assert reader.returncode == 0
+    assert int(output) > 1  # it did read while versions changed
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"version": "x"}',
+        json.dumps(
+            {"version": "..", "path": "versions/..", "accuracy": 1.0, "fingerprint": "", "created": ""}
+        ),
+        json.dumps(
+            {"version": "gone", "path": "versions/gone", "accuracy": 1.0, "fingerprint": "", "created": ""}
+        ),
+    ],
+)
+def test_a_damaged_champion_is_said_and_not_replaced(content, exported, champion):
+    champion.mkdir(parents=True)
+    (champion / "champion.json").write_text(content)
+
+    with pytest.raises(ModelError, match="restore it, or begin anew with one of its versions: shardline"):
+        register_model(exported, 0.97, str(champion))
+    assert (champion / "champion.json").read_text() == content

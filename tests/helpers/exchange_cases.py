@@ -138,9 +138,15 @@ o = keras.optimizers
 #: Functions that make the model of each case.
 MODELS = {
     "global_clipnorm": lambda: dense(o.SGD(0.5, momentum=0.9, global_clipnorm=0.1)),
+    "clipnorm": lambda: dense(o.SGD(0.5, momentum=0.9, clipnorm=0.05)),
+    "clipvalue": lambda: dense(o.SGD(0.5, clipvalue=0.01)),
+    "adam_schedule": lambda: dense(o.Adam(schedule())),
     "adamw": lambda: dense(o.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.1)),
+    "nadam": lambda: dense(o.Nadam(0.01, clipnorm=0.1)),
+    "ema": lambda: dense(o.SGD(0.3, use_ema=True, ema_momentum=0.8)),
     "ema_overwrite": lambda: dense(o.SGD(0.3, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)),
     "accumulation": lambda: dense(o.Adam(schedule(), gradient_accumulation_steps=2, global_clipnorm=0.1)),
+    "loss_scale_factor": lambda: dense(o.SGD(0.3, loss_scale_factor=64.0, clipnorm=0.1)),
     "overflow": lambda: dense(scaled(o.SGD(0.3, momentum=0.9, global_clipnorm=0.2), initial_scale=1024.0)),
     "overflow_accumulation": lambda: dense(
         scaled(o.SGD(0.3, gradient_accumulation_steps=2, clipvalue=0.02), initial_scale=1024.0)
@@ -148,11 +154,16 @@ MODELS = {
     "half": lambda: half(scaled(o.SGD(0.1, global_clipnorm=0.1), initial_scale=1024.0)),
     "half_overflow": lambda: half(scaled(o.Adam(0.01), initial_scale=2.0**20)),
     "two_optimizers": pair,
+    "multi_optimizer": lambda: dense(both()),
     "multi_optimizer_scaled": lambda: dense(scaled(both())),
+    "sparse": lambda: words(o.Adam(0.01)),
     "sparse_clipnorm": lambda: words(o.SGD(0.5, clipnorm=0.05)),
     "sparse_accumulation": lambda: words(o.SGD(0.5, gradient_accumulation_steps=2, clipvalue=0.01)),
     "uneven": lambda: dense(o.SGD(0.5, momentum=0.9)),
+    "uneven_clipped": lambda: words(o.SGD(0.5, global_clipnorm=0.05)),
+    "uneven_accumulation": lambda: dense(o.Adam(0.01, gradient_accumulation_steps=2)),
     "uneven_half": lambda: half(scaled(o.SGD(0.1, clipnorm=0.1), initial_scale=1024.0)),
+    "masked": lambda: averaged("sum_over_batch_size", masked=True),
     "uneven_masked": lambda: averaged("mean", masked=True),
     "weighted_mean": lambda: averaged("mean_with_sample_weight"),
     "uneven_weighted_masked": lambda: averaged("mean_with_sample_weight", masked=True),

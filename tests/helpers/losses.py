@@ -48,6 +48,21 @@ class ByHand(Own):
         return tf.reduce_mean(tf.square(y - self(x, training=True)))
 
 
+class ByCompile(Own):
+    """As Keras' guide has it: `compute_loss`, and a metric of the loss."""
+
+    def find_loss(self, x: Any, y: Any) -> Any:
+        return self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+
+
+class Mixed(Own):
+    """A loss of Keras and a number."""
+
+    def find_loss(self, x: Any, y: Any) -> Any:
+        given = self(x, training=True)
+        return self.error(y, given) + 0.1 * keras.ops.mean(keras.ops.abs(given))
+
+
 class Computing(Own):
     """Keras' own step, with a `compute_loss` by hand."""
 
@@ -62,6 +77,13 @@ class Computing(Own):
 def mean_square(y: Any, given: Any) -> Any:
     """One number for a batch."""
     return keras.ops.mean(keras.ops.square(y - given))
+
+
+class MeanSquare(keras.losses.Loss):
+    """One number for a batch, in a class."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return mean_square(y_true, y_pred)
 
 
 class Contrastive(keras.losses.Loss):
@@ -141,10 +163,11 @@ def with_statistics_of_all() -> keras.Model:
 
 CASES: dict[str, Build] = {
     "function": plain(mean_square, metrics=[mean_square]),
+    "class": plain(MeanSquare()),
     "sum": plain(keras.losses.Huber(reduction="sum"), rate=0.005),
     "unreduced": plain(keras.losses.MeanSquaredError(reduction=None), rate=0.005),
     "statistics_of_all": with_statistics_of_all,
-    **{kind.__name__: subclassed(kind) for kind in (ByHand, Computing)},
+    **{kind.__name__: subclassed(kind) for kind in (ByHand, ByCompile, Mixed, Computing)},
 }
 
 

@@ -263,6 +263,11 @@ def notes(directory):
     return keras.callbacks.LambdaCallback(on_train_batch_end=note)
 
 
+def usurped(directory):
+    """A callback in which, at the end of training, another process takes over the directory."""
+    return keras.callbacks.LambdaCallback(on_train_end=lambda logs: take_over(directory))
+
+
 def usurped_in_the_last_epoch(directory):
     """A callback in which another process takes over after the first epoch."""
 

@@ -8,6 +8,7 @@ import pytest
 from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
+from tests.helpers.history import read_history
 
 pytestmark = pytest.mark.multiworker
 
@@ -39,6 +40,26 @@ def is_worker():
     import os
 
     return json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "worker"
+
+
+class StopsTheWorker(keras.callbacks.Callback):
+    """Stops the training on the worker only, in the middle of the second epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if is_worker() and self.model.optimizer.iterations.numpy() == 6:
+            self.model.stop_training = True
+
+
+def stops_the_worker():
+    return StopsTheWorker()
+
+
+def test_a_training_that_is_stopped_on_one_replica_stops_on_all(dataset, tmp_path):
+    codes, outputs = finish(start(dataset, tmp_path, "stops_the_worker"))
+
+    assert codes == [0, 0], outputs
+    assert "training ends after 6 steps: a callback has stopped it" in outputs[0]
+    assert [row["examples"] for row in read_history(tmp_path)] == ["64", "32"]
 
 
 class AsksOnTheChief(keras.callbacks.Callback):
@@ -125,3 +146,27 @@ def test_replicas_whose_weights_part_are_an_error(dataset, tmp_path):
     for output in outputs:
         assert "the replicas' learning rates are not the same after step 4" in output
         assert "has to run on all" in output
+
+
+class Sleeper(keras.callbacks.Callback):
+    """Never comes back, on the worker."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        import threading
+
+        if is_worker():
+            threading.Event().wait()
+
+
+def sleeper():
+    return Sleeper()
+
+
+@pytest.mark.matrix  # takes seconds; of one process test_watchdog asks for the same
+def test_a_run_that_stands_still_ends_and_says_where_each_replica_waits(dataset, tmp_path):
+    codes, outputs = finish(start(dataset, tmp_path, "sleeper", "--stall-timeout", 10))
+
+    assert codes == [EXIT_FAILED] * 2, outputs
+    assert "chief-0 has made no progress for 10 s (stall_timeout), after step 4, to agree" in outputs[0]
+    assert "worker-0 has made no progress for 10 s (stall_timeout), in on_epoch_end of Sleeper" in outputs[1]
+    assert "test_callbacks.py" in outputs[1]  # the stack

@@ -72,7 +72,9 @@ def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
     "names",
     [
         ["function", "unreduced", "ByHand"],
-        pytest.param(["sum", "statistics_of_all", "Computing"], marks=pytest.mark.matrix),
+        pytest.param(
+            ["class", "sum", "statistics_of_all", "ByCompile", "Mixed", "Computing"], marks=pytest.mark.matrix
+        ),
     ],
     ids=" ".join,
 )
@@ -90,7 +92,7 @@ def test_a_loss_of_any_form_counts_the_same_on_two_processes(tmp_path: Path, nam
     "names",
     [
         ["wgan_gp", "diffusion"],
-        pytest.param(["metric_learning", "distillation"], marks=pytest.mark.matrix),
+        pytest.param(["vae", "metric_learning", "distillation", "cycle_gan"], marks=pytest.mark.matrix),
     ],
     ids=" ".join,
 )

@@ -219,3 +219,14 @@ def _compiled() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
     import yaml
 
     return next(yaml.safe_load_all((ROOT / "compiled" / "retrain.yaml").read_text()))  # type: ignore[no-any-return]
+
+
+def test_a_long_directory_for_temporary_files_does_not_keep_a_server_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (long := tmp_path / ("long" * 25)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+
+    with start.fork_server(os.environ) as server:
+        assert Path(server).is_socket()
+    assert not Path(server).exists()

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.errors import ModelError, SettingsError
 from shardline.trainer.parameter_server import CoordinatorLoop, Step, Workers
 from tests.helpers import programs
 from tests.helpers.parameter_server import BATCH, RECORDS, SIZES, decode, make_model, raw_batches
@@ -233,7 +234,22 @@ def test_of_a_steps_own_logs_those_of_known_shape_are_shown(workers):
     assert (logs["loss"], logs["pair"].tolist()) == (0.5, [1.0, 2.0])
 
 
+def test_a_step_that_returns_no_dict_is_refused(workers):
+    model = make_model()
+    model.train_step = lambda data: [0.5]
+    with pytest.raises(ModelError, match="of the model returned list, not a dict"):
+        CoordinatorLoop(model, workers, raw_batches(), decode)
+
+
 def test_a_mistake_in_taking_an_outcome_ends_the_run(workers):
     step = Step(lambda batch: tf.zeros([3]), 1, {"each": (None,)})
     with pytest.raises(TypeError):
         list(workers.run(step, [0]))
+
+
+def test_accumulation_inside_of_a_scaled_loss_is_refused():
+    model = make_model()
+    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+    model.compile(keras.optimizers.LossScaleOptimizer(inner), "sparse_categorical_crossentropy")
+    with pytest.raises(SettingsError, match="parameter_server cannot accumulate gradients"):
+        CoordinatorLoop(model, None, raw_batches(), decode)

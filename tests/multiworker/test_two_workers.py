@@ -106,6 +106,23 @@ def test_two_workers_equal_one_for_every_kind_of_label(tmp_path, labels, model, 
         np.testing.assert_allclose(two, one, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [
+        pytest.param("multi_worker_mirrored", "float16", marks=pytest.mark.matrix),
+        ("mirrored", "bfloat16"),
+    ],
+)
+def test_every_synchronous_strategy_learns_in_half_precision(dataset, tmp_path, strategy, precision):
+    several = strategy == "multi_worker_mirrored"
+    more = ["--strategy", strategy, "--precision", precision, *([] if several else ["--cpu-devices", 2])]
+    train(dataset, tmp_path, 2 if several else 1, 8, model="mnist_cnn", epochs=4, more=more)
+
+    losses = [float(row["loss"]) for row in read_history(tmp_path)]
+    assert losses[-1] < losses[0]
+    assert {str(weight.dtype) for weight in weights(tmp_path)} == {"float32"}
+
+
 def test_batch_normalization_of_all_replicas_is_saved(dataset, tmp_path):
     """One step over the whole split, momentum 0: the saved mean is that of all examples."""
     train(dataset, tmp_path, 2, 48, model="tests.helpers.models:momentless", epochs=1, chief=False)

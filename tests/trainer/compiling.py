@@ -25,7 +25,17 @@ OF_NUMBERS = "sparse_categorical_crossentropy"
 
 @dataclass(frozen=True)
 class Case:
-    """One way to build and compile a model, as the page has it, and what the refusal says; "" for none."""
+    """One way to build and compile a model.
+
+    Attributes:
+        shown: The way, as the page has it.
+        make: Makes the model for a dataset.
+        labels: Form of the labels with which `fit` is compared.
+        refused: What the refusal says; "" where training gives the same as `fit`.
+        settings: Further settings of the run.
+        classes: Number of classes of the dataset.
+        tolerance: Largest difference of loss and metrics.
+    """
 
     shown: str
     make: Callable[[DatasetInfo], Any]
@@ -87,9 +97,30 @@ LOSSES = (
         "`SparseCategoricalCrossentropy(from_logits=True)`, no softmax",
         compiled(losses.SparseCategoricalCrossentropy(from_logits=True), activation=None),
     ),
+    Case(
+        "`SparseCategoricalCrossentropy(reduction='sum')`",
+        compiled(losses.SparseCategoricalCrossentropy(reduction="sum")),
+        tolerance=1e-4,
+    ),
     Case("`categorical_crossentropy`", compiled(CATEGORICAL), ONE_HOT),
+    Case(
+        "`CategoricalCrossentropy(label_smoothing=0.1)`",
+        compiled(losses.CategoricalCrossentropy(label_smoothing=0.1)),
+        ONE_HOT,
+    ),
+    Case(
+        "`CategoricalCrossentropy(from_logits=True)`, no softmax",
+        compiled(losses.CategoricalCrossentropy(from_logits=True), activation=None),
+        ONE_HOT,
+    ),
+    Case("`CategoricalFocalCrossentropy()`", compiled(losses.CategoricalFocalCrossentropy()), ONE_HOT),
     Case("`crossentropy`, which takes either", compiled("crossentropy")),
     Case("`mean_squared_error`", compiled("mean_squared_error"), ONE_HOT),
+    Case("`kl_divergence`", compiled("kl_divergence"), ONE_HOT),
+    Case("`Huber()`", compiled(losses.Huber()), ONE_HOT),
+    Case("`categorical_hinge`", compiled("categorical_hinge"), ONE_HOT),
+    Case("`cosine_similarity`", compiled("cosine_similarity"), ONE_HOT),
+    Case("`Dice()`", compiled(losses.Dice()), ONE_HOT),
     Case("`binary_crossentropy` of three classes", compiled("binary_crossentropy"), ONE_HOT),
     Case("a list of one loss, with `loss_weights`", compiled([CATEGORICAL], loss_weights=[2.0]), ONE_HOT),
     Case("a function of one's own, of class numbers", compiled(own.of_numbers)),
@@ -110,6 +141,12 @@ TWO_CLASSES = (
         classes=2,
     ),
     Case(
+        "`BinaryCrossentropy(from_logits=True)`, one output",
+        compiled(losses.BinaryCrossentropy(from_logits=True), (), activation=None, units=1),
+        BINARY,
+        classes=2,
+    ),
+    Case(
         "`BinaryFocalCrossentropy()`, `AUC()`, `F1Score()`, one sigmoid",
         compiled(
             losses.BinaryFocalCrossentropy(),
@@ -118,6 +155,12 @@ TWO_CLASSES = (
             units=1,
         ),
         BINARY,
+        classes=2,
+    ),
+    Case(
+        "`binary_crossentropy`, `AUC()`, softmax of two",
+        compiled("binary_crossentropy", (metrics.AUC,)),
+        ONE_HOT,
         classes=2,
     ),
     Case(
@@ -141,6 +184,24 @@ METRICS = (
         ONE_HOT,
     ),
     Case("`F1Score()`, a number for each class", compiled(CATEGORICAL, (metrics.F1Score,)), ONE_HOT),
+    Case(
+        "`F1Score(average='macro')`",
+        compiled(CATEGORICAL, (_part(metrics.F1Score, average="macro"),)),
+        ONE_HOT,
+    ),
+    Case(
+        "`CategoricalAccuracy()`, `TopKCategoricalAccuracy(2)`",
+        compiled(CATEGORICAL, (metrics.CategoricalAccuracy, _part(metrics.TopKCategoricalAccuracy, 2))),
+        ONE_HOT,
+    ),
+    Case(
+        "`SparseTopKCategoricalAccuracy(2)`",
+        compiled(metric=(_part(metrics.SparseTopKCategoricalAccuracy, 2),)),
+    ),
+    Case(
+        "`MeanIoU(3, sparse_y_pred=False)`",
+        compiled(metric=(_part(metrics.MeanIoU, 3, sparse_y_pred=False),)),
+    ),
     Case("a metric of one's own, not registered", compiled(CATEGORICAL, (unexportable.OwnMetric,)), ONE_HOT),
     Case("a function of one's own as a metric", compiled(metric=(own.share_right,))),
     Case(
@@ -161,10 +222,18 @@ OPTIMIZERS = (
         "`SGD(momentum=0.9, nesterov=True, clipnorm=0.1)`",
         _with(_part(optimizers.SGD, 0.1, momentum=0.9, nesterov=True, clipnorm=0.1)),
     ),
+    Case("`AdamW(global_clipnorm=0.5)`", _with(_part(optimizers.AdamW, global_clipnorm=0.5))),
+    Case("`Lion()`", _with(optimizers.Lion)),
+    Case("`Adam(use_ema=True)`", _with(_part(optimizers.Adam, use_ema=True))),
+    Case(
+        "a schedule of the learning rate",
+        _with(lambda: optimizers.Adam(optimizers.schedules.CosineDecay(0.1, 3))),
+    ),
     Case(
         "`SGD(gradient_accumulation_steps=3)`",
         _with(_part(optimizers.SGD, 0.1, gradient_accumulation_steps=3)),
     ),
+    Case("`LossScaleOptimizer(SGD())`", _with(lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)))),
     Case("an optimizer of one's own", _with(own.OwnSGD)),
     Case("two optimizers of a `train_step` of one's own", own.two_optimizers),
     Case("`MultiOptimizer`", own.multi_optimizer),
@@ -172,19 +241,44 @@ OPTIMIZERS = (
 
 PRECISIONS = (
     Case(
+        "policy `mixed_bfloat16`",
+        _of(_part(layers.Dense, 8)),
+        settings={"precision": "bfloat16"},
+        tolerance=1e-3,
+    ),
+    Case(
         "policy `mixed_float16`, its loss scaled",
         _of(_part(layers.Dense, 8)),
         settings={"precision": "float16"},
         tolerance=1e-3,
     ),
+    Case("one layer in `float64`", _of(_part(layers.Dense, 8, dtype="float64"))),
 )
 
 MODELS = (
     Case("`Sequential` without `Input`", own.without_input),
+    Case("functional, with branches and a shared layer", own.functional),
+    Case("functional, with operations of `keras.ops`", own.operations),
+    Case("a model inside of a model, frozen", own.nested),
     Case("subclassed, registered", own.subclassed),
     Case("`BatchNormalization`", _of(layers.BatchNormalization)),
-    Case("L2 regularization", _of(_part(layers.Dense, 8, kernel_regularizer="l2"))),
+    Case(
+        "`LayerNormalization`, L2 regularization",
+        _of(layers.LayerNormalization, _part(layers.Dense, 8, kernel_regularizer="l2")),
+    ),
+    Case("a kernel constraint", _of(_part(layers.Dense, 8, kernel_constraint="max_norm"))),
+    Case(
+        "`TimeDistributed`, `Bidirectional(LSTM)`",
+        _of(
+            _part(layers.Reshape, (4, 4)),
+            lambda: layers.TimeDistributed(layers.Dense(4)),
+            lambda: layers.Bidirectional(layers.LSTM(3)),
+        ),
+    ),
+    Case("`SpectralNormalization(Dense)`", _of(lambda: layers.SpectralNormalization(layers.Dense(8)))),
+    Case("`MultiHeadAttention`", own.attention),
     Case("a layer of one's own, registered", _of(_part(unexportable.Scaled, 2.0))),
+    Case("LoRA: `dense.enable_lora(2)`", own.low_rank),
     Case("a `train_step` of one's own", models.own_step),
     Case("a `train_step` of one's own that returns no loss", own.silent),
     Case("a `compute_loss` of one's own", own.own_compute_loss),

@@ -63,6 +63,42 @@ def without_input(dataset):
     return _compile(keras.Sequential([layers.Rescaling(1 / 255), layers.Flatten(), head]))
 
 
+def functional(dataset):
+    images, flat = _pixels(dataset)
+    shared = layers.Dense(6, "relu")
+    left, right = shared(flat), shared(layers.Activation("tanh")(flat))
+    joined = layers.Concatenate()([left, layers.Multiply()([left, right])])
+    return _compile(keras.Model(images, layers.Dense(dataset.num_classes, "softmax")(joined)))
+
+
+def operations(dataset):
+    images = keras.Input(dataset.input_shape, dtype="uint8")
+    flat = keras.ops.reshape(keras.ops.cast(images, "float32") / 255, (-1, 16))
+    return _compile(keras.Model(images, layers.Dense(dataset.num_classes, "softmax")(keras.ops.sin(flat))))
+
+
+def nested(dataset):
+    images, flat = _pixels(dataset)
+    inner = keras.Sequential([keras.Input((16,)), layers.Dense(6, "relu")], name="inner")
+    inner.trainable = False
+    return _compile(keras.Model(images, layers.Dense(dataset.num_classes, "softmax")(inner(flat))))
+
+
+def attention(dataset):
+    images, flat = _pixels(dataset)
+    rows = layers.Reshape((4, 4))(flat)
+    attended = layers.GlobalAveragePooling1D()(layers.MultiHeadAttention(2, 4)(rows, rows))
+    return _compile(keras.Model(images, layers.Dense(dataset.num_classes, "softmax")(attended)))
+
+
+def low_rank(dataset):
+    images, flat = _pixels(dataset)
+    dense = layers.Dense(8)
+    model = keras.Model(images, layers.Dense(dataset.num_classes, "softmax")(dense(flat)))
+    dense.enable_lora(2)
+    return _compile(model)
+
+
 @keras.saving.register_keras_serializable("tests")
 class Own(keras.Model):
     """A subclass that is built when it is first called."""

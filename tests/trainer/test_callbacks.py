@@ -229,6 +229,18 @@ def test_a_metric_without_a_direction_is_refused():
         stopping.check({"val_strange": ()})
 
 
+def test_a_metric_that_rises_stops_the_training_when_it_no_longer_does():
+    model = tiny_model()
+    model._symbolic_build(data_batch=(np.zeros((1, 2)), np.zeros((1, 1))))
+    model.compile("sgd", "mse", metrics=["accuracy"])
+    model._symbolic_build(data_batch=(np.zeros((1, 2)), np.zeros((1, 1))))
+    both, _ = begin(model, [Stopping("val_accuracy", 1)])
+    for epoch, value in enumerate([0.1, 0.5, 0.5]):
+        assert not model.stop_training
+        both.on_epoch_end(epoch, {"val_accuracy": value})
+    assert model.stop_training
+
+
 MODULE = """
 import keras
 

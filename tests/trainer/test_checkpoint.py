@@ -154,6 +154,14 @@ def test_a_writer_file_that_cannot_be_read_for_a_moment_is_read_again(tmp_path, 
     assert len(pauses) == 2
 
 
+def test_a_writer_file_that_is_nested_too_deeply_is_not_read(tmp_path, monkeypatch):
+    written = save(tmp_path, 1)
+    (tmp_path / "writer.json").write_text("[" * 100_000)
+    monkeypatch.setattr(store, "time", SimpleNamespace(sleep=lambda seconds: None))
+    with pytest.raises(RunError, match=rf"cannot read {tmp_path}/writer.json: maximum recursion depth"):
+        written.check_writer()
+
+
 def test_a_writer_file_that_stays_unreadable_is_not_taken_for_a_takeover(tmp_path, monkeypatch):
     written = save(tmp_path, 1)
     replaced_by_a_directory(tmp_path / "writer.json")
@@ -171,6 +179,13 @@ def truncate(prefix):
     path.write_bytes(path.read_bytes()[:-3])
 
 
+def flip_a_byte(prefix):
+    path = prefix.with_name(prefix.name + DATA)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def flip_a_byte_of_the_index(prefix):
     path = prefix.with_name(prefix.name + ".index")
     data = bytearray(path.read_bytes())
@@ -178,11 +193,17 @@ def flip_a_byte_of_the_index(prefix):
     path.write_bytes(data)
 
 
+def empty_the_index(prefix):
+    prefix.with_name(prefix.name + ".index").write_bytes(b"")
+
+
 def delete_the_data(prefix):
     prefix.with_name(prefix.name + DATA).unlink()
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_byte_of_the_index, delete_the_data])
+@pytest.mark.parametrize(
+    "damage", [truncate, flip_a_byte, flip_a_byte_of_the_index, empty_the_index, delete_the_data]
+)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, said, damage):
     save(tmp_path, 1, 2)
     damage(tmp_path / "ckpt-2")
@@ -279,6 +300,19 @@ print(sorted(os.listdir(directory)), written.restore().position.steps)
         "again: it continues from the checkpoint before"
     )
     assert rest == f"{['ckpt-1' + DATA, 'ckpt-1.index', 'run.json', 'writer.json']} 1"
+
+
+def test_a_directory_that_vanishes_is_an_error(tmp_path):
+    written = save(tmp_path / "c", 1)
+    for path in (tmp_path / "c").iterdir():
+        path.unlink()
+    (tmp_path / "c").rmdir()
+    (tmp_path / "c").write_text("a file")
+
+    written.save(snapshot(2))
+    with pytest.raises(RunError, match=r"cannot write checkpoint .*/c/ckpt-2: .*; make room there"):
+        written.wait()
+    written.wait()  # said once
 
 
 def test_a_checkpoint_that_was_pruned_meanwhile_cannot_be_read(tmp_path):

@@ -44,12 +44,22 @@ def test_xla_compiles_where_it_is_asked_to_and_else_on_a_gpu(dataset, monkeypatc
     assert not uses_xla(dataset, strategy="multi_worker_mirrored")
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "parameter_server"])
 @pytest.mark.parametrize(("name", "option"), [("asking_for_xla", "jit_compile"), ("eager", "run_eagerly")])
-def test_what_several_replicas_cannot_do_is_refused(dataset, name, option, strategy):
-    message = rf"compile\({option}=True\) needs strategy one_device.*has {strategy}"
-    with pytest.raises(ModelError, match=message):
-        uses_xla(dataset, name, strategy=strategy)
+def test_what_several_replicas_cannot_do_is_refused(dataset, name, option):
+    with pytest.raises(
+        ModelError, match=rf"compile\({option}=True\) needs strategy one_device.*has mirrored"
+    ):
+        uses_xla(dataset, name, strategy="mirrored")
+
+
+@pytest.mark.parametrize(("name", "option"), [("asking_for_xla", "jit_compile"), ("eager", "run_eagerly")])
+def test_what_parameter_servers_cannot_do_is_refused(dataset, name, option):
+    model = build(f"tests.helpers.models:{name}", load(dataset).info(), {})
+    run = SimpleNamespace(
+        settings=settings(dataset), strategy_name="parameter_server", strategy=None, manifest=load(dataset)
+    )
+    with pytest.raises(ModelError, match=rf"compile\({option}=True\) needs .*has parameter_server"):
+        engine.make_engine(run, model, None, None, None)
 
 
 def test_xla_cannot_compile_what_runs_eagerly(dataset):

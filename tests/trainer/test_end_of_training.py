@@ -101,6 +101,27 @@ def test_the_metrics_are_those_of_the_model_that_is_saved(dataset, tmp_path, mod
     assert written(tmp_path)[0] == float(rows[1]["val_loss"])
 
 
+def two_averages(dataset):
+    model = dense(dataset, "sgd")
+    averages = [keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=1.0) for _ in range(2)]
+    multi = keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(averages[0], {".*kernel": averages[1]})
+    )
+    model.compile(multi, LOSS, metrics=["accuracy"])
+    return model
+
+
+def test_averages_of_several_optimizers_are_put_in(dataset, tmp_path):
+    """Momentum 1 keeps the average at the weights after the first step."""
+    run(dataset, tmp_path / "one", model="two_averages", max_steps=1)
+    run(dataset, tmp_path / "all", model="two_averages")
+
+    first, last = (load_model(tmp_path / name / "model.keras").get_weights() for name in ("one", "all"))
+    for one, other in zip(first, last, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(written(tmp_path / "all"), evaluated(dataset, tmp_path / "all"), rtol=1e-5)
+
+
 def no_default(dataset):
     """Its default optimizer, which keeps averages, has no weights to update."""
     model = dense(dataset, "sgd")
@@ -132,6 +153,16 @@ def scheduled(dataset):
     return model
 
 
+def half():
+    return 0.5
+
+
+def called(dataset):
+    model = dense(dataset, keras.optimizers.SGD(half))
+    model.layers[2].trainable = False
+    return model
+
+
 RATES = []
 
 
@@ -145,9 +176,13 @@ def rates():
     return callback
 
 
-def test_a_learning_rate_for_fine_tuning_takes_the_place_of_a_schedule(dataset, tmp_path):
-    changes = {"unfreeze_at_epoch": 2, "fine_tuning_learning_rate": 0.001, "callbacks": ("rates",)}
-    run(dataset, tmp_path, model="scheduled", per_replica_batch_size=8, warmup_steps=3, **changes)
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [("scheduled", {"warmup_steps": 3}), ("called", {})],
+)
+def test_a_learning_rate_for_fine_tuning_takes_the_place_of_a_schedule(dataset, tmp_path, model, more):
+    changes = {"unfreeze_at_epoch": 2, "fine_tuning_learning_rate": 0.001, "callbacks": ("rates",), **more}
+    run(dataset, tmp_path, model=model, per_replica_batch_size=8, **changes)
 
     assert RATES[0] > 0.01
     np.testing.assert_allclose(RATES[1:], [0.001] * 2, rtol=1e-6)
@@ -252,6 +287,23 @@ def test_weights_that_are_not_finite_are_never_saved(dataset, tmp_path):
     assert [path.stem for path in tmp_path.glob("checkpoints/*.index")] == ["ckpt-3"]
 
 
+def accumulates_nan(dataset):
+    """Its gradients are not finite, though its loss is, and every fourth step takes them."""
+    model = dense(dataset, keras.optimizers.SGD(0.01, gradient_accumulation_steps=4))
+    inputs, hidden = model.inputs, model.layers[-2].output
+    nothing = keras.ops.sqrt(0.0 * keras.ops.relu(hidden))
+    outputs = keras.layers.Dense(dataset.num_classes, "softmax")(hidden + nothing)
+    own = keras.Model(inputs, outputs)
+    own.compile(model.optimizer, LOSS)
+    return own
+
+
+def test_sums_of_gradients_that_are_not_finite_are_never_saved(dataset, tmp_path):
+    with pytest.raises(DivergedError, match=r"optimizer/.* is not finite after step 2"):
+        run(dataset, tmp_path, model="accumulates_nan", checkpoint_steps=2)
+    assert not list(tmp_path.glob("checkpoints/*.index"))
+
+
 @keras.saving.register_keras_serializable("tests")
 class NoLoss(keras.Model):
     """A model with a step of its own that returns no loss, and whose weights become infinite in step 3."""
@@ -293,3 +345,34 @@ def test_a_metric_that_is_not_finite_is_null(dataset, tmp_path, capsys):
     assert metrics["val_undefined"] is None
     assert metrics["val_accuracy"] >= 0
     assert "warning: undefined, val_undefined of the model is not finite" in capsys.readouterr().out
+
+
+def test_an_early_stopped_run_goes_on_with_more_patience(dataset, tmp_path):
+    changes = {"early_stopping": "val_loss", "callbacks": ("spoiler",), "epochs": 6, "model": "steady"}
+    run(dataset, tmp_path, early_stopping_patience=1, **changes)
+    assert len(read_history(tmp_path)) == 3
+    run(dataset, tmp_path, early_stopping_patience=1, **changes)
+    assert len(read_history(tmp_path)) == 3
+    run(dataset, tmp_path, early_stopping_patience=9, **changes)
+
+    assert len(read_history(tmp_path)) == 6
+
+
+class Multiplied(keras.callbacks.Callback):
+    """Halves the learning rate at the beginning of each epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.optimizer.learning_rate = self.model.optimizer.learning_rate * 0.5
+
+
+def multiplied():
+    return Multiplied()
+
+
+def test_what_a_callback_does_at_the_beginning_of_an_epoch_is_not_done_twice(dataset, tmp_path):
+    changes = {"model": "steady", "callbacks": ("multiplied",)}
+    run(dataset, tmp_path / "whole", **changes)
+    for steps in (9, 12, 0):
+        run(dataset, tmp_path / "parts", max_steps=steps, **changes)
+
+    assert written(tmp_path / "whole") == written(tmp_path / "parts")

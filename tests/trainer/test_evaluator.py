@@ -164,6 +164,11 @@ def test_a_metric_may_improve_upwards(world):
     assert kept["accuracy"] == max(accuracies.values())
 
 
+def test_an_unknown_metric_is_refused(world):
+    with pytest.raises(SettingsError, match=r"no metric 'f1'; there are accuracy, loss"):
+        world.evaluator(metric="f1")
+
+
 def test_what_an_evaluation_of_ones_own_does_not_return_is_refused(world):
     with pytest.raises(SettingsError, match=r"no metric 'loss'; there are objective$"):
         world.evaluator(model=make_model(kind=Objective))

@@ -53,6 +53,21 @@ def test_one_replica_trains_as_keras_alone(case):
         np.testing.assert_array_equal(one, other)
 
 
+def test_configurations_stay_as_they_are():
+    model = trained("overflow", exchange=False)
+    before = model.optimizer.get_config()
+    GradientExchange(model, TensorFlowSummation())
+
+    assert model.optimizer.get_config() == before
+
+
+def test_finds_optimizers_that_are_attributes_of_the_model():
+    model = trained("two_optimizers", exchange=True)
+
+    assert {type(one).__name__ for one in optimizers(model)} == {"Adam", "SGD"}
+    assert all(one.built for one in optimizers(model))
+
+
 def test_finds_optimizers_of_models_inside_a_model_with_a_step_of_its_own():
     def part():
         one = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])

@@ -22,9 +22,21 @@ def check(name, info):
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [  # what else is refused, test_compiling tries
-        ("own_function", "cannot be loaded once it is saved: .*activation function identifier"),
-        ("eager", "cannot be traced for an export: .*for any number of examples"),
+    [
+        ("lambda_layer", "has a Lambda layer, whose code is not run from a file; make it a layer of its own"),
+        (
+            "own_function",
+            r"cannot be loaded once it is saved: .*activation function identifier.*@keras.saving.register",
+        ),
+        (
+            "unregistered",
+            r"cannot be loaded once it is saved: .*Unregistered.*; .*register_keras_serializable",
+        ),
+        ("unconfigured", r"cannot be saved: .*Unconfigured.* get_config\(\)"),
+        ("forgetful", r"gives other answers once it is saved and loaded: some of its weights are not saved"),
+        ("called", r"calls Python while it predicts \(PyFunc\)"),
+        ("eager", r"cannot be traced for an export: .*for any number of examples"),
+        ("two_inputs", r"the model has 2 inputs; an exported model takes one, the image"),
     ],
 )
 def test_what_would_fail_after_training_is_refused_before_it(info, model, message):

@@ -70,6 +70,21 @@ def normalized() -> keras.Model:
     return functional(outputs)
 
 
+def averaged_often() -> keras.Model:
+    return line(
+        optimizer=keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
+    )
+
+
+def mixed() -> keras.Model:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return functional(lambda x: keras.layers.Activation("linear", dtype="float32")(dense()(x)))
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
 def two_outputs(**options: Any) -> keras.Model:
     return functional(
         lambda x: {"a": dense("a")(x), "b": dense("b")(x)},
@@ -78,6 +93,19 @@ def two_outputs(**options: Any) -> keras.Model:
         metrics={"a": ["mae"], "b": ["mse"]},
         **options,
     )
+
+
+def listed_outputs() -> keras.Model:
+    return functional(lambda x: [dense("a")(x), dense("b")(x)], loss=["mse", "mae"])
+
+
+def two_inputs() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    inputs = {"left": keras.Input((WIDTH,), name="left"), "right": keras.Input((WIDTH,), name="right")}
+    joined = keras.layers.Concatenate()([inputs["left"], inputs["right"]])
+    model = keras.Model(inputs, dense()(joined))
+    model.compile("sgd", "mse")
+    return model
 
 
 def listed_inputs() -> keras.Model:
@@ -111,6 +139,18 @@ def texts() -> tuple[Any, Any]:
     return np.array((["a", "b c", "other"] * COUNT)[:COUNT], object), numbers()[1]
 
 
+class Penalized(keras.layers.Layer):
+    """Adds a loss of its own."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+def penalized() -> keras.Model:
+    return functional(lambda x: Penalized()(keras.layers.Dense(1, kernel_regularizer="l2")(x)))
+
+
 def one_hot() -> tuple[Any, Any]:
     x, y = classes()
     return x, keras.utils.to_categorical(y, 3)
@@ -125,14 +165,36 @@ def targets() -> tuple[Any, Any]:
     return x, {"a": y, "b": -y}
 
 
+def listed_targets() -> tuple[Any, Any]:
+    x, targets_ = whole_batches()
+    return x, (targets_["a"], targets_["b"])
+
+
 def in_lists() -> tuple[Any, Any]:
     x, targets_ = whole_batches()
     return [x, -x], [targets_["a"], targets_["b"]]
 
 
+class Listed(keras.utils.PyDataset):
+    """Batches whose inputs, and targets, are lists."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        rows = slice(16 * index, 16 * index + 16)
+        inputs, targets_ = in_lists()
+        return [one[rows] for one in inputs], [one[rows] for one in targets_]
+
+
 def without_rest() -> tuple[Any, Any]:
     x, y = numbers()
     return x[:48], y[:48]
+
+
+def pairs() -> tuple[Any, Any]:
+    x, y = numbers()
+    return {"left": x, "right": -x}, y
 
 
 def whole_batches() -> tuple[Any, Any]:
@@ -197,11 +259,16 @@ CASES = {
     "steps_per_execution": Case(
         lambda: line(steps_per_execution=3), numbers, {"validation_data": VALIDATION}
     ),
+    "list_of_outputs": Case(listed_outputs, listed_targets),
     "lists_of_inputs_and_outputs": Case(listed_inputs, in_lists, {"validation_split": 1 / 3}),
     "stateful": Case(stateful, without_rest),
     "no_epochs": Case(line, numbers, {"epochs": 0, "validation_data": VALIDATION}),
     "texts": Case(reading, texts),
+    "several_inputs_dataset": Case(two_inputs, as_dataset(pairs)),
     "normalization_and_dropout": Case(normalized, numbers, {"validation_data": VALIDATION}),
+    "moving_average_written": Case(averaged_often, numbers, {"validation_data": VALIDATION}),
+    "mixed_precision": Case(mixed, numbers, {"validation_data": VALIDATION}, tolerance=1e-4),
+    "added_loss": Case(penalized, numbers, {"validation_data": VALIDATION}),
     "run_eagerly": Case(lambda: line(run_eagerly=True), numbers, {"validation_data": VALIDATION}),
 }
 
@@ -228,12 +295,17 @@ def test_a_model_is_built_by_its_own_step_as_keras_does(name):
 def test_a_model_is_built_by_its_own_step_where_that_runs_eagerly():
     def make() -> keras.Model:
         keras.utils.set_random_seed(1)
-        model = own_steps.Diffusion(steady=False)
-        model.normalizer.adapt(own_steps.examples())
+        model = own_steps.Autoencoder(steady=False)
         model.compile(keras.optimizers.Adam(0.01), run_eagerly=True)
         return model
 
     check_alike(fitted(make, own_steps.examples()), fitted_by_keras(make, own_steps.examples()))
+
+
+def test_lists_of_a_sequence_are_several_inputs_too():
+    """Keras ends in an error of tf.data."""
+    theirs = fitted_by_keras(listed_inputs, in_lists(), batch_size=16)
+    check_alike(fitted(listed_inputs, Listed()), theirs)
 
 
 def test_an_epoch_of_some_steps_goes_on_in_the_next_pass():

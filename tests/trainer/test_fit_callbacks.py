@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import shardline
 from shardline.trainer.errors import DivergedError, SettingsError
@@ -86,6 +88,10 @@ def test_hooks_are_called_in_keras_order_with_the_same_arguments(options, tmp_pa
     check_seen(*both(lambda _: Recorder(), tmp_path, **options))
 
 
+def test_hooks_of_epochs_alone_are_called_so(tmp_path):
+    check_seen(*both(lambda _: Recorder(HOOKS[:4]), tmp_path))
+
+
 @pytest.mark.parametrize(
     "stop",
     [("train_batch_end", 1), ("test_end",), ("train_begin",)],
@@ -150,6 +156,7 @@ def saved(name: str, **options: Any) -> Callable[[Path], keras.callbacks.Callbac
 
 CHECKPOINTS = {
     "numbered": saved("{epoch:02d}-{val_loss:.2f}.keras"),
+    "highest": saved("best.keras", save_best_only=True, monitor="mae", mode="max"),
     "by_step": saved("{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=3),
 }
 
@@ -174,6 +181,55 @@ def weights_of(path: Path) -> list[np.ndarray]:
     model = line()
     model.load_weights(path)
     return model.get_weights()
+
+
+def logger(path: Path) -> keras.callbacks.Callback:
+    return keras.callbacks.CSVLogger(str(path / "log.csv"), separator=";")
+
+
+def test_csv_logger_writes_the_same_rows(tmp_path):
+    both(logger, tmp_path, validation_freq=1)
+    own, other = ((tmp_path / side / "log.csv").read_text().splitlines() for side in ("ours", "theirs"))
+    assert own[0] == other[0]
+    for row, expected in zip(own[1:], other[1:], strict=True):
+        assert list(map(float, row.split(";"))) == pytest.approx(list(map(float, expected.split(";"))))
+
+
+def test_tensorboard_writes_the_same_tags(tmp_path):
+    options = {"write_graph": False, "update_freq": 3, "histogram_freq": 2}
+    both(lambda path: keras.callbacks.TensorBoard(str(path), **options), tmp_path)
+    own, other = (events(tmp_path / side) for side in ("ours", "theirs"))
+    assert own.keys() == other.keys()
+    assert any("epoch_learning_rate" in tag for _, tag, _ in own)
+    for key, value in other.items():
+        assert own[key] == pytest.approx(value, rel=1e-5), key
+
+
+def events(directory: Path) -> dict[tuple[str, str, int], float]:
+    """Returns the numbers of event files by directory, tag and step."""
+    found = {}
+    for file in directory.rglob("events.out.*"):
+        for event in tf.compat.v1.train.summary_iterator(str(file)):
+            for value in event.summary.value:
+                content = tf.make_ndarray(value.tensor)
+                number = float(content) if content.ndim == 0 and content.dtype.kind == "f" else 0.0
+                found[file.parent.name, re.sub(r"_\d+", "", value.tag), event.step] = number
+    return found
+
+
+def test_functions_are_called_as_keras_calls_them(tmp_path):
+    seen: dict[str, list[Any]] = {}
+
+    def make(path: Path) -> keras.callbacks.Callback:
+        calls = seen.setdefault(path.name, [])
+        return keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: calls.append(("epoch", epoch)),
+            on_train_batch_end=lambda batch, logs: calls.append((batch, round(float(logs["loss"]), 4))),
+            on_train_end=lambda logs: calls.append(sorted(logs)),
+        )
+
+    both(make, tmp_path)
+    assert seen["ours"] == seen["theirs"]
 
 
 def test_a_callback_in_no_list_and_lists_in_lists_are_taken():

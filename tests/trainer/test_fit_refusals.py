@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import shardline
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.errors import DivergedError, ModelError, SettingsError
 from tests.helpers import programs
 from tests.helpers.fitting import (
     COUNT,
@@ -120,11 +120,17 @@ VALIDATED = {"validation_data": numbers()}
 
 ARGUMENTS = [
     ({"epochs": -2}, "epochs must be a whole number of at least 0, not -2"),
+    ({"epochs": True}, "epochs must be a whole number of at least 0, not True"),
     ({"epochs": 3, "initial_epoch": 3}, "initial_epoch must be 0..2, below epochs 3, not 3: epochs is the"),
+    ({"initial_epoch": -1}, "initial_epoch must be a whole number of at least 0, not -1"),
     ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
     ({"steps_per_epoch": COUNT / 16}, "steps_per_epoch must be a whole number of at least 1, not 3.125"),
+    ({"validation_steps": 0, **VALIDATED}, "validation_steps must be a whole number of at least 1, not 0"),
+    ({"validation_batch_size": -1, **VALIDATED}, "validation_batch_size must be a whole number of at least"),
     ({"validation_freq": [0, 2], **VALIDATED}, "validation_freq must be a whole number of at least 1, not 0"),
+    ({"validation_freq": "2", **VALIDATED}, "validation_freq must be a whole number of at least 1, not '2'"),
     ({"validation_split": 1.5}, "validation_split must be a number between 0 and 1, not 1.5"),
+    ({"validation_split": "0.1"}, "validation_split must be a number between 0 and 1, not '0.1'"),
     ({"validation_split": 0.999}, "train_data has arrays of 0 and 0 examples"),
     ({"verbose": "much"}, "verbose must be \"auto\", 0, 1 or 2, not 'much'"),
     ({"shuffle": "batch"}, "shuffle must be true or false, not 'batch'"),
@@ -133,7 +139,9 @@ ARGUMENTS = [
     ({"checkpoint_steps": "5"}, "checkpoint_steps must be a whole number, got '5'"),
     ({"strategy": "two_device"}, "unknown strategy 'two_device'; there are auto, one_device"),
     ({"callbacks": [print]}, "callbacks has to be a list of keras.callbacks.Callback, it holds a builtin_fu"),
+    ({"callbacks": ["EarlyStopping"]}, "callbacks has to be a list .*, it holds a str"),
     ({"class_weight": {"cat": 1.0}}, "class_weight must be a dict of weights by the numbers .* 'cat': 1.0"),
+    ({"class_weight": {0: "much"}}, "class_weight must be a dict .* has 0: 'much'"),
     ({"class_weight": [1.0, 2.0]}, r"class_weight must be a dict of weights by class, not \[1.0, 2.0\]"),
     ({"validation_data": 3}, "validation_data is a int, which is no array; give arrays"),
 ]
@@ -210,6 +218,13 @@ def test_a_checkpoint_directory_that_is_a_file_is_refused(tmp_path):
     refused(SettingsError, f"{path}", line, numbers(), checkpoint_dir=path)
 
 
+def test_a_loss_that_is_not_finite_ends_the_training():
+    x, y = numbers()
+    y[20] = np.nan
+    with pytest.raises(DivergedError, match=r"since step 2 \(epoch 1\), whose examples lie in batch 2 of"):
+        fitted(line, (x, y), batch_size=16)
+
+
 def test_a_model_of_another_strategy_is_refused():
     program = (
         "import shardline\n"
@@ -252,3 +267,9 @@ def test_arrays_of_double_precision_are_trained_on_as_keras_does():
 def test_a_sequence_of_batches_is_taken_as_keras_takes_it():
     ours = fitted(line, Sequence(), epochs=2, validation_data=Sequence())
     check_alike(ours, fitted_by_keras(line, Sequence(), epochs=2, validation_data=Sequence()))
+
+
+def test_a_sequence_of_batches_is_shuffled():
+    ours = fitted(line, Sequence(), shuffle=True)
+    in_order = fitted(line, Sequence())
+    assert np.any(ours.model.get_weights()[0] != in_order.model.get_weights()[0])

@@ -1,6 +1,7 @@
 """Hooks of callbacks: order, number, arguments, `params` and logs are those of `keras.Model.fit`."""
 
 import keras
+import numpy as np
 import pytest
 
 from shardline.trainer.callbacks import place_of
@@ -8,9 +9,44 @@ from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.errors import ModelError, RunError, SettingsError
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
+from tests.helpers.datasets import RECORDS
 from tests.helpers.history import read_history
 
 BATCH = 16
+
+# What the recorder of this process has seen.
+SEEN = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen():
+    SEEN.clear()
+
+
+class Recorder(keras.callbacks.Callback):
+    """Notes every hook that is called, with its number and the names in its logs."""
+
+    def __init__(self):
+        super().__init__()
+        names = ["train_begin", "train_end", "test_begin", "test_end", "epoch_begin", "epoch_end"]
+        names += [f"{stage}_batch_{end}" for stage in ("train", "test") for end in ("begin", "end")]
+        for name in names:
+            setattr(self, f"on_{name}", self._note(name))
+
+    def _note(self, name):
+        def note(*arguments, logs=None):
+            *numbers, logs = (
+                arguments if arguments and not isinstance(arguments[-1], int) else (*arguments, logs)
+            )
+            if name == "train_begin":
+                SEEN.append(("params", {key: self.params[key] for key in ("epochs", "steps")}))
+            SEEN.append((name, *numbers, tuple(sorted(logs))))
+
+        return note
+
+
+def recorder():
+    return Recorder()
 
 
 def compiled(dataset, cls=keras.Model):
@@ -39,17 +75,47 @@ def own_logs(dataset):
     return compiled(dataset, cls=OwnLogs)
 
 
-def run(dataset, out, model="compiled", callback="keras.callbacks:History", epochs=2, **changes):
+def fit(model, callback, epochs):
+    """Returns what Keras' own loop calls for as many steps."""
+    rng = np.random.default_rng(0)
+    data = {
+        split: (rng.integers(0, 255, (count, 12, 12, 3)).astype(np.uint8), np.zeros(count, np.int64))
+        for split, count in RECORDS.items()
+    }
+    model.fit(
+        *data["train"],
+        batch_size=BATCH,
+        epochs=epochs,
+        validation_data=data["validation"],
+        callbacks=[callback],
+        verbose=0,
+    )
+    seen = list(SEEN)
+    SEEN.clear()
+    return seen
+
+
+def run(dataset, out, model="compiled", callback="recorder", epochs=2, **changes):
+    """Returns what our loop calls."""
     settings = TrainSettings(
         dataset=str(dataset),
         model_dir=str(out),
         model=f"tests.trainer.test_hooks:{model}",
-        callbacks=(callback if ":" in callback else f"tests.trainer.test_hooks:{callback}",),
+        callbacks=(f"tests.trainer.test_hooks:{callback}",),
         per_replica_batch_size=BATCH,
         epochs=epochs,
         **changes,
     )
     train(settings, {}, Preemption(1))
+    return list(SEEN)
+
+
+@pytest.mark.parametrize("model", [compiled, own_logs])
+def test_every_hook_is_called_as_fit_calls_it(dataset, tmp_path, model):
+    expected = fit(model(None), recorder(), epochs=2)
+    assert len(expected) > 20
+
+    assert run(dataset, tmp_path, model=model.__name__) == expected
 
 
 def test_what_a_step_of_ones_own_returns_is_shown_and_kept(dataset, tmp_path, capsys):
@@ -61,6 +127,26 @@ def test_what_a_step_of_ones_own_returns_is_shown_and_kept(dataset, tmp_path, ca
     assert 0 < float(row["val_objective"]) < 2
     assert "loss" not in row
     assert "objective" in capsys.readouterr().out
+
+
+def learning_rates():
+    """A learning rate for each step, as a callback sets it."""
+
+    class ByStep(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            self.model.optimizer.learning_rate = 0.1 / (1 + batch)
+            SEEN.append(batch)
+
+    return ByStep()
+
+
+def test_a_learning_rate_by_step_is_the_same_in_every_run(dataset, tmp_path):
+    for out in ("one", "two"):
+        run(dataset, tmp_path / out, callback="learning_rates")
+
+    rows = [[row["loss"] for row in read_history(tmp_path / out)] for out in ("one", "two")]
+    assert rows[0] == rows[1]
+    assert [*range(6)] * 4 == SEEN
 
 
 def backup(directory):
@@ -100,6 +186,14 @@ def test_a_step_that_returns_no_dict_is_refused(dataset, tmp_path):
         run(dataset, tmp_path, model="no_dict")
 
 
+def undirected():
+    return keras.callbacks.ReduceLROnPlateau("val_strange", mode="auto")
+
+
+def failing():
+    return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs["val_f1"])
+
+
 def unreachable():
     def send(epoch, logs):
         raise ConnectionRefusedError(111, "Connection refused")
@@ -107,6 +201,18 @@ def unreachable():
     return keras.callbacks.LambdaCallback(on_epoch_end=send)
 
 
-def test_what_may_work_later_is_no_mistake_of_a_callback(dataset, tmp_path):
-    with pytest.raises(RunError, match="ConnectionRefusedError"):
-        run(dataset, tmp_path, callback="unreachable", epochs=1)
+@pytest.mark.parametrize(
+    ("callback", "error", "message"),
+    [
+        ("undirected", SettingsError, r"^callback ReduceLROnPlateau failed in on_epoch_end: .*`mode='max'`"),
+        (
+            "failing",
+            SettingsError,
+            r"^callback LambdaCallback failed in .*: KeyError: 'val_f1' \(test_hooks.py, line \d+\)$",
+        ),
+        ("unreachable", RunError, "ConnectionRefusedError"),  # may work later
+    ],
+)
+def test_what_a_callback_raises_is_said_in_one_line(dataset, tmp_path, callback, error, message):
+    with pytest.raises(error, match=message):
+        run(dataset, tmp_path, callback=callback, epochs=1)

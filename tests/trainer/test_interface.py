@@ -53,6 +53,7 @@ class OwnSubclass(keras.losses.CategoricalCrossentropy):
         (losses.SparseCategoricalCrossentropy(), [metrics.MeanIoU(3, sparse_y_pred=False)], "sparse"),
         ("categorical_crossentropy", ["accuracy"], "one-hot"),
         (losses.CategoricalFocalCrossentropy(), [metrics.AUC(), metrics.F1Score()], "one-hot"),
+        ("kl_divergence", [], "one-hot"),
         (losses.mean_squared_error, ["mae"], "one-hot"),
         # Either form would do for these: metrics say which, else class numbers.
         ("crossentropy", [], "sparse"),
@@ -82,6 +83,10 @@ def test_a_single_output_takes_0_or_1():
         ModelError, match=r"one output and its loss sparse_cat\w+ needs one for each of 2 classes"
     ):
         choose_form(["sparse_categorical_crossentropy"], [], 1, 2)
+
+
+def test_a_single_class_keeps_its_numbers():
+    assert choose_form(["sparse_categorical_crossentropy"], [], 1, 1)[0] == "sparse"
 
 
 def test_a_mixture_of_forms_is_refused_as_fit_refuses_it():

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.errors import DivergedError, SettingsError
 from shardline.trainer.saving import load_model
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
@@ -61,6 +61,18 @@ def test_a_learning_rate_that_a_callback_has_lowered_stays(dataset, tmp_path):
     run(dataset, tmp_path, **lowered, epochs=2)
 
     assert rates(tmp_path) == [0.005]  # saved before the end of the second epoch
+
+
+def test_a_run_that_diverged_goes_on_with_a_lower_learning_rate(dataset, tmp_path):
+    model = {"model": "tests.helpers.models:plain_with_rate"}
+    run(dataset, tmp_path, learning_rate=0.1, **model)
+    with pytest.raises(DivergedError, match="lower the learning rate"):
+        run(dataset, tmp_path, learning_rate=1e38, epochs=2, **model)
+    logs = run(dataset, tmp_path, learning_rate=0.05, epochs=2, **model)
+
+    assert np.isfinite(logs["loss"])
+    changes = [one for one in settings_of(tmp_path)["changes"] if one["setting"] == "learning_rate"]
+    assert [(one["was"], one["is"]) for one in changes] == [(0.1, 0.05)]
 
 
 def test_a_change_that_comes_too_late_to_be_trained_is_said(dataset, tmp_path, capsys):

@@ -94,6 +94,16 @@ def test_an_evaluation_is_that_of_keras(make, data, options):
     assert all(type(value) is float for value in found.values())
 
 
+def test_losses_of_several_outputs_are_means_over_the_examples():
+    """Keras means them over batches, whatever the size of the last."""
+    x, _ = numbers()
+    y = {"a": np.ones((COUNT, 2), "float32"), "b": np.zeros((COUNT, 2), "float32")}
+    found = shardline.evaluate(outputs_by_name, (x, y), batch_size=16, verbose=0)
+    whole = evaluated_by_keras(outputs_by_name, (x, y), batch_size=COUNT)
+    assert list(found) == list(whole)
+    assert found == pytest.approx(whole, rel=1e-5)
+
+
 PREDICTIONS = {
     "steps": (line, lambda: numbers()[0], {"batch_size": 7, "steps": 3}),
     "steps_beyond_the_data": (line, lambda: batches(numbers()[0]), {"steps": 9}),
@@ -152,7 +162,12 @@ def test_the_bar_is_shown_where_it_is_asked_for(capsys):
     assert "2/2" in capsys.readouterr().out
 
 
+def uncompiled() -> keras.Model:
+    return keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(1)])
+
+
 REFUSED = {
+    "uncompiled": (lambda: shardline.evaluate(uncompiled, numbers()), ModelError, "not compiled"),
     "option": (lambda: shardline.evaluate(line, numbers(), epochs=3), SettingsError, "no argument 'epochs'"),
     "without_end": (
         lambda: shardline.predict(line, batches(numbers()).repeat()),
@@ -168,6 +183,11 @@ REFUSED = {
         lambda: shardline.predict(line, np.zeros((4, WIDTH + 1), "float32")),
         ModelError,
         "predict_step of the model failed: .* expected axis -1 of input shape to have value 3",
+    ),
+    "wrong_targets": (
+        lambda: shardline.evaluate(line, (numbers()[0], np.zeros((COUNT, 2, 2)))),
+        ModelError,
+        r"cannot be built on batches of .*float32 \(32, 2, 2\).*Dimensions must be equal",
     ),
 }
 

@@ -46,6 +46,14 @@ def test_a_batch_is_a_dict_of_columns(table):
     assert set(x["city"].numpy()[y.numpy() == 1]) == {b"Ulm"}
 
 
+def test_a_model_is_told_the_columns(table):
+    info = table[1].info()
+
+    assert info.is_table
+    assert info.input_shape == ()
+    assert list(info.inputs) == ["year", "income", "city"]
+
+
 def test_a_dataset_of_images_with_columns_beside_them_is_one_of_images(tmp_path, table):
     manifest = write_dataset(tmp_path, records={"train": 6})
     both = dataclasses.replace(manifest, features=manifest.features + table[1].features[2:])
@@ -96,6 +104,16 @@ def test_mlp_learns_a_table_and_is_saved_with_everything(table, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras", safe_mode=True)
     np.testing.assert_array_equal(loaded(x), model(x))
+
+
+@pytest.mark.parametrize("kept", [["city"], ["year"]])
+def test_mlp_takes_any_kind_of_columns_alone(table, kept):
+    features = tuple(f for f in table[1].features if f.name in ["label", "key", *kept])
+    info = describe(table[0], dataclasses.replace(table[1], features=features))
+
+    model = build("mlp", info, {"units": 4, "buckets": 16})
+    create_variables(model, train_step=example_batch(info))
+    assert model.optimizer.built
 
 
 def described(**columns):
@@ -245,3 +263,8 @@ def test_a_model_may_take_some_of_the_columns(table):
 def test_a_model_of_other_columns_is_refused(table, name, message):
     with pytest.raises(ModelError, match=message):
         read_head(build(f"tests.helpers.models:{name}", table[1].info(), {}), table[1].info())
+
+
+def test_a_table_model_of_other_classes_is_refused(table):
+    with pytest.raises(ModelError, match=r"output is shape \(n, 5\), the dataset has 3 classes"):
+        read_head(build("tests.helpers.models:by_year", table[1].info(), {"classes": 5}), table[1].info())

@@ -96,6 +96,12 @@ def test_checkpoints_by_steps_are_kept_up_to_a_number(dataset, tmp_path):
     assert kept == [6, 8, 10, 12]
 
 
+def test_checkpoints_by_time(dataset, tmp_path):
+    run(dataset, tmp_path, epochs=1, checkpoint_minutes=1e-9, steps_per_execution=1, keep_checkpoints=9)
+
+    assert len(list(tmp_path.glob("checkpoints/*.index"))) == 6
+
+
 def test_max_time_ends_a_run_which_can_go_on(dataset, tmp_path, capsys):
     run(dataset, tmp_path, epochs=2, max_time=1e-9)
     assert "training ends after 1 steps: max_time" in capsys.readouterr().out
@@ -123,12 +129,30 @@ def test_early_stopping_ends_the_run_for_good(dataset, tmp_path, capsys):
     assert len(rows(tmp_path)) == 3
 
 
+def test_a_metric_that_does_not_exist_cannot_stop_a_run(dataset, tmp_path):
+    with pytest.raises(SettingsError, match=r"no metric 'val_auc'; there are .*val_accuracy"):
+        run(dataset, tmp_path, early_stopping="val_auc")
+
+
+def test_callbacks_of_the_user_see_every_step(dataset, tmp_path):
+    run(dataset, tmp_path, epochs=1, steps_per_execution=1, callbacks=("tests.helpers.models:notes",))
+
+    assert (tmp_path / "notes.txt").read_text() == "012345"
+
+
+def test_a_chief_that_was_thought_dead_saves_no_model(dataset, tmp_path):
+    with pytest.raises(RunError, match=r"process 7 on b has taken over .*checkpoints"):
+        run(dataset, tmp_path, epochs=1, callbacks=("tests.helpers.models:usurped",))
+
+    assert not (tmp_path / "model.keras").exists()
+    assert not (tmp_path / "metrics.json").exists()
+
+
 def test_a_chief_that_was_thought_dead_does_not_report_the_epoch(dataset, tmp_path):
     with pytest.raises(RunError, match=r"process 7 on b has taken over .*checkpoints"):
         run(dataset, tmp_path, callbacks=("tests.helpers.models:usurped_in_the_last_epoch",))
 
     assert [row["epoch"] for row in read_history(tmp_path)] == ["1"]
-    assert not (tmp_path / "model.keras").exists()
 
 
 def test_other_data_is_refused_unless_it_is_allowed(dataset, tmp_path):
@@ -216,10 +240,19 @@ def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
         ({"model": "tests.helpers.nowhere:f"}, ModelError, "tests.helpers.nowhere"),
         ({"model": "tests.helpers.models:not_a_function"}, ModelError, "not a function but int"),
         ({"model": "tests.helpers.models:no_model"}, ModelError, "returned str, not a keras.Model"),
+        ({"model": "tests.helpers.models:uncompiled"}, ModelError, "not compiled; call model.compile"),
+        (
+            {"model": "tests.helpers.models:wrong_classes"},
+            ModelError,
+            r"output is shape \(n, 7\), the dataset has 3 classes",
+        ),
         ({"model": "tests.helpers.models:wrong_input"}, ModelError, r"takes images of shape \(5, 5, 1\)"),
+        ({"model": "tests.helpers.models:undeclared_logits"}, ModelError, "not probabilities.*from_logits"),
         ({"hparams": {"depth": 3}}, ModelError, r"\['depth'\].*it takes \(dataset"),
         ({"model": "resnet50"}, ModelError, "at least 32 pixels a side"),
+        ({"model": "resnet50", "hparams": {"weights": "none.h5"}}, ModelError, "32 pixels"),
         ({"per_replica_batch_size": 97}, SettingsError, "97 is larger than the training split of 96"),
+        ({"strategy": "one_device", "cpu_devices": 3}, SettingsError, "cpu_devices 3 divides the CPU"),
         ({"strategy": "parameter_server"}, SettingsError, "needs parameter servers"),
         ({"callbacks": ("tests.helpers.models:nothing",)}, SettingsError, "has no 'nothing'"),
         ({"class_weights": '{"left": 2}'}, SettingsError, "no class 'left'"),
@@ -234,12 +267,24 @@ def test_checkpoints_of_another_run_are_refused(dataset, tmp_path):
             "the model cannot be saved: weights stay here",
         ),
         ({"averaging_steps": 4}, SettingsError, "averaging_steps needs strategy multi_worker_mirrored"),
+        (
+            {"averaging_steps": 4, "gradient_accumulation_steps": 2},
+            SettingsError,
+            "exclude each other; give one",
+        ),
+        ({"gradient_compression": "int8"}, SettingsError, "unknown gradient_compression 'int8'"),
+        ({"cache": "disk"}, SettingsError, "unknown cache 'disk'"),
     ],
 )
 def test_a_mistake_is_named_and_nothing_is_written(dataset, tmp_path, changes, kind, message):
     with pytest.raises(kind, match=message):
         run(dataset, tmp_path / "out", **changes)
     assert not (tmp_path / "out" / "settings.json").exists()
+
+
+def test_a_directory_without_a_manifest_is_refused(tmp_path):
+    with pytest.raises(DatasetError, match=r"no manifest.json in .*shardline preprocess"):
+        run(tmp_path, tmp_path / "out")
 
 
 def test_a_dataset_without_a_train_split_is_refused(tmp_path):
@@ -257,3 +302,16 @@ def test_images_that_differ_in_size_are_refused_at_once(tmp_path):
     with pytest.raises(DatasetError, match="differ in size and cannot be batched"):
         run(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_resnet50_refuses_missing_weights(tmp_path):
+    write_dataset(tmp_path, records={"train": 8, "validation": 4, "test": 4}, shape=(32, 32, 1))
+
+    with pytest.raises(ModelError, match=r"no weights file 'none.h5'"):
+        run(
+            tmp_path,
+            tmp_path / "out",
+            model="resnet50",
+            hparams={"weights": "none.h5"},
+            per_replica_batch_size=4,
+        )

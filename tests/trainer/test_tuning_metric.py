@@ -57,6 +57,13 @@ def test_it_is_reported_after_each_validation(tmp_path: Path, monkeypatch: pytes
     assert measured[-1][1] == last["val_loss"]
 
 
+def test_a_metric_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    write_table(tmp_path / "data", records={"train": 32})
+
+    with pytest.raises(SettingsError, match="tuning_metric: no metric 'val_loss'; there are accuracy, loss"):
+        task.run(settings(tmp_path, "val_loss"))
+
+
 def test_what_an_evaluation_of_ones_own_returns_is_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,11 @@ def test_a_model_with_fewer_weights_is_refused(info, trained):
         warm_start(other, str(trained[0]))
 
 
+def test_a_file_that_is_not_there_is_named(info, tmp_path):
+    with pytest.raises(ModelError, match=r"no model file .*model.keras"):
+        warm_start(build("mnist_cnn", info, {}), str(tmp_path))
+
+
 def test_a_champion_s_directory_leads_to_the_version_in_force(info, trained):
     directory, source = trained
     (directory / "champions" / "versions" / "2").mkdir(parents=True)

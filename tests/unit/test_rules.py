@@ -471,3 +471,20 @@ def test_a_rule_about_a_format_that_is_not_made_is_refused():
 
     with pytest.raises(SettingsError, match=r"is not converted; add it to formats, or to --also$"):
         gate.check_formats(["onnx"])
+
+
+def test_a_champion_that_is_there_and_cannot_be_measured_blocks_whatever_the_policy():
+    gate = Gate(parse_rules(["accuracy >= champion"]), "bless", allow_undecided=True)
+
+    blessing = judge(evaluation(), gate, absence=Absence("champion.json is damaged"))
+
+    assert (blessing.blessed, blessing.rules[0].verdict) == (False, "failed")
+    assert "champion.json is damaged" in blessing.reason
+
+
+def test_the_champion_does_not_soften_the_other_rules():
+    gate = Gate(parse_rules(["accuracy >= champion", "worst_slice(accuracy) >= 0.8"]))
+
+    blessing = judge(evaluation(0.97, champion=0.9), gate)
+
+    assert blessing.reason.startswith("worst_slice(accuracy) 0.6000 is not >= 0.8 (class=ill")

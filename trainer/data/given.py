@@ -66,6 +66,7 @@ class Given:
         steps: int | None,
         shuffle: bool = False,
         again: bool = False,
+        pads: bool = False,
     ) -> Batches:
         """Returns the stream of what the argument `name` gave; a SettingsError says that it is no data."""
         if isinstance(data, str | Path):
@@ -99,7 +100,7 @@ class Given:
             found = ArrayPasses(arrays, batch_size=self._size(), shuffle=shuffle, seed=seed)
         if again and steps and 0 <= found.cardinality <= steps * max(1, own):
             steps = 0  # all of it, and nothing twice
-        return Stream(found, name=name, replicas=self.replicas, steps=steps, again=again, own=own)
+        return Stream(found, name=name, replicas=self.replicas, steps=steps, again=again, own=own, pads=pads)
 
     def _directory(self, data: str | Path, name: str, steps: int | None, *, again: bool) -> Feed:
         """Returns the batches of the split that an argument takes of a dataset directory."""

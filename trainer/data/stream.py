@@ -51,6 +51,7 @@ class Stream:
         steps: int = 0,
         again: bool = False,
         own: int = 0,
+        pads: bool = False,
     ) -> None:
         """Takes the passes that the argument `name` gave.
 
@@ -61,6 +62,7 @@ class Stream:
             steps: Steps of an epoch; 0 for a pass.
             again: Whether every epoch begins with a new pass, of which it may leave a rest out.
             own: How many replicas of this process take a batch each, where the batches are its own; else 0.
+            pads: Whether fewer examples than there are replicas are followed by copies of the last.
 
         Raises:
             SettingsError: The data has no end and no `steps`, no batches, or batches that are too small.
@@ -79,6 +81,9 @@ class Stream:
                 "resumed runs do not draw alike; use tf.random.stateless_uniform and its like, or layers",
             )
         self.exact = passes.examples is not None and not own
+        few = pads and self.exact and passes.examples is not None and passes.examples[0] < replicas
+        #: Examples that are followed by copies; None where none are.
+        self.padded = passes.examples[0] if few and passes.examples else None
         if passes.cardinality == _ENDLESS and not steps:
             raise SettingsError(f"{name} has no end; give steps_per_epoch (of a validation validation_steps)")
         # Of each batch of a pass; () where a pass has no end, or as many as come.
@@ -194,6 +199,9 @@ class Stream:
 
     def _parts(self, batch: Any, replicas: range, sized: bool) -> tf.data.Dataset:
         """Returns the parts of a batch for some replicas, one after the other."""
+        if self.padded:
+            rows = tf.minimum(tf.range(self._replicas), self.padded - 1)
+            batch = tf.nest.map_structure(lambda one: tf.gather(one, rows), batch)
         count = _rows(batch)
         if not self.exact and self._replicas > 1:
             tf.debugging.Assert(
@@ -218,7 +226,7 @@ class Stream:
         if self._passes.examples:
             count, size = self._passes.examples
             sizes = [size] * (count // size) + [count % size] * (count % size > 0)
-            if 0 < count < self._replicas and not self._own:
+            if 0 < count < self._replicas and not self._own and not self.padded:
                 raise SettingsError(
                     f"{self._name} has {count} example{'s' * (count > 1)} for {self._replicas} replicas, and "
                     "each needs one in every step: use fewer replicas or more data"
