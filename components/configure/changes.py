@@ -230,13 +230,16 @@ def look(
     say(_TOPIC, f"training: {reason}")
     # KFP's cache does not know the weights: a model that began with older ones must not come from it.
     known = content.known_by and not force and not start
-    # A dataset's key in KFP's cache: its content, its schema, and the code that uses it.
-    of_data = [content.known_by, content.digest, state.code]
-    if of_schema := settings.get(_SCHEMA):  # the task's inputs have only its path
-        of_data.append(of_schema)
-    digest = hashlib.sha256(json.dumps(of_data, sort_keys=True).encode()).hexdigest()[:32]
-    key = dataset_key(history, digest) if known else _unique()
+    key = dataset_key(history, _digest(content, state)) if known else _unique()
     return found(True, key, reason, json.dumps(asdict(state), ensure_ascii=False))
+
+
+def _digest(content: Fingerprint, state: State) -> str:
+    """Returns a dataset's key in KFP's cache: its content, its schema, and the code that uses it."""
+    of_data = [content.known_by, content.digest, state.code]
+    if of_schema := state.settings.get(_SCHEMA):  # the task's inputs have only its path
+        of_data.append(of_schema)
+    return hashlib.sha256(json.dumps(of_data, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:

@@ -129,6 +129,12 @@ class Job(JobSpec):
         """The scheduling strategy; "" when it is unknown or not set."""
         return known_text(self.scheduling.get("strategy"))
 
+    @property
+    def training_replicas(self) -> int | None:
+        """Replicas that train, in pools 0 and 1; None when it is unknown."""
+        counts = [pool.replica_count for pool in self.pools if pool.index < 2]
+        return sum(count or 0 for count in counts) if counts and None not in counts else None
+
     def pool(self, index: int) -> Pool | None:
         """Returns the worker pool in a slot, None where there is none."""
         return next((pool for pool in self.pools if pool.index == index), None)

@@ -26,6 +26,9 @@ UNKNOWN: Final = _Unknown.UNKNOWN
 #: What stands for such a value inside a text; as the platform's own placeholders, it begins with "{{$".
 UNKNOWN_TEXT = "{{$.unknown}}"
 
+#: Any placeholder.
+PLACEHOLDER = re.compile(r"\{\{\$(.*?)\}\}")
+
 #: The value of an input parameter, as JSON inside JSON inside JSON ... as many times as the level says.
 PARAMETER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\](?:\.json_escape\[(\d)\])?\}\}")
 

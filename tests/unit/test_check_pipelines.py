@@ -11,6 +11,7 @@ from shardline.pipelines.check.pipeline import Aim, Pipeline
 from tests.helpers.checks import check_pipeline, codes, component, job, pipeline, task
 
 KEY = "AIza" + 35 * "x"
+MANY = {f"a{n}": {} for n in range(101)}
 
 
 def image(name: str) -> dict[str, Any]:
@@ -22,6 +23,10 @@ def reading(value: Any, *, cached: bool = True, name: str = "source", **more: An
     inputs = {name: "STRING", **dict.fromkeys(more, "STRING")}
     only = task(parameters={name: value, **more}, cachingOptions={"enableCache": cached})
     return pipeline(component(inputs=inputs), tasks=only)
+
+
+def limited(**resources: Any) -> dict[str, Any]:
+    return pipeline(component(resources=resources))
 
 
 def gated(condition: str) -> dict[str, Any]:
@@ -69,8 +74,20 @@ def using(accelerator: str) -> dict[str, Any]:
 
 ROWS = [
     ("SL123", using("nvidia.com/gpu"), using("NVIDIA_TESLA_T4")),
+    ("SL126", limited(resourceCpuLimit="128"), limited(resourceCpuLimit="96", resourceMemoryLimit="624G")),
+    ("SL126", limited(resourceMemoryLimit="1Ti"), limited(resourceMemoryLimit="34359738368")),
+    (
+        "SL126",
+        limited(resourceMemoryLimit="640000M"),
+        limited(resourceCpuLimit="{{$.inputs.parameters['n']}}"),
+    ),
     ("SL310", saying("x" * 131_072), saying("x" * 131_071)),
     ("SL312", reading("x" * 131_072), reading("x" * 131_000)),
+    (
+        "SL313",
+        pipeline(component(outputs={"artifacts": MANY})),
+        pipeline(component(outputs={"artifacts": {"a": {}}})),
+    ),
     ("SL401", image(""), image("registry/step:1")),
     ("SL403", image("registry/step"), image("registry/step:1")),
     (
@@ -78,11 +95,22 @@ ROWS = [
         image("registry/step:latest"),
         image("us-docker.pkg.dev/vertex-ai/prediction/sklearn-cpu.1-5:latest"),
     ),
+    (
+        "SL405",
+        image("asia-docker.pkg.dev/vertex-ai/training/tf-cpu.2-15.py310:latest"),
+        image("tensorflow/tensorflow:2.15.0"),
+    ),
     ("SL407", pipeline(component(command=["sh", "-c", "python3 -m pip install 'kfp==2.17.0'"])), pipeline()),
     ("SL410", image("registry.io/step:1"), image("step:1")),
     ("SL410", image("registry:5000/step:1"), image(f"registry:5000/step:1@sha256:{64 * 'a'}")),
+    (
+        "SL410",
+        image("gcr.io/ml-pipeline/other:1"),
+        image("gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"),
+    ),
     ("SL501", pipeline(schemaVersion="1.0.0"), pipeline(schemaVersion="2.1.0")),
     ("SL502", pipeline(pipelineInfo={"name": "2nd-try"}), pipeline(pipelineInfo={"name": "Second try"})),
+    ("SL502", pipeline(pipelineInfo={"name": None}), pipeline()),
     ("SL502", pipeline(pipelineInfo={"name": "n" * 114}), pipeline(pipelineInfo={"name": "n" * 113})),
     ("SL503", pipeline(tasks=task("other")), pipeline(tasks=task("step"))),
     ("SL503", pipeline(deploymentSpec={"executors": {"other": {}}}), pipeline()),
@@ -103,6 +131,14 @@ ROWS = [
         second(parameters={"x": "1", "cpu_limit": "{{$.inputs.parameters['pipelinechannel--cpu']}}"}),
     ),
     ("SL508", taking_in_a_circle(), taking("out")),
+    ("SL509", pipeline(defaultPipelineRoot="minio://bucket"), pipeline(defaultPipelineRoot="gs://bucket")),
+    ("SL511", retried(maxRetryCount="{{$.inputs.parameters['n']}}"), retried(maxRetryCount=2.0)),
+    (
+        "SL511",
+        retried(backoffDuration="1 minute"),
+        retried(backoffDuration="60s", backoffFactor=2.0, backoffMaxDuration="3600s"),
+    ),
+    ("SL511", retried(backoffFactor="2"), retried(backoffFactor=2)),
     (
         "SL512",
         gated("inputs.parameter_values['pipelinechannel--flip-Output'] == 'heads'"),
@@ -115,11 +151,45 @@ ROWS = [
     ),
     (
         "SL512",
+        gated("inputs.parameter_values['x'] == 'heads'"),
+        gated("inputs.parameter_values['x'] == 'true'"),
+    ),
+    (
+        "SL512",
         gated("'heads' == inputs.parameter_values['x']"),
         gated("'False' == inputs.parameter_values['x']"),
     ),
+    ("SL513", reading("gs://bucket/data"), reading("gs://bucket/data", cached=False)),
+    # A time of the run is part of the key.
+    (
+        "SL513",
+        reading("SELECT a\nFROM t"),
+        reading("SELECT a FROM t", at="{{$.pipeline_job_create_time_utc}}"),
+    ),
+    ("SL513", reading("-- all\nCREATE TABLE t AS SELECT a FROM b"), reading("CREATE TABLE t (a INT64)")),
+    ("SL513", reading("p.d.t", name="table"), reading("p.d.t", name="module")),
+    ("SL513", reading("gs://bucket/data"), reading("gs://bucket/data", data_version="3")),
+    ("SL513", reading("images:gs://bucket/data"), reading("gs://bucket/model", name="output_uri")),
+    ("SL513", reading("/gcs/bucket/data"), reading("digits")),
+    ("SL521", saying("{{$.pipeline_job_nmae}}"), saying("{{$.pipeline_job_name}}")),
+    (
+        "SL521",
+        saying("{{$.inputs.artifacts['a'].url}}"),
+        saying("{{$.inputs.artifacts['a'].metadata['n']['m']}}"),
+    ),
+    (
+        "SL521",
+        saying("run", source="{{$.pipeline_project}}"),
+        saying("run", source="{{$.pipeline_google_cloud_project_id}}"),
+    ),
+    (
+        "SL522",
+        saying("{{$.inputs.parameters['suorce']}}", source="s"),
+        saying("{{$.inputs.parameters['source']}}", source="s"),
+    ),
     ("SL604", declaring("NUMBER_INTEGER", "three"), declaring("NUMBER_INTEGER", 3.0)),
     ("SL604", declaring("STRING", "c", literals=["a", "b"]), declaring("STRING", "a", literals=["a", "b"])),
+    ("SL605", declaring("TASK_FINAL_STATUS"), declaring("STRUCT")),
     ("SL811", declaring("STRING", KEY), declaring("STRING", "AIza")),
     ("SL811", declaring("STRING", "postgres://user:hunter2@db/x"), declaring("STRING", "postgres://db/x")),
     ("SL812", reading("-----BEGIN RSA PRIVATE KEY-----"), reading("PRIVATE KEY")),
@@ -166,6 +236,7 @@ def test_the_machines_of_tasks_are_not_looked_at_where_a_run_here_gives_them_non
 FILE_ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("SL409", {"platforms": ("kubernetes",)}, {}),
     ("SL802", {"labels": {"Team": "a"}}, {"labels": {"team": "a"}}),
+    ("SL803", {"labels": {"vertex-ai-pipelines-run-billing-id": "1"}}, {"labels": {"billing": "1"}}),
 ]
 
 

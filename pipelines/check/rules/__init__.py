@@ -4,6 +4,7 @@ from shardline.pipelines.check.rules import (  # noqa: F401  # the rules registe
     containers,
     jobs,
     machines,
+    payload,
     schedules,
     structure,
 )

@@ -5,8 +5,10 @@ A finding never shows the secret.
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -32,6 +34,14 @@ _PREBUILT = re.compile(
 _RELEASED = re.compile(r"gcr\.io/ml-pipeline/google-cloud-pipeline-components:")
 #: Names of a replica's image, in a container_spec and in a python_package_spec.
 _IMAGE_KEYS = ("image_uri", "executor_image_uri")
+_TENSORFLOW = re.compile(r"/training/tf-(?:cpu|gpu|tpu)\.(\d+)-(\d+)")
+#: End of availability of the prebuilt TensorFlow training images; those before them ended earlier.
+_AVAILABLE_UNTIL = {
+    (2, 14): datetime.date(2025, 9, 26),
+    (2, 15): datetime.date(2025, 11, 14),
+    (2, 16): datetime.date(2026, 6, 28),
+    (2, 17): datetime.date(2026, 7, 11),
+}
 
 
 @rules(Executor, Pool)
@@ -50,6 +60,10 @@ def images(part: Executor | Pool) -> Found:
     SL404 warning: A replica's image is named with a tag or a digest, not with "latest".
         Fix: add a tag that is never reused, or better a digest
         Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without a tag, latest is meant.
+    SL405 error: A task's image is not a prebuilt TensorFlow image past its end of availability.
+    SL406 error: A replica's image is not a prebuilt TensorFlow image past its end of availability.
+        Fix: build an image of your own with the TensorFlow that you need
+        Source: docs.cloud.google.com, training/pre-built-containers, read on 2026-11-20.
     SL407 warning: A task installs no packages when it starts.
     SL408 warning: A replica installs no packages when it starts.
         Fix: put the packages into the image, and set install_kfp_package=False
@@ -58,17 +72,19 @@ def images(part: Executor | Pool) -> Found:
     """
     container = part.container
     if isinstance(part, Executor):
-        missing, fixed, installed = "SL401", "SL403", "SL407"
+        missing, fixed, available, installed = "SL401", "SL403", "SL405", "SL407"
         what, image = "container", known_text(container.get("image"))
         is_missing = not container.get("image")
     else:
-        missing, fixed, installed = "SL402", "SL404", "SL408"
+        missing, fixed, available, installed = "SL402", "SL404", "SL406", "SL408"
         what, image = "pool", part.image
         is_missing = bool(container) and all(lacks(container, key) for key in _IMAGE_KEYS)
     if is_missing:
         yield missing, f"the {what} has no image"
     if fault := _loose(image):
         yield fixed, f"the image {image} {fault}"
+    if end := _end_of(image):
+        yield available, f"{image} is not available since {end}"
     if any("pip install" in argument for argument in argv(container)):
         yield installed, "pip install runs at every start"
 
@@ -110,16 +126,20 @@ def variables(pool: Pool) -> Found:
     SL322 warning: An environment variable does not take the place of one that the platform sets.
         Fix: leave it out: the platform sets it for each replica
         Source: docs.cloud.google.com, training/distributed-training and training/code-requirements.
+    SL323 warning: An environment variable is set once.
+        Fix: set it once
+        Source: google.cloud.aiplatform_v1.types.ContainerSpec: env is a list, in which names may repeat.
     """
     if len(pool.env) > MOST_VARIABLES:
         yield "SL314", f"the pool sets {len(pool.env)} environment variables"
-    for name in sorted({str(item.get("name", "")) for item in pool.env}):
-        if "{{$" in name:
-            continue
+    names = [str(item.get("name", "")) for item in pool.env]
+    for name, count in Counter(name for name in names if "{{$" not in name).items():
         if not VARIABLE.fits(name):
             yield "SL321", f"the environment variable {name!r} is no identifier"
         if PLATFORM_VARIABLE.fits(name):
             yield "SL322", f"the pool sets {name} itself"
+        if count > 1:
+            yield "SL323", f"the environment variable {name} is set {count} times"
 
 
 @rules(Parameter, Task, Pool, Executor)
@@ -165,6 +185,16 @@ def _loose(image: str) -> str:
         return ""
     tag = image.rpartition("/")[2].partition(":")[2]
     return {"": "has neither tag nor digest", "latest": "is whatever is the latest"}.get(tag, "")
+
+
+def _end_of(image: str) -> datetime.date | None:
+    """Returns the end of a prebuilt image's availability, if it has passed."""
+    found = _TENSORFLOW.search(image) if _PREBUILT.match(image) else None
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not found or version > max(_AVAILABLE_UNTIL):
+        return None
+    end = _AVAILABLE_UNTIL.get(version, min(_AVAILABLE_UNTIL.values()))
+    return end if datetime.date.today() >= end else None
 
 
 #: How a path begins that every task sees: buckets, through the mount.

@@ -6,12 +6,13 @@ import re
 from itertools import pairwise
 
 from shardline.components.vertex import forms
-from shardline.components.vertex.forms import DURATION, LABEL_KEY, LABEL_VALUE, MOST_LABELS
-from shardline.components.vertex.job import STRATEGIES
+from shardline.components.vertex.forms import DURATION, LABEL_KEY, LABEL_VALUE, MOST_LABELS, seconds
+from shardline.components.vertex.job import SEVEN_DAYS_S, STRATEGIES
 from shardline.components.vertex.payload import at, known_text, lacks, list_at, whole
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.check.registry import Found, rules
+from shardline.pipelines.check.rules.machines import is_tpu
 
 ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluators")
 
@@ -67,6 +68,13 @@ def pools(pool: Pool) -> Found:
     SL106 error: replica_count is a whole number.
         Fix: give a whole number of replicas, 1 or more; leave the pool out for none
         Source: google.cloud.aiplatform_v1.types.WorkerPoolSpec; recursive_remove_empty of the launcher.
+    SL124 warning: A Reduction Server's own machines have no GPUs.
+        Fix: leave the accelerators out: n1-highcpu-16 is what is recommended
+        Source: docs.cloud.google.com, training/distributed-training: "You do not use GPUs for the Reduction
+            Server nodes".
+    SL131 error: An NFS mount names server, path and mount point.
+        Fix: give server, path and mount_point of every mount
+        Source: google.cloud.aiplatform_v1.types.NfsMount: all three are required.
     """
     found = [key for key in ("container_spec", "python_package_spec") if not lacks(pool.spec, key)]
     if len(found) != 1 and not isinstance(pool.spec, str):
@@ -79,11 +87,17 @@ def pools(pool: Pool) -> Found:
             yield "SL106", "replica_count is 0: the launcher drops the number and keeps the pool"
     elif "{{$" not in str(written) and (whole(written) is None or pool.replicas < 1):
         yield "SL106", f"replica_count is {written!r}"
+    if pool.is_reduction_server and pool.accelerator_type:
+        yield "SL124", f"the Reduction Server's machines have {pool.accelerator_type}"
+    for mount in list_at(pool.spec, "nfs_mounts"):
+        missing = [key for key in ("server", "path", "mount_point") if not at(mount).get(key)]
+        if missing:
+            yield "SL131", f"an NFS mount has no {', '.join(missing)}"
 
 
 @rules(Job)
 def roles(job: Job) -> Found:
-    """Roles of worker pools: parameter servers and Reduction Server.
+    """Roles of worker pools: parameter servers, Reduction Server, evaluators; and NFS.
 
     SL107 error: Parameter servers belong to the parameter-server strategy.
         Fix: train with the parameter_server strategy, or leave the pool empty
@@ -94,15 +108,37 @@ def roles(job: Job) -> Found:
     SL109 error: Reduction Server is worker pool 2.
         Fix: put the Reduction Server into worker pool 2, after chief and workers
         Source: docs.cloud.google.com, training/distributed-training, "Reduction Server".
+    SL110 warning: Reduction Server serves workers with GPUs.
+        Fix: give chief and workers GPUs, or leave the Reduction Server out
+        Source: docs.cloud.google.com, training/distributed-training, "Prerequisites": "You are performing
+            distributed training with GPU workers".
+    SL125 warning: A TensorFlow job has one evaluator at most.
+        Fix: set replica_count of the evaluators' pool to 1
+        Source: docs.cloud.google.com, training/distributed-training: "TensorFlow generally expects that you
+            use no more than one evaluator".
+    SL130 error: NFS mounts have a network to reach the server by.
+        Fix: set network (or psc_interface_config) so that the replicas reach the NFS server
+        Source: docs.cloud.google.com, training/train-nfs-share: set up Private Service Connect or VPC
+            peering.
     """
     strategy = _training_strategy(job)
     if strategy and strategy not in ("parameter_server", "auto") and job.has_parameter_servers:
         yield "SL107", f"worker pool 2 holds parameter servers, and the strategy is {strategy}"
     if strategy == "parameter_server" and not job.has_parameter_servers:
         yield "SL108", "the strategy is parameter_server, and worker pool 2 holds no parameter servers"
-    for pool in job.pools:
-        if pool.is_reduction_server and pool.index != 2:
+    servers = [pool for pool in job.pools if pool.is_reduction_server]
+    for pool in servers:
+        if pool.index != 2:
             yield "SL109", f"Reduction Server is worker pool {pool.index} ({_role(pool.index)})"
+    workers = [pool for pool in job.pools if pool.index < 2]
+    if servers and all(lacks(pool.spec, "machine_spec", "accelerator_type") for pool in workers):
+        yield "SL110", "there is a Reduction Server, and neither chief nor workers have GPUs"
+    evaluators = job.pool(3)
+    if evaluators and evaluators.replicas > 1:
+        yield "SL125", f"worker pool 3 has {evaluators.replica_count} evaluators"
+    mounted = [str(pool.index) for pool in job.pools if list_at(pool.spec, "nfs_mounts")]
+    if mounted and lacks(job.spec, "network") and lacks(job.spec, "psc_interface_config"):
+        yield "SL130", f"worker pool {', '.join(mounted)} mounts NFS, and the job has no network"
 
 
 def _role(index: int) -> str:
@@ -125,7 +161,8 @@ def _training_strategy(job: Job) -> str:
     return ""
 
 
-_OTHERS = ("ON_DEMAND", "LOW_COST", "STRATEGY_UNSPECIFIED")
+_DEPRECATED = ("ON_DEMAND", "LOW_COST")
+_FLEX_START_GPUS = ("L4", "A100", "H100", "H200", "B200")
 
 
 @rules(Job)
@@ -141,28 +178,83 @@ def scheduling(job: Job) -> Found:
     SL202 error: The scheduling strategy is one that the API has.
         Fix: take STANDARD, SPOT or FLEX_START
         Source: google.cloud.aiplatform_v1.types.Scheduling.Strategy.
-    SL207 warning: A SPOT job has a place for checkpoints.
-        Fix: write checkpoints: set base_output_directory, or give the trainer a directory for them
-        Source: docs.cloud.google.com, training/use-spot-vms, "Preemption handling".
+    SL203 warning: The scheduling strategy is not deprecated.
+        Fix: take STANDARD for ON_DEMAND, and SPOT for LOW_COST
+        Source: google.cloud.aiplatform_v1.types.Scheduling.Strategy.
     SL209 warning: Workers without parameter servers restart together.
         Fix: set restart_job_on_worker_restart, and resume from checkpoints
         Source: google.cloud.aiplatform_v1.types.Scheduling: restart_job_on_worker_restart is for "distributed
             training jobs that are not resilient to workers leaving and joining a job".
+    SL210 warning: disable_retries and restart_job_on_worker_restart are not both set.
+        Fix: leave out disable_retries or restart_job_on_worker_restart
+        Source: google.cloud.aiplatform_v1.types.Scheduling: disable_retries "overrides
+            restart_job_on_worker_restart to false".
     """
     for name in ("timeout", "max_wait_duration"):
         found = known_text(job.scheduling.get(name))
         if found and not DURATION.fits(found):
             yield "SL201", f"{name} is {found!r}"
-    if job.strategy and job.strategy not in (*STRATEGIES, *_OTHERS):
+    if job.strategy and job.strategy not in (*STRATEGIES, *_DEPRECATED, "STRATEGY_UNSPECIFIED"):
         yield "SL202", f"strategy is {job.strategy!r}"
-    arguments = " ".join(part for pool in job.pools for part in pool.argv)
-    outputs = at(job.task.component, "outputDefinitions", "artifacts")
-    has_place = (outputs and "--executor_input" in arguments) or "checkpoint" in arguments.lower()
-    if job.strategy == "SPOT" and lacks(job.spec, "base_output_directory") and not has_place:
-        yield "SL207", "SPOT replicas are preempted, and nothing says where checkpoints go: it starts over"
+    if job.strategy in _DEPRECATED:
+        yield "SL203", f"strategy {job.strategy} is deprecated"
     alone = lacks(job.spec, "scheduling", "restart_job_on_worker_restart")
     if job.pool(1) and not job.has_parameter_servers and alone:
         yield "SL209", "the job has workers, no parameter servers, and restart_job_on_worker_restart is off"
+    if job.scheduling.get("disable_retries") and job.scheduling.get("restart_job_on_worker_restart"):
+        yield "SL210", "disable_retries switches restart_job_on_worker_restart off"
+
+
+@rules(Job)
+def strategies(job: Job) -> Found:
+    """Strategies FLEX_START and SPOT, and what they need.
+
+    SL204 error: FLEX_START has the same machines in all pools.
+        Fix: give all worker pools the same machine type and accelerators, or take SPOT or STANDARD
+        Source: docs.cloud.google.com, training/schedule-jobs-dws, "Requirements".
+    SL205 error: FLEX_START asks for L4, A100, H100, H200 or B200 GPUs.
+        Fix: take a machine with L4, A100, H100, H200 or B200 GPUs, or another strategy
+        Source: docs.cloud.google.com, training/schedule-jobs-dws, "Requirements".
+    SL206 error: FLEX_START has a timeout of at most 7 days.
+        Fix: give a timeout of at most "604800s"
+        Source: docs.cloud.google.com, training/schedule-jobs-dws, "Requirements".
+    SL207 warning: A SPOT job has a place for checkpoints.
+        Fix: write checkpoints: set base_output_directory, or give the trainer a directory for them
+        Source: docs.cloud.google.com, training/use-spot-vms, "Preemption handling".
+    SL208 error: SPOT does not come with TPU pods.
+        Fix: take STANDARD for TPUs
+        Source: docs.cloud.google.com, training/use-spot-vms, "Limitations and requirements".
+    """
+    kinds = {
+        (pool.machine_type, pool.accelerator_type, str(pool.machine.get("accelerator_count")))
+        for pool in job.pools
+    }
+    timeout = known_text(job.scheduling.get("timeout"))
+    if job.strategy == "FLEX_START" and len(kinds) > 1:
+        listing = ", ".join(f"{pool.index}: {pool.machine_type}" for pool in job.pools)
+        yield "SL204", f"FLEX_START has {len(kinds)} different machines: {listing}"
+    if job.strategy == "FLEX_START" and (seconds(timeout) or 0) > SEVEN_DAYS_S:
+        yield "SL206", f"FLEX_START with a timeout of {timeout}"
+    if job.strategy == "SPOT" and lacks(job.spec, "base_output_directory") and not _has_place(job):
+        lost = "nothing says where checkpoints go: the job starts over"
+        yield "SL207", f"SPOT replicas are preempted, and {lost}"
+    for pool in job.pools:
+        count, written = pool.machine.get("accelerator_count"), str(pool.machine.get("accelerator_type", ""))
+        supported = "{{$" in written or set(_FLEX_START_GPUS) & set(pool.accelerator_type.split("_"))
+        if job.strategy == "FLEX_START" and not supported:
+            yield (
+                "SL205",
+                f"FLEX_START, and worker pool {pool.index} has {pool.accelerator_type or 'no GPUs'}",
+            )
+        if job.strategy == "SPOT" and is_tpu(pool) and isinstance(count, int | float) and count > 8:
+            yield "SL208", f"worker pool {pool.index} is a TPU pod, and the strategy is SPOT"
+
+
+def _has_place(job: Job) -> bool:
+    """Whether the trainer is given output artifacts, or something that is called a checkpoint."""
+    arguments = " ".join(part for pool in job.pools for part in pool.argv)
+    outputs = at(job.task.component, "outputDefinitions", "artifacts")
+    return bool(outputs and "--executor_input" in arguments) or "checkpoint" in arguments.lower()
 
 
 @rules(Job)
@@ -177,6 +269,17 @@ def connections(job: Job) -> Found:
         Fix: leave out network or psc_interface_config
         Source: docs.cloud.google.com, training/psc-i-egress and general/vpc-peering: one is the alternative
             to the other.
+    SL213 warning: A job on a persistent resource names its service account.
+        Fix: set service_account; {{$.pipeline_service_account}} is the pipeline's own
+        Source: google.cloud.aiplatform_v1.types.ServiceAccountSpec: a resource with
+            enable_custom_service_account enforces one on every job.
+    SL214 warning: TensorBoard has a directory of logs to read.
+        Fix: set base_output_directory: the trainer writes to AIP_TENSORBOARD_LOG_DIR below it
+        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: AIP_TENSORBOARD_LOG_DIR is set only with
+            base_output_directory.
+    SL220 warning: Reserved IP ranges belong to a network.
+        Fix: set network, or leave out reserved_ip_ranges
+        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: ranges "under the VPC network".
     SL215 error: A TensorBoard is given by its full name.
         Fix: write projects/PROJECT/locations/LOCATION/tensorboards/ID
         Source: google.cloud.aiplatform_v1.types.CustomJobSpec.
@@ -198,6 +301,12 @@ def connections(job: Job) -> Found:
         yield "SL211", "the job has a tensorboard and no service_account"
     if known_text(spec.get("network")) and spec.get("psc_interface_config"):
         yield "SL212", "the job has both network and psc_interface_config"
+    if known_text(spec.get("persistent_resource_id")) and lacks(spec, "service_account"):
+        yield "SL213", "the job runs on a persistent resource and has no service_account"
+    if job.text("tensorboard") and lacks(spec, "base_output_directory", "output_uri_prefix"):
+        yield "SL214", "the job has a tensorboard and no base_output_directory"
+    if spec.get("reserved_ip_ranges") and lacks(spec, "network"):
+        yield "SL220", "the job has reserved_ip_ranges and no network"
     key = at(job.content, "encryption_spec").get("kms_key_name")
     for code, form, name, value in (
         ("SL215", forms.TENSORBOARD, "tensorboard", job.spec.get("tensorboard")),
@@ -210,6 +319,9 @@ def connections(job: Job) -> Found:
             yield code, f"{name} is {text!r}"
 
 
+_RESERVED = "vertex-ai-pipelines-run-billing-id"
+
+
 @rules(Job, Pipeline)
 def labels(part: Job | Pipeline) -> Found:
     """Labels of custom jobs and of runs.
@@ -220,11 +332,16 @@ def labels(part: Job | Pipeline) -> Found:
     SL802 error: A run's labels are as the API wants them.
         Fix: use lower-case letters, digits, _ and -, 63 characters at most
         Source: google.cloud.aiplatform_v1.types.PipelineJob.labels; goo.gl/xmQnxf.
+    SL803 warning: A run does not set the label that the platform sets.
+        Fix: leave it out
+        Source: google.cloud.aiplatform_v1.types.PipelineJob.labels: "user set value will get overrided".
     """
     if isinstance(part, Job):
         code, found = "SL801", at(part.content, "labels")
     else:
         code, found = "SL802", dict(part.labels or {})
+        if _RESERVED in found:
+            yield "SL803", f"the label {_RESERVED} is overwritten"
     if len(found) > MOST_LABELS:
         yield code, f"there are {len(found)} labels, at most {MOST_LABELS} are allowed"
     for key, value in found.items():

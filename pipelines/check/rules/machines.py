@@ -1,8 +1,12 @@
-"""Rules about machine types and accelerators, and the table of what Vertex AI training has."""
+"""Rules about machine types, accelerators and disks, and the table of what Vertex AI training has."""
 
 from __future__ import annotations
 
-from shardline.components.vertex.payload import at, lacks, whole
+import datetime
+import re
+
+from shardline.components.vertex.payload import at, known_text, lacks, whole
+from shardline.components.vertex.pools import BOOT_DISK_TYPES
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Aim, Executor
 from shardline.pipelines.check.registry import Found, rules
@@ -69,11 +73,17 @@ _N1 = {
     # The one N1 machine of 64 vCPUs that 4 P100 have enough memory for.
     "n1-highcpu-64": _ATTACHED[64] | {"NVIDIA_TESLA_P100": (4,)},
 }
-_TPUS = {f"{family}-{size}t" for family in ("ct5lp-hightpu", "ct6e-standard") for size in (1, 4, 8)}
+_TPU_SLICES = ("2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+#: TPU machine types and their topologies.
+TPU_TOPOLOGIES = {
+    f"{family}-{size}t": topologies
+    for family in ("ct5lp-hightpu", "ct6e-standard")
+    for size, topologies in ((1, ("1x1",)), (4, ("2x2", *_TPU_SLICES)), (8, ("2x4",)))
+}
 #: TPU7x has machine types of its own, which the tables do not list.
 TPU_FAMILIES = ("cloud-tpu", "ct5lp-", "ct6e-", "tpu7x-")
 
-MACHINE_TYPES = {*_PLAIN, *BUILT_IN, *_N1, *_TPUS, "cloud-tpu"}
+MACHINE_TYPES = {*_PLAIN, *BUILT_IN, *_N1, *TPU_TOPOLOGIES, "cloud-tpu"}
 ACCELERATORS = {
     *_SMALL,
     "NVIDIA_TESLA_V100",
@@ -84,6 +94,11 @@ ACCELERATORS = {
     "TPU_V3",
     "TPU_V4_POD",
     "TPU_V5_LITEPOD",
+}
+#: When an accelerator's support ends; that of the K80 has ended, says the API's own reference.
+END_OF_SUPPORT = {
+    "NVIDIA_TESLA_K80": datetime.date.min,
+    "NVIDIA_TESLA_P100": datetime.date(2026, 9, 15),
 }
 
 
@@ -100,9 +115,14 @@ def allowed(machine: str) -> dict[str, tuple[int, ...]]:
     return dict(_N1.get(machine, {}))
 
 
+def is_tpu(pool: Pool) -> bool:
+    """Whether the replicas of a pool are TPU VMs."""
+    return pool.accelerator_type.startswith("TPU_") or pool.machine_type.startswith(TPU_FAMILIES)
+
+
 @rules(Pool)
 def machines(pool: Pool) -> Found:
-    """Machine types.
+    """Machine types, topologies of TPUs, and boot disks.
 
     SL111 error: Every worker pool names its machine type.
         Fix: give the pool a machine_type, for example n1-standard-8
@@ -110,13 +130,31 @@ def machines(pool: Pool) -> Found:
     SL112 error: A machine type is one that Vertex AI training has.
         Fix: take a machine type that Vertex AI training has
         Source: docs.cloud.google.com, training/configure-compute, "Machine types".
+    SL120 error: A TPU machine type is given with one of its topologies.
+        Fix: set machine_spec.tpu_topology to a topology of the machine type
+        Source: docs.cloud.google.com, training/configure-compute, "TPU v5e" and "TPU v6e".
+    SL121 error: A boot disk's type is one that the API has.
+        Fix: take pd-ssd, pd-standard or hyperdisk-balanced
+        Source: docs.cloud.google.com, training/configure-compute, "Boot disk options".
+    SL122 error: A boot disk has 100 to 64,000 GB.
+        Fix: give boot_disk_size_gb from 100 to 64000
+        Source: docs.cloud.google.com, training/configure-compute, "Boot disk options".
     """
     if lacks(pool.spec, "machine_spec", "machine_type"):
         yield "SL111", "the pool has no machine_type"
-    machine = pool.machine_type
+    machine, topology = pool.machine_type, pool.machine.get("tpu_topology")
     if machine and machine not in MACHINE_TYPES and not machine.startswith(TPU_FAMILIES):
         hint = did_you_mean(machine, MACHINE_TYPES, after="; ")
         yield "SL112", f"machine_type {machine} is not in the list ({TABLE}){hint}"
+    topologies = TPU_TOPOLOGIES.get(machine)
+    if topologies and topology not in topologies and "{{$" not in str(topology):
+        yield "SL120", f"{machine} has the topologies {', '.join(topologies)}, not {topology!r}"
+    disk = at(pool.spec, "disk_spec")
+    kind, size = known_text(disk.get("boot_disk_type")), whole(disk.get("boot_disk_size_gb"))
+    if kind and kind not in BOOT_DISK_TYPES:
+        yield "SL121", f"boot_disk_type {kind!r} does not exist"
+    if size is not None and not 100 <= size <= 64_000:
+        yield "SL122", f"boot_disk_size_gb is {size}"
 
 
 @rules(Pool)
@@ -141,6 +179,10 @@ def accelerators(pool: Pool) -> Found:
         Fix: add the accelerator_type and accelerator_count that belong to the machine type
         Source: docs.cloud.google.com, training/configure-compute: types with an asterisk "must be used with
             certain GPUs or TPUs".
+    SL118 warning: An accelerator has not reached the end of its support.
+        Fix: move to an accelerator that is supported: NVIDIA_TESLA_T4, NVIDIA_L4, ...
+        Source: google.cloud.aiplatform_v1.types.AcceleratorType (K80); docs.cloud.google.com,
+            training/configure-compute: "P100 GPUs reach end of support on September 15, 2026".
     """
     machine, kind, count = pool.machine_type, pool.accelerator_type, pool.machine.get("accelerator_count")
     if kind and kind not in ACCELERATORS:
@@ -160,10 +202,12 @@ def accelerators(pool: Pool) -> Found:
     if machine in BUILT_IN and lacks(pool.machine, "accelerator_type"):
         built_in, number = BUILT_IN[machine]
         yield "SL117", f"{machine} is given without its {number} {built_in}"
+    if datetime.date.today() >= END_OF_SUPPORT.get(kind, datetime.date.max):
+        yield "SL118", f"{kind} has reached the end of its support"
 
 
 @rules(Job)
-def tpu_jobs(job: Job) -> Found:
+def tpus(job: Job) -> Found:
     """Replicas on TPUs.
 
     SL119 error: TPUs have one worker pool with one replica.
@@ -171,26 +215,49 @@ def tpu_jobs(job: Job) -> Found:
         Source: docs.cloud.google.com, training/configure-compute, "TPUs".
     """
     replicas = sum(pool.replica_count or 1 for pool in job.pools)
-    tpus = [
-        pool
-        for pool in job.pools
-        if pool.accelerator_type.startswith("TPU_") or pool.machine_type.startswith(TPU_FAMILIES)
-    ]
-    if tpus and replicas > 1:
+    if replicas > 1 and any(is_tpu(pool) for pool in job.pools):
         yield "SL119", f"a TPU job has {replicas} replicas in {len(job.pools)} worker pools"
 
 
 @rules(Executor)
 def resources_of_tasks(executor: Executor) -> Found:
-    """Accelerators of a task's own container.
+    """Accelerators, cores and memory of a task's own container.
 
     SL123 error: A task's own accelerator is one that the API has.
         Fix: take one of the API's accelerator types, NVIDIA_TESLA_T4 for example, and count
         Source: docs.cloud.google.com, pipelines/machine-types: set_accelerator_type takes the API's names.
+    SL126 error: A task asks for no more than a machine has: 96 cores, 624 GB.
+        Fix: take cpu and memory of 96 and 624G at most, or split the work over more tasks
+        Source: docs.cloud.google.com, pipelines/machine-types: the limits of set_cpu_limit and
+            set_memory_limit; n1-highmem-96 is the largest machine.
     """
     if executor.task and executor.task.pipeline.aim is Aim.HERE and executor.task.pipeline.given is not None:
         return  # it has the machine where it runs
-    found = at(executor.container, "resources", "accelerator")
+    limits = at(executor.container, "resources")
+    for name, units, most, words in (
+        ("resourceCpuLimit", _CORES, 96, "cores"),
+        ("resourceMemoryLimit", _GIGABYTES, 624, "of memory"),
+    ):
+        amount = _QUANTITY.fullmatch(str(limits.get(name) or ""))
+        if amount and float(amount[1]) * units.get(amount[2], 0) > most:
+            yield "SL126", f"the task asks for {amount[0]} {words}"
+    found = at(limits, "accelerator")
     kind = str(found.get("resourceType") or found.get("type") or "")
     if kind and kind not in ACCELERATORS and "{{$" not in kind:
         yield "SL123", f"accelerator type {kind} does not exist on Vertex AI"
+
+
+#: How a quantity is written, "500m" or "32G", and what its units stand for.
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)")
+_CORES = {"": 1.0, "m": 1e-3}
+_GIGABYTES = {
+    "": 1e-9,
+    "K": 1e-6,
+    "M": 1e-3,
+    "G": 1.0,
+    "T": 1e3,
+    "Ki": 1.024e-6,
+    "Mi": 1.0486e-3,
+    "Gi": 1.0737,
+    "Ti": 1099.5,
+}

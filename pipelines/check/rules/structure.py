@@ -1,17 +1,16 @@
-"""Rules about the pipeline itself: tasks, inputs, conditions, parameters, and the launcher's payload."""
+"""Rules about the pipeline itself: tasks and their inputs, retries, conditions, caching, and parameters."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from shardline.components.vertex.forms import LONGEST_NAME
-from shardline.components.vertex.payload import argv, at
-from shardline.pipelines.check.job import Job, Pool
-from shardline.pipelines.check.pipeline import PARAMETER, Executor, Parameter, Pipeline, Task, without_unknown
+from shardline.components.text import short
+from shardline.components.vertex.forms import seconds
+from shardline.components.vertex.payload import at, whole
+from shardline.pipelines.check.pipeline import PARAMETER, UNKNOWN, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.parameters import convert
 from shardline.trainer.errors import PipelineError
@@ -24,7 +23,7 @@ _TIMESTAMP = 15
 
 @rules(Pipeline)
 def pipelines(pipeline: Pipeline) -> Found:
-    """Schema and name of a pipeline, the order of its tasks, and the parameters that a run gives.
+    """Schema, name and root of a pipeline, the order of its tasks, and the parameters that a run gives.
 
     SL501 error: A pipeline spec is of schema 2.
         Fix: compile the pipeline with KFP 2
@@ -36,6 +35,9 @@ def pipelines(pipeline: Pipeline) -> Found:
     SL508 error: No task waits for itself.
         Fix: break the circle
         Source: kubeflow/pipelines, pipeline_spec.proto: a DagSpec is acyclic.
+    SL509 warning: A pipeline's default root is a Cloud Storage location.
+        Fix: write gs://BUCKET/PATH, or leave it out and give pipeline_root to the run
+        Source: google.cloud.aiplatform_v1.types.PipelineJob.RuntimeConfig: gcs_output_directory.
     SL601 error: A run gives only parameters that the pipeline has.
         Fix: give only parameters that the pipeline has
         Source: google.cloud.aiplatform, PipelineRuntimeConfigBuilder: it raises on a name it does not know.
@@ -52,6 +54,9 @@ def pipelines(pipeline: Pipeline) -> Found:
             TopologicalSorter({task: _upstream(at(tasks, task)) for task in tasks}).prepare()
         except CycleError as cycle:
             yield "SL508", f"{name}: {' -> '.join(cycle.args[1])}"
+    root = pipeline.spec.get("defaultPipelineRoot")
+    if root and not str(root).startswith("gs://"):
+        yield "SL509", f"defaultPipelineRoot is {root!r}"
     known = [parameter.name for parameter in pipeline.parameters]
     for name in pipeline.given or ():
         if name not in known:
@@ -148,22 +153,92 @@ _VALUE = r"inputs\.parameter_values\['([^']+)'\]"
 _TEXT_COMPARED = re.compile(
     rf"{_VALUE}\s*[=!]=\s*'(?!(?i:true|false)')|(?<![Tt]rue)(?<![Ff]alse)'\s*[=!]=\s*{_VALUE}"
 )
+#: A location or a query: it stays the same while what it stands for changes.
+_LOCATION = re.compile(
+    r"(?:[a-z]+:)?(?:gs|bq|s3|https?|hdfs)://|(?:[a-z]+:)?/gcs/"
+    r"|(?is:\s*(?:--|(?:select|with|create|insert|merge)\b).*\bfrom\b)"
+)
+_TABLE = re.compile(r"[\w-]+[.:]\w+\.\w+")
+#: Names of inputs that change when the data does.
+_FINGERPRINT = re.compile(r"(^|[_-])(time|timestamp|date|day|version|fingerprint|digest|hash|run_id)([_-]|$)")
+#: Names of inputs that say where something is written, not read.
+_WRITTEN = re.compile(
+    r"(^|_)(out|output|outputs|dest|destination|target|root|staging|tmp|temp|log|logs|export)(_|$)"
+)
+_OWN_PLACEHOLDERS = re.compile(r"\{\{\$\.pipeline_(job|task)_")
 
 
 @rules(Task)
 def policies(task: Task) -> Found:
-    """Conditions of a task.
+    """Retries and conditions of a task.
 
     A text with an apostrophe makes a condition that cannot be evaluated; kfp.local then takes it for false,
     and the run succeeds without the tasks behind it.
 
+    SL511 error: A task's retries are constants.
+        Fix: write numbers: retries are fixed when the pipeline is compiled
+        Source: docs.cloud.google.com, pipelines/configure-retries: "These values must be available when you
+            compile the pipeline".
     SL512 warning: A condition compares numbers or booleans, not free text.
         Fix: let the task before it return a bool or a number, and compare that
         Source: kfp 2.17, local/orchestrator.
     """
+    policy = at(task.spec, "retryPolicy")
+    count, factor = policy.get("maxRetryCount"), policy.get("backoffFactor")
+    if count is not None and (whole(count) is None or (whole(count) or 0) < 0):
+        yield "SL511", f"the number of retries is {count!r}"
+    if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float)):
+        yield "SL511", f"the backoff factor is {factor!r}"
+    for key in ("backoffDuration", "backoffMaxDuration"):
+        found = policy.get(key)
+        if found is not None and seconds(str(found)) is None:
+            yield "SL511", f"{key} is {found!r}"
     for match in _TEXT_COMPARED.finditer(at(task.spec, "triggerPolicy").get("condition") or ""):
         name = (match[1] or match[2]).removeprefix("pipelinechannel--")
         yield "SL512", f"the condition compares the text {name}"
+
+
+@rules(Task)
+def caching(task: Task) -> Found:
+    """Caching of a task.
+
+    SL513 warning: A task that reads a location is not cached, unless an input changes when the data does.
+        Fix: set_caching_options(False), or pass a fingerprint of the data as an input
+        Source: docs.cloud.google.com, pipelines/configure-caching: the cache key is the inputs' values, the
+            image and the command; what a location holds is not part of it.
+    """
+    if not task.container or not at(task.spec, "cachingOptions").get("enableCache"):
+        return
+    if task.inputs("artifacts") or _may_change(task):
+        return
+    for name, value in task.values().items():
+        if not isinstance(value, str) or _WRITTEN.search(name):
+            continue
+        if _LOCATION.match(value) or ("table" in name and _TABLE.fullmatch(value)):
+            shown = short(" ".join(value.split()), 60)
+            yield (
+                "SL513",
+                f"cached with {name} = {shown!r}: a later run on new data reuses the old result",
+            )
+            return
+
+
+def _may_change(task: Task) -> bool:
+    """Whether some input is computed in the run, is the run's own name or time, or a fingerprint."""
+    return any(
+        _FINGERPRINT.search(name)
+        or (task.value(name) is UNKNOWN and not _is_passed_down(task, name))
+        or _OWN_PLACEHOLDERS.search(str(task.value(name)))
+        for name in task.inputs("parameters")
+    )
+
+
+def _is_passed_down(task: Task, name: str) -> bool:
+    """Whether an input is a parameter of the pipeline, through however many DAGs."""
+    outer = at(task.inputs("parameters"), name).get("componentInputParameter")
+    if not isinstance(outer, str):
+        return False
+    return _is_passed_down(task.parent, outer) if task.parent else True
 
 
 #: Types that a parameter has in IR 2.1; it was `type: STRING` up to 2.0.
@@ -183,6 +258,9 @@ def declared_parameters(parameter: Parameter) -> Found:
     SL604 error: A default is of the type that its parameter declares.
         Fix: give the parameter a default of its type
         Source: kubeflow/pipelines, pipeline_spec.proto: ComponentInputsSpec.ParameterSpec.
+    SL605 warning: A parameter is of a type that a run can be given.
+        Fix: annotate it with str, int, float, bool, list or dict
+        Source: kubeflow/pipelines, pipeline_spec.proto: ParameterType.
     """
     name, declaration, given = parameter.name, parameter.declaration, parameter.pipeline.given
     if given is not None and name in given:
@@ -191,6 +269,9 @@ def declared_parameters(parameter: Parameter) -> Found:
         yield "SL603", f"the parameter {name} has no default and is not given"
     if declaration.get("defaultValue") is not None:
         yield from _mistyped("SL604", parameter, declaration["defaultValue"])
+    kind = declaration.get("parameterType")
+    if kind is not None and kind not in _TYPES:
+        yield "SL605", f"the parameter {name} is of type {kind}"
 
 
 def _mistyped(code: str, parameter: Parameter, value: Any) -> Found:
@@ -199,88 +280,3 @@ def _mistyped(code: str, parameter: Parameter, value: Any) -> Found:
             convert(parameter.name, value, parameter.declaration)
         except PipelineError as error:
             yield code, str(error)
-
-
-#: Linux: bytes of one argument of a process, with its final NUL.
-ARGUMENT_BYTES = 128 * 1024
-_TASK_BYTES = 131_072
-
-
-@rules(Executor, Pool)
-def arguments(part: Executor | Pool) -> Found:
-    """Arguments of tasks and replicas.
-
-    SL310 error: Each argument of a container, a component's source among them, has less than 128 KiB.
-    SL311 error: Each argument of a replica has less than 128 KiB.
-        Fix: move the source into the image and import it
-        Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.
-    """
-    for argument in argv(part.container):
-        size = len(argument.encode(errors="replace"))
-        if size >= ARGUMENT_BYTES:
-            code = "SL310" if isinstance(part, Executor) else "SL311"
-            yield code, f"an argument has {size:,} bytes: {argument.strip()[:40]!r}..."
-
-
-@rules(Task)
-def sizes(task: Task) -> Found:
-    """Inputs of tasks; only what is known before the run is counted.
-
-    SL312 error: A task's parameters and artifacts have at most 131,072 bytes as JSON.
-        Fix: pass files or artifacts instead of long values
-        Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
-    """
-    if not task.container:
-        return
-    known = {name: without_unknown(value) for name, value in task.values().items()}
-    size = len(json.dumps(known, default=str).encode())
-    if size > _TASK_BYTES:
-        longest = max(known, key=lambda name: len(json.dumps(known[name], default=str)))
-        yield "SL312", f"the parameters have {size:,} bytes as JSON, most of them in {longest}"
-
-
-_BREAKING = {'"': "a double quote", "\\": "a backslash"}
-
-
-@rules(Job)
-def payload(job: Job) -> Found:
-    """Payload of a custom job. The platform pastes a text between the quotes of its JSON as it is.
-
-    SL301 error: The launcher's payload is JSON once the parameters are in it.
-        Fix: check what the task's parameters put into the payload
-        Source: google_cloud_pipeline_components, gcp_launcher/job_remote_runner.py: json.loads(payload).
-    SL302 error: A text in the payload has neither double quotes nor backslashes.
-        Fix: leave double quotes and backslashes out of it
-        Source: google_cloud_pipeline_components, CustomTrainingJobOp: "display_name": "{{$.inputs...}}".
-    SL303 error: The payload fits into one argument of a process.
-        Fix: move sources and long lists into the image or into files
-        Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL; the launcher gets --payload as
-            one.
-    SL304 error: A job's display name has 1 to 128 characters.
-        Fix: give the job a display_name of 1 to 128 characters
-        Source: google.cloud.aiplatform_v1.types.CustomJob: "The name can be up to 128 characters long".
-    """
-    broken = list(_breaking_texts(job))
-    if job.fault and not broken:
-        yield "SL301", f"the payload is no JSON: {job.fault}"
-    for why in broken:
-        yield "SL302", why
-    size = len(job.payload.encode(errors="replace"))
-    if size >= ARGUMENT_BYTES:
-        yield "SL303", f"the payload has {size:,} bytes"
-    name = job.content.get("display_name", "")
-    if not job.fault and not name:
-        yield "SL304", "the job has no display_name"
-    elif isinstance(name, str) and "{{$" not in name and len(name) > LONGEST_NAME:
-        yield "SL304", f"display_name has {len(name)} characters"
-
-
-def _breaking_texts(job: Job) -> Iterator[str]:
-    for name in sorted({match[1] for match in PARAMETER.finditer(job.template) if not match[2]}):
-        value = job.task.value(name)
-        # A list or a mapping goes in as JSON, which escapes what is in it.
-        if not isinstance(value, str) or f"\"{{{{$.inputs.parameters['{name}']}}}}\"" not in job.template:
-            continue
-        found = [word for character, word in _BREAKING.items() if character in value]
-        if found:
-            yield f"{name} has {' and '.join(found)}: {value[:60]!r}"

@@ -1,0 +1,241 @@
+"""Rules about the launcher's payload, sizes, and the placeholders, {{$...}}, that the platform fills in."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from shardline.components.vertex.forms import LONGEST_NAME
+from shardline.components.vertex.payload import argv, at, list_at, whole
+from shardline.pipelines.check.job import Job, Pool, jobs
+from shardline.pipelines.check.pipeline import PARAMETER, PLACEHOLDER, Executor, Task, without_unknown
+from shardline.pipelines.check.registry import Found, rules
+
+#: Linux: bytes of one argument of a process, with its final NUL.
+ARGUMENT_BYTES = 128 * 1024
+_TASK_BYTES = 131_072
+_ARTIFACTS = 100
+
+
+@rules(Executor, Pool)
+def arguments(part: Executor | Pool) -> Found:
+    """Arguments of tasks and replicas.
+
+    SL310 error: Each argument of a container, a component's source among them, has less than 128 KiB.
+    SL311 error: Each argument of a replica has less than 128 KiB.
+        Fix: move the source into the image and import it
+        Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.
+    """
+    for argument in argv(part.container):
+        size = len(argument.encode(errors="replace"))
+        if size >= ARGUMENT_BYTES:
+            code = "SL310" if isinstance(part, Executor) else "SL311"
+            yield code, f"an argument has {size:,} bytes: {argument.strip()[:40]!r}..."
+
+
+@rules(Task)
+def inputs(task: Task) -> Found:
+    """Inputs of tasks; only what is known before the run is counted.
+
+    SL312 error: A task's parameters and artifacts have at most 131,072 bytes as JSON.
+        Fix: pass files or artifacts instead of long values
+        Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
+    SL313 error: A task has at most 100 input and output artifacts.
+        Fix: gather the artifacts in one directory, or split the task
+        Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
+    """
+    if not task.container:
+        return
+    known = {name: without_unknown(value) for name, value in task.values().items()}
+    size = len(json.dumps(known, default=str).encode())
+    if size > _TASK_BYTES:
+        longest = max(known, key=lambda name: len(json.dumps(known[name], default=str)))
+        yield "SL312", f"the parameters have {size:,} bytes as JSON, most of them in {longest}"
+    count = len(task.declared("artifacts")) + len(at(task.component, "outputDefinitions", "artifacts"))
+    if count > _ARTIFACTS:
+        yield "SL313", f"the task has {count} artifacts"
+
+
+_GLOBAL_BATCH = ("global_batch_size", "total_batch_size")
+_SHARDS = ("shards", "num_shards", "shard_count")
+_READERS = ("readers", "input_workers", "num_input_workers")
+
+
+@rules(Job)
+def batches(job: Job) -> Found:
+    """Batch sizes; each accelerator of a machine is a replica of its own.
+
+    SL701 error: A global batch can be divided among the replicas.
+        Fix: take a multiple of the number of replicas, or say the batch size per replica
+        Source: tensorflow.org, tf.distribute.InputContext.get_per_replica_batch_size: it raises ValueError.
+    """
+    machines = job.training_replicas
+    chief = job.pool(0)
+    devices = whole(chief.machine.get("accelerator_count", 1)) if chief else None
+    for name in _GLOBAL_BATCH:
+        batch = whole(job.task.value(name)) if name in job.task.declared("parameters") else None
+        if batch and machines and devices and batch % (machines * devices):
+            yield "SL701", f"{name} is {batch}, and there are {machines * devices} replicas"
+
+
+@rules(Task)
+def shards(task: Task) -> Found:
+    """Numbers of shards.
+
+    SL702 warning: The number of shards is a multiple of the training workers.
+        Fix: take a multiple of the number of workers, chief included
+        Source: tensorflow.org, tf.data.experimental.AutoShardPolicy.FILE: with fewer files than workers it
+            fails, and with a number that does not divide some workers read more.
+    """
+    given = {name: task.value(name) for name in task.declared("parameters")}
+    for fields in [value for value in given.values() if isinstance(value, dict)]:
+        given = {**fields, **given}  # an object of parameters, as preprocess takes it
+    # Where the writer is told how many will read, it sees to the shards itself.
+    told = [name for name in _READERS if name in given] or [name for name in _SHARDS if name in given]
+    if not task.container or not told:
+        return
+    for workers in sorted({job.training_replicas or 1 for job in jobs(task.pipeline)} - {1}):
+        for name in told:
+            count = whole(given[name])
+            if count and count % workers:
+                yield "SL702", f"{name} is {count}, and {workers} workers read the shards"
+
+
+#: Parameters of GCPC's CustomTrainingJobOp (2.22).
+_JOB = (
+    "base_output_directory display_name enable_web_access encryption_spec_key_name labels location "
+    "max_wait_duration network persistent_resource_id project psc_interface_config reserved_ip_ranges "
+    "restart_job_on_worker_restart service_account strategy tensorboard timeout worker_pool_specs"
+)
+JOB_PARAMETERS = frozenset(_JOB.split())
+_BREAKING = {'"': "a double quote", "\\": "a backslash"}
+
+
+@rules(Job)
+def payload(job: Job) -> Found:
+    """Payload of a custom job. The platform pastes a text between the quotes of its JSON as it is.
+
+    SL301 error: The launcher's payload is JSON once the parameters are in it.
+        Fix: check what the task's parameters put into the payload
+        Source: google_cloud_pipeline_components, gcp_launcher/job_remote_runner.py: json.loads(payload).
+    SL302 error: A text in the payload has neither double quotes nor backslashes.
+        Fix: leave double quotes and backslashes out of it
+        Source: google_cloud_pipeline_components, CustomTrainingJobOp: "display_name": "{{$.inputs...}}".
+    SL303 error: The payload fits into one argument of a process.
+        Fix: move sources and long lists into the image or into files
+        Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL; the launcher gets --payload as
+            one.
+    SL304 error: A job's display name has 1 to 128 characters.
+        Fix: give the job a display_name of 1 to 128 characters
+        Source: google.cloud.aiplatform_v1.types.CustomJob: "The name can be up to 128 characters long".
+    SL305 error: A component's parameter is not called like one of the custom job's own.
+        Fix: rename the component's parameter
+        Source: google_cloud_pipeline_components, v1/custom_job/utils.py: the two sets are merged without a
+            word.
+    """
+    broken = list(_breaking_texts(job))
+    if job.fault and not broken:
+        yield "SL301", f"the payload is no JSON: {job.fault}"
+    for why in broken:
+        yield "SL302", why
+    size = len(job.payload.encode(errors="replace"))
+    if size >= ARGUMENT_BYTES:
+        yield "SL303", f"the payload has {size:,} bytes"
+    name = job.content.get("display_name", "")
+    if not job.fault and not name:
+        yield "SL304", "the job has no display_name"
+    elif isinstance(name, str) and "{{$" not in name and len(name) > LONGEST_NAME:
+        yield "SL304", f"display_name has {len(name)} characters"
+    parts = job.pools[0].argv if job.pools else []
+    if "--function_to_execute" in parts[:-1]:
+        function = parts[parts.index("--function_to_execute") + 1]
+        names = {name for part in parts for name in _parameters(part, function)}
+        if clashes := sorted(names & JOB_PARAMETERS):
+            yield "SL305", f"the component's parameter {', '.join(clashes)} takes the place of the job's own"
+
+
+def _breaking_texts(job: Job) -> Iterator[str]:
+    for name in sorted({match[1] for match in PARAMETER.finditer(job.template) if not match[2]}):
+        value = job.task.value(name)
+        # A list or a mapping goes in as JSON, which escapes what is in it.
+        if not isinstance(value, str) or f"\"{{{{$.inputs.parameters['{name}']}}}}\"" not in job.template:
+            continue
+        found = [word for character, word in _BREAKING.items() if character in value]
+        if found:
+            yield f"{name} has {' and '.join(found)}: {value[:60]!r}"
+
+
+def _parameters(source: str, function: str) -> Iterator[str]:
+    """Yields the names of a function's parameters, if the text is the Python source that defines it."""
+    if f"def {function}(" not in source:
+        return
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            yield from (argument.arg for argument in [*node.args.args, *node.args.kwonlyargs])
+
+
+#: kfp.dsl 2.17 and google_cloud_pipeline_components 2.22 (_placeholders.py).
+_RUN = (
+    "job_create_time_utc job_id job_name job_resource_name job_schedule_time_utc "
+    "job_schedule_time_utc_placeholder job_uuid root task_id task_name task_uuid google_cloud_location "
+    "google_cloud_project_id service_account network persistent_resource_id encryption_key_name"
+)
+_KEY = r"\['[^']+'\]"
+_KNOWN = re.compile(
+    r"(\.json_escape\[\d\])?"
+    rf"|\.inputs\.parameters{_KEY}(\.json_escape\[\d\])?"
+    rf"|\.inputs\.artifacts{_KEY}(\.(uri|path|value|name|type|metadata({_KEY})*))?(\.json_escape\[\d\])?"
+    rf"|\.outputs\.parameters{_KEY}\.output_file"
+    rf"|\.outputs\.artifacts{_KEY}(\.(uri|path|value|name|type|metadata({_KEY})*))?"
+    r"|\.outputs\.output_file|\.outputs\.output_metadata_uri|\.outputMetadataUri|\.workspace_path"
+    rf"|\.pipeline_({_RUN.replace(' ', '|')})(\.json_escape\[\d\])?"
+)
+
+
+@rules(Task)
+def placeholders(task: Task) -> Found:
+    """Placeholders.
+
+    SL521 error: A placeholder is one that the platform fills in.
+        Fix: use one of kfp.dsl's or of google_cloud_pipeline_components' placeholders
+        Source: kfp.dsl 2.17, and google_cloud_pipeline_components 2.22, _placeholders.py.
+    SL522 error: A placeholder names an input that is there.
+        Fix: name an input that the component has
+        Source: kubeflow/pipelines, pipeline_spec.proto: PipelineContainerSpec, "Placeholders".
+    """
+    for found in sorted({match[0] for text in _texts(task) for match in PLACEHOLDER.finditer(text)}):
+        if not _KNOWN.fullmatch(found[3:-2]):
+            yield "SL521", f"nothing fills in {found}"
+    known = {*task.declared("parameters"), *task.inputs("parameters")}
+    named = {match[1] for text in argv(task.container) for match in PARAMETER.finditer(text)}
+    for name in sorted(named - known):
+        component = f"component {task.component_name}"
+        yield "SL522", f"a placeholder names the input {name!r}, which {component} does not have"
+
+
+def _texts(task: Task) -> Iterator[str]:
+    """Yields every text of a task that the platform fills in: its container, constants and defaults."""
+    yield from argv(task.container)
+    for item in list_at(task.container, "env"):
+        yield str(item.get("value", ""))
+    values: list[Any] = [at(item).get("runtimeValue") for item in task.inputs("parameters").values()]
+    values += [at(item).get("defaultValue") for item in task.declared("parameters").values()]
+    for value in values:
+        if "{{$" in str(value):
+            # One text, in which nested texts have their quotes as they are.
+            yield from _strings(value)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)
