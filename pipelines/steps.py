@@ -11,13 +11,7 @@ from kfp import dsl
 
 from shardline.components.conclude.component import conclude
 from shardline.components.configure.component import OBJECTS, configure, parameters
-from shardline.components.register.component import (
-    PROJECT,
-    deploy_task,
-    register,
-    serving_model,
-    upload_task,
-)
+from shardline.components.register.component import PROJECT, deploy_task, register, serving_model, upload_task
 from shardline.components.rehearse.component import rehearse
 from shardline.components.train.component import custom_job, train
 from shardline.components.validate.component import export_validate

@@ -21,13 +21,7 @@ from shardline.trainer.crash import is_of_the_machine
 from shardline.trainer.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.keras_internals import has_batch_hooks
 from shardline.trainer.optimizers import FrozenLayers, Unfreeze
-from shardline.trainer.reports import (
-    Board,
-    Counters,
-    HistoryFile,
-    Report,
-    TuningMetric,
-)
+from shardline.trainer.reports import Board, Counters, HistoryFile, Report, TuningMetric
 from shardline.trainer.run import DatasetRun, Run
 from shardline.trainer.settings import TrainSettings
 from shardline.trainer.step import Logs, Shapes

@@ -29,11 +29,7 @@ from shardline.trainer.loop import Beginning, Engine, Training
 from shardline.trainer.models.build import build, create_variables, model_function
 from shardline.trainer.models.export_check import check_export
 from shardline.trainer.models.interface import Interface, read_interface
-from shardline.trainer.optimizers import (
-    FrozenLayers,
-    learning_rates,
-    tune_optimizer,
-)
+from shardline.trainer.optimizers import FrozenLayers, learning_rates, tune_optimizer
 from shardline.trainer.parameter_server import run_server
 from shardline.trainer.process import joined, resolved, serves
 from shardline.trainer.reports import Counters, as_json

@@ -17,16 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardline.components.preprocess.labels import NO_VALUES
-from shardline.components.preprocess.schema import (
-    ANY,
-    BOOLEAN,
-    INTEGER,
-    LIST,
-    NUMBER,
-    STRING,
-    Field,
-    Schema,
-)
+from shardline.components.preprocess.schema import ANY, BOOLEAN, INTEGER, LIST, NUMBER, STRING, Field, Schema
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Anomaly, Feature, Label
 from shardline.trainer.errors import printable
 

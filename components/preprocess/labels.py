@@ -10,14 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardline.trainer.data.features import (
-    CLASS,
-    LABEL,
-    LABEL_KINDS,
-    MULTILABEL,
-    REGRESSION,
-    Label,
-)
+from shardline.trainer.data.features import CLASS, LABEL, LABEL_KINDS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.errors import SettingsError, SourceError, printable
 from shardline.trainer.progress import say
 from shardline.trainer.records import did_you_mean

@@ -16,11 +16,7 @@ from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.errors import ModelError
 from shardline.trainer.keras_compilation import compiled_losses, is_activated, name_of, reason
-from shardline.trainer.models.zoo import (
-    compiled_quantiles,
-    middle_of,
-    quantiles_of_head,
-)
+from shardline.trainer.models.zoo import compiled_quantiles, middle_of, quantiles_of_head
 
 
 def probe_inputs(dataset: DatasetInfo, prepare: Prepare | None = None) -> Any:

@@ -15,13 +15,7 @@ from typing import Any
 from shardline.components.preprocess import labels, listing, storage
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import Columns
-from shardline.components.preprocess.sources.example import (
-    BadExample,
-    Example,
-    Source,
-    Span,
-    brought,
-)
+from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, brought
 from shardline.components.preprocess.sources.table import Rows, inside
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
 from shardline.trainer.errors import SourceError, printable
