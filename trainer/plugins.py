@@ -121,7 +121,10 @@ def describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or isinstance(error, SyntaxError):  # a SyntaxError names its place itself
         return text
-    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+    place = Path(frames[-1].filename)
+    if "tensorflow" in place.parts or place.name.startswith("__autograph_generated_file"):
+        return text  # AutoGraph has put the user's own place into the text
+    return f"{text} ({place.name}, line {frames[-1].lineno})"
 
 
 def _make_working_directory_importable() -> None:

@@ -1,4 +1,4 @@
-"""The trials of a finished tuning job: read, compared, shown on a page."""
+"""The trials of a finished tuning job: read, compared, shown."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from shardline.components import text
 from shardline.components.html import render
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import read_value
 from shardline.components.vertex.client import Platform, ask
 from shardline.trainer import files
 from shardline.trainer.errors import PlatformError, RunError
-from shardline.trainer.progress import fact
+from shardline.trainer.progress import fact, say
 from shardline.trainer.records import read
 
 #: In the output directory: the job with its trials, in the JSON form of the API, and a table of them.
@@ -65,6 +66,8 @@ def finish(gcp_resources: str, output: Path, report: Path, training: Mapping[str
         raise PlatformError(f"the tuning job {job.get('name', '')} cannot be read: {error!r}") from None
     for path in (report, output / REPORT_FILE):  # the platform shows the one, people open the other
         files.write_text(path, page)
+    for line in table(trials, metric["metricId"], best):
+        say("tune", line)
     fact("best trial", best.id, f"{best.id}: {metric['metricId']} {best.value:.4f}  {_words(best)}")
     fact("trials", str(output / REPORT_FILE))
     tuned = read(TrainingSettings, training, "training").with_tuned(best.parameters)
@@ -137,6 +140,22 @@ def best_of(trials: Sequence[Trial], metric: Mapping[str, str]) -> Trial:
     return max(measured, key=lambda trial: sign * float(trial.value or 0))
 
 
+def table(trials: Sequence[Trial], metric: str, best: Trial) -> list[str]:
+    """Returns the trials as lines of text, a heading first."""
+    names = _names(trials)
+    rows = [
+        [trial.id, *(_shown(trial.parameters.get(name)) for name in names), *_outcome(trial)]
+        for trial in trials
+    ]
+    rows[list(trials).index(best)][-1] += "  <- best"
+    head = ["trial", *names, metric, "step", "time", "state"]
+    return text.table(head, rows, align="r" * (len(head) - 1) + "l").splitlines()
+
+
+def _names(trials: Sequence[Trial]) -> list[str]:
+    return list(dict.fromkeys(name for trial in trials for name in trial.parameters))
+
+
 def _outcome(trial: Trial) -> list[str]:
     value = "-" if trial.value is None else f"{trial.value:.4f}"
     seconds = "-" if trial.seconds is None else f"{trial.seconds:.0f} s"
@@ -165,7 +184,7 @@ def _page(job: Mapping[str, Any], trials: Sequence[Trial], best: Trial) -> str:
         Path(__file__).with_name("trials.html.j2"),
         name=job.get("displayName", ""),
         metric=study["metrics"][0]["metricId"],
-        names=list(dict.fromkeys(name for trial in trials for name in trial.parameters)),
+        names=_names(trials),
         trials=[(trial, _outcome(trial)) for trial in trials],
         best=best,
         best_words=_words(best),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardline.components.tune.best_trial import best_of, finish, read_job, trials_of
+from shardline.components.tune.best_trial import best_of, finish, read_job, table, trials_of
 from shardline.pipelines.local.tuning import Search
 from shardline.trainer.errors import PlatformError, RunError
 from tests.helpers import programs
@@ -237,3 +237,8 @@ def test_a_metric_of_0_is_a_default_and_a_time_may_be_missing() -> None:
         ("10", 0.0, {"n": 4}),
     ]
     assert (best.id, [(trial.step, trial.seconds) for trial in trials]) == ("10", [(20, 90.5), (20, None)])
+    assert table(trials, "loss", best) == [
+        "trial  n    loss  step  time  state",
+        "    9  3  0.5000    20  90 s  succeeded",
+        "   10  4  0.0000    20     -  succeeded  <- best",
+    ]

@@ -289,6 +289,12 @@ def no_model(dataset):
 not_a_function = 3
 
 
+def plain_with_rate(dataset, learning_rate):
+    model = plain(dataset)
+    model.compile(keras.optimizers.SGD(learning_rate), "sparse_categorical_crossentropy")
+    return model
+
+
 def halving():
     """Halves the learning rate at the end of each epoch."""
 

@@ -20,7 +20,6 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 from PIL import Image
-from shardline.pipelines.preflight import load_study
 
 from shardline.components.preprocess import tfrecord
 from shardline.components.preprocess.images.codec import Codec
@@ -30,6 +29,7 @@ from shardline.components.validate.metrics import METRICS
 from shardline.components.validate.rules import CLASS_METRICS, OPERATORS, parse_rule
 from shardline.pipelines import settings
 from shardline.pipelines.check.checks import check, check_run, parse
+from shardline.pipelines.parameters import load_study
 from shardline.pipelines.spec import parse_file
 from shardline.trainer.cluster import cluster
 from shardline.trainer.data import manifest as manifests
@@ -97,21 +97,8 @@ _CLUSTER = {
     "environment": "cloud",
 }
 _RULE_WORDS = (
-    *METRICS,
-    *CLASS_METRICS,
-    *OPERATORS,
-    "[",
-    "]",
-    "(",
-    ")",
-    "class",
-    "=",
-    "champion",
-    "worst_slice(",
-    "p <",
-    "0.5",
-    " ",
-    "-",
+    *(*METRICS, *CLASS_METRICS, *OPERATORS, "[", "]", "(", ")", "class", "=", "champion"),
+    *("worst_slice(", "p <", "0.5", " ", "-"),
 )
 _RULES = st.builds(
     "".join,
@@ -125,28 +112,8 @@ _RULES = st.builds(
     ),
 ) | st.sampled_from(["accuracy > champion (p < 0.05)", "recall[class=healthy] > champion (p<.01)"])
 _YAML_WORDS = (
-    "a: ",
-    "&a ",
-    "*a",
-    "- ",
-    "[",
-    "]",
-    "{",
-    "}",
-    ", ",
-    "\n",
-    "  ",
-    "<<: ",
-    "? ",
-    "!!set ",
-    "!!int ",
-    "---\n",
-    "|\n",
-    "'",
-    "#",
-    "root: ",
-    "pipelineInfo: ",
-    "deploymentSpec: ",
+    *("a: ", "&a ", "*a", "- ", "[", "]", "{", "}", ", ", "\n", "  ", "<<: ", "? ", "!!set ", "!!int "),
+    *("---\n", "|\n", "'", "#", "root: ", "pipelineInfo: ", "deploymentSpec: "),
 )
 
 
@@ -170,11 +137,6 @@ def in_file(read: Callable[[Path], Any], name: str) -> Callable[[str | bytes], A
             return read(path)
 
     return call
-
-
-def _read_settings(path: Path) -> Any:
-    settings.load(path)
-    return settings.compile_time_rows(path)
 
 
 def _read_cluster(texts: tuple[str, str]) -> Any:
@@ -260,7 +222,7 @@ _STUDY = tomllib.loads((ROOT / "settings" / "tune.toml").read_text(encoding="utf
 _PATH = Path("p.yaml")
 
 TARGETS: dict[str, Target] = {
-    "settings": Target(damaged(_settings()).map(to_toml), in_file(_read_settings, "s.toml")),
+    "settings": Target(damaged(_settings()).map(to_toml), in_file(settings.load, "s.toml")),
     "study": Target(damaged(_STUDY).map(to_toml), in_file(load_study, "t.toml")),
     "rule": Target(altered(_RULES, *_RULE_WORDS), parse_rule),
     "rules": Target(

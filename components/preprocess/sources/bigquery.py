@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
-import xxhash
-
 from shardline.components.preprocess import storage
 from shardline.components.preprocess.ahead import persistently
 from shardline.components.preprocess.settings import PreprocessSettings
@@ -326,6 +324,8 @@ class BigQuery(Rows):
     def _row_name(self, place: str, values: Mapping[str, Any]) -> str:
         if values.get("key") is not None:
             return str(values["key"])
+        import xxhash  # not installed where pipelines are only compiled
+
         text = repr(sorted(values.items())).encode("utf-8", "surrogatepass")
         return xxhash.xxh3_128_hexdigest(text)
 
