@@ -23,7 +23,6 @@ PLACE = Label("label", REGRESSION, ("x", "y"), ("m", "m"))
 TAGS = Label("label", MULTILABEL, ("a", "b", "c"))
 KIND = Label("kind", CLASS, ("no", "yes"))
 RATING = Label("rating", REGRESSION, ("rating",))
-RANDOM = np.random.default_rng(3)
 N = 400
 SOUND = {
     "examples": N, "never_predicted": 0, "max_difference": 0.0, "golden_difference": 0.0, "non_finite": 0,

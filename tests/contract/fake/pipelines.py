@@ -20,7 +20,7 @@ from google.cloud.aiplatform_v1.types import Artifact, CustomJob, JobState, Pipe
 from google.rpc import code_pb2, status_pb2
 
 from shardline.trainer.errors import EXIT_BAD_INPUT
-from tests.contract.fake.api import PROJECT, now
+from tests.contract.fake.api import PROJECT
 from tests.contract.fake.pipeline_jobs import PipelineOutcome, as_json
 from tests.contract.fake.replicas import without_clients
 from tests.contract.fake.services import FakeServices
@@ -155,10 +155,6 @@ class LocalRuns:
                     resource = {"job_id": job_id, "task_name": replica}
                     self.services.logs.add(line, ("ml_job", resource), log=replica)
         return job
-
-
-def _today(time: str) -> datetime.datetime:
-    return datetime.datetime.combine(now().date(), datetime.time.fromisoformat(time), datetime.UTC)
 
 
 def tasks_of(run: Path) -> Iterator[LocalTask]:

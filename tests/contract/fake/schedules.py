@@ -10,7 +10,7 @@ from typing import Any
 
 from google.cloud.aiplatform_v1.types import PipelineJob, Schedule, schedule_service
 from google.longrunning import operations_pb2
-from google.protobuf import empty_pb2, field_mask_pb2, json_format
+from google.protobuf import empty_pb2, json_format
 from google.rpc import code_pb2
 
 from tests.contract.fake.api import ApiError, done, find, location, now, page, refuse
@@ -65,28 +65,6 @@ class Schedules:
         found = ordered(matching(found, request.filter, _read), request.order_by, _TIMES)
         items, token = page(found, request)
         return schedule_service.ListSchedulesResponse(schedules=items, next_page_token=token)
-
-    def update_schedule(self, request: schedule_service.UpdateScheduleRequest) -> Schedule:
-        """Changes what the mask names; what is output only is left as it is."""
-        schedule = find(self.schedules, request.schedule.name)
-        paths = [path for path in request.update_mask.paths if path.split(".")[0] not in _OUTPUT_ONLY]
-        if not request.update_mask.paths:
-            refuse("update_mask: is required")
-        if schedule.state == Schedule.State.COMPLETED:
-            raise ApiError(code_pb2.FAILED_PRECONDITION, f"Schedule {schedule.name!r} is completed.")
-        changed = Schedule(schedule)
-        mask = field_mask_pb2.FieldMask(paths=paths)
-        if "name" in paths or not mask.IsValidForDescriptor(Schedule.pb(schedule).DESCRIPTOR):
-            refuse(f"update_mask: {','.join(paths)!r} names what cannot be updated")
-        for path in paths:
-            if _at(schedule, path) and not _at(request.schedule, path):
-                refuse(f"{path}: cannot be unset")
-        mask.MergeMessage(Schedule.pb(request.schedule), Schedule.pb(changed), True, True)
-        self._check(changed, "/".join(schedule.name.split("/")[:4]))
-        changed.update_time = now()
-        _set_next_run(changed)
-        self.schedules[schedule.name] = changed
-        return changed
 
     def pause_schedule(self, request: schedule_service.PauseScheduleRequest) -> empty_pb2.Empty:
         schedule = self._in_state(request.name, Schedule.State.ACTIVE)
@@ -177,16 +155,6 @@ def _set_next_run(schedule: Schedule) -> None:
     after = max(now().timestamp(), schedule.start_time.timestamp())
     times = fire_times(schedule.cron, datetime.datetime.fromtimestamp(after, datetime.UTC))
     schedule.next_run_time = next(times)
-
-
-def _at(schedule: Schedule, path: str) -> Any:
-    found: Any = Schedule.pb(schedule)
-    for name in path.split("."):
-        field = found.DESCRIPTOR.fields_by_name[name]
-        if field.message_type is not None and not field.is_repeated and not found.HasField(name):
-            return None
-        found = getattr(found, name)
-    return found
 
 
 def _read(schedule: Schedule, name: str) -> Any:
