@@ -20,6 +20,9 @@ PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted((R
 #: --dry-run are run with it.
 NEEDS_PLATFORM = "<!-- needs Google Cloud -->"
 
+#: Stands on the line before a block of sample output, which docs/outputs.py writes.
+OUTPUT = re.compile(r"^ *<!-- output: (.+) -->\n", re.MULTILINE)
+
 _COMMAND = re.compile(r"(shardline|make|python -m) ")
 
 
@@ -59,6 +62,16 @@ def _commands(page: Path) -> Iterator[Command]:
         for code in token.children or ():
             if code.type == "code_inline" and _COMMAND.match(code.content):
                 yield Command(page, _line(token), tuple(shlex.split(code.content)), whole=False)
+
+
+def output_commands() -> Iterator[Command]:
+    """Yields the commands of ours in the comments before sample output."""
+    for page in PAGES:
+        for token in parsed(page):
+            output = OUTPUT.match(token.content) if token.type == "html_block" else None
+            for part in re.split(r"&&|[|;]", output[1]) if output else ():
+                if _COMMAND.match(part.strip()):
+                    yield Command(page, _line(token), tuple(shlex.split(part)), whole=True)
 
 
 def _of_block(page: Path, token: Token, *, marked: bool) -> Iterator[Command]:

@@ -21,7 +21,18 @@ from shardline.pipelines.settings import load
 from shardline.pipelines.spec import declared, load_pipeline
 from shardline.trainer import task
 from shardline.trainer.errors import PipelineError
-from tests.helpers.markdown import NEEDS_PLATFORM, PAGES, ROOT, Command, anchors, commands, links, shown_files
+from tests.helpers.markdown import (
+    NEEDS_PLATFORM,
+    OUTPUT,
+    PAGES,
+    ROOT,
+    Command,
+    anchors,
+    commands,
+    links,
+    output_commands,
+    shown_files,
+)
 
 #: What speaks to the platform, whatever it is asked.
 PLATFORM = {"submit", "upload", "schedule", "status", "cancel", "logs", "explain", "doctor", "image"}
@@ -87,7 +98,7 @@ def module(command: Command) -> None:
         task.parse(arguments)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
+@pytest.mark.parametrize("command", [*COMMANDS, *output_commands()], ids=str)
 def test_a_command_of_the_documentation_parses(command: Command) -> None:
     {"shardline": shardline, "make": make, "python": module}[command.words[0]](command)
 
@@ -104,6 +115,14 @@ def test_what_speaks_to_the_platform_is_marked() -> None:
     ]
 
     assert not unmarked, f"write {NEEDS_PLATFORM} before the block"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sample_output_follows_its_command(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+
+    for found in OUTPUT.finditer(text):
+        assert re.match(r" *```", text[found.end() :]), f"{page.name}: a block follows {found[0].strip()}"
 
 
 def test_there_is_something_to_check() -> None:
