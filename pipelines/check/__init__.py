@@ -1,1 +1,1 @@
-"""What is wrong with a compiled pipeline, known in a second and without Google Cloud."""
+"""Static checks of compiled pipelines and settings, without Google Cloud. No KFP, no TensorFlow."""

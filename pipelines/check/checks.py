@@ -1,4 +1,4 @@
-"""Checks of a compiled pipeline, ours or anybody's, and of a run of it, against all rules."""
+"""Checks of a compiled pipeline, and of a run of it, against all rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardline.trainer.errors import PipelineError
 
 
 def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
-    """Returns what is wrong with a pipeline, and with the schedule that it is to run on; errors first."""
+    """Returns what is wrong with a pipeline, and with its schedule; errors first."""
     custom_jobs = jobs(pipeline)
     found = apply(
         {
@@ -38,7 +38,7 @@ def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]
 
 
 def refuse_errors(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
-    """Checks a pipeline, as `check` does, and returns the warnings; PipelineError when there is an error."""
+    """Checks a pipeline as `check` does and returns the warnings; PipelineError names the first error."""
     findings = check(pipeline, schedule)
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
@@ -56,21 +56,21 @@ def check_run(
     here: bool = False,
     settings: Path | None = None,
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """Checks a pipeline and the parameters of a run of it, before anything is spent.
+    """Checks a pipeline and the parameters of a run, before the run starts.
 
     Args:
         spec: The compiled pipeline (IR).
-        given: Values by name: as text, as on a command line, or of the declared type already.
+        given: Values by name: texts, as on a command line, or values of the declared type.
         schedule: Schedule of the run, if it has one.
-        here: Whether it is to run on this machine, which must then have the data and the model function.
-        settings: Settings file, which may say what the image holds.
+        here: Whether the run is on this machine, which must then have the data and the model function.
+        settings: Settings file; its table [image], if it has one, says what the image holds.
 
     Returns:
-        The given parameters, of their declared types, and the warnings of `shardline check`.
+        The parameters, converted to their declared types, and the warnings of `shardline check`.
 
     Raises:
         PipelineError: When a parameter is unknown, mistyped or missing, `shardline check` finds an error, or
-            a run on the platform is given no place for its champion, not even an empty one.
+            a run on the platform has no champion_uri, not even an empty one.
         SettingsError: When a value of one of our own pipelines is out of range.
         SourceError, ModelError: When there is no such source or model.
     """
@@ -79,8 +79,8 @@ def check_run(
     name = spec["pipelineInfo"]["name"]
     if absent := [parameter for parameter in NEEDED.get(name, ()) if parameter not in values]:
         raise PipelineError(
-            f"the pipeline is called {name} as ours is, and has no parameter {', '.join(absent)}; compile "
-            "it with this release, or give it another name"
+            f"the pipeline is named {name}, as Shardline's is, and has no parameter {', '.join(absent)}; "
+            "compile it with this release, or rename it"
         )
     if name in OURS:
         check_values(name, values, here=here)
@@ -93,7 +93,7 @@ def check_run(
 
 
 def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
-    """Reads the content of the pipeline file `path`; PipelineError when it is none."""
+    """Parses the content of the pipeline file `path`; raises PipelineError when it is not a pipeline."""
     file = parse_file(content, path)
     runtime = at(file.job, "runtimeConfig")
     if given is None and "parameterValues" in runtime:

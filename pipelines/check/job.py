@@ -1,7 +1,7 @@
 """Custom jobs of a pipeline, as the Vertex AI API would receive them.
 
-What is compiled is the launcher's payload: JSON with placeholders, which are filled in here as far as their
-values are known before the run. Then the launcher's own transformation is applied.
+The compiled pipeline has the launcher's payload: JSON with placeholders. Placeholders whose values are known
+before the run are filled in here; then the launcher's own transformation is applied.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _TYPES = ("CustomJob", "HyperparameterTuningJob")
 
 
 def fill(template: str, task: Task) -> str:
-    """Returns a text with what is known of the task's parameters, as the platform fills it in.
+    """Returns a template with the known parameters of the task filled in, as the platform does it.
 
-    A text goes into the template as it is, whatever characters it has; everything else goes in as JSON.
+    A text goes into the template unescaped; any other value goes in as JSON.
     """
     filled = []
     position = 0
@@ -62,7 +62,7 @@ def payload_of(container: Mapping[str, Any]) -> str:
 
 
 def flatten(argument: str, task: Task) -> str:
-    """Returns an argument with KFP's Concat and IfPresent, which are JSON in a text, written out."""
+    """Returns an argument with KFP's Concat and IfPresent (JSON in a text) evaluated."""
     if not argument.startswith(('{"Concat"', '{"IfPresent"')):
         return argument
     try:
@@ -90,9 +90,9 @@ class Job(JobSpec):
     Attributes:
         task: The task.
         template: The launcher's --payload with its placeholders.
-        payload: The same with every value that is known before the run.
-        written: The payload as JSON, with what the launcher drops; empty when it cannot be read.
-        fault: Why it cannot be read; "" when it can.
+        payload: The payload with every value that is known before the run.
+        written: The payload as JSON, before the launcher drops empty fields; empty when it is not JSON.
+        fault: Why the payload is not JSON; "" when it is.
     """
 
     task: Task
@@ -103,18 +103,18 @@ class Job(JobSpec):
 
     @property
     def where(self) -> str:
-        """What the job is called in a finding."""
+        """Name of the job in a finding."""
         return self.task.where
 
     @cached_property
     def pools(self) -> tuple[Pool, ...]:
-        """The worker pools that reach the API, without slots that are left empty on purpose."""
+        """The worker pools that reach the API, without slots that are empty on purpose."""
         specs = enumerate(list_at(self.spec, "worker_pool_specs"))
         return tuple(pool for index, spec in specs if not (pool := Pool(spec, index, self)).is_empty_slot)
 
     @property
     def written_pools(self) -> list[Any]:
-        """The worker pools as they were written; None for those that the launcher drops."""
+        """The worker pools before the launcher drops any; None for those that it drops."""
         written = list_at(JobSpec(self.written).spec, "worker_pool_specs")
         return [pool if without_empty([pool]) else None for pool in written]
 
@@ -126,17 +126,17 @@ class Job(JobSpec):
 
     @property
     def strategy(self) -> str:
-        """The scheduling strategy; "" when it is unknown or not set."""
+        """The scheduling strategy; "" when it is not known or not set."""
         return known_text(self.scheduling.get("strategy"))
 
     @property
     def training_replicas(self) -> int | None:
-        """Replicas that train, in pools 0 and 1; None when it is unknown."""
+        """Number of replicas in pools 0 and 1; None when it is not known."""
         counts = [pool.replica_count for pool in self.pools if pool.index < 2]
         return sum(count or 0 for count in counts) if counts and None not in counts else None
 
     def pool(self, index: int) -> Pool | None:
-        """Returns the worker pool in a slot, None where there is none."""
+        """Returns the worker pool in a slot; None for an empty slot."""
         return next((pool for pool in self.pools if pool.index == index), None)
 
     def text(self, name: str) -> str:
@@ -147,14 +147,14 @@ class Job(JobSpec):
 
 @dataclass(frozen=True, eq=False)
 class Pool(PoolSpec):
-    """A worker pool that reaches the API: 0 chief, 1 workers, 2 servers of some kind, 3 evaluators."""
+    """A worker pool that reaches the API: 0 chief, 1 workers, 2 servers of either kind, 3 evaluators."""
 
     index: int
     job: Job
 
     @property
     def where(self) -> str:
-        """What the pool is called in a finding."""
+        """Name of the pool in a finding."""
         return f"{self.job.where}, worker pool {self.index}"
 
 
@@ -171,5 +171,5 @@ def _job(task: Task, template: str) -> Job:
     except (ValueError, RecursionError) as error:
         written, fault = {}, str(error)
     if not isinstance(written, dict):
-        written, fault = {}, "it is no JSON object"
+        written, fault = {}, "it is not a JSON object"
     return Job(at(without_empty(written)), task, template, payload, written, fault)

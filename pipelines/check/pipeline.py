@@ -1,4 +1,4 @@
-"""A view over a compiled pipeline: its tasks, and what is known of their inputs before it runs."""
+"""View of a compiled pipeline: its tasks, and the values of their inputs that are known before it runs."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class _Unknown(enum.Enum):
 #: A value that is known at run time only: another task's output, a loop's item, a required parameter.
 UNKNOWN: Final = _Unknown.UNKNOWN
 
-#: What stands for such a value inside a text; as the platform's own placeholders, it begins with "{{$".
+#: Replacement for such a value inside a text; like the platform's own placeholders, it begins with "{{$".
 UNKNOWN_TEXT = "{{$.unknown}}"
 
 #: Any placeholder.
 PLACEHOLDER = re.compile(r"\{\{\$(.*?)\}\}")
 
-#: The value of an input parameter, as JSON inside JSON inside JSON ... as many times as the level says.
+#: Placeholder of an input parameter; the level says how often its value is escaped as a JSON string.
 PARAMETER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\](?:\.json_escape\[(\d)\])?\}\}")
 
-#: A DAG that is used n times inside a DAG that is used n times ...: far beyond what the platform runs.
+#: Limit for DAGs that are used many times inside DAGs that are used many times.
 _MOST_TASKS = 20_000
 
 
 class Aim(enum.Enum):
-    """Aim of a check: what the pipeline is about to do."""
+    """Aim of a check: what happens to the pipeline next."""
 
-    #: It runs on this machine, or is only written: the platform's places mean nothing yet.
+    #: It runs on this machine, or is only compiled: paths on the platform are not checked.
     HERE = "here"
-    #: Somebody asks what is wrong with it.
+    #: `shardline check` reads it.
     ASKED = "asked"
     #: It is sent to the platform.
     SENT = "sent"
@@ -49,18 +49,18 @@ class Aim(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """A compiled pipeline (IR 2.x) and the parameters that it is about to get.
+    """A compiled pipeline (IR 2.x) and the parameters of its run.
 
     Attributes:
-        given: Parameters by name; None when nothing is known about them yet.
-        platforms: Names of the platforms that the file has settings for besides the pipeline itself.
+        given: Parameters by name; None when they are not known.
+        platforms: Names of the platforms for which the file has settings in a second document.
         labels: Labels of the run.
-        aim: What it is about to do.
-        environment: Values of the table [vertex] of the settings that it was compiled of, by name.
-        image: What the image holds, where settings say so in a table.
+        aim: What happens to the pipeline next.
+        environment: Values by name of the table [vertex] of the settings from which it was compiled.
+        image: The table [image] of the settings; None without one.
 
     Raises:
-        PipelineError: When the spec is not built as a pipeline is.
+        PipelineError: When the spec does not have the structure of a pipeline.
     """
 
     spec: Mapping[str, Any]
@@ -81,7 +81,7 @@ class Pipeline:
 
     @property
     def where(self) -> str:
-        """What the pipeline is called in a finding."""
+        """Name of the pipeline in a finding."""
         return "pipeline"
 
     @property
@@ -97,7 +97,7 @@ class Pipeline:
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
-        """All tasks: a DAG's own come before those inside it; in a loop, each once."""
+        """All tasks: those of a DAG before those of its sub-DAGs; those of a loop once."""
         tasks: list[Task] = []
         for task in self._walk(at(self.spec, "root"), None, ()):
             tasks.append(task)
@@ -119,7 +119,7 @@ class Pipeline:
         )
 
     def value(self, name: str) -> Any:
-        """Returns what is known of one of the pipeline's parameters."""
+        """Returns the value of a parameter of the pipeline: as passed, its default, None, or UNKNOWN."""
         if self.given and name in self.given:
             return self.given[name]
         return _default(at(self.spec, "root", "inputDefinitions", "parameters", name))
@@ -138,7 +138,7 @@ class Pipeline:
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """A parameter of the pipeline; its declaration has its type, and its default if it has one."""
+    """A parameter of the pipeline; its declaration has the type, and the default if there is one."""
 
     pipeline: Pipeline
     name: str
@@ -146,17 +146,17 @@ class Parameter:
 
     @property
     def where(self) -> str:
-        """What the parameter is called in a finding."""
+        """Name of the parameter in a finding."""
         return f"parameter {self.name}"
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A task, in the one place of the graph where it stands: among its siblings, all tasks of its DAG.
+    """A task at one position in the graph; its siblings are all tasks of its DAG.
 
     Attributes:
-        component_name: The component that it runs.
-        parent: The task whose DAG it is in; None in the pipeline's own.
+        component_name: Name of the component that it runs.
+        parent: The task whose DAG contains it; None in the DAG of the pipeline.
     """
 
     name: str
@@ -173,7 +173,7 @@ class Task:
 
     @property
     def where(self) -> str:
-        """What the task is called in a finding."""
+        """Name of the task in a finding."""
         return f"task {self.path}"
 
     @property
@@ -198,11 +198,11 @@ class Task:
         return at(self.component, "inputDefinitions", kind)
 
     def inputs(self, kind: str) -> dict[str, Any]:
-        """Returns where the input "parameters" or "artifacts" come from, by name."""
+        """Returns the origins of the input "parameters" or "artifacts" by name."""
         return at(self.spec, "inputs", kind)
 
     def value(self, name: str) -> Any:
-        """Returns what is known of an input before the run: None for one that gets none, or UNKNOWN."""
+        """Returns the value of an input before the run; None without one, UNKNOWN if it comes later."""
         if name not in self.inputs("parameters"):
             return UNKNOWN if name == self.iterator_input else _default(at(self.declared("parameters"), name))
         item = at(self.inputs("parameters"), name)
@@ -214,7 +214,7 @@ class Task:
         return self.parent.value(outer) if self.parent else self.pipeline.value(outer)
 
     def values(self) -> dict[str, Any]:
-        """Returns what is known of all input parameters."""
+        """Returns the values of all input parameters by name, as `value` does."""
         names = {**self.declared("parameters"), **self.inputs("parameters")}
         return {name: self.value(name) for name in names}
 
@@ -242,7 +242,7 @@ class Executor:
 
     @property
     def where(self) -> str:
-        """What the container is called in a finding."""
+        """Name of the container in a finding."""
         return self.task.where if self.task else f"executor {self.label}"
 
 
@@ -270,7 +270,7 @@ def as_text(value: Any) -> str:
 
 
 def without_unknown(value: Any) -> Any:
-    """Returns a JSON value with a text in place of everything that is not known."""
+    """Returns a JSON value with UNKNOWN_TEXT instead of everything that is not known."""
     if value is UNKNOWN:
         return UNKNOWN_TEXT
     if isinstance(value, list):

@@ -1,11 +1,11 @@
-"""Rules of a check, what they demand, and what they find.
+"""Registry of the rules of a check, and their findings.
 
-A function looks at one kind of part of a pipeline and yields the code of a rule with what it found. It may
-hold several rules; each stands in its docstring, and rules in a row may share what is below them:
+A function checks one kind of part of a pipeline and yields the code of a rule with what it found. Its
+docstring declares its rules; consecutive rules may share a fix and a source:
 
-    SL103 error: What is demanded.
+    SL103 error: What is right.
         Fix: What to do about a finding.
-        Source: Who says so.
+        Source: Where this is documented.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any, TypeVar
 
 
 class Severity(enum.StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
-    #: The platform refuses it, or it fails or does something else than was meant.
+    #: The platform refuses it, or it fails or does something other than was meant.
     ERROR = "error"
-    #: It works, and is likely to be regretted.
+    #: It works, and will probably be regretted.
     WARNING = "warning"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, and what to do about it.
+    """A mistake, and what to do about it.
 
     Attributes:
-        where: Task, worker pool, parameter or schedule in question.
-        why: What was found, in one line; never a secret's value.
+        where: Name of the task, worker pool, parameter or schedule.
+        why: What was found, in one line; never the value of a secret.
     """
 
     code: str
@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: its stable code, never given to another, what it demands, what to do, and who says so."""
+    """A rule: its code, which is never reused, what is right, what to do about a finding, and the source."""
 
     code: str
     severity: Severity
@@ -61,7 +61,7 @@ C = TypeVar("C", bound=Check)
 
 #: All rules by code.
 RULES: dict[str, Rule] = {}
-#: The functions that look for what is wrong, by the class of the parts that they look at.
+#: Functions that find mistakes, with the class of the parts that they check.
 _CHECKS: list[tuple[type[Any], Check]] = []
 _FLAGS = re.DOTALL | re.MULTILINE
 _RULES = re.compile(r"^(SL\d{3} .+?)\n    Fix: (.+?)\n    Source: (.+?)(?=\n\S|\Z)", _FLAGS)
@@ -69,13 +69,13 @@ _RULE = re.compile(r"^(SL\d{3}) (error|warning): (.+?)(?=\nSL|\Z)", _FLAGS)
 
 
 def rules(*subjects: type[Any]) -> Callable[[C], C]:
-    """Registers a function and the rules in its docstring, for the parts of some classes."""
+    """Registers a function, and the rules in its docstring, for parts of these classes."""
 
     def register(check: C) -> C:
         for head, *below in _RULES.findall(inspect.getdoc(check) or ""):
             for code, severity, demand in _RULE.findall(head):
                 if code in RULES:
-                    raise ValueError(f"two rules are called {code}")
+                    raise ValueError(f"two rules have the code {code}")
                 texts = (" ".join(text.split()) for text in (demand, *below))
                 RULES[code] = Rule(code, Severity(severity), *texts)
         _CHECKS.extend((subject, check) for subject in subjects)
@@ -85,7 +85,7 @@ def rules(*subjects: type[Any]) -> Callable[[C], C]:
 
 
 def apply(subjects: Mapping[type[Any], Sequence[Any]]) -> Iterator[Finding]:
-    """Applies every rule to the parts of a pipeline that it looks at: by their class, each with a `where`."""
+    """Applies every rule to the parts of a pipeline, by class; each part has a `where`."""
     for kind, check in _CHECKS:
         for subject in subjects.get(kind, ()):
             for code, why in check(subject):

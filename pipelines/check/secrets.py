@@ -1,4 +1,4 @@
-"""Secrets in plain texts: what of a value looks like a key, a token or a password. No message shows one."""
+"""Detection of secrets in plain text: keys, tokens and passwords. No message shows one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-#: What secrets look like whose makers document a fixed beginning, alphabet or length.
+#: Patterns of secrets with a documented prefix, alphabet or length.
 _PATTERNS = {
     "a private key": re.compile(r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY( BLOCK)?-----"),
     "a Google API key": re.compile(r"\bAIza[0-9A-Za-z_-]{35}\b"),
@@ -38,19 +38,19 @@ _PATTERNS = {
     ),
 }
 
-#: Names whose value is a secret when it is given as a plain text, whatever it looks like; and names that are
-#: also those of other things (a tokenizer's marks, a way to sign in): there a secret is what looks like one.
+#: Names whose plain-text value is always a secret; and names that other things have, too (a tokenizer's
+#: marks, a way to sign in), whose value is a secret only if it looks like one.
 _NAME = re.compile(
     r"(?i)(^|[_.-])(password|passwd|pwd|passphrase|secret|(secret|api|access|account|private)[_-]?key"
     r"|client[_-]?secret|(?-i:(?<=_)PASS|PGPASSWORD))$"
 )
 _WEAK_NAME = re.compile(r"(?i)(^|[_.-])(token|auth|authorization|bearer|credentials?|webhook([_-]?url)?)$")
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}")
-#: Where a secret is, as against what it is: a resource's name, a path, a placeholder; a mark of a tokenizer.
+#: Values that are no secret: a resource's name, a path, a placeholder, a tokenizer's mark.
 _REFERENCE = re.compile(r"(projects|secrets)/\S+|(gs:/)?/\S+|.*\{\{.*|\$\{?\w+\}?|\[\w+\]|<[\w/|]+>")
 
 #: Assignments: of code or JSON, of a command line, of an environment, of a line in a settings file. A name is
-#: bounded on its left: else texts without spaces take the square of their length.
+#: bounded on its left; without that, a text without spaces takes quadratic time.
 _ASSIGNMENTS = (
     re.compile(r"""(?<![\w-])([A-Za-z_][\w-]*)["']?\s{0,9}[=:]\s{0,9}["']([^"'\s]{8,})["']"""),
     re.compile(r"""(?:^|\s)--([a-z][\w-]*)[= ]["']?([^\s"'$(){}-][^\s"'$(){}]{7,})"""),
@@ -66,10 +66,10 @@ _WRAP = re.compile(r"(?<=[0-9A-Za-z+/_-]{40})(?:\s|\\[rn]){1,9}(?=[0-9A-Za-z+/_-
 
 
 def kind_of(name: str, value: Any) -> str | None:
-    """Returns what kind of secret a named value holds, at any depth, as in "a Slack token"; or None.
+    """Returns the kind of secret that a named value holds at any depth, such as "a Slack token"; or None.
 
-    Texts are searched for what the keys of many makers look like, in base64 too, and for assignments to names
-    of secrets; a plain text under such a name is one, whatever it looks like.
+    Texts are searched for the key formats of many vendors, also in base64, and for assignments to names of
+    secrets. A plain text with such a name always counts as a secret.
     """
     return next(_kinds(name, value), None)
 
@@ -94,7 +94,7 @@ def _kinds(name: str, value: Any) -> Iterator[str]:
 def _in_text(text: str) -> Iterator[str]:
     yield from (kind for kind, pattern in _PATTERNS.items() if pattern.search(text))
     for encoded in _BASE64.findall(_WRAP.sub("", text)):
-        for start in range(4):  # it may follow letters that are none of it
+        for start in range(4):  # other letters may precede it
             yield from (f"{kind}, in base64" for kind in _in_text(_decoded(encoded[start:])))
 
 
@@ -106,12 +106,12 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _decoded(text: str) -> str:
-    """Returns the text inside of base64, of either alphabet; "" where it is none."""
+    """Returns the text that base64 of either alphabet encodes; "" if it is not text."""
     plain = text.translate(str.maketrans("-_", "+/"))
     try:
         found = base64.b64decode(plain[: len(plain) // 4 * 4]).replace(b"\0", b"")  # UTF-16, too
     except binascii.Error:
         return ""
     sample = found[:256]
-    is_text = sum(byte < 0x80 for byte in sample) > 0.8 * len(sample)  # of noise, a half
+    is_text = sum(byte < 0x80 for byte in sample) > 0.8 * len(sample)  # of random bytes, about half are
     return found.decode("utf-8", "ignore") if is_text else ""

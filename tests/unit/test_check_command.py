@@ -98,7 +98,7 @@ def test_an_error_says_where_and_why_and_what_to_do(tmp_path: Path) -> None:
         "error SL112 task custom-training-job, worker pool 0: machine_type n1-standart-8 "
     )
     assert first.endswith("did you mean n1-standard-8?")
-    assert second == "    -> take a machine type that Vertex AI training has"
+    assert second == "    -> use a machine type that Vertex AI training offers"
     assert last == f"{tmp_path / 'p.yaml'}: 1 error"
 
 

@@ -112,7 +112,7 @@ def test_a_run_without_a_place_for_its_champion_is_said_and_then_refused() -> No
     assert code in codes(RETRAIN, parameters=broken)
     assert code not in codes(RETRAIN, parameters=repaired)
     assert code not in codes(RETRAIN)  # nothing is known of the run yet
-    with pytest.raises(ShardlineError, match="champion_uri is not given"):
+    with pytest.raises(ShardlineError, match="champion_uri is not set"):
         check_run(SENT, broken)
     assert check_run(SENT, repaired)[0] == repaired
 

@@ -73,7 +73,7 @@ def test_names() -> None:
     ],
 )
 def test_what_is_no_cron_expression(fields: str) -> None:
-    with pytest.raises(ValueError, match=r"no |fields"):
+    with pytest.raises(ValueError, match=r"not |fields"):
         parse(fields)
 
 

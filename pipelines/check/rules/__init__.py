@@ -1,4 +1,4 @@
-"""The rules, a file for each noun; importing this package registers them all."""
+"""Rules of the check, one file for each subject; importing this package registers them all."""
 
 from shardline.pipelines.check.rules import (  # noqa: F401  # the rules register themselves
     containers,

@@ -1,6 +1,6 @@
-"""Rules about containers and places: images, variables and secrets, and what a run reads and writes.
+"""Rules about containers and paths: images, variables, secrets, and what a run reads and writes.
 
-A finding never shows the secret.
+A finding never shows a secret.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from shardline.pipelines.settings import placeholder, placeholder_value
 from shardline.trainer.errors import ShardlineError
 from shardline.trainer.models import BUILT_IN, KERAS_PREFIX
 
-#: Vertex AI's prebuilt images: the documentation demands the tag `latest` for them.
+#: Prebuilt images of Vertex AI, for which the documentation requires the tag `latest`.
 _PREBUILT = re.compile(
     r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai(-restricted)?/|gcr\.io/cloud-aiplatform/"
 )
-#: Images of Google Cloud Pipeline Components: released once under a version, and named by GCPC itself.
+#: Images of Google Cloud Pipeline Components: each version is released once, and GCPC names it.
 _RELEASED = re.compile(r"gcr\.io/ml-pipeline/google-cloud-pipeline-components:")
-#: Names of a replica's image, in a container_spec and in a python_package_spec.
+#: Keys of a replica's image in a container_spec and in a python_package_spec.
 _IMAGE_KEYS = ("image_uri", "executor_image_uri")
 _TENSORFLOW = re.compile(r"/training/tf-(?:cpu|gpu|tpu)\.(\d+)-(\d+)")
-#: End of availability of the prebuilt TensorFlow training images; those before them ended earlier.
+#: End of availability of the prebuilt TensorFlow training images; older images ended earlier.
 _AVAILABLE_UNTIL = {
     (2, 14): datetime.date(2025, 9, 26),
     (2, 15): datetime.date(2025, 11, 14),
@@ -48,27 +48,26 @@ _AVAILABLE_UNTIL = {
 def images(part: Executor | Pool) -> Found:
     """Images of tasks and replicas.
 
-    Another image under the same name changes what a pipeline does, and caching does not notice.
+    A different image with the same name changes what a pipeline does, and caching does not notice.
 
     SL401 error: A container has an image.
         Fix: set the component's base_image or image
-        Source: kubeflow/pipelines, pipeline_spec.proto: PipelineContainerSpec.image.
+        Source: pipeline_spec.proto.
     SL402 error: A worker pool's container has an image.
         Fix: set container_spec.image_uri
-        Source: google.cloud.aiplatform_v1.types.ContainerSpec: image_uri is required.
-    SL403 warning: A task's image is named with a tag or a digest, not with "latest".
-    SL404 warning: A replica's image is named with a tag or a digest, not with "latest".
-        Fix: add a tag that is never reused, or better a digest
-        Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without a tag, latest is meant.
-    SL405 error: A task's image is not a prebuilt TensorFlow image past its end of availability.
-    SL406 error: A replica's image is not a prebuilt TensorFlow image past its end of availability.
-        Fix: build an image of your own with the TensorFlow that you need
-        Source: docs.cloud.google.com, training/pre-built-containers, read on 2026-11-20.
+        Source: ContainerSpec.
+    SL403 warning: A task's image has a digest, or a tag other than "latest".
+    SL404 warning: A replica's image has a digest, or a tag other than "latest".
+        Fix: add a digest, or a tag that is never reused
+        Source: artifact-registry/docs/docker/names.
+    SL405 error: A task's prebuilt TensorFlow image is still available.
+    SL406 error: A replica's prebuilt TensorFlow image is still available.
+        Fix: build your own image with the TensorFlow version that you need
+        Source: training/pre-built-containers, read on 2026-11-20.
     SL407 warning: A task installs no packages when it starts.
     SL408 warning: A replica installs no packages when it starts.
         Fix: put the packages into the image, and set install_kfp_package=False
-        Source: docs.cloud.google.com, general/vpc-service-controls: "no live installation is required during
-            a pipeline run" as the practice for production.
+        Source: general/vpc-service-controls.
     """
     container = part.container
     if isinstance(part, Executor):
@@ -84,24 +83,24 @@ def images(part: Executor | Pool) -> Found:
     if fault := _loose(image):
         yield fixed, f"the image {image} {fault}"
     if end := _end_of(image):
-        yield available, f"{image} is not available since {end}"
+        yield available, f"{image} has not been available since {end}"
     if any("pip install" in argument for argument in argv(container)):
         yield installed, "pip install runs at every start"
 
 
 @rules(Pipeline)
 def platforms_and_digests(pipeline: Pipeline) -> Found:
-    """Settings for other platforms, and tags.
+    """Settings for other platforms, and image tags.
 
-    A tag can be moved to another image, also while a schedule goes on. Names without a host of a registry are
-    left alone: a local run does not look at them.
+    A tag can be moved to another image, even while a schedule is active. Names without a registry are not
+    checked: a local run ignores them.
 
     SL409 error: The file is one YAML document, without settings for another platform.
-        Fix: compile without kfp-kubernetes and without a workspace; 'shardline run' takes the file as it is
-        Source: google.cloud.aiplatform.utils.yaml_utils: yaml.safe_load refuses a second document.
-    SL410 warning: Images of a registry are named with their digest.
-        Fix: name it with its digest: 'shardline image push' prints it
-        Source: docs.cloud.google.com, artifact-registry/docs/docker/names: a tag is mutable, a digest is not.
+        Fix: compile without kfp-kubernetes and without a workspace; 'shardline run' takes the file unchanged
+        Source: SDK, yaml_utils.
+    SL410 warning: An image in a registry is named by digest.
+        Fix: name it by digest, which 'shardline image push' prints
+        Source: artifact-registry/docs/docker/names.
     """
     for name in pipeline.platforms:
         yield "SL409", f"a second document has settings for {name}, which Vertex AI's SDK refuses to load"
@@ -119,23 +118,23 @@ def variables(pool: Pool) -> Found:
 
     SL314 error: A container has at most 100 environment variables.
         Fix: pass settings as arguments or in a file
-        Source: google.cloud.aiplatform_v1.types.ContainerSpec: env, "Maximum limit is 100".
+        Source: ContainerSpec.
     SL321 error: An environment variable's name is a C identifier.
-        Fix: name it with letters, digits and underscores, not beginning with a digit
-        Source: google.cloud.aiplatform_v1.types.EnvVar: "Must be a valid C identifier".
-    SL322 warning: An environment variable does not take the place of one that the platform sets.
-        Fix: leave it out: the platform sets it for each replica
-        Source: docs.cloud.google.com, training/distributed-training and training/code-requirements.
+        Fix: use letters, digits and underscores, with no digit first
+        Source: EnvVar.
+    SL322 warning: A replica does not set variables that the platform sets.
+        Fix: leave it out; the platform sets it for each replica
+        Source: training/distributed-training.
     SL323 warning: An environment variable is set once.
         Fix: set it once
-        Source: google.cloud.aiplatform_v1.types.ContainerSpec: env is a list, in which names may repeat.
+        Source: ContainerSpec.
     """
     if len(pool.env) > MOST_VARIABLES:
         yield "SL314", f"the pool sets {len(pool.env)} environment variables"
     names = [str(item.get("name", "")) for item in pool.env]
     for name, count in Counter(name for name in names if "{{$" not in name).items():
         if not VARIABLE.fits(name):
-            yield "SL321", f"the environment variable {name!r} is no identifier"
+            yield "SL321", f"the environment variable {name!r} is not a C identifier"
         if PLATFORM_VARIABLE.fits(name):
             yield "SL322", f"the pool sets {name} itself"
         if count > 1:
@@ -144,19 +143,18 @@ def variables(pool: Pool) -> Found:
 
 @rules(Parameter, Task, Pool, Executor)
 def secrets(part: Parameter | Task | Pool | Executor) -> Found:
-    """Secrets where everybody can read them.
+    """Secrets that are readable in the console, in logs or in the file.
 
-    SL811 error: A pipeline's parameter holds no secret.
-        Fix: read it from Secret Manager at run time, take it out, and revoke it
-        Source: docs.cloud.google.com, secret-manager/docs/best-practices; parameters are shown in the
-            console.
-    SL812 error: A constant that a task is given holds no secret.
+    SL811 error: A pipeline parameter holds no secret.
+        Fix: read it from Secret Manager at run time, remove it here, and revoke it
+        Source: secret-manager/docs/best-practices.
+    SL812 error: A task's constant input holds no secret.
     SL814 error: A container's environment, command and source hold no secret.
-        Fix: read it from Secret Manager at run time, take it out, and revoke it
-        Source: docs.cloud.google.com, secret-manager/docs/best-practices.
+        Fix: read it from Secret Manager at run time, remove it here, and revoke it
+        Source: secret-manager/docs/best-practices.
     SL813 error: A replica's environment variables hold no secret.
-        Fix: read it from Secret Manager at run time, take it out, and revoke it
-        Source: docs.cloud.google.com, secret-manager/docs/best-practices: not in environment variables.
+        Fix: read it from Secret Manager at run time, remove it here, and revoke it
+        Source: secret-manager/docs/best-practices.
     """
     match part:
         case Parameter():
@@ -180,15 +178,15 @@ def _variables(env: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _loose(image: str) -> str:
-    """Returns why a name may stand for another image tomorrow; "" when it does not."""
+    """Returns why another image may have the same name tomorrow; "" when none can."""
     if not image or "@" in image or _PREBUILT.match(image):
         return ""
     tag = image.rpartition("/")[2].partition(":")[2]
-    return {"": "has neither tag nor digest", "latest": "is whatever is the latest"}.get(tag, "")
+    return {"": "has neither tag nor digest", "latest": "has the tag latest, which moves"}.get(tag, "")
 
 
 def _end_of(image: str) -> datetime.date | None:
-    """Returns the end of a prebuilt image's availability, if it has passed."""
+    """Returns the date on which a prebuilt image ceased to be available; None while it is."""
     found = _TENSORFLOW.search(image) if _PREBUILT.match(image) else None
     version = (int(found[1]), int(found[2])) if found else (0, 0)
     if not found or version > max(_AVAILABLE_UNTIL):
@@ -197,20 +195,20 @@ def _end_of(image: str) -> datetime.date | None:
     return end if datetime.date.today() >= end else None
 
 
-#: How a path begins that every task sees: buckets, through the mount.
+#: Prefixes of paths that every task can read: buckets, through the mount.
 _MOUNTED = ("gs://", "/gcs/")
-#: Forms of a source that have a path behind the colon.
+#: Forms of a source that have a path after the colon.
 _FILES = ("images", "text", "tfrecord", "table")
-#: Options of the trainer that are a path, and whether they are written.
+#: Options of the trainer that are a path, and whether the run writes there.
 _OPTIONS = {"initial_model": False, "checkpoint_dir": True, "tensorboard_log_dir": True}
 _SCHEME = re.compile(r"(?:.*::)?([A-Za-z][\w.+-]*)://")
 _OURS = re.compile(r"shardline[:@-]|shardline$")
-#: The image of KFP's own components, which Docker Hub has.
+#: Image of KFP's own components, on Docker Hub.
 _OF_KFP = "python:"
 
 
 class _Place(NamedTuple):
-    """A path in a parameter: which, its text, and whether it is written."""
+    """A path in a parameter: the parameter, the path, and whether the run writes there."""
 
     name: str
     path: str
@@ -219,14 +217,14 @@ class _Place(NamedTuple):
 
 @rules(Pipeline)
 def values(pipeline: Pipeline) -> Found:
-    """Values of the parameters of our own pipelines.
+    """Values of the parameters of Shardline's pipelines.
 
-    SL606 error: A parameter of our own pipelines has a value that the pipeline takes.
-        Fix: give another value; 'shardline run' would refuse it as well
-        Source: trainer/records.py; the first task of the run refuses it.
+    SL606 error: A parameter of Shardline's pipelines has a valid value.
+        Fix: pass a valid value; 'shardline run' refuses this one, too
+        Source: Shardline: the run's first task refuses it.
     """
     if pipeline.given is None or pipeline.aim is not Aim.ASKED or pipeline.name not in OURS:
-        return  # before a run they are checked as such
+        return  # `check_run` checks them before a run
     try:
         check_values(pipeline.name, _values(pipeline), here=False)
     except ShardlineError as error:
@@ -235,26 +233,26 @@ def values(pipeline: Pipeline) -> Found:
 
 @rules(Pipeline)
 def places(pipeline: Pipeline) -> Found:
-    """Places that a run of our own pipelines reads and writes on the platform.
+    """Paths that a run of Shardline's pipelines reads and writes on the platform.
 
-    A container sees buckets, as gs://BUCKET/PATH or /gcs/BUCKET/PATH, and nothing of another machine.
-    What is written anywhere else is thrown away with the container.
+    A container can read buckets, as gs://BUCKET/PATH or /gcs/BUCKET/PATH, and nothing of another machine.
+    What it writes elsewhere is deleted with it.
 
-    SL607 error: What a run reads is not on the machine that submits it.
-        Fix: copy it into a bucket ('gcloud storage cp --recursive') and give gs://BUCKET/PATH
-        Source: components/preprocess/storage.py; a task runs in a container of its own.
+    SL607 error: A run reads nothing from the machine that submits it.
+        Fix: copy it into a bucket ('gcloud storage cp --recursive'), and pass gs://BUCKET/PATH
+        Source: Shardline: a task runs in a container of its own.
     SL608 warning: What a run reads is in a bucket.
-        Fix: give gs://BUCKET/PATH, unless the image holds it at this path
-        Source: components/preprocess/storage.py.
-    SL609 error: A URL is of a kind that the parameter takes.
-        Fix: copy it into a bucket and give gs://BUCKET/PATH, or read it in a source class of your own
-        Source: components/preprocess/storage.py: no other URL is read.
+        Fix: pass gs://BUCKET/PATH, unless the image holds this path
+        Source: Shardline: a task runs in a container of its own.
+    SL609 error: The parameter takes this kind of URL.
+        Fix: copy it into a bucket and pass gs://BUCKET/PATH, or read it in your own source class
+        Source: Shardline: the run's first task refuses it.
     SL610 error: What a run writes is in a bucket.
-        Fix: give gs://BUCKET/PATH
-        Source: components/model_store, components/configure; a container's disk ends with it.
-    SL611 warning: A run has a place where a blessed model is published.
-        Fix: give champion_uri=gs://BUCKET/PATH, or champion_uri= to publish nothing
-        Source: components/register: an empty champion_uri publishes nothing.
+        Fix: pass gs://BUCKET/PATH
+        Source: Shardline: a container's disk is deleted with it.
+    SL611 warning: A run says where to publish a blessed model.
+        Fix: pass champion_uri=gs://BUCKET/PATH, or champion_uri= to publish nothing
+        Source: Shardline: an empty champion_uri publishes nothing.
     """
     if pipeline.given is None or pipeline.aim is Aim.HERE or pipeline.name not in OURS:
         return
@@ -263,20 +261,20 @@ def places(pipeline: Pipeline) -> Found:
         if fault := _fault(place):
             yield fault
     if known.get("champion_uri") == "" and "champion_uri" not in pipeline.given:
-        yield "SL611", "champion_uri is not given: a blessed model is published nowhere"
+        yield "SL611", "champion_uri is not set: a blessed model is not published"
 
 
 @rules(Pipeline)
 def contents(pipeline: Pipeline) -> Found:
-    """What the image holds of what a run names: modules of one's own.
+    """Modules of your own that a run uses, and that the image must hold.
 
-    SL612 error: The image holds the modules, and these the names, that a run gives.
-        Fix: name what it has, or name its directory in [image] packages (a path from the settings file) or
-            its distribution in [image] requirements, which say what the image holds
-        Source: pipelines/image/contents.py: the table [image] of the settings says what the image holds.
-    SL614 warning: It is known what the image holds that has to hold a run's own modules.
-        Fix: give --settings FILE, whose table [image] says it
-        Source: pipelines/image/contents.py.
+    SL612 error: The image has the modules and names that a run uses.
+        Fix: name what it has, or add its directory to [image] packages (relative to the settings file) or
+            its distribution to [image] requirements
+        Source: Shardline: the table [image] says what the image holds.
+    SL614 warning: The settings say what the image holds.
+        Fix: pass --settings FILE with a table [image]
+        Source: Shardline: the table [image] says what the image holds.
     """
     if pipeline.given is None or pipeline.aim is Aim.HERE or pipeline.name not in OURS:
         return
@@ -285,18 +283,18 @@ def contents(pipeline: Pipeline) -> Found:
         for line in missing_from_image(pipeline.image, known):
             yield "SL612", line.partition("; ")[0]
     elif own := [name for name, value in plugins_of(known).items() if not value.startswith("shardline.")]:
-        yield "SL614", f"what the image holds is not known, and {', '.join(own)} is not looked for in it"
+        yield "SL614", f"the settings do not say what the image holds, so {', '.join(own)} is not checked"
 
 
 def _values(pipeline: Pipeline) -> dict[str, Any]:
-    """Returns what a run is given, of the declared types, and the defaults of the rest."""
+    """Returns the parameters of a run with their defaults, converted to the declared types."""
     found = {}
     for parameter in pipeline.parameters:
         value = pipeline.value(parameter.name)
         try:
             found[parameter.name] = convert(parameter.name, value, parameter.declaration)
         except (ShardlineError, KeyError):
-            continue  # a finding of its own
+            continue  # another rule reports it
     return found
 
 
@@ -327,25 +325,25 @@ def _fault(place: _Place) -> tuple[str, str] | None:
     if slash := re.match(r"(gs|gcs):/*", path):
         return "SL609", f"{is_path}; did you mean gs://{path[slash.end() :]}?"
     if written:
-        return "SL610", f"{is_path}, a directory of the container, which is thrown away with it"
+        return "SL610", f"{is_path}, a directory of the container, which is deleted with it"
     if not os.path.isabs(path) or os.path.exists(path):
-        return "SL607", f"{is_path}, a path of this machine"
-    return "SL608", f"{is_path}, which is in no bucket"
+        return "SL607", f"{is_path}, a path on this machine"
+    return "SL608", f"{is_path}, which is not in a bucket"
 
 
 @rules(Pipeline)
 def sent(pipeline: Pipeline) -> Found:
-    """Images and placeholders of a pipeline that goes to the platform.
+    """Images and placeholders of a pipeline that is sent to the platform.
 
-    SL411 error: An image of one's own in a pipeline that is sent is named with its registry.
-        Fix: name it as in LOCATION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG in the settings (in a pipeline
-            of your own: with_image), and compile
-        Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without one, Docker Hub is meant.
-    SL413 warning: An image in a pipeline of others that is sent is named with its registry.
-        Fix: write docker.io/NAME:TAG if Docker Hub's is meant, or the registry that has it
-        Source: docs.cloud.google.com, artifact-registry/docs/docker/names; without one, Docker Hub is meant.
-    SL412 error: The example's placeholders have been replaced.
-        Fix: write your own project and bucket in its place
+    SL411 error: Your own image names its registry.
+        Fix: name it LOCATION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG in the settings (in your own
+            pipeline: with_image), and compile
+        Source: artifact-registry/docs/docker/names.
+    SL413 warning: Another pipeline's image names its registry.
+        Fix: write docker.io/NAME:TAG if you mean Docker Hub, or the registry that has it
+        Source: artifact-registry/docs/docker/names.
+    SL412 error: The placeholders of the example settings are replaced.
+        Fix: write your own project and bucket
         Source: settings/vertex.toml.example.
     """
     if pipeline.aim is Aim.HERE:
@@ -357,9 +355,9 @@ def sent(pipeline: Pipeline) -> Found:
         if pipeline.aim is not Aim.SENT or has_registry(image):
             continue
         if pipeline.name in OURS or _OURS.match(image):
-            yield "SL411", f"the image {image} has no registry, and is on no machine of the platform"
+            yield "SL411", f"the image {image} has no registry, so the platform cannot pull it"
         elif not image.startswith(_OF_KFP):
-            yield "SL413", f"the image {image} has no registry: that of Docker Hub is meant"
+            yield "SL413", f"the image {image} has no registry, which means Docker Hub"
     texts = [("the image", image) for image in sorted(images)]
     texts += [(str(name), str(value)) for name, value in (pipeline.given or {}).items()]
     texts += [

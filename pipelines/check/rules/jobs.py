@@ -16,7 +16,7 @@ from shardline.pipelines.check.rules.machines import is_tpu
 
 ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluators")
 
-#: Arguments and parameters by which trainers are told their tf.distribute strategy.
+#: Arguments and parameters with which trainers take their tf.distribute strategy.
 _STRATEGY_NAMES = ("strategy", "distribution_strategy", "distribute_strategy", "training_strategy")
 
 
@@ -24,21 +24,20 @@ _STRATEGY_NAMES = ("strategy", "distribution_strategy", "distribute_strategy", "
 def slots(job: Job) -> Found:
     """Slots of worker pools.
 
-    The launcher drops empty pools, so that each later pool moves up and gets another role.
+    The launcher drops empty pools, which moves each later pool up into another role.
 
-    SL101 error: Pool 0 has exactly one replica.
-        Fix: set replica_count to 1 and put further replicas into the second pool
-        Source: docs.cloud.google.com, training/distributed-training: the primary replica.
+    SL101 error: Worker pool 0 has one replica.
+        Fix: set replica_count to 1, and put more replicas into worker pool 1
+        Source: training/distributed-training.
     SL102 error: A job has at most four worker pools.
-        Fix: use at most four pools: chief, workers, parameter servers or Reduction Server, evaluators
-        Source: docs.cloud.google.com, training/distributed-training, the table of task roles.
-    SL103 error: No pool comes after an empty one.
-        Fix: keep the slot with {"replica_count": "0"}, as a text, or fill it
-        Source: recursive_remove_empty in google_cloud_pipeline_components,
-            container/v1/gcp_launcher/utils/json_util.py.
+        Fix: use at most four: chief, workers, parameter servers or Reduction Server, evaluators
+        Source: training/distributed-training.
+    SL103 error: No worker pool follows an empty one.
+        Fix: keep the slot with {"replica_count": "0"}, a string, or fill it
+        Source: GCPC, json_util.py.
     SL104 error: A job has a worker pool.
-        Fix: give worker_pool_specs with one pool at least
-        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: worker_pool_specs is required.
+        Fix: set worker_pool_specs, with at least one pool
+        Source: CustomJobSpec.
     """
     chief = job.pool(0)
     if chief and chief.replica_count not in (1, None):
@@ -55,26 +54,25 @@ def slots(job: Job) -> Found:
             yield "SL103", f"pool {index} is empty: {moved}"
             break
     if not job.fault and not job.pools and "{{$" not in str(job.spec.get("worker_pool_specs", "")):
-        yield "SL104", "no worker pool is left after the launcher has dropped the empty ones"
+        yield "SL104", "no worker pool is left after the launcher drops the empty ones"
 
 
 @rules(Pool)
 def pools(pool: Pool) -> Found:
-    """Contents of a worker pool. The launcher drops a count of zero, and the rest of the pool stays.
+    """Contents of a worker pool. The launcher drops a count of 0 and keeps the rest of the pool.
 
-    SL105 error: A pool runs either a container or a Python package.
-        Fix: give the pool a container_spec, or a python_package_spec, and not both
-        Source: google.cloud.aiplatform_v1.types.WorkerPoolSpec: a oneof.
-    SL106 error: replica_count is a whole number.
-        Fix: give a whole number of replicas, 1 or more; leave the pool out for none
-        Source: google.cloud.aiplatform_v1.types.WorkerPoolSpec; recursive_remove_empty of the launcher.
-    SL124 warning: A Reduction Server's own machines have no GPUs.
-        Fix: leave the accelerators out: n1-highcpu-16 is what is recommended
-        Source: docs.cloud.google.com, training/distributed-training: "You do not use GPUs for the Reduction
-            Server nodes".
-    SL131 error: An NFS mount names server, path and mount point.
-        Fix: give server, path and mount_point of every mount
-        Source: google.cloud.aiplatform_v1.types.NfsMount: all three are required.
+    SL105 error: A worker pool runs a container or a Python package.
+        Fix: set container_spec or python_package_spec, not both
+        Source: WorkerPoolSpec.
+    SL106 error: replica_count is a whole number of 1 or more.
+        Fix: set 1 or more, or leave out the pool
+        Source: WorkerPoolSpec; the launcher drops 0.
+    SL124 warning: Reduction Server runs without GPUs.
+        Fix: leave out the accelerators; n1-highcpu-16 is recommended
+        Source: training/distributed-training.
+    SL131 error: An NFS mount has a server, a path and a mount point.
+        Fix: set server, path and mount_point of every mount
+        Source: NfsMount.
     """
     found = [key for key in ("container_spec", "python_package_spec") if not lacks(pool.spec, key)]
     if len(found) != 1 and not isinstance(pool.spec, str):
@@ -84,7 +82,7 @@ def pools(pool: Pool) -> Found:
     if written is None:
         kept = [before for before in pool.job.written_pools if before]
         if pool.index < len(kept) and at(kept[pool.index]).get("replica_count") == 0:
-            yield "SL106", "replica_count is 0: the launcher drops the number and keeps the pool"
+            yield "SL106", "replica_count is 0: the launcher drops the count and keeps the pool"
     elif "{{$" not in str(written) and (whole(written) is None or pool.replicas < 1):
         yield "SL106", f"replica_count is {written!r}"
     if pool.is_reduction_server and pool.accelerator_type:
@@ -99,27 +97,24 @@ def pools(pool: Pool) -> Found:
 def roles(job: Job) -> Found:
     """Roles of worker pools: parameter servers, Reduction Server, evaluators; and NFS.
 
-    SL107 error: Parameter servers belong to the parameter-server strategy.
-        Fix: train with the parameter_server strategy, or leave the pool empty
-        Source: tensorflow.org, tf.distribute.ParameterServerStrategy: no other strategy uses "ps" tasks.
-    SL108 error: The parameter-server strategy has parameter servers.
-        Fix: put the parameter servers into worker pool 2
-        Source: tensorflow.org, tf.distribute.ParameterServerStrategy: variables live on "ps" tasks.
+    SL107 error: Only the parameter_server strategy uses parameter servers.
+        Fix: train with the parameter_server strategy, or leave worker pool 2 empty
+        Source: tf.distribute.ParameterServerStrategy.
+    SL108 error: The parameter_server strategy has parameter servers.
+        Fix: put parameter servers into worker pool 2
+        Source: tf.distribute.ParameterServerStrategy.
     SL109 error: Reduction Server is worker pool 2.
-        Fix: put the Reduction Server into worker pool 2, after chief and workers
-        Source: docs.cloud.google.com, training/distributed-training, "Reduction Server".
-    SL110 warning: Reduction Server serves workers with GPUs.
-        Fix: give chief and workers GPUs, or leave the Reduction Server out
-        Source: docs.cloud.google.com, training/distributed-training, "Prerequisites": "You are performing
-            distributed training with GPU workers".
-    SL125 warning: A TensorFlow job has one evaluator at most.
-        Fix: set replica_count of the evaluators' pool to 1
-        Source: docs.cloud.google.com, training/distributed-training: "TensorFlow generally expects that you
-            use no more than one evaluator".
-    SL130 error: NFS mounts have a network to reach the server by.
-        Fix: set network (or psc_interface_config) so that the replicas reach the NFS server
-        Source: docs.cloud.google.com, training/train-nfs-share: set up Private Service Connect or VPC
-            peering.
+        Fix: put Reduction Server into worker pool 2
+        Source: training/distributed-training.
+    SL110 warning: Reduction Server serves GPU workers.
+        Fix: give chief and workers GPUs, or leave out Reduction Server
+        Source: training/distributed-training.
+    SL125 warning: A job has at most one evaluator.
+        Fix: set replica_count of worker pool 3 to 1
+        Source: training/distributed-training.
+    SL130 error: A job with NFS mounts has a network.
+        Fix: set network or psc_interface_config to reach the NFS server
+        Source: training/train-nfs-share.
     """
     strategy = _training_strategy(job)
     if strategy and strategy not in ("parameter_server", "auto") and job.has_parameter_servers:
@@ -146,9 +141,9 @@ def _role(index: int) -> str:
 
 
 def _training_strategy(job: Job) -> str:
-    """Returns the tf.distribute strategy that the trainer is told; "" when it is not said or not known.
+    """Returns the tf.distribute strategy that the trainer gets; "" when it is not set or not known.
 
-    The job's own parameter `strategy` is how machines are provisioned, not how training is distributed.
+    The job's own parameter `strategy` says how machines are provisioned, not how training is distributed.
     """
     for name in _STRATEGY_NAMES[1:]:
         if name in job.task.declared("parameters"):
@@ -169,26 +164,23 @@ _FLEX_START_GPUS = ("L4", "A100", "H100", "H200", "B200")
 def scheduling(job: Job) -> Found:
     """Scheduling and restarts of a custom job.
 
-    All-reduce cannot go on without a peer: a worker that comes back alone finds nobody.
+    All-reduce cannot continue without a peer: a worker that restarts alone finds no other worker.
 
-    SL201 error: A timeout and a max_wait_duration are seconds with an "s".
-        Fix: write seconds followed by "s", as in "86400s"
-        Source: google_cloud_pipeline_components, CustomTrainingJobOp: "A duration in seconds with up to nine
-            fractional digits, terminated by 's'".
-    SL202 error: The scheduling strategy is one that the API has.
-        Fix: take STANDARD, SPOT or FLEX_START
-        Source: google.cloud.aiplatform_v1.types.Scheduling.Strategy.
-    SL203 warning: The scheduling strategy is not deprecated.
-        Fix: take STANDARD for ON_DEMAND, and SPOT for LOW_COST
-        Source: google.cloud.aiplatform_v1.types.Scheduling.Strategy.
+    SL201 error: A duration is in seconds and ends in "s".
+        Fix: write seconds and an s, as in "86400s"
+        Source: GCPC, CustomTrainingJobOp.
+    SL202 error: The scheduling strategy is STANDARD, SPOT or FLEX_START.
+        Fix: use STANDARD, SPOT or FLEX_START
+        Source: Scheduling.Strategy.
+    SL203 warning: The scheduling strategy is not one of the deprecated ON_DEMAND and LOW_COST.
+        Fix: use STANDARD instead of ON_DEMAND, SPOT instead of LOW_COST
+        Source: Scheduling.Strategy.
     SL209 warning: Workers without parameter servers restart together.
         Fix: set restart_job_on_worker_restart, and resume from checkpoints
-        Source: google.cloud.aiplatform_v1.types.Scheduling: restart_job_on_worker_restart is for "distributed
-            training jobs that are not resilient to workers leaving and joining a job".
+        Source: Scheduling.
     SL210 warning: disable_retries and restart_job_on_worker_restart are not both set.
-        Fix: leave out disable_retries or restart_job_on_worker_restart
-        Source: google.cloud.aiplatform_v1.types.Scheduling: disable_retries "overrides
-            restart_job_on_worker_restart to false".
+        Fix: leave out one of the two
+        Source: Scheduling.
     """
     for name in ("timeout", "max_wait_duration"):
         found = known_text(job.scheduling.get(name))
@@ -209,21 +201,21 @@ def scheduling(job: Job) -> Found:
 def strategies(job: Job) -> Found:
     """Strategies FLEX_START and SPOT, and what they need.
 
-    SL204 error: FLEX_START has the same machines in all pools.
-        Fix: give all worker pools the same machine type and accelerators, or take SPOT or STANDARD
-        Source: docs.cloud.google.com, training/schedule-jobs-dws, "Requirements".
-    SL205 error: FLEX_START asks for L4, A100, H100, H200 or B200 GPUs.
-        Fix: take a machine with L4, A100, H100, H200 or B200 GPUs, or another strategy
-        Source: docs.cloud.google.com, training/schedule-jobs-dws, "Requirements".
-    SL206 error: FLEX_START has a timeout of at most 7 days.
-        Fix: give a timeout of at most "604800s"
-        Source: docs.cloud.google.com, training/schedule-jobs-dws, "Requirements".
-    SL207 warning: A SPOT job has a place for checkpoints.
-        Fix: write checkpoints: set base_output_directory, or give the trainer a directory for them
-        Source: docs.cloud.google.com, training/use-spot-vms, "Preemption handling".
-    SL208 error: SPOT does not come with TPU pods.
-        Fix: take STANDARD for TPUs
-        Source: docs.cloud.google.com, training/use-spot-vms, "Limitations and requirements".
+    SL204 error: A FLEX_START job has one kind of machine.
+        Fix: give all worker pools the same machine type and accelerators, or use SPOT or STANDARD
+        Source: training/schedule-jobs-dws.
+    SL205 error: A FLEX_START job has L4, A100, H100, H200 or B200 GPUs.
+        Fix: use L4, A100, H100, H200 or B200 GPUs, or another strategy
+        Source: training/schedule-jobs-dws.
+    SL206 error: A FLEX_START job has a timeout of at most 7 days.
+        Fix: set a timeout of at most "604800s"
+        Source: training/schedule-jobs-dws.
+    SL207 warning: A SPOT job saves checkpoints.
+        Fix: set base_output_directory, or pass the trainer a checkpoint directory
+        Source: training/use-spot-vms.
+    SL208 error: A TPU pod does not use SPOT.
+        Fix: use STANDARD for TPUs
+        Source: training/use-spot-vms.
     """
     kinds = {
         (pool.machine_type, pool.accelerator_type, str(pool.machine.get("accelerator_count")))
@@ -232,26 +224,28 @@ def strategies(job: Job) -> Found:
     timeout = known_text(job.scheduling.get("timeout"))
     if job.strategy == "FLEX_START" and len(kinds) > 1:
         listing = ", ".join(f"{pool.index}: {pool.machine_type}" for pool in job.pools)
-        yield "SL204", f"FLEX_START has {len(kinds)} different machines: {listing}"
+        yield (
+            "SL204",
+            f"the strategy is FLEX_START, and the pools have {len(kinds)} kinds of machine: {listing}",
+        )
     if job.strategy == "FLEX_START" and (seconds(timeout) or 0) > SEVEN_DAYS_S:
-        yield "SL206", f"FLEX_START with a timeout of {timeout}"
+        yield "SL206", f"the strategy is FLEX_START, and the timeout is {timeout}"
     if job.strategy == "SPOT" and lacks(job.spec, "base_output_directory") and not _has_place(job):
-        lost = "nothing says where checkpoints go: the job starts over"
-        yield "SL207", f"SPOT replicas are preempted, and {lost}"
+        yield "SL207", "SPOT replicas can be preempted, and the job has no directory for checkpoints"
     for pool in job.pools:
         count, written = pool.machine.get("accelerator_count"), str(pool.machine.get("accelerator_type", ""))
         supported = "{{$" in written or set(_FLEX_START_GPUS) & set(pool.accelerator_type.split("_"))
         if job.strategy == "FLEX_START" and not supported:
             yield (
                 "SL205",
-                f"FLEX_START, and worker pool {pool.index} has {pool.accelerator_type or 'no GPUs'}",
+                f"the job is FLEX_START; worker pool {pool.index} has {pool.accelerator_type or 'no GPUs'}",
             )
         if job.strategy == "SPOT" and is_tpu(pool) and isinstance(count, int | float) and count > 8:
             yield "SL208", f"worker pool {pool.index} is a TPU pod, and the strategy is SPOT"
 
 
 def _has_place(job: Job) -> bool:
-    """Whether the trainer is given output artifacts, or something that is called a checkpoint."""
+    """Whether the trainer gets output artifacts, or an argument with "checkpoint" in it."""
     arguments = " ".join(part for pool in job.pools for part in pool.argv)
     outputs = at(job.task.component, "outputDefinitions", "artifacts")
     return bool(outputs and "--executor_input" in arguments) or "checkpoint" in arguments.lower()
@@ -259,42 +253,38 @@ def _has_place(job: Job) -> bool:
 
 @rules(Job)
 def connections(job: Job) -> Found:
-    """Accounts, networks and places of a custom job.
+    """Accounts, networks and paths of a custom job.
 
-    SL211 error: TensorBoard needs a service account.
-        Fix: set service_account; {{$.pipeline_service_account}} is the pipeline's own
-        Source: google.cloud.aiplatform.CustomJob.run: "service_account is required with provided
-            tensorboard".
-    SL212 error: A job has a peered network or Private Service Connect, not both.
+    SL211 error: A job with TensorBoard has a service account.
+        Fix: set service_account; {{$.pipeline_service_account}} is the pipeline's
+        Source: SDK, CustomJob.run.
+    SL212 error: A job uses a peered network or Private Service Connect.
         Fix: leave out network or psc_interface_config
-        Source: docs.cloud.google.com, training/psc-i-egress and general/vpc-peering: one is the alternative
-            to the other.
-    SL213 warning: A job on a persistent resource names its service account.
-        Fix: set service_account; {{$.pipeline_service_account}} is the pipeline's own
-        Source: google.cloud.aiplatform_v1.types.ServiceAccountSpec: a resource with
-            enable_custom_service_account enforces one on every job.
-    SL214 warning: TensorBoard has a directory of logs to read.
-        Fix: set base_output_directory: the trainer writes to AIP_TENSORBOARD_LOG_DIR below it
-        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: AIP_TENSORBOARD_LOG_DIR is set only with
-            base_output_directory.
+        Source: training/psc-i-egress; general/vpc-peering.
+    SL213 warning: A job on a persistent resource has a service account.
+        Fix: set service_account; {{$.pipeline_service_account}} is the pipeline's
+        Source: ServiceAccountSpec.
+    SL214 warning: A job with TensorBoard has a base_output_directory for its logs.
+        Fix: set base_output_directory; the trainer writes its logs below it
+        Source: CustomJobSpec.
     SL220 warning: Reserved IP ranges belong to a network.
         Fix: set network, or leave out reserved_ip_ranges
-        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: ranges "under the VPC network".
-    SL215 error: A TensorBoard is given by its full name.
+        Source: CustomJobSpec.
+    SL215 error: A TensorBoard is named projects/PROJECT/locations/LOCATION/tensorboards/ID.
         Fix: write projects/PROJECT/locations/LOCATION/tensorboards/ID
-        Source: google.cloud.aiplatform_v1.types.CustomJobSpec.
-    SL216 error: A network is given by its full name, with the project's number.
-        Fix: write projects/PROJECT_NUMBER/global/networks/NAME, with the project's number
-        Source: google.cloud.aiplatform_v1.types.CustomJobSpec: "{project} is a project number".
-    SL217 error: An encryption key is given by its full name.
+        Source: CustomJobSpec.
+    SL216 error: A network is named projects/PROJECT_NUMBER/global/networks/NAME.
+        Fix: write projects/PROJECT_NUMBER/global/networks/NAME
+        Source: CustomJobSpec.
+    SL217 error: An encryption key is named projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY.
         Fix: write projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY
-        Source: google.cloud.aiplatform_v1.types.EncryptionSpec.
-    SL218 error: A service account is given by its e-mail address.
-        Fix: write the account's e-mail address, NAME@PROJECT.iam.gserviceaccount.com
-        Source: docs.cloud.google.com, training/custom-service-account.
-    SL219 error: base_output_directory is a Cloud Storage location.
+        Source: EncryptionSpec.
+    SL218 error: A service account is an email address.
+        Fix: write NAME@PROJECT.iam.gserviceaccount.com
+        Source: training/custom-service-account.
+    SL219 error: base_output_directory is in Cloud Storage.
         Fix: write gs://BUCKET/PATH
-        Source: google.cloud.aiplatform_v1.types.GcsDestination.
+        Source: GcsDestination.
     """
     spec = job.spec
     if job.text("tensorboard") and lacks(spec, "service_account"):
@@ -326,29 +316,29 @@ _RESERVED = "vertex-ai-pipelines-run-billing-id"
 def labels(part: Job | Pipeline) -> Found:
     """Labels of custom jobs and of runs.
 
-    SL801 error: A custom job's labels are as the API wants them.
-        Fix: use lower-case letters, digits, _ and -, 63 characters at most
-        Source: google.cloud.aiplatform_v1.types.CustomJob.labels; goo.gl/xmQnxf.
-    SL802 error: A run's labels are as the API wants them.
-        Fix: use lower-case letters, digits, _ and -, 63 characters at most
-        Source: google.cloud.aiplatform_v1.types.PipelineJob.labels; goo.gl/xmQnxf.
+    SL801 error: A label of a custom job has at most 63 lower-case letters, digits, _ and -.
+        Fix: use at most 63 lower-case letters, digits, _ and -
+        Source: CustomJob.
+    SL802 error: A label of a run has at most 63 lower-case letters, digits, _ and -.
+        Fix: use at most 63 lower-case letters, digits, _ and -
+        Source: PipelineJob.
     SL803 warning: A run does not set the label that the platform sets.
         Fix: leave it out
-        Source: google.cloud.aiplatform_v1.types.PipelineJob.labels: "user set value will get overrided".
+        Source: PipelineJob.
     """
     if isinstance(part, Job):
         code, found = "SL801", at(part.content, "labels")
     else:
         code, found = "SL802", dict(part.labels or {})
         if _RESERVED in found:
-            yield "SL803", f"the label {_RESERVED} is overwritten"
+            yield "SL803", f"the platform overwrites the label {_RESERVED}"
     if len(found) > MOST_LABELS:
         yield code, f"there are {len(found)} labels, at most {MOST_LABELS} are allowed"
     for key, value in found.items():
         if "{{$" in f"{key}{value}":
             continue
         if not isinstance(value, str):
-            yield code, f"the label {key} is {value!r}, not a text"
+            yield code, f"the label {key} is {value!r}, not a string"
         elif key != key.lower() or not LABEL_KEY.fits(key):
             yield code, f"the label key {key[:80]!r} is not allowed"
         elif value != value.lower() or not LABEL_VALUE.fits(value):

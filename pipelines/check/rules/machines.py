@@ -1,4 +1,4 @@
-"""Rules about machine types, accelerators and disks, and the table of what Vertex AI training has."""
+"""Rules about machine types, accelerators and disks, and the tables of what Vertex AI training offers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardline.pipelines.check.pipeline import Aim, Executor
 from shardline.pipelines.check.registry import Found, rules
 from shardline.trainer.records import did_you_mean
 
-#: Where the tables are from, and when they were read.
+#: Source of the tables, with the date on which it was read.
 TABLE = "docs.cloud.google.com, training/configure-compute, read on 2026-11-20"
 
 
@@ -34,7 +34,7 @@ _PLAIN = {
     *_types("c2-standard", "4 8 16 30 60"),
     *_types("m1", "ultramem-40 ultramem-80 ultramem-160 megamem-96"),
 }
-#: Machine types that have their accelerators built in: which, and how many.
+#: Machine types with built-in accelerators: type and number.
 BUILT_IN = {
     "a4x-highgpu-4g": ("NVIDIA_GB200", 4),
     "a4-highgpu-8g": ("NVIDIA_B200", 8),
@@ -56,7 +56,7 @@ _SMALL: dict[str, tuple[int, ...]] = {
     "NVIDIA_TESLA_T4": (1, 2, 4),
 }
 _LARGE: dict[str, tuple[int, ...]] = {name: (2, 4) for name in _SMALL}  # noqa: C420  # its type is another
-#: What can be attached to an N1 machine, by its vCPUs: type and numbers.
+#: Accelerators that an N1 machine takes, by its vCPUs: type and numbers.
 _ATTACHED: dict[int, dict[str, tuple[int, ...]]] = {
     **{cpus: _SMALL | {"NVIDIA_TESLA_V100": (1, 2, 4, 8)} for cpus in (2, 4, 8)},
     16: _SMALL | {"NVIDIA_TESLA_V100": (2, 4, 8)},
@@ -80,7 +80,7 @@ TPU_TOPOLOGIES = {
     for family in ("ct5lp-hightpu", "ct6e-standard")
     for size, topologies in ((1, ("1x1",)), (4, ("2x2", *_TPU_SLICES)), (8, ("2x4",)))
 }
-#: TPU7x has machine types of its own, which the tables do not list.
+#: Prefixes of TPU machine types; the tables do not list those of TPU7x.
 TPU_FAMILIES = ("cloud-tpu", "ct5lp-", "ct6e-", "tpu7x-")
 
 MACHINE_TYPES = {*_PLAIN, *BUILT_IN, *_N1, *TPU_TOPOLOGIES, "cloud-tpu"}
@@ -88,14 +88,14 @@ ACCELERATORS = {
     *_SMALL,
     "NVIDIA_TESLA_V100",
     *(name for name, _ in BUILT_IN.values()),
-    # google.cloud.aiplatform_v1.types.AcceleratorType has these besides.
+    # Further values of google.cloud.aiplatform_v1.types.AcceleratorType.
     "NVIDIA_TESLA_K80",
     "TPU_V2",
     "TPU_V3",
     "TPU_V4_POD",
     "TPU_V5_LITEPOD",
 }
-#: When an accelerator's support ends; that of the K80 has ended, says the API's own reference.
+#: End of support of accelerators; according to the API's reference, the K80's has passed.
 END_OF_SUPPORT = {
     "NVIDIA_TESLA_K80": datetime.date.min,
     "NVIDIA_TESLA_P100": datetime.date(2026, 9, 15),
@@ -103,7 +103,7 @@ END_OF_SUPPORT = {
 
 
 def allowed(machine: str) -> dict[str, tuple[int, ...]]:
-    """Returns the accelerators that a machine type takes, and the numbers of each."""
+    """Returns the accelerators that a machine type takes, with the allowed numbers of each."""
     if machine in BUILT_IN:
         kind, count = BUILT_IN[machine]
         return {kind: (count,)}
@@ -124,21 +124,21 @@ def is_tpu(pool: Pool) -> bool:
 def machines(pool: Pool) -> Found:
     """Machine types, topologies of TPUs, and boot disks.
 
-    SL111 error: Every worker pool names its machine type.
-        Fix: give the pool a machine_type, for example n1-standard-8
-        Source: google.cloud.aiplatform_v1.types.MachineSpec: machine_type is required in a WorkerPoolSpec.
-    SL112 error: A machine type is one that Vertex AI training has.
-        Fix: take a machine type that Vertex AI training has
-        Source: docs.cloud.google.com, training/configure-compute, "Machine types".
-    SL120 error: A TPU machine type is given with one of its topologies.
+    SL111 error: A worker pool has a machine type.
+        Fix: set machine_spec.machine_type, for example n1-standard-8
+        Source: MachineSpec.
+    SL112 error: Vertex AI training offers the machine type.
+        Fix: use a machine type that Vertex AI training offers
+        Source: training/configure-compute.
+    SL120 error: A TPU machine type has one of its topologies.
         Fix: set machine_spec.tpu_topology to a topology of the machine type
-        Source: docs.cloud.google.com, training/configure-compute, "TPU v5e" and "TPU v6e".
-    SL121 error: A boot disk's type is one that the API has.
-        Fix: take pd-ssd, pd-standard or hyperdisk-balanced
-        Source: docs.cloud.google.com, training/configure-compute, "Boot disk options".
+        Source: training/configure-compute.
+    SL121 error: A boot disk is pd-ssd, pd-standard or hyperdisk-balanced.
+        Fix: use pd-ssd, pd-standard or hyperdisk-balanced
+        Source: training/configure-compute.
     SL122 error: A boot disk has 100 to 64,000 GB.
-        Fix: give boot_disk_size_gb from 100 to 64000
-        Source: docs.cloud.google.com, training/configure-compute, "Boot disk options".
+        Fix: set boot_disk_size_gb to a number from 100 to 64000
+        Source: training/configure-compute.
     """
     if lacks(pool.spec, "machine_spec", "machine_type"):
         yield "SL111", "the pool has no machine_type"
@@ -148,7 +148,7 @@ def machines(pool: Pool) -> Found:
         yield "SL112", f"machine_type {machine} is not in the list ({TABLE}){hint}"
     topologies = TPU_TOPOLOGIES.get(machine)
     if topologies and topology not in topologies and "{{$" not in str(topology):
-        yield "SL120", f"{machine} has the topologies {', '.join(topologies)}, not {topology!r}"
+        yield "SL120", f"tpu_topology is {topology!r}; {machine} has {', '.join(topologies)}"
     disk = at(pool.spec, "disk_spec")
     kind, size = known_text(disk.get("boot_disk_type")), whole(disk.get("boot_disk_size_gb"))
     if kind and kind not in BOOT_DISK_TYPES:
@@ -159,30 +159,26 @@ def machines(pool: Pool) -> Found:
 
 @rules(Pool)
 def accelerators(pool: Pool) -> Found:
-    """Accelerators of a machine. The launcher drops a count of zero.
+    """Accelerators of a machine. The launcher drops a count of 0.
 
-    SL113 error: An accelerator type is one that the API has.
-        Fix: take one of the API's accelerator types: NVIDIA_TESLA_T4, NVIDIA_L4, ...
-        Source: google.cloud.aiplatform_v1.types.AcceleratorType.
-    SL114 error: Accelerator type and count go together.
-        Fix: give accelerator_type and accelerator_count both, or neither
-        Source: google.cloud.aiplatform_v1.types.MachineSpec; the launcher drops a count of zero.
-    SL115 error: An accelerator can be attached to the machine type.
-        Fix: take a machine type of the accelerator's own family, or N1 with a T4, P4 or V100
-        Source: docs.cloud.google.com, training/configure-compute, "Valid numbers of GPUs for each machine
-            type".
-    SL116 error: A machine type has that many accelerators.
-        Fix: take a number of accelerators that the machine type allows
-        Source: docs.cloud.google.com, training/configure-compute, "Valid numbers of GPUs for each machine
-            type".
-    SL117 error: A machine type with built-in accelerators is given with them.
-        Fix: add the accelerator_type and accelerator_count that belong to the machine type
-        Source: docs.cloud.google.com, training/configure-compute: types with an asterisk "must be used with
-            certain GPUs or TPUs".
-    SL118 warning: An accelerator has not reached the end of its support.
-        Fix: move to an accelerator that is supported: NVIDIA_TESLA_T4, NVIDIA_L4, ...
-        Source: google.cloud.aiplatform_v1.types.AcceleratorType (K80); docs.cloud.google.com,
-            training/configure-compute: "P100 GPUs reach end of support on September 15, 2026".
+    SL113 error: The API knows the accelerator type.
+        Fix: use a type such as NVIDIA_TESLA_T4 or NVIDIA_L4
+        Source: AcceleratorType.
+    SL114 error: Accelerator type and count are set together.
+        Fix: set both accelerator_type and accelerator_count, or neither
+        Source: MachineSpec; the launcher drops 0.
+    SL115 error: The machine type takes the accelerator.
+        Fix: use a machine type of the accelerator's family, or N1 with a T4, P4 or V100
+        Source: training/configure-compute.
+    SL116 error: The machine type takes this number of accelerators.
+        Fix: use a number that the machine type takes
+        Source: training/configure-compute.
+    SL117 error: A machine type with built-in accelerators names them.
+        Fix: set accelerator_type and accelerator_count to the built-in ones
+        Source: training/configure-compute.
+    SL118 warning: The accelerator is still supported.
+        Fix: use a supported one, such as NVIDIA_TESLA_T4 or NVIDIA_L4
+        Source: AcceleratorType; training/configure-compute.
     """
     machine, kind, count = pool.machine_type, pool.accelerator_type, pool.machine.get("accelerator_count")
     if kind and kind not in ACCELERATORS:
@@ -201,7 +197,7 @@ def accelerators(pool: Pool) -> Found:
         yield "SL116", f"{machine} takes {' or '.join(map(str, numbers))} {kind}, not {number} ({TABLE})"
     if machine in BUILT_IN and lacks(pool.machine, "accelerator_type"):
         built_in, number = BUILT_IN[machine]
-        yield "SL117", f"{machine} is given without its {number} {built_in}"
+        yield "SL117", f"{machine} has {number} {built_in} built in, which the pool does not name"
     if datetime.date.today() >= END_OF_SUPPORT.get(kind, datetime.date.max):
         yield "SL118", f"{kind} has reached the end of its support"
 
@@ -210,9 +206,9 @@ def accelerators(pool: Pool) -> Found:
 def tpus(job: Job) -> Found:
     """Replicas on TPUs.
 
-    SL119 error: TPUs have one worker pool with one replica.
-        Fix: use one worker pool with one replica, and choose the slice by its topology
-        Source: docs.cloud.google.com, training/configure-compute, "TPUs".
+    SL119 error: A TPU job has one worker pool with one replica.
+        Fix: use one pool with one replica, and choose the slice by tpu_topology
+        Source: training/configure-compute.
     """
     replicas = sum(pool.replica_count or 1 for pool in job.pools)
     if replicas > 1 and any(is_tpu(pool) for pool in job.pools):
@@ -223,16 +219,15 @@ def tpus(job: Job) -> Found:
 def resources_of_tasks(executor: Executor) -> Found:
     """Accelerators, cores and memory of a task's own container.
 
-    SL123 error: A task's own accelerator is one that the API has.
-        Fix: take one of the API's accelerator types, NVIDIA_TESLA_T4 for example, and count
-        Source: docs.cloud.google.com, pipelines/machine-types: set_accelerator_type takes the API's names.
-    SL126 error: A task asks for no more than a machine has: 96 cores, 624 GB.
-        Fix: take cpu and memory of 96 and 624G at most, or split the work over more tasks
-        Source: docs.cloud.google.com, pipelines/machine-types: the limits of set_cpu_limit and
-            set_memory_limit; n1-highmem-96 is the largest machine.
+    SL123 error: The API knows a task's accelerator type.
+        Fix: use a type such as NVIDIA_TESLA_T4, with a count
+        Source: pipelines/machine-types.
+    SL126 error: A task requests at most 96 cores and 624 GB.
+        Fix: request at most 96 cores and 624G, or split the work over more tasks
+        Source: pipelines/machine-types.
     """
     if executor.task and executor.task.pipeline.aim is Aim.HERE and executor.task.pipeline.given is not None:
-        return  # it has the machine where it runs
+        return  # a local task uses this machine
     limits = at(executor.container, "resources")
     for name, units, most, words in (
         ("resourceCpuLimit", _CORES, 96, "cores"),
@@ -247,7 +242,7 @@ def resources_of_tasks(executor: Executor) -> Found:
         yield "SL123", f"accelerator type {kind} does not exist on Vertex AI"
 
 
-#: How a quantity is written, "500m" or "32G", and what its units stand for.
+#: Form of a quantity, "500m" or "32G", and the values of its units.
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)")
 _CORES = {"": 1.0, "m": 1e-3}
 _GIGABYTES = {

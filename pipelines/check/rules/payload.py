@@ -1,4 +1,4 @@
-"""Rules about the launcher's payload, sizes, and the placeholders, {{$...}}, that the platform fills in."""
+"""Rules about the launcher's payload, sizes, and placeholders ({{$...}}), which the platform fills in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import PARAMETER, PLACEHOLDER, Executor, Task, without_unknown
 from shardline.pipelines.check.registry import Found, rules
 
-#: Linux: bytes of one argument of a process, with its final NUL.
+#: Limit of Linux for one argument of a process, in bytes, with its final NUL (MAX_ARG_STRLEN).
 ARGUMENT_BYTES = 128 * 1024
 _TASK_BYTES = 131_072
 _ARTIFACTS = 100
@@ -24,10 +24,10 @@ _ARTIFACTS = 100
 def arguments(part: Executor | Pool) -> Found:
     """Arguments of tasks and replicas.
 
-    SL310 error: Each argument of a container, a component's source among them, has less than 128 KiB.
-    SL311 error: Each argument of a replica has less than 128 KiB.
+    SL310 error: An argument of a container, component source included, has less than 128 KiB.
+    SL311 error: An argument of a replica has less than 128 KiB.
         Fix: move the source into the image and import it
-        Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL.
+        Source: execve(2), MAX_ARG_STRLEN.
     """
     for argument in argv(part.container):
         size = len(argument.encode(errors="replace"))
@@ -38,14 +38,14 @@ def arguments(part: Executor | Pool) -> Found:
 
 @rules(Task)
 def inputs(task: Task) -> Found:
-    """Inputs of tasks; only what is known before the run is counted.
+    """Inputs of tasks; only values that are known before the run count.
 
-    SL312 error: A task's parameters and artifacts have at most 131,072 bytes as JSON.
+    SL312 error: A task's inputs have at most 131,072 bytes as JSON.
         Fix: pass files or artifacts instead of long values
-        Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
+        Source: quotas of Vertex AI Pipelines.
     SL313 error: A task has at most 100 input and output artifacts.
-        Fix: gather the artifacts in one directory, or split the task
-        Source: docs.cloud.google.com, Vertex AI quotas and limits, pipelines.
+        Fix: put the artifacts into one directory, or split the task
+        Source: quotas of Vertex AI Pipelines.
     """
     if not task.container:
         return
@@ -66,11 +66,11 @@ _READERS = ("readers", "input_workers", "num_input_workers")
 
 @rules(Job)
 def batches(job: Job) -> Found:
-    """Batch sizes; each accelerator of a machine is a replica of its own.
+    """Batch sizes; each accelerator of a machine is one replica.
 
-    SL701 error: A global batch can be divided among the replicas.
-        Fix: take a multiple of the number of replicas, or say the batch size per replica
-        Source: tensorflow.org, tf.distribute.InputContext.get_per_replica_batch_size: it raises ValueError.
+    SL701 error: The global batch size is a multiple of the replicas.
+        Fix: use a multiple, or set the batch size per replica
+        Source: tf.distribute.InputContext.
     """
     machines = job.training_replicas
     chief = job.pool(0)
@@ -86,14 +86,13 @@ def shards(task: Task) -> Found:
     """Numbers of shards.
 
     SL702 warning: The number of shards is a multiple of the training workers.
-        Fix: take a multiple of the number of workers, chief included
-        Source: tensorflow.org, tf.data.experimental.AutoShardPolicy.FILE: with fewer files than workers it
-            fails, and with a number that does not divide some workers read more.
+        Fix: use a multiple of the workers, chief included
+        Source: tf.data.experimental.AutoShardPolicy.FILE.
     """
     given = {name: task.value(name) for name in task.declared("parameters")}
     for fields in [value for value in given.values() if isinstance(value, dict)]:
-        given = {**fields, **given}  # an object of parameters, as preprocess takes it
-    # Where the writer is told how many will read, it sees to the shards itself.
+        given = {**fields, **given}  # preprocess takes its settings as one object
+    # A writer that knows the number of readers chooses a multiple of it itself.
     told = [name for name in _READERS if name in given] or [name for name in _SHARDS if name in given]
     if not task.container or not told:
         return
@@ -116,29 +115,27 @@ _BREAKING = {'"': "a double quote", "\\": "a backslash"}
 
 @rules(Job)
 def payload(job: Job) -> Found:
-    """Payload of a custom job. The platform pastes a text between the quotes of its JSON as it is.
+    """Payload of a custom job. The platform inserts a text between the quotes of the JSON unescaped.
 
-    SL301 error: The launcher's payload is JSON once the parameters are in it.
+    SL301 error: The payload is JSON once the parameters are filled in.
         Fix: check what the task's parameters put into the payload
-        Source: google_cloud_pipeline_components, gcp_launcher/job_remote_runner.py: json.loads(payload).
-    SL302 error: A text in the payload has neither double quotes nor backslashes.
-        Fix: leave double quotes and backslashes out of it
-        Source: google_cloud_pipeline_components, CustomTrainingJobOp: "display_name": "{{$.inputs...}}".
-    SL303 error: The payload fits into one argument of a process.
+        Source: GCPC, job_remote_runner.py.
+    SL302 error: A string in the payload has no double quotes or backslashes.
+        Fix: remove double quotes and backslashes
+        Source: GCPC, CustomTrainingJobOp.
+    SL303 error: The payload has less than 128 KiB.
         Fix: move sources and long lists into the image or into files
-        Source: execve(2), MAX_ARG_STRLEN: 131,072 bytes with the final NUL; the launcher gets --payload as
-            one.
+        Source: execve(2), MAX_ARG_STRLEN.
     SL304 error: A job's display name has 1 to 128 characters.
-        Fix: give the job a display_name of 1 to 128 characters
-        Source: google.cloud.aiplatform_v1.types.CustomJob: "The name can be up to 128 characters long".
-    SL305 error: A component's parameter is not called like one of the custom job's own.
+        Fix: set a display_name of 1 to 128 characters
+        Source: CustomJob.
+    SL305 error: A component's parameter has none of the custom job's names.
         Fix: rename the component's parameter
-        Source: google_cloud_pipeline_components, v1/custom_job/utils.py: the two sets are merged without a
-            word.
+        Source: GCPC, custom_job/utils.py.
     """
     broken = list(_breaking_texts(job))
     if job.fault and not broken:
-        yield "SL301", f"the payload is no JSON: {job.fault}"
+        yield "SL301", f"the payload is not JSON: {job.fault}"
     for why in broken:
         yield "SL302", why
     size = len(job.payload.encode(errors="replace"))
@@ -154,13 +151,13 @@ def payload(job: Job) -> Found:
         function = parts[parts.index("--function_to_execute") + 1]
         names = {name for part in parts for name in _parameters(part, function)}
         if clashes := sorted(names & JOB_PARAMETERS):
-            yield "SL305", f"the component's parameter {', '.join(clashes)} takes the place of the job's own"
+            yield "SL305", f"the component's parameter {', '.join(clashes)} overrides the job's own"
 
 
 def _breaking_texts(job: Job) -> Iterator[str]:
     for name in sorted({match[1] for match in PARAMETER.finditer(job.template) if not match[2]}):
         value = job.task.value(name)
-        # A list or a mapping goes in as JSON, which escapes what is in it.
+        # A list or a mapping goes in as JSON, which escapes its texts.
         if not isinstance(value, str) or f"\"{{{{$.inputs.parameters['{name}']}}}}\"" not in job.template:
             continue
         found = [word for character, word in _BREAKING.items() if character in value]
@@ -169,7 +166,7 @@ def _breaking_texts(job: Job) -> Iterator[str]:
 
 
 def _parameters(source: str, function: str) -> Iterator[str]:
-    """Yields the names of a function's parameters, if the text is the Python source that defines it."""
+    """Yields the names of a function's parameters, if the text is Python source that defines the function."""
     if f"def {function}(" not in source:
         return
     try:
@@ -203,16 +200,16 @@ _KNOWN = re.compile(
 def placeholders(task: Task) -> Found:
     """Placeholders.
 
-    SL521 error: A placeholder is one that the platform fills in.
-        Fix: use one of kfp.dsl's or of google_cloud_pipeline_components' placeholders
-        Source: kfp.dsl 2.17, and google_cloud_pipeline_components 2.22, _placeholders.py.
-    SL522 error: A placeholder names an input that is there.
+    SL521 error: The platform fills in the placeholder.
+        Fix: use a placeholder of kfp.dsl or google_cloud_pipeline_components
+        Source: kfp.dsl 2.17; GCPC.
+    SL522 error: A placeholder names an input of its component.
         Fix: name an input that the component has
-        Source: kubeflow/pipelines, pipeline_spec.proto: PipelineContainerSpec, "Placeholders".
+        Source: pipeline_spec.proto.
     """
     for found in sorted({match[0] for text in _texts(task) for match in PLACEHOLDER.finditer(text)}):
         if not _KNOWN.fullmatch(found[3:-2]):
-            yield "SL521", f"nothing fills in {found}"
+            yield "SL521", f"the platform does not fill in {found}"
     known = {*task.declared("parameters"), *task.inputs("parameters")}
     named = {match[1] for text in argv(task.container) for match in PARAMETER.finditer(text)}
     for name in sorted(named - known):
@@ -229,7 +226,7 @@ def _texts(task: Task) -> Iterator[str]:
     values += [at(item).get("defaultValue") for item in task.declared("parameters").values()]
     for value in values:
         if "{{$" in str(value):
-            # One text, in which nested texts have their quotes as they are.
+            # Each text by itself: as one text, its quotes would be escaped.
             yield from _strings(value)
 
 

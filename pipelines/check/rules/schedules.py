@@ -1,7 +1,7 @@
-"""Schedules as the Vertex AI API has them, the cron expressions that say when they fire, and their rules.
+"""Schedules of the Vertex AI API, their cron expressions, and the rules about them.
 
-A cron expression has five fields, and a time zone in front. It is read here and not by cronsim, whose errors
-("Bad minute") do not say what was found and what is allowed.
+A cron expression has five fields with a time zone in front. It is parsed here and not by cronsim, whose
+errors ("Bad minute") do not say what was found and what is allowed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shardline.pipelines.check.registry import Found, rules
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A schedule, with the names of the Vertex AI API; settings/schedules.toml.example explains the fields.
+    """A schedule, with the field names of the Vertex AI API; settings/schedules.toml.example explains them.
 
-    None stands for no limit, at once, or never; the cron expression is as in "TZ=Europe/Vienna 0 6 * * 1".
+    None means no limit, start at once, or never end. A cron expression is "TZ=Europe/Vienna 0 6 * * 1".
     """
 
     cron: str
@@ -33,11 +33,11 @@ class Schedule:
 
     @property
     def where(self) -> str:
-        """What the schedule is called in a finding."""
+        """Name of the schedule in a finding."""
         return "schedule"
 
 
-#: Name, smallest and largest value, and names for values, of each field.
+#: Name, smallest value, largest value, and named values of each field.
 _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
     ("minute", 0, 59, {}),
     ("hour", 0, 23, {}),
@@ -50,13 +50,13 @@ _PART = re.compile(r"(\*|\?|\w+)(?:-(\w+))?(?:/(\d+))?")
 
 
 def split_zone(expression: str) -> tuple[str, str]:
-    """Splits "TZ=ZONE FIELDS" (or CRON_TZ=) into zone and fields; the zone is "" where there is none."""
+    """Splits "TZ=ZONE FIELDS" (or CRON_TZ=) into zone and fields; the zone is "" without one."""
     match = _ZONE.match(expression.strip())
     return (match[1], match[2]) if match else ("", expression)
 
 
 def parse(fields: str) -> list[set[int]]:
-    """Returns the values of the five fields of a cron expression; a ValueError says which one is wrong."""
+    """Returns the values of the five fields of a cron expression; ValueError names the invalid field."""
     parts = fields.split()
     if len(parts) != len(_FIELDS):
         raise ValueError(f"it has {len(parts)} fields, not {len(_FIELDS)}")
@@ -67,26 +67,26 @@ def _values(text: str, name: str, low: int, high: int, names: dict[str, int]) ->
     def number(word: str) -> int:
         found = names.get(word.lower(), int(word) if word.isdecimal() else -1)
         if not low <= found <= high:
-            raise ValueError(f"{word!r} is no {name} ({low} to {high})")
+            raise ValueError(f"{word!r} is not a valid {name} ({low} to {high})")
         return found
 
     values: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part)
         if match is None or (match[1] == "?" and name not in ("day of month", "weekday")):
-            raise ValueError(f"{part!r} is no {name}")
+            raise ValueError(f"{part!r} is not a valid {name}")
         first, last = low, high
         if match[1] not in ("*", "?"):
             first = number(match[1])
-            # "5/15" means from 5 on.
+            # "5/15" means every 15th from 5.
             last = number(match[2]) if match[2] else high if match[3] else first
         if first > last or match[3] == "0":
-            raise ValueError(f"{part!r} is no {name}: it ends before it begins, or has no step")
+            raise ValueError(f"{part!r} is not a valid {name}: it ends before it begins, or its step is 0")
         values.update(range(first, last + 1, int(match[3] or 1)))
     return values
 
 
-#: Rule that a file of schedules enforces.
+#: Rule that is an error in a file of schedules.
 NO_ZONE = "SL902"
 
 
@@ -95,20 +95,20 @@ def times(schedule: Schedule) -> Found:
     """Times at which a schedule fires.
 
     SL901 error: A cron expression has five valid fields.
-        Fix: write five fields (minute hour day month weekday) with a time zone: TZ=Europe/Vienna 0 6 * * 1
-        Source: google.cloud.aiplatform_v1.types.Schedule.cron; en.wikipedia.org/wiki/Cron.
-    SL902 warning: A cron expression says its time zone.
-        Fix: write the zone in front: TZ=Europe/Vienna 0 6 * * 1, or TZ=UTC
-        Source: google.cloud.aiplatform_v1.types.Schedule.cron: prefix "TZ=" or "CRON_TZ=".
-    SL903 error: A time zone is one of the IANA database.
-        Fix: take a name of the IANA time zone database: Europe/Vienna, America/New_York, UTC
-        Source: google.cloud.aiplatform_v1.types.Schedule.cron: "a valid string from IANA time zone database".
-    SL904 error: A cron expression names a day that there is.
-        Fix: take a day that the month has
-        Source: en.wikipedia.org/wiki/Cron; 30 February never comes.
-    SL909 warning: A schedule fires once an hour at most.
-        Fix: name one minute and the hours that you mean: TZ=Europe/Vienna 0 6 * * 1
-        Source: cloud.google.com/vertex-ai/pricing: each run costs a fee, and a machine for each step.
+        Fix: write minute, hour, day, month and weekday with a time zone: TZ=Europe/Vienna 0 6 * * 1
+        Source: Schedule.cron.
+    SL902 warning: A cron expression has a time zone.
+        Fix: put the zone in front: TZ=Europe/Vienna 0 6 * * 1
+        Source: Schedule.cron.
+    SL903 error: The time zone is in the IANA database.
+        Fix: use an IANA name: Europe/Vienna, America/New_York, UTC
+        Source: Schedule.cron.
+    SL904 error: A cron expression names a day that exists.
+        Fix: use a day that the month has
+        Source: the calendar.
+    SL909 warning: A schedule fires at most once an hour.
+        Fix: name one minute, and the hours that you mean: TZ=Europe/Vienna 0 6 * * 1
+        Source: vertex-ai/pricing: each run costs a fee.
     """
     name, fields = split_zone(schedule.cron)
     try:
@@ -120,7 +120,7 @@ def times(schedule: Schedule) -> Found:
             yield "SL909", f"cron {schedule.cron!r} fires {len(minutes)} times an hour"
         is_any_weekday = fields.split()[4][0] in "*?"
         if is_any_weekday and min(days) > max(calendar.monthrange(2028, month)[1] for month in months):
-            yield "SL904", f"cron {schedule.cron!r} names no day of any year"
+            yield "SL904", f"cron {schedule.cron!r} names a day that does not exist"
     if not name:
         yield NO_ZONE, f"cron {schedule.cron!r} has no time zone"
     elif zone_of(name) is None:
@@ -129,19 +129,21 @@ def times(schedule: Schedule) -> Found:
 
 @rules(Schedule)
 def counts(schedule: Schedule) -> Found:
-    """Counts and name of a schedule.
+    """Counts of a schedule.
 
-    SL906 warning: One run ends before the next one begins.
+    SL906 warning: Runs of a schedule do not overlap.
         Fix: set max_concurrent_active_run_count to 1, unless runs may overlap
-        Source: google.cloud.aiplatform_v1.types.Schedule: max_concurrent_run_count limits "starting the
-            scheduled requests and not the execution"; max_concurrent_active_run_count limits the runs.
+        Source: Schedule.
     SL907 error: A schedule's counts are 1 or more.
-        Fix: give whole numbers of 1 or more
-        Source: google.cloud.aiplatform_v1.types.Schedule: max_concurrent_run_count is required.
+        Fix: set whole numbers of 1 or more
+        Source: Schedule.
     """
     active = schedule.max_concurrent_active_run_count
     if active is None:
-        yield "SL906", "max_concurrent_active_run_count is not set: the other count limits starts only"
+        yield (
+            "SL906",
+            "max_concurrent_active_run_count is not set, and max_concurrent_run_count limits starts only",
+        )
     elif active > 1:
         yield "SL906", f"max_concurrent_active_run_count is {active}"
     for name in ("max_concurrent_run_count", "max_concurrent_active_run_count", "max_run_count"):
@@ -151,7 +153,7 @@ def counts(schedule: Schedule) -> Found:
 
 
 def zone_of(name: str) -> ZoneInfo | None:
-    """Returns a time zone; None where there is none of this name, on this machine."""
+    """Returns a time zone; None if this machine knows none of this name."""
     try:
         return ZoneInfo(name) if name else None
     except (KeyError, ValueError, OSError):

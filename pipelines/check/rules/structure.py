@@ -17,30 +17,29 @@ from shardline.trainer.errors import PipelineError
 from shardline.trainer.records import did_you_mean
 
 _JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
-#: What the SDK puts behind the pipeline's name to make a job's id: "-20261231235959".
+#: Length of the suffix with which the SDK makes a job's id of the pipeline's name: "-20261231235959".
 _TIMESTAMP = 15
 
 
 @rules(Pipeline)
 def pipelines(pipeline: Pipeline) -> Found:
-    """Schema, name and root of a pipeline, the order of its tasks, and the parameters that a run gives.
+    """Schema, name and root of a pipeline, the order of its tasks, and the parameters of a run.
 
-    SL501 error: A pipeline spec is of schema 2.
+    SL501 error: A pipeline spec has schema version 2.
         Fix: compile the pipeline with KFP 2
-        Source: google.cloud.aiplatform_v1.types.PipelineJob.RuntimeConfig: parameters by schema version.
+        Source: PipelineJob.RuntimeConfig.
     SL502 error: A pipeline's name makes a valid job id.
-        Fix: name it with letters, digits and dashes, beginning with a letter; 113 at most
-        Source: google.cloud.aiplatform.PipelineJob: the id is "{name}-{timestamp}" and must match
-            [a-z][-a-z0-9]{0,127}.
+        Fix: use at most 113 letters, digits and dashes, with a letter first
+        Source: SDK, PipelineJob.
     SL508 error: No task waits for itself.
-        Fix: break the circle
-        Source: kubeflow/pipelines, pipeline_spec.proto: a DagSpec is acyclic.
-    SL509 warning: A pipeline's default root is a Cloud Storage location.
-        Fix: write gs://BUCKET/PATH, or leave it out and give pipeline_root to the run
-        Source: google.cloud.aiplatform_v1.types.PipelineJob.RuntimeConfig: gcs_output_directory.
-    SL601 error: A run gives only parameters that the pipeline has.
-        Fix: give only parameters that the pipeline has
-        Source: google.cloud.aiplatform, PipelineRuntimeConfigBuilder: it raises on a name it does not know.
+        Fix: break the cycle
+        Source: pipeline_spec.proto.
+    SL509 warning: A pipeline's default root is in Cloud Storage.
+        Fix: write gs://BUCKET/PATH, or leave it out and set pipeline_root for the run
+        Source: PipelineJob.RuntimeConfig.
+    SL601 error: A run passes only parameters that the pipeline has.
+        Fix: pass only parameters that the pipeline has
+        Source: SDK, PipelineRuntimeConfigBuilder.
     """
     version = str(pipeline.spec.get("schemaVersion") or "")
     if not version.startswith("2."):
@@ -66,17 +65,17 @@ def pipelines(pipeline: Pipeline) -> Found:
 
 @rules(Task)
 def references(task: Task) -> Found:
-    """What a task runs, and what it takes from other tasks.
+    """Component of a task, and its references to other tasks.
 
-    SL503 error: A task's component is there, and so is what it runs.
+    SL503 error: A task's component exists and runs something.
         Fix: compile the pipeline again
-        Source: kubeflow/pipelines, pipeline_spec.proto: ComponentRef, ComponentSpec.executor_label.
-    SL504 error: The tasks that a task waits for or takes inputs from are in its DAG.
+        Source: pipeline_spec.proto.
+    SL504 error: A task depends only on tasks of its own DAG.
         Fix: compile the pipeline again
-        Source: kubeflow/pipelines, pipeline_spec.proto: PipelineTaskSpec.dependent_tasks, producer_task.
-    SL505 error: An output that a task takes is one that its producer has.
-        Fix: take one of the outputs that the task has
-        Source: kubeflow/pipelines, pipeline_spec.proto: TaskOutputParameterSpec, TaskOutputArtifactSpec.
+        Source: pipeline_spec.proto.
+    SL505 error: A task uses outputs that exist.
+        Fix: use an output that the task has
+        Source: pipeline_spec.proto.
     """
     label = str(task.component.get("executorLabel") or "")
     executors = at(task.pipeline.spec, "deploymentSpec", "executors")
@@ -105,28 +104,28 @@ def references(task: Task) -> Found:
 def inputs(task: Task) -> Found:
     """Inputs of a task and of its component.
 
-    SL506 error: A task gets every input that its component demands.
+    SL506 error: A task gets every required input.
         Fix: pass it, or give it a default
-        Source: kubeflow/pipelines, pipeline_spec.proto: ComponentInputsSpec, is_optional and default_value.
-    SL507 error: A task gets no input that its component does not have.
-        Fix: leave it out, or declare it in the component
-        Source: kubeflow/pipelines, pipeline_spec.proto: ComponentInputsSpec.
+        Source: pipeline_spec.proto.
+    SL507 error: A task gets only inputs that its component has.
+        Fix: remove it, or declare it in the component
+        Source: pipeline_spec.proto.
     """
     for kind in ("parameters", "artifacts"):
         given, declared = task.inputs(kind), task.declared(kind)
         for name, declaration in declared.items():
             if _is_required(declaration) and name not in given and name != task.iterator_input:
-                yield "SL506", f"the input {name} is not given"
+                yield "SL506", f"the input {name} is missing"
         if task.component_name not in task.pipeline.components or task.iterator_input:
             continue
         for name, origin in given.items():
-            # The compiler passes on what constants and limits of resources name in placeholders.
+            # The compiler passes on the inputs that constants and resource limits name in placeholders.
             passed_on = name.startswith("pipelinechannel--") or PARAMETER.search(str(origin))
             if name not in declared and not passed_on:
                 yield "SL507", f"component {task.component_name} has no input {name!r}"
 
 
-#: Kinds of inputs, and how the IR says that one is another task's output.
+#: Kinds of inputs, with the keys by which the IR refers to another task's output.
 _ORIGINS = (
     ("parameters", "taskOutputParameter", "outputParameterKey"),
     ("artifacts", "taskOutputArtifact", "outputArtifactKey"),
@@ -149,11 +148,11 @@ def _is_required(declaration: Any) -> bool:
 
 
 _VALUE = r"inputs\.parameter_values\['([^']+)'\]"
-#: A parameter that is compared with a text, but for 'true' and 'false', which are as good as a bool.
+#: A parameter that is compared with a text other than 'true' and 'false', which work as a bool does.
 _TEXT_COMPARED = re.compile(
     rf"{_VALUE}\s*[=!]=\s*'(?!(?i:true|false)')|(?<![Tt]rue)(?<![Ff]alse)'\s*[=!]=\s*{_VALUE}"
 )
-#: A location or a query: it stays the same while what it stands for changes.
+#: A location or a query: it stays the same when its data changes.
 _LOCATION = re.compile(
     r"(?:[a-z]+:)?(?:gs|bq|s3|https?|hdfs)://|(?:[a-z]+:)?/gcs/"
     r"|(?is:\s*(?:--|(?:select|with|create|insert|merge)\b).*\bfrom\b)"
@@ -161,7 +160,7 @@ _LOCATION = re.compile(
 _TABLE = re.compile(r"[\w-]+[.:]\w+\.\w+")
 #: Names of inputs that change when the data does.
 _FINGERPRINT = re.compile(r"(^|[_-])(time|timestamp|date|day|version|fingerprint|digest|hash|run_id)([_-]|$)")
-#: Names of inputs that say where something is written, not read.
+#: Names of inputs that are paths for writing, not for reading.
 _WRITTEN = re.compile(
     r"(^|_)(out|output|outputs|dest|destination|target|root|staging|tmp|temp|log|logs|export)(_|$)"
 )
@@ -172,16 +171,15 @@ _OWN_PLACEHOLDERS = re.compile(r"\{\{\$\.pipeline_(job|task)_")
 def policies(task: Task) -> Found:
     """Retries and conditions of a task.
 
-    A text with an apostrophe makes a condition that cannot be evaluated; kfp.local then takes it for false,
-    and the run succeeds without the tasks behind it.
+    A condition on a text with an apostrophe cannot be evaluated; kfp.local then takes it for false, and the
+    run succeeds without the tasks that depend on it.
 
     SL511 error: A task's retries are constants.
         Fix: write numbers: retries are fixed when the pipeline is compiled
-        Source: docs.cloud.google.com, pipelines/configure-retries: "These values must be available when you
-            compile the pipeline".
+        Source: pipelines/configure-retries.
     SL512 warning: A condition compares numbers or booleans, not free text.
         Fix: let the task before it return a bool or a number, and compare that
-        Source: kfp 2.17, local/orchestrator.
+        Source: KFP 2.17, local runs: such a condition may count as false.
     """
     policy = at(task.spec, "retryPolicy")
     count, factor = policy.get("maxRetryCount"), policy.get("backoffFactor")
@@ -202,10 +200,9 @@ def policies(task: Task) -> Found:
 def caching(task: Task) -> Found:
     """Caching of a task.
 
-    SL513 warning: A task that reads a location is not cached, unless an input changes when the data does.
-        Fix: set_caching_options(False), or pass a fingerprint of the data as an input
-        Source: docs.cloud.google.com, pipelines/configure-caching: the cache key is the inputs' values, the
-            image and the command; what a location holds is not part of it.
+    SL513 warning: A cached task that reads a location has an input that changes with the data.
+        Fix: call set_caching_options(False), or pass a fingerprint of the data
+        Source: pipelines/configure-caching.
     """
     if not task.container or not at(task.spec, "cachingOptions").get("enableCache"):
         return
@@ -224,7 +221,7 @@ def caching(task: Task) -> Found:
 
 
 def _may_change(task: Task) -> bool:
-    """Whether some input is computed in the run, is the run's own name or time, or a fingerprint."""
+    """Whether an input is computed in the run, is the run's name or time, or a fingerprint."""
     return any(
         _FINGERPRINT.search(name)
         or (task.value(name) is UNKNOWN and not _is_passed_down(task, name))
@@ -234,7 +231,7 @@ def _may_change(task: Task) -> bool:
 
 
 def _is_passed_down(task: Task, name: str) -> bool:
-    """Whether an input is a parameter of the pipeline, through however many DAGs."""
+    """Whether an input is a parameter of the pipeline, directly or through outer DAGs."""
     outer = at(task.inputs("parameters"), name).get("componentInputParameter")
     if not isinstance(outer, str):
         return False
@@ -249,24 +246,24 @@ _TYPES = ("STRING", "NUMBER_INTEGER", "NUMBER_DOUBLE", "BOOLEAN", "LIST", "STRUC
 def declared_parameters(parameter: Parameter) -> Found:
     """Parameters that a pipeline declares.
 
-    SL602 error: A value is of the type that its parameter declares.
-        Fix: give a value of the declared type
-        Source: kubeflow/pipelines, pipeline_spec.proto: ParameterType; the SDK does not compare types.
-    SL603 error: A run gives every parameter that has no default.
-        Fix: give it: --param NAME=VALUE
-        Source: kubeflow/pipelines, pipeline_spec.proto: ComponentInputsSpec; the SDK does not look.
-    SL604 error: A default is of the type that its parameter declares.
-        Fix: give the parameter a default of its type
-        Source: kubeflow/pipelines, pipeline_spec.proto: ComponentInputsSpec.ParameterSpec.
-    SL605 warning: A parameter is of a type that a run can be given.
+    SL602 error: A value has its parameter's type.
+        Fix: pass a value of the declared type
+        Source: pipeline_spec.proto.
+    SL603 error: A run passes every parameter that has no default.
+        Fix: pass it: --param NAME=VALUE
+        Source: pipeline_spec.proto.
+    SL604 error: A default has its parameter's type.
+        Fix: set a default of the declared type
+        Source: pipeline_spec.proto.
+    SL605 warning: A run can pass values of the parameter's type.
         Fix: annotate it with str, int, float, bool, list or dict
-        Source: kubeflow/pipelines, pipeline_spec.proto: ParameterType.
+        Source: pipeline_spec.proto.
     """
     name, declaration, given = parameter.name, parameter.declaration, parameter.pipeline.given
     if given is not None and name in given:
         yield from _mistyped("SL602", parameter, given[name])
     elif given is not None and _is_required(declaration):
-        yield "SL603", f"the parameter {name} has no default and is not given"
+        yield "SL603", f"the parameter {name} has no default and is not set"
     if declaration.get("defaultValue") is not None:
         yield from _mistyped("SL604", parameter, declaration["defaultValue"])
     kind = declaration.get("parameterType")
