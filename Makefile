@@ -7,18 +7,19 @@ SETTINGS := $(firstword $(wildcard settings/vertex.toml) settings/local.toml)
 PIPELINE := compiled/retrain.yaml
 # Processes that share the tests, a file to each at a time; JOBS=0 runs them in one, as a debugger wants it.
 JOBS ?= 2
-# With pip's own bars and sizes; where nobody watches, plain lines.
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# $(call install,EXTRA): pip prints warnings and errors only.
+install = @begin=$$(date +%s); $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+  -e '.[$(1)]' && echo "... installed in $$(($$(date +%s) - begin)) s"
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Whatever was set on the command line (make run source=tfds:mnist epochs=3), but for make's own variables.
-PARAMS := $(filter-out PYTHON JOBS PYTEST_ARGS,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))
+PARAMS := $(filter-out PYTHON VENV JOBS PYTEST_ARGS,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))
 
 # Hundreds of processes import the same modules: where they may not keep the bytecode, each compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run test test-all test-quick lint compile docs audit lock clean
 
-help:  ## Show this help
+help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 run: $(BIN)/.run $(PIPELINE)  ## Run the compiled pipeline here; NAME=VALUE sets its parameters
@@ -68,17 +69,19 @@ $(PIPELINE):
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
 	  || { echo "Shardline needs Python 3.11 or 3.12; try: make PYTHON=python3.11 ..." >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 
 $(BIN)/.run: $(VENV)/pyvenv.cfg setup.cfg constraints.txt
-	@echo "Installing TensorFlow, KFP and what they need into $(VENV): about 1 GB to download, 3 GB on disk; once"
-	$(INSTALL) -e '.[local]'
+	@echo "Installing TensorFlow, KFP and what they need into $(VENV) (once: 1 GB to download, 3 GB on disk)"
+	$(call install,local)
 	@touch $@
 
 $(BIN)/.test: $(BIN)/.run
-	$(INSTALL) -e '.[local,dev]'
+	@echo "Installing what the tests need into $(VENV)"
+	$(call install,dev)
 	@touch $@
 
 $(BIN)/.docs: $(VENV)/pyvenv.cfg setup.cfg constraints.txt
-	$(INSTALL) -e '.[docs]'
+	@echo "Installing Sphinx into $(VENV)"
+	$(call install,docs)
 	@touch $@

@@ -69,7 +69,8 @@ def output_commands() -> Iterator[Command]:
     for page in PAGES:
         for token in parsed(page):
             output = OUTPUT.match(token.content) if token.type == "html_block" else None
-            for part in re.split(r"&&|[|;]", output[1]) if output else ():
+            typed = re.sub(r"\d?>(&\d| ?\S+)", "", output[1]) if output else ""
+            for part in re.split(r"&&|[|;]", typed):
                 if _COMMAND.match(part.strip()):
                     yield Command(page, _line(token), tuple(shlex.split(part)), whole=True)
 
