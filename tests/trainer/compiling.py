@@ -121,16 +121,16 @@ LOSSES = (
     Case("`categorical_hinge`", compiled("categorical_hinge"), ONE_HOT),
     Case("`cosine_similarity`", compiled("cosine_similarity"), ONE_HOT),
     Case("`Dice()`", compiled(losses.Dice()), ONE_HOT),
-    Case("`binary_crossentropy` of three classes", compiled("binary_crossentropy"), ONE_HOT),
+    Case("`binary_crossentropy` with three classes", compiled("binary_crossentropy"), ONE_HOT),
     Case("a list of one loss, with `loss_weights`", compiled([CATEGORICAL], loss_weights=[2.0]), ONE_HOT),
-    Case("a function of one's own, of class numbers", compiled(own.of_numbers)),
-    Case("a function of one's own, of one-hot labels", compiled(own.of_one_hot), ONE_HOT),
-    Case("a `Loss` of one's own, not registered", compiled(own.OwnLoss()), ONE_HOT),
+    Case("your own function, with class numbers", compiled(own.of_numbers)),
+    Case("your own function, with one-hot labels", compiled(own.of_one_hot), ONE_HOT),
+    Case("your own `Loss`, not registered", compiled(own.OwnLoss()), ONE_HOT),
     Case(
-        "`functools.partial` of a loss, logits",
+        "`functools.partial` of a loss, with logits",
         compiled(_part(losses.sparse_categorical_crossentropy, from_logits=True), activation=None),
     ),
-    Case("no loss but `add_loss` in a layer", own.entropy),
+    Case("only `add_loss` in a layer", own.entropy),
 )
 
 TWO_CLASSES = (
@@ -158,7 +158,7 @@ TWO_CLASSES = (
         classes=2,
     ),
     Case(
-        "`binary_crossentropy`, `AUC()`, softmax of two",
+        "`binary_crossentropy`, `AUC()`, a softmax of two",
         compiled("binary_crossentropy", (metrics.AUC,)),
         ONE_HOT,
         classes=2,
@@ -202,8 +202,8 @@ METRICS = (
         "`MeanIoU(3, sparse_y_pred=False)`",
         compiled(metric=(_part(metrics.MeanIoU, 3, sparse_y_pred=False),)),
     ),
-    Case("a metric of one's own, not registered", compiled(CATEGORICAL, (unexportable.OwnMetric,)), ONE_HOT),
-    Case("a function of one's own as a metric", compiled(metric=(own.share_right,))),
+    Case("your own metric, not registered", compiled(CATEGORICAL, (unexportable.OwnMetric,)), ONE_HOT),
+    Case("your own function as a metric", compiled(metric=(own.share_right,))),
     Case(
         "`weighted_metrics`, and class weights of the run",
         compiled(CATEGORICAL, (), weighted_metrics=["accuracy"]),
@@ -234,8 +234,8 @@ OPTIMIZERS = (
         _with(_part(optimizers.SGD, 0.1, gradient_accumulation_steps=3)),
     ),
     Case("`LossScaleOptimizer(SGD())`", _with(lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)))),
-    Case("an optimizer of one's own", _with(own.OwnSGD)),
-    Case("two optimizers of a `train_step` of one's own", own.two_optimizers),
+    Case("your own optimizer", _with(own.OwnSGD)),
+    Case("two optimizers in your own `train_step`", own.two_optimizers),
     Case("`MultiOptimizer`", own.multi_optimizer),
 )
 
@@ -258,8 +258,8 @@ PRECISIONS = (
 MODELS = (
     Case("`Sequential` without `Input`", own.without_input),
     Case("functional, with branches and a shared layer", own.functional),
-    Case("functional, with operations of `keras.ops`", own.operations),
-    Case("a model inside of a model, frozen", own.nested),
+    Case("functional, with `keras.ops`", own.operations),
+    Case("a frozen model inside a model", own.nested),
     Case("subclassed, registered", own.subclassed),
     Case("`BatchNormalization`", _of(layers.BatchNormalization)),
     Case(
@@ -277,16 +277,16 @@ MODELS = (
     ),
     Case("`SpectralNormalization(Dense)`", _of(lambda: layers.SpectralNormalization(layers.Dense(8)))),
     Case("`MultiHeadAttention`", own.attention),
-    Case("a layer of one's own, registered", _of(_part(unexportable.Scaled, 2.0))),
+    Case("your own layer, registered", _of(_part(unexportable.Scaled, 2.0))),
     Case("LoRA: `dense.enable_lora(2)`", own.low_rank),
-    Case("a `train_step` of one's own", models.own_step),
-    Case("a `train_step` of one's own that returns no loss", own.silent),
-    Case("a `compute_loss` of one's own", own.own_compute_loss),
+    Case("your own `train_step`", models.own_step),
+    Case("your own `train_step`, which returns no loss", own.silent),
+    Case("your own `compute_loss`", own.own_compute_loss),
     Case("`compile(jit_compile=True)`", compiled(jit_compile=True)),
     Case("`Lambda`", unexportable.lambda_layer, refused="has a Lambda layer"),
     Case("`Lambda`, `allow_unexportable`", unexportable.lambda_layer, settings={"allow_unexportable": True}),
     Case(
-        "a layer or activation of one's own, not registered",
+        "your own layer or activation, not registered",
         unexportable.unregistered,
         refused="classes and functions of its own need @keras.saving.register_keras_serializable()",
     ),
@@ -296,7 +296,7 @@ MODELS = (
         refused="give each class of its own a get_config()",
     ),
     Case(
-        "a layer whose weights Keras does not know",
+        "a layer with weights that Keras does not know",
         unexportable.forgetful,
         refused="some of its weights are not saved",
     ),
@@ -306,12 +306,12 @@ MODELS = (
     Case("several inputs", unexportable.two_inputs, refused="make the others of it in layers"),
     Case("several outputs", models.two_outputs, refused="train a model with that one alone"),
     Case(
-        "several inputs and outputs, of a `transform`",
+        "several inputs and outputs, with a `transform`",
         models.several,
         settings={"transform": "tests.helpers.models:several_inputs"},
     ),
     Case(
-        "logits whose loss does not say `from_logits`",
+        "logits without `from_logits` in the loss",
         models.undeclared_logits,
         refused="end the model with a softmax, or compile it with from_logits=True",
     ),
@@ -338,31 +338,40 @@ def build(dataset: DatasetInfo, case: str) -> keras.Model:
 _HEAD = """\
 # What compiles in Keras
 
-This page says for ways to build and compile a model whether Shardline trains it as Keras' own `fit` does, or
-refuses it, and why. A test trains each of them with both, on the same batches in the same order: "same" means
-that loss and metrics differ by less than 0.00001 (0.001 in half precision).
+These are the ways to build and compile a model that Shardline trains as Keras' own `fit` does, and those that it
+refuses. A test checks each of them: trained by both on the same batches, loss and metrics differ by less than 0.00001
+(0.001 in half precision). `python -m tests.trainer.compiling` prints this page.
 
-Labels take the form that loss and metrics need: class numbers, one-hot, or 0 and 1 for a single output.
-A line of the log says which. What is refused is refused before the first step; what cannot be exported trains
-all the same with `allow_unexportable`. `python -m tests.trainer.compiling` prints this page.
+Labels take the form that loss and metrics need: class numbers, one-hot, or 0 and 1 for a single output. A log line
+says which.
 """
-_FORMS = {SPARSE: "numbers", ONE_HOT: "one-hot", BINARY: "0 or 1"}
+_REFUSED = """\
+## Refused
+
+Training stops before the first step; `allow_unexportable` trains what only cannot be exported.
+
+| way | the message says |
+|---|---|
+"""
+_FORMS = {
+    SPARSE: "Class numbers",
+    ONE_HOT: "One-hot labels",
+    BINARY: "0 or 1",
+}
 
 
 def page() -> str:
     """Returns the page of the documentation."""
     parts = [_HEAD]
     for title, group in GROUPS.items():
-        rows = [
-            f"| {case.shown} | refused: {case.refused} | |"
-            if case.refused
-            else f"| {case.shown} | same | {'' if 'transform' in case.settings else _FORMS[case.labels]} |"
-            for case in group
-        ]
-        parts.append(
-            "\n".join([f"## {title}", "", "| way | as `fit` | labels |", "|---|---|---|", *rows, ""])
-        )
-    return "\n".join(parts)
+        ways: dict[str, list[str]] = {}
+        for case in group:
+            if not case.refused:
+                ways.setdefault(_FORMS[case.labels], []).append(case.shown)
+        lines = [f"- {form}: {'; '.join(shown)}." for form, shown in ways.items()]
+        parts.append("\n".join([f"## {title}", "", *lines, ""]))
+    refused = [f"| {case.shown} | {case.refused} |" for case in CASES.values() if case.refused]
+    return "\n".join([*parts, "\n".join([_REFUSED + refused[0], *refused[1:], ""])])
 
 
 if __name__ == "__main__":

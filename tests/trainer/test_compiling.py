@@ -24,12 +24,12 @@ from tests.trainer.compiling import BINARY, CASES, ONE_HOT, page
 #: Those that take a path of their own; the others are left to make test-all.
 EVERYDAY = {
     "`sparse_categorical_crossentropy`",
-    "no loss but `add_loss` in a layer",
+    "only `add_loss` in a layer",
     "`BinaryFocalCrossentropy()`, `AUC()`, `F1Score()`, one sigmoid",
     "`weighted_metrics`, and class weights of the run",
-    "two optimizers of a `train_step` of one's own",
+    "two optimizers in your own `train_step`",
     "policy `mixed_float16`, its loss scaled",
-    "several inputs and outputs, of a `transform`",
+    "several inputs and outputs, with a `transform`",
 }
 BATCH, RECORDS = 16, 48
 POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
