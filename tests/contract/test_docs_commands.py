@@ -27,7 +27,7 @@ MARKED = [command for command in commands() if command.marked]
 #: Docker is not there: these show what they would do.
 DRY = ("image",)
 #: The page whose commands read tables of BigQuery, and nothing else of Google Cloud.
-ON_BIGQUERY = "own-dataset.md"
+ON_BIGQUERY = "tables.md"
 
 
 def train(job: PipelineJob) -> PipelineOutcome:

@@ -87,25 +87,25 @@ def pictures() -> dict[str, bytes]:
         "JPEG": encoded(scene(), "JPEG"),
         "JPEG, progressive": encoded(scene(), "JPEG", progressive=True),
         "JPEG, grey": encoded(scene().convert("L"), "JPEG"),
-        "JPEG, CMYK, of Adobe's programs": cmyk,
-        "JPEG, CMYK, of others": without(b"\xff\xee", cmyk),
-        "JPEG that its EXIF data says to turn": turned(6),
+        "JPEG, CMYK of Adobe": cmyk,
+        "JPEG, CMYK": without(b"\xff\xee", cmyk),
+        "JPEG with EXIF orientation": turned(6),
         "JPEG of 12 bits": _frame(encoded(scene(), "JPEG"), bits=12),
         "JPEG of 2 components": _frame(encoded(scene(), "JPEG"), components=2),
         "PNG": encoded(scene(), "PNG"),
         "PNG, black and white": encoded(scene().convert("1"), "PNG"),
         "PNG, palette": encoded(colours, "PNG"),
-        "PNG, palette with transparent colours": encoded(colours, "PNG", transparency=bytes(range(64))),
+        "PNG, transparent palette": encoded(colours, "PNG", transparency=bytes(range(64))),
         "PNG, alpha channel": encoded(with_alpha(), "PNG"),
         "PNG, grey and alpha": encoded(with_alpha("L"), "PNG"),
-        "PNG, 16 bits, grey": encoded(deep(), "PNG"),
-        "PNG, 16 bits, colour": _deep_png(),
+        "PNG, 16-bit grey": encoded(deep(), "PNG"),
+        "PNG, 16-bit colour": _deep_png(),
         "PNG, animated": _animated("PNG"),
-        "PNG that its EXIF data says to turn": turned(6, "PNG"),
+        "PNG with EXIF orientation": turned(6, "PNG"),
         "GIF": encoded(colours, "GIF"),
         "GIF, transparent": encoded(colours, "GIF", transparency=3),
         "GIF, animated": _animated("GIF"),
-        "GIF whose first frame leaves a part free": _partial_gif(),
+        "GIF whose first frame is smaller": _partial_gif(),
         "BMP": encoded(scene(), "BMP"),
         "BMP, palette": encoded(colours, "BMP"),
         "BMP, grey": encoded(scene().convert("L"), "BMP"),
@@ -113,16 +113,16 @@ def pictures() -> dict[str, bytes]:
         "WebP": encoded(scene(), "WEBP"),
         "WebP, lossless": encoded(scene(), "WEBP", lossless=True),
         "WebP, alpha channel": encoded(with_alpha(), "WEBP"),
-        "WebP, lossless, alpha channel": encoded(with_alpha(), "WEBP", lossless=True),
+        "WebP, lossless with alpha channel": encoded(with_alpha(), "WEBP", lossless=True),
         "WebP, animated": _animated("WEBP", lossless=True),
-        "WebP that its EXIF data says to turn": turned(6, "WEBP"),
+        "WebP with EXIF orientation": turned(6, "WEBP"),
         "AVIF": encoded(scene(), "AVIF"),
         "AVIF, alpha channel": encoded(with_alpha(), "AVIF"),
         "AVIF, animated": _animated("AVIF"),
-        "AVIF that says to turn it": turned(6, "AVIF"),
-        "HEIC, with pillow-heif": _heic(scene()),
-        "HEIC that says to turn it": _heic(scene(), exif=exif.tobytes()),
-        "anything else (TIFF, JPEG 2000, ICO, SVG, PDF, a video, a web page)": encoded(scene(), "JPEG2000"),
+        "AVIF with orientation": turned(6, "AVIF"),
+        "HEIC": _heic(scene()),
+        "HEIC with orientation": _heic(scene(), exif=exif.tobytes()),
+        "anything else, TIFF, SVG, PDF or video": encoded(scene(), "JPEG2000"),
     }
 
 
@@ -149,7 +149,7 @@ def outcome(data: bytes) -> Outcome:
 
     found = stored(data)
     if isinstance(found, str):
-        return Outcome(f"{REFUSED}: {found}", "", "")
+        return Outcome(f"{REFUSED}: {found.partition(' (')[0]}", "", "")
     trained = tf.io.decode_image(found.data, channels=found.channels, expand_animations=False).numpy()
     try:
         difference = np.abs(served(data, trained.shape).astype(int) - trained).mean()
@@ -160,17 +160,27 @@ def outcome(data: bytes) -> Outcome:
         seen = (
             SAME if difference <= (2 if found.encoding == "jpeg" else 0) else f"differs by {difference:.1f}"
         )
-    way = found.encoding.upper() if found.data is not data else "as it came"
+    way = found.encoding.upper() if found.data is not data else "unchanged"
     return Outcome(
         way + (", upright" if "exif orientation" in found.converted else ""), ", ".join(found.converted), seen
     )
 
 
 def table() -> str:
-    """Returns the table of docs/own-dataset.md."""
-    rows = ["| picture | is stored as | counted as | sent to the exported model |", "|---|---|---|---|"]
+    """Returns the table of docs/images.md: pictures that are stored and served alike share a row."""
+    rows = ["| Picture | Stored as | Counted as | In the exported model |", "|---|---|---|---|"]
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, data in pictures().items():
-        rows.append(f"| {name} | " + " | ".join(outcome(data)) + " |")
+        stored_as, counted, seen = outcome(data)
+        found.setdefault((stored_as, seen), []).append((name, counted))
+    for (stored_as, seen), same in found.items():
+        words = dict.fromkeys(word for _, counted in same for word in counted.split(", ") if word)
+        kinds: dict[str, list[str]] = {}
+        for name, _ in same:
+            kind, _, variant = name.partition(", ")
+            kinds.setdefault(kind, []).append(variant or "plain")
+        shown = [k if v == ["plain"] else f"{k} ({', '.join(v)})" for k, v in kinds.items()]
+        rows.append(f"| {'; '.join(shown)} | {stored_as} | {', '.join(words)} | {seen} |")
     return "\n".join(rows) + "\n"
 
 

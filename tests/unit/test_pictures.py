@@ -14,7 +14,7 @@ from shardline.trainer.data.features import Feature
 from tests.helpers import pictures
 from tests.helpers.images import opened
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-dataset.md"
+PAGE = Path(__file__).parents[2] / "docs" / "images.md"
 PICTURES = pictures.pictures()
 UNREAD = ("AVIF", "HEIC")
 
@@ -36,13 +36,11 @@ def test_a_resized_picture_is_the_same_in_training_and_in_serving_or_refused_in_
         assert name.startswith(UNREAD) or name in ("WebP, animated", "BMP, black and white")
         return
     # The two filters differ most in noise.
-    limit = 25 if name in ("PNG, 16 bits, colour", "PNG, black and white") else 4
+    limit = 25 if name in ("PNG, 16-bit colour", "PNG, black and white") else 4
     assert np.abs(served.astype(int) - trained).mean() < limit
 
 
-@pytest.mark.parametrize(
-    ("name", "turned"), [("HEIC that says to turn it", True), ("HEIC, with pillow-heif", False)]
-)
+@pytest.mark.parametrize(("name", "turned"), [("HEIC with orientation", True), ("HEIC", False)])
 def test_heic_is_read_upright(name: str, turned: bool) -> None:
     found = pictures.stored(PICTURES[name])
     assert not isinstance(found, str)
@@ -55,7 +53,7 @@ def test_heic_is_read_upright(name: str, turned: bool) -> None:
 
 def test_heic_names_the_package_that_reads_it_where_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    assert "pip install pillow-heif" in str(pictures.stored(PICTURES["HEIC, with pillow-heif"]))
+    assert "pip install pillow-heif" in str(pictures.stored(PICTURES["HEIC"]))
 
 
 @pytest.mark.parametrize("name", ["BMP, grey", "GIF", "WebP, alpha channel", "PNG", "JPEG"])
