@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,17 +64,37 @@ champion_uri = "gs://staging/champions/photos"
 history_uri = "gs://staging/history/photos"
 """
 
+#: The same parameters, for a run that is submitted by hand.
+PARAMETERS = SCHEDULES.partition(".parameters]\n")[2]
+
 HEAD = """\
 # A working week
 
-This page shows a working week at the terminal, as `python -m tests.contract.week` printed it.
-Every command ran as it stands here, with the platform's own clients, **against a local fake** of Vertex AI,
-whose pipeline jobs are run by the local runner. Nothing of it has run on Vertex AI. Lines that begin with #
-say what happened besides.
+This page shows a working week with one pipeline: what you type, and what you see.
+[Operating](operating.md) explains the commands.
+
+`python -m tests.contract.week` runs them with Google's own clients **against a local fake** of Vertex AI and
+writes this page. The local runner runs the pipeline jobs; nothing ran on Vertex AI ([limits](limits.md)).
+`...` replaces output that is left out; a line with `#` says what happens between two commands.
 """
 
 #: A job's end comes within this many seconds on a busy machine.
 _PATIENCE_S = 300
+
+
+@dataclass
+class Day:
+    """A part of the week.
+
+    Attributes:
+        name: Its heading.
+        text: What happens, in a sentence or two.
+        lines: Commands and their output.
+    """
+
+    name: str
+    text: str
+    lines: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -85,20 +105,25 @@ class Week:
         directory: Where the person works.
         vertex: The fake.
         bucket: What stands in for the bucket.
-        said: Everything that was printed, with the commands.
+        days: The days so far.
     """
 
     directory: Path
     vertex: FakeVertex
     bucket: Path
-    said: list[str] = field(default_factory=list)
+    days: list[Day] = field(default_factory=list)
 
-    def day(self, text: str) -> None:
-        """Begins something new."""
-        self._say(f"\n# {text}")
+    def day(self, name: str, text: str) -> None:
+        """Begins a day."""
+        self.days.append(Day(name, text))
 
-    def run(self, command: str, code: int = 0) -> str:
-        """Runs a command as a person types it, and returns what it printed.
+    def run(self, command: str, code: int = 0, shown: str = "") -> None:
+        """Runs a command as a person types it.
+
+        Args:
+            command: The command line.
+            code: Its exit code.
+            shown: Pattern of the lines that the page shows; default: all.
 
         Raises:
             AssertionError: When it ends with another code.
@@ -113,15 +138,16 @@ class Week:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._say(done.stdout.rstrip() + (f"\n[exit code {done.returncode}]" if done.returncode else ""))
         assert done.returncode == code, f"{command} ended with {done.returncode}:\n{done.stdout}"
-        return done.stdout
+        self._say(shortened(done.stdout.rstrip(), shown))
+        if code:
+            self._say(f"[exit code {code}]")
 
     def fire(self, at: str) -> str:
         """Lets the schedule's time come, waits for its run, and returns the run's id."""
-        self._say(f"# {at}: the schedule fires")
+        self.note(f"{at} UTC: the schedule fires")
         name = next(iter(self.vertex.services.schedules))
-        job = self.vertex.services.fire(name, datetime.datetime.fromisoformat(at))
+        job = self.vertex.services.fire(name, datetime.datetime.fromisoformat(f"{at}+00:00"))
         assert job is not None
         self.wait(job.name)
         return str(job.name.rpartition("/")[2])
@@ -139,11 +165,21 @@ class Week:
         text = path.read_text()
         assert old in text
         path.write_text(text.replace(old, new))
-        self._say(f"# in {file}: {old} -> {new}")
+        self.note(f"in {file}: {old} -> {new}")
+
+    def note(self, text: str) -> None:
+        """Says what happens between two commands."""
+        self._say(f"# {text}")
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
-        self.said.append(text)
+        self.days[-1].lines.append(text)
+
+
+def shortened(output: str, shown: str) -> str:
+    """Returns the lines that a pattern finds, with `...` for those left out."""
+    lines = [line if re.search(shown, line) else "..." for line in output.splitlines() if line]
+    return "\n".join(line for line, _ in itertools.groupby(lines))
 
 
 @contextmanager
@@ -154,6 +190,7 @@ def working_week(directory: Path) -> Iterator[Week]:
     (work / "settings").mkdir(parents=True)
     (work / "settings" / "vertex.toml").write_text(SETTINGS)
     (work / "settings" / "schedules.toml").write_text(SCHEDULES)
+    (work / "params.toml").write_text(PARAMETERS)
     write_photos(bucket / BUCKET / "photos", 80)
     # Runs keep their directories outside the person's own.
     runs = LocalRuns(directory / "jobs", {"SHARDLINE_GCS_ROOT": str(bucket), "PYTHONPATH": str(ROOT)})
@@ -175,73 +212,60 @@ def write_photos(directory: Path, count: int, first: int = 0) -> None:
 
 def live(week: Week) -> None:
     """Goes through the week."""
-    week.day("Monday: is everything there? A new version goes up.")
-    week.run("shardline doctor --settings settings/vertex.toml", code=1)
-    week.day("The image is not there yet.")
-    week.run("shardline image build --settings settings/vertex.toml --allow-dirty --dry-run")
-    week.run("shardline image push --settings settings/vertex.toml --dry-run")
-    week.day("It is built and pushed elsewhere; the push prints the digest, which is pinned.")
+    week.day("Monday", "A new version goes up. `doctor` finds that its image is missing.")
+    week.run("shardline doctor --settings settings/vertex.toml", code=1, shown="ERROR|bucket|permissions")
     week.vertex.services.registry.add_image(IMAGE)
+    week.note("the image is built and pushed; the settings pin its digest")
     digest = hashlib.sha256(IMAGE.encode()).hexdigest()
     week.replace("settings/vertex.toml", "shardline:0.1.0", f"shardline@sha256:{digest}")
-    week.run("shardline doctor --settings settings/vertex.toml")
-    week.run("shardline compile --settings settings/vertex.toml --output compiled/retrain.yaml")
+    week.run("shardline doctor --settings settings/vertex.toml", shown="image")
+    week.run("shardline compile --settings settings/vertex.toml")
     week.run("shardline upload compiled/retrain.yaml --settings settings/vertex.toml --tag v1 --tag latest")
-    week.run("shardline upload compiled/retrain.yaml --settings settings/vertex.toml --tag v1 --tag latest")
-    parameters = _parameters(week)
-    week.run(f"shardline submit compiled/retrain.yaml --settings settings/vertex.toml {parameters} --wait")
+    submit = (
+        "shardline submit compiled/retrain.yaml --settings settings/vertex.toml --params params.toml --wait"
+    )
+    week.run(submit, shown="submitted|^https|^TASK|  succeeded  |^retrain-")
 
-    week.day("Tuesday: every night from now on.")
-    week.run("shardline schedule apply --settings settings/vertex.toml --dry-run")
-    week.run("shardline schedule apply --settings settings/vertex.toml")
-    week.run("shardline schedule apply --settings settings/vertex.toml")
-    run = week.fire("2027-01-13T05:00:00+00:00")
-    week.run(f"shardline status {run} --settings settings/vertex.toml")
-    week.run(f"shardline explain {run} --settings settings/vertex.toml")
-    week.run(f"shardline logs {run} --settings settings/vertex.toml")
+    week.day("Tuesday", "The run becomes a schedule. The next morning it finds no change and ends.")
+    week.run("shardline schedule apply --settings settings/vertex.toml", shown="^retrain")
+    week.run("shardline schedule apply --settings settings/vertex.toml", shown="^retrain")
+    run = week.fire("2027-01-13 05:00")
+    week.run(f"shardline explain {run} --settings settings/vertex.toml", shown="^retrain")
 
-    week.day("Wednesday: new photos came in the night.")
+    week.day("Wednesday", "New photos arrive. The run of the next morning trains on them.")
     write_photos(week.bucket / BUCKET / "photos", 20, first=80)
-    run = week.fire("2027-01-14T05:00:00+00:00")
-    week.run(f"shardline status {run} --settings settings/vertex.toml")
+    run = week.fire("2027-01-14 05:00")
+    week.run(
+        f"shardline status {run} --settings settings/vertex.toml", shown="TASK|train|register|: succeeded"
+    )
 
-    week.day("Thursday: other parameters; a pause.")
+    week.day("Thursday", "The schedule gets another parameter.")
     week.replace("settings/schedules.toml", "epochs = 2", "epochs = 3")
-    week.run("shardline schedule apply --settings settings/vertex.toml --dry-run")
-    week.run("shardline schedule apply --settings settings/vertex.toml")
-    week.run("shardline schedule pause retrain-nightly --settings settings/vertex.toml")
-    week.run("shardline schedule list --settings settings/vertex.toml")
-    week.run("shardline schedule resume retrain-nightly --settings settings/vertex.toml")
+    week.run(
+        "shardline schedule apply --settings settings/vertex.toml --dry-run", shown="retrain-|parameters"
+    )
+    week.run("shardline schedule apply --settings settings/vertex.toml", shown="retrain-|parameters")
 
-    week.day("Friday: a file is broken.")
+    week.day("Friday", "A photo is broken. The last model disappoints, so you roll back.")
     (week.bucket / BUCKET / "photos" / "dark" / "0000.png").write_bytes(b"half a file")
-    run = week.fire("2027-01-15T05:00:00+00:00")
+    run = week.fire("2027-01-15 05:00")
     week.run("shardline status --settings settings/vertex.toml")
     week.run(f"shardline explain {run} --settings settings/vertex.toml", code=1)
-
-    week.day("And the champion of Wednesday is not wanted after all.")
-    week.run("shardline champion show gs://staging/champions/photos")
+    week.run("shardline champion list gs://staging/champions/photos")
     week.run("shardline champion rollback gs://staging/champions/photos")
 
 
-def _parameters(week: Week) -> str:
-    """Returns what the schedule gives, as options of `shardline submit`."""
-    declared = tomllib.loads((week.directory / "settings" / "schedules.toml").read_text())["schedules"]
-    return " ".join(
-        f"--param {name}={value}" for name, value in declared["retrain-nightly"]["parameters"].items()
-    )
-
-
-def printable(said: list[str], directory: Path) -> str:
-    """Returns a transcript without what is of this machine only."""
-    return re.sub(re.escape(str(directory)), "/home/me", "\n".join(said))
+def page(week: Week, directory: Path) -> str:
+    """Returns the page, without paths that only this machine has."""
+    days = ["\n".join([f"## {day.name}\n", f"{day.text}\n", "```", *day.lines, "```\n"]) for day in week.days]
+    return "\n".join([HEAD, *days]).replace(str(directory), "/home/me")
 
 
 def main() -> None:
     """Prints the page."""
     with tempfile.TemporaryDirectory() as made, working_week(Path(made)) as week:
         live(week)
-        print(f"{HEAD}\n```\n{printable(week.said, Path(made)).strip()}\n```")
+        sys.stdout.write(page(week, Path(made)))
 
 
 if __name__ == "__main__":
