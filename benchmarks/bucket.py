@@ -80,7 +80,7 @@ def threads(photos: Path, out: Path) -> int:
     """Reads all photos with as many threads as preprocessing has."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from shardline.components.preprocess.ahead import IN_FLIGHT
+    from shardline.components.storage.prefetch import IN_FLIGHT
 
     paths = [entry.path for folder in os.scandir(photos) for entry in os.scandir(folder.path)]
 
@@ -128,7 +128,7 @@ def measure(contender: str, source: Path, out: Path) -> dict[str, float]:
 
 def only(contender: str, source: str, out: str) -> None:
     """Runs one contender in this process."""
-    import shardline.components.preprocess.write  # noqa: F401  # what is imported first, is not timed
+    import shardline.components.preprocess.write.shard_writer  # noqa: F401  # what is imported first, is not timed
     from benchmarks.contenders import peak_mb
 
     start, cpu = time.monotonic(), time.process_time()

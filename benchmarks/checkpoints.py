@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from benchmarks.training import WORKS
-from shardline.trainer import tensorflow_internals
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.base.settings import TrainSettings
+from shardline.trainer.keras_compat import tensorflow_internals
 
 
 def measure(work: str, rounds: int) -> tuple[list[float], list[float], list[float]]:
@@ -31,7 +31,7 @@ def measure(work: str, rounds: int) -> tuple[list[float], list[float], list[floa
     from shardline.trainer.checkpoint.store import Checkpoints
     from shardline.trainer.cluster.cluster import read_cluster
     from shardline.trainer.cluster.collectives import make_summation
-    from shardline.trainer.step import Loop
+    from shardline.trainer.loop.step import Loop
 
     name, side, batch, steps = WORKS[work]
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")

@@ -25,7 +25,7 @@ from shardline.components.preprocess.inspect.profile import Profile, measure, su
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.text import table
-from shardline.components.validate.drift import compare
+from shardline.components.validate.metrics.drift import compare
 
 PAIRS = 200
 SIZES = (100, 300, 1_000, 2_000)

@@ -26,8 +26,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from shardline.components.text import table
-from shardline.trainer import progress
-from shardline.trainer.errors import ShardlineError
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import ShardlineError
 from tests.helpers import strategies
 from tests.helpers.mutations import damaged
 from tests.helpers.strategies import Target

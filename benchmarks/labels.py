@@ -171,8 +171,8 @@ def measure(manifest: Manifest, truth: Arrays, said: Arrays) -> dict[str, float]
 
 def ours(task: Task, dataset: Path, out: Path, seed: int) -> dict[str, float]:
     """Trains, exports and judges by Shardline's own programs; returns what the report says."""
-    from shardline.components.validate.gate import Gate
-    from shardline.components.validate.metrics import MAIN
+    from shardline.components.validate.gate.gate import Gate
+    from shardline.components.validate.metrics.metrics import MAIN
     from shardline.components.validate.validation import validate
 
     command = [sys.executable, "-m", "shardline.trainer.task", "--dataset", dataset, "--model", task.model]
@@ -188,7 +188,7 @@ def keras_fit(task: Task, dataset: Path, manifest: Manifest, seed: int) -> dict[
     import keras
     import tensorflow as tf
 
-    from shardline.trainer.models.build import build
+    from shardline.trainer.loop.build import build
 
     def inputs(x: Arrays) -> Any:
         return (
@@ -223,9 +223,9 @@ def keras_fit(task: Task, dataset: Path, manifest: Manifest, seed: int) -> dict[
 
 
 def _info(dataset: Path, manifest: Manifest) -> Any:
-    from shardline.trainer.data import view
+    from shardline.trainer.data import split_view
 
-    return view.describe(dataset) if hasattr(view, "describe") else manifest.info()
+    return split_view.describe(dataset) if hasattr(split_view, "describe") else manifest.info()
 
 
 def peer(choice: Any, dataset: Path, manifest: Manifest) -> dict[str, float]:

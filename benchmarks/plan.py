@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from shardline.components.preprocess import finish
-from shardline.components.preprocess.digests import repeated
-from shardline.components.preprocess.plan import Plan
+from shardline.components.preprocess.plan.digests import repeated
+from shardline.components.preprocess.plan.plan import Plan
 from shardline.components.preprocess.run import plan_dataset
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import Example, Span
 from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.components.preprocess.write import finish
 
 _MANY = 100_000_000
 _SIZE = 824

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardline.trainer import tensorflow_internals
+from shardline.trainer.keras_compat import tensorflow_internals
 
 _TUTORIAL = "tutorial code, 300 px"
 _LIMIT = "decode only, 224 px in memory"

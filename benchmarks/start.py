@@ -23,12 +23,12 @@ from pathlib import Path
 
 import psutil
 
-from shardline.pipelines.local import processes, start
-from shardline.pipelines.local.job import CustomJob
-from shardline.pipelines.local.supervisor import run_job
-from shardline.pipelines.local.warm import SERVER_VARIABLE
-from shardline.trainer import progress
-from shardline.trainer.progress import Event
+from shardline.pipelines.local.job.custom_job import CustomJob
+from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.process import processes, start
+from shardline.pipelines.local.process.fork_server import SERVER_VARIABLE
+from shardline.trainer.base import progress
+from shardline.trainer.base.progress import Event
 
 
 def measure(dataset: Path, out: Path, replicas: int, *, forked: bool) -> tuple[float, float, float]:

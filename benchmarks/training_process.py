@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shardline.trainer import tensorflow_internals
+from shardline.trainer.keras_compat import tensorflow_internals
 
 _WARM_UP = 3
 
@@ -28,10 +28,10 @@ def main(request: dict[str, Any]) -> None:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(len(request["cores"]))
+    from shardline.trainer.base.settings import TrainSettings
     from shardline.trainer.cluster import strategy as strategies
     from shardline.trainer.cluster.cluster import read_cluster
     from shardline.trainer.cluster.collectives import Collectives
-    from shardline.trainer.settings import TrainSettings
 
     cluster = read_cluster(os.environ)
     plain = TrainSettings(
@@ -67,11 +67,11 @@ def _variant(
     import keras
     import tensorflow as tf
 
+    from shardline.trainer.base.settings import TrainSettings
     from shardline.trainer.cluster import strategy as strategies
     from shardline.trainer.cluster.collectives import make_summation
-    from shardline.trainer.optimizers import tune_optimizer
-    from shardline.trainer.settings import TrainSettings
-    from shardline.trainer.step import Loop
+    from shardline.trainer.loop.optimizers import tune_optimizer
+    from shardline.trainer.loop.step import Loop
 
     settings = TrainSettings(dataset="-", model=request["model"], **options)
     replicas = strategy.num_replicas_in_sync
@@ -102,7 +102,7 @@ def _variant(
 def _model(request: dict[str, Any]) -> Any:
     from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
     from shardline.trainer.data.manifest import DatasetInfo
-    from shardline.trainer.models.build import build
+    from shardline.trainer.loop.build import build
 
     shape = (request["side"], request["side"], 3 if request["model"] == "resnet50" else 1)
     image = Feature("image", "uint8", shape, "raw")

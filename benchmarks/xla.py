@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.models.build import build
-from shardline.trainer.step import Loop
+from shardline.trainer.loop.build import build
+from shardline.trainer.loop.step import Loop
 
 #: Shape of an image, or () for a table of 20 columns; batch; steps a round; rounds.
 CASES: Mapping[str, tuple[tuple[int, ...], int, int, int]] = {

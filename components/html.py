@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 from PIL import Image
 
-from shardline.trainer.errors import printable
+from shardline.trainer.base.errors import printable
 
 # But for tabs and ends of lines.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

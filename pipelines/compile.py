@@ -14,8 +14,8 @@ from shardline.pipelines.check.registry import Finding
 from shardline.pipelines.retrain import retrain_pipeline
 from shardline.pipelines.settings import Settings
 from shardline.pipelines.tune import tune_pipeline
-from shardline.trainer import files
-from shardline.trainer.errors import PipelineError
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import PipelineError
 
 
 def compile_pipeline(settings: Settings, study: str | None = None) -> str:

@@ -17,19 +17,19 @@ from typing import Any
 from shardline.components.model_store.catalog import require_store
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import check_form, is_plugin, open_source
-from shardline.components.run_directory import local_runs
-from shardline.components.run_record import SUCCEEDED
+from shardline.components.runs.directory import local_runs
+from shardline.components.runs.record import SUCCEEDED
 from shardline.components.text import quality, short
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
-from shardline.components.validate.gate import GateSettings
-from shardline.pipelines.check.secrets import kind_of
+from shardline.components.validate.gate.gate import GateSettings
+from shardline.pipelines.plain_secrets import kind_of
 from shardline.pipelines.spec import RETRAIN, TUNE, declared, defaults
 from shardline.pipelines.tables import read_toml
-from shardline.trainer import files, plugins
-from shardline.trainer.errors import PipelineError, SettingsError, SourceError
-from shardline.trainer.models import import_string
-from shardline.trainer.records import did_you_mean, own_fields, read
+from shardline.trainer.base import files, plugins
+from shardline.trainer.base.deserialize import did_you_mean, own_fields, read
+from shardline.trainer.base.errors import PipelineError, SettingsError, SourceError
+from shardline.trainer.base.plugins import import_string
 
 #: Whole numbers travel as doubles, here as on the platform.
 _LARGEST_INTEGER = 2**53

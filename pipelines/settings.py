@@ -16,8 +16,8 @@ from shardline.components.vertex.job import CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.tables import begun_with, check_tables, read_file, read_one, read_table
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.records import field_types, read_fields
+from shardline.trainer.base.deserialize import field_types, read_fields
+from shardline.trainer.base.errors import SettingsError
 
 #: The tables below [train], beside its own keys: the pools that differ from these, and the job.
 _POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluator")

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from shardline.components.vertex.payload import at
-from shardline.trainer import files
-from shardline.trainer.errors import PipelineError
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import PipelineError
 
 #: Names of our own pipelines.
 RETRAIN, TUNE = "retrain", "tune"

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardline.trainer import files
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.records import read_fields
+from shardline.trainer.base import files
+from shardline.trainer.base.deserialize import read_fields
+from shardline.trainer.base.errors import SettingsError
 
 T = TypeVar("T")
 

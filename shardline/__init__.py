@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from shardline.components.preprocess.run import preprocess
     from shardline.components.preprocess.settings import PreprocessSettings
     from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
-    from shardline.components.validate.gate import Gate
+    from shardline.components.validate.gate.gate import Gate
     from shardline.components.validate.validation import validate
     from shardline.pipelines.compile import compile_pipeline
     from shardline.pipelines.local.launch import launch
     from shardline.pipelines.local.run import run_pipeline
+    from shardline.trainer.base.errors import ShardlineError
+    from shardline.trainer.base.settings import TrainSettings
     from shardline.trainer.data.features import Feature, Label
     from shardline.trainer.data.manifest import DatasetInfo, Manifest
-    from shardline.trainer.errors import ShardlineError
     from shardline.trainer.fit import fit
+    from shardline.trainer.loop.process import strategy
     from shardline.trainer.models.zoo import QuantileLoss
-    from shardline.trainer.process import strategy
-    from shardline.trainer.scoring import evaluate, predict
-    from shardline.trainer.settings import TrainSettings
+    from shardline.trainer.predict import evaluate, predict
     from shardline.trainer.train import train
 
 #: Module of each public name.
@@ -42,23 +42,23 @@ _MODULES = {
     "DatasetInfo": "shardline.trainer.data.manifest",
     "Example": "shardline.components.preprocess.sources.example",
     "Feature": "shardline.trainer.data.features",
-    "Gate": "shardline.components.validate.gate",
+    "Gate": "shardline.components.validate.gate.gate",
     "Label": "shardline.trainer.data.features",
     "Manifest": "shardline.trainer.data.manifest",
     "PreprocessSettings": "shardline.components.preprocess.settings",
     "QuantileLoss": "shardline.trainer.models.zoo",
-    "ShardlineError": "shardline.trainer.errors",
+    "ShardlineError": "shardline.trainer.base.errors",
     "Source": "shardline.components.preprocess.sources.example",
     "Span": "shardline.components.preprocess.sources.example",
-    "TrainSettings": "shardline.trainer.settings",
+    "TrainSettings": "shardline.trainer.base.settings",
     "compile_pipeline": "shardline.pipelines.compile",
-    "evaluate": "shardline.trainer.scoring",
+    "evaluate": "shardline.trainer.predict",
     "fit": "shardline.trainer.fit",
     "launch": "shardline.pipelines.local.launch",
-    "predict": "shardline.trainer.scoring",
+    "predict": "shardline.trainer.predict",
     "preprocess": "shardline.components.preprocess.run",
     "run_pipeline": "shardline.pipelines.local.run",
-    "strategy": "shardline.trainer.process",
+    "strategy": "shardline.trainer.loop.process",
     "train": "shardline.trainer.train",
     "validate": "shardline.components.validate.validation",
 }

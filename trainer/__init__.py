@@ -1,1 +1,4 @@
-"""The training ring: paths, tensors, TF_CONFIG and AIP_*; nothing of Kubeflow or Google Cloud."""
+"""The training ring: the programs that every replica runs, from a dataset directory to a saved model.
+
+It may import numpy, TensorFlow and Keras; it knows neither Kubeflow Pipelines nor Google Cloud.
+"""

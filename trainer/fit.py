@@ -18,24 +18,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer import files
-from shardline.trainer.callbacks import Hooks, check_callback
+from shardline.trainer.adapters.adapter import Batches, check_numbers, whole_number
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint import preemption
 from shardline.trainer.checkpoint.identity import Record
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.peers import difference
-from shardline.trainer.data.given import Batches, check_numbers, whole_number
-from shardline.trainer.engine import make_engine
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.keras_compilation import patches_undone, weigh_output_losses
-from shardline.trainer.loop import Beginning, Engine, Training
-from shardline.trainer.models.build import BuildModel, built
-from shardline.trainer.optimizers import learning_rates
-from shardline.trainer.process import OF_STRATEGY, Process, check_options, this_process
-from shardline.trainer.reports import Counters
-from shardline.trainer.run import Plan, Run, Watchdog
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.keras_compat.keras_compilation import patches_undone, weigh_output_losses
+from shardline.trainer.loop.build import BuildModel, built
+from shardline.trainer.loop.callbacks import Hooks, check_callback
+from shardline.trainer.loop.engine import make_engine
+from shardline.trainer.loop.loop import Beginning, Engine, Training
+from shardline.trainer.loop.optimizers import learning_rates
+from shardline.trainer.loop.process import OF_STRATEGY, Process, check_options, this_process
+from shardline.trainer.loop.reports import Counters
+from shardline.trainer.loop.run import Plan, Run, Watchdog
 
 #: Settings of the trainer that `fit` takes by their names.
 OPTIONS = (

@@ -11,12 +11,12 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from shardline.trainer import progress
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import EXIT_FAILED, ShardlineError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint import preemption
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.cluster.cluster import read_cluster
-from shardline.trainer.errors import EXIT_FAILED, ShardlineError
-from shardline.trainer.settings import TrainSettings
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -25,12 +25,12 @@ def main(arguments: Sequence[str]) -> None:
         cluster = read_cluster(os.environ)
         # Before NumPy and TensorFlow start threads: they must not take the signal.
         with Preemption(TrainSettings.grace_period) as preemption.current:
-            from shardline.trainer import tensorflow_internals
+            from shardline.trainer.keras_compat import tensorflow_internals
 
             tensorflow_internals.keep_freed_memory()
             tensorflow_internals.import_tensorflow()
             if cluster.hosts:
-                from shardline.trainer import process
+                from shardline.trainer.loop import process
 
                 process.strategy()
             is_module = arguments[0] == "-m"

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any, NoReturn, get_type_hints
 
-from shardline.trainer import attempts, files
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.progress import errors_end_the_process
+from shardline.trainer.base.settings import CHOICES, TrainSettings, flag_of
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.cluster.cluster import read_cluster
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.progress import errors_end_the_process
-from shardline.trainer.settings import CHOICES, TrainSettings, flag_of
+from shardline.trainer.loop import fail_fast
 
 # The first setting of each group of `--help`, in the order of the settings.
 _GROUPS = {
@@ -106,10 +107,10 @@ def run(settings: TrainSettings) -> dict[str, float]:
     cluster = read_cluster(os.environ)  # its mistakes are said before TensorFlow is loaded
     # Before NumPy and TensorFlow start threads: they must not take the signal.
     with (
-        attempts.remembered(settings, cluster, os.environ),
+        fail_fast.remembered(settings, cluster, os.environ),
         Preemption(settings.grace_period) as preemption,
     ):
-        from shardline.trainer import tensorflow_internals
+        from shardline.trainer.keras_compat import tensorflow_internals
 
         tensorflow_internals.keep_freed_memory()
         tensorflow_internals.import_tensorflow()

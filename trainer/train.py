@@ -11,8 +11,9 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from shardline.trainer import evaluator, files, plugins, progress, saving
-from shardline.trainer.callbacks import Hooks, check_metrics, chief_reports, chosen_callbacks
+from shardline.trainer.base import files, plugins, progress
+from shardline.trainer.base.errors import ModelError
+from shardline.trainer.base.settings import TrainSettings, output_dirs
 from shardline.trainer.checkpoint.identity import Identity, Record, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position
@@ -20,22 +21,23 @@ from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.peers import facts
-from shardline.trainer.data import transforms, view
+from shardline.trainer.data import split_view, transforms
 from shardline.trainer.data.pipeline import Feed
-from shardline.trainer.engine import make_engine
-from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_compilation import weigh_output_losses
-from shardline.trainer.loop import Beginning, Engine, Training
-from shardline.trainer.models.build import build, create_variables, model_function
+from shardline.trainer.keras_compat.keras_compilation import weigh_output_losses
+from shardline.trainer.loop import evaluator
+from shardline.trainer.loop.build import build, create_variables, model_function
+from shardline.trainer.loop.callbacks import Hooks, check_metrics, chief_reports, chosen_callbacks
+from shardline.trainer.loop.engine import make_engine
+from shardline.trainer.loop.loop import Beginning, Engine, Training
+from shardline.trainer.loop.optimizers import FrozenLayers, learning_rates, tune_optimizer
+from shardline.trainer.loop.parameter_server import run_server
+from shardline.trainer.loop.process import joined, resolved, serves
+from shardline.trainer.loop.reports import Counters, as_json
+from shardline.trainer.loop.run import DatasetRun, Watchdog, announce, load_data, write_settings
+from shardline.trainer.loop.step import Evaluation, Logs, metric_shapes
+from shardline.trainer.models import saving
 from shardline.trainer.models.export_check import check_export
 from shardline.trainer.models.interface import Interface, read_interface
-from shardline.trainer.optimizers import FrozenLayers, learning_rates, tune_optimizer
-from shardline.trainer.parameter_server import run_server
-from shardline.trainer.process import joined, resolved, serves
-from shardline.trainer.reports import Counters, as_json
-from shardline.trainer.run import DatasetRun, Watchdog, announce, load_data, write_settings
-from shardline.trainer.settings import TrainSettings, output_dirs
-from shardline.trainer.step import Evaluation, Logs, metric_shapes
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -99,7 +101,9 @@ def _explained(run: DatasetRun) -> Iterator[None]:
         raise ModelError(f"the run's own code ended it: {plugins.describe(exit)}") from exit
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         directory = files.local_path(run.settings.dataset)
-        raise view.explain(error, directory, run.manifest) or run.peers.explain(error) or error from error
+        raise (
+            split_view.explain(error, directory, run.manifest) or run.peers.explain(error) or error
+        ) from error
 
 
 def _train(run: DatasetRun, preemption: Preemption) -> Logs:

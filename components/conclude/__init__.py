@@ -1,1 +1,4 @@
-"""The last task of a run, which runs however the run came out: what became of it, and who is told."""
+"""The last task of a run, which runs however the run ended: it records the outcome and notifies.
+
+It may import `model_store`, `runs` and `vertex`, and no other component.
+"""

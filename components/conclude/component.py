@@ -26,7 +26,7 @@ def conclude(
         webhook_secret: Secret Manager's name of the webhook's URL,
             projects/PROJECT/secrets/NAME/versions/latest; "" for the variable SHARDLINE_WEBHOOK.
     """
-    from shardline.trainer.progress import errors_end_the_process
+    from shardline.trainer.base.progress import errors_end_the_process
 
     with errors_end_the_process("conclude"):
         from shardline.components.conclude.notification import conclude_run

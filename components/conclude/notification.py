@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from shardline.components.model_store.catalog import champion_directory
-from shardline.components.run_directory import observe
-from shardline.components.run_record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
-from shardline.components.vertex.causes import Failure, explain
+from shardline.components.runs.causes import Failure, explain
+from shardline.components.runs.directory import observe
+from shardline.components.runs.logs import read_record
+from shardline.components.runs.record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
 from shardline.components.vertex.client import Platform, again, ask, platform_errors
-from shardline.components.vertex.logs import read_record
-from shardline.trainer.errors import PlatformError, SettingsError, ShardlineError
-from shardline.trainer.progress import say
+from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError
+from shardline.trainer.base.progress import say
 
 TOPIC = "conclude"
 #: Has the webhook's URL in a run on this machine.

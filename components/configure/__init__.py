@@ -1,1 +1,4 @@
-"""The first and the last task of a run: its three objects, what has changed, and what is remembered."""
+"""The first task of a run: it checks the parameters, and skips the run where nothing has changed.
+
+It may import the settings of the components that it configures, the sources, and `model_store`.
+"""

@@ -29,18 +29,18 @@ from shardline.components.configure.fingerprint import (
 from shardline.components.model_store import Measured, Verdict, read_part
 from shardline.components.model_store.catalog import champion_directory, refuse_container
 from shardline.components.model_store.champions import check_champion, published_by, where
-from shardline.components.preprocess import schema
+from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, columns
 from shardline.components.text import quality, short
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.validate.formats import check_installed
-from shardline.components.validate.gate import GateSettings
-from shardline.trainer import crash, files
+from shardline.components.validate.export.formats import check_installed
+from shardline.components.validate.gate.gate import GateSettings
+from shardline.trainer.base import crash, files
+from shardline.trainer.base.deserialize import load, own_fields, read, restore
+from shardline.trainer.base.errors import DatasetError, ModelError, RunError, SettingsError
+from shardline.trainer.base.progress import fact, say
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.errors import DatasetError, ModelError, RunError, SettingsError
-from shardline.trainer.progress import fact, say
-from shardline.trainer.records import load, own_fields, read, restore
 
 LATEST, DATASETS = "latest.json", "datasets"
 _TOPIC = "changes"

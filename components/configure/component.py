@@ -10,8 +10,8 @@ from kfp import dsl
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.validate.gate import GateSettings
-from shardline.trainer.records import field_types
+from shardline.components.validate.gate.gate import GateSettings
+from shardline.trainer.base.deserialize import field_types
 
 #: The objects of a run, each one dataclass. A pipeline cannot make one of its own parameters: KFP pastes
 #: numbers into a dict as text, and a quote breaks the JSON. A dict that a task puts out keeps both.
@@ -85,10 +85,10 @@ def configure(
         still_blessed: Whether the last run's model was blessed, where there is nothing to do.
         data: Fields of `shardline.components.preprocess.settings.PreprocessSettings`.
         training: Fields of `shardline.components.train.settings.TrainingSettings`.
-        gate: Fields of `shardline.components.validate.gate.GateSettings`.
+        gate: Fields of `shardline.components.validate.gate.gate.GateSettings`.
     """
     given = dict(locals())
-    from shardline.trainer.progress import errors_end_the_process
+    from shardline.trainer.base.progress import errors_end_the_process
 
     with errors_end_the_process("changes"):
         from shardline.components.configure.changes import look
@@ -136,7 +136,7 @@ def record_run(
     """
     from pathlib import Path
 
-    from shardline.trainer.progress import errors_end_the_process
+    from shardline.trainer.base.progress import errors_end_the_process
 
     with errors_end_the_process("changes"):
         from shardline.components.configure.changes import remember

@@ -18,16 +18,16 @@ from typing import Any
 from shardline.components.model_store import MODEL_FILE
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import current
-from shardline.components.preprocess import storage
-from shardline.components.preprocess.listing import File, below, find_files, matching
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, is_plugin, open_source
 from shardline.components.preprocess.sources.columns import is_pattern, open_table
-from shardline.components.run_record import version_of
+from shardline.components.runs.record import version_of
+from shardline.components.storage import remote_files
+from shardline.components.storage.listing import File, below, find_files, matching
 from shardline.components.text import size as size_text
-from shardline.trainer import plugins
-from shardline.trainer.errors import ShardlineError, SourceError
-from shardline.trainer.settings import plugins_of as of_training
+from shardline.trainer.base import plugins
+from shardline.trainer.base.errors import ShardlineError, SourceError
+from shardline.trainer.base.settings import plugins_of as of_training
 
 #: How a listing is known, by whether its versions are generations of a bucket's objects.
 _LISTINGS = {
@@ -93,10 +93,10 @@ def _has_images(table: str, settings: PreprocessSettings) -> bool:
     """Whether a table may name image files, which lie somewhere below its directory."""
     if "image" in settings.features:
         return True
-    path = find_files(table)[0] if is_pattern(table) else storage.resolve(table)
+    path = find_files(table)[0] if is_pattern(table) else remote_files.resolve(table)
     if not path.lower().endswith(".csv"):
         return "image" in open_table(path)[0].types  # of JSON lines, any may be the first that names one
-    with storage.one_line(path), storage.open_text(path) as lines:
+    with remote_files.one_line(path), remote_files.open_text(path) as lines:
         return "image" in lines.readline()
 
 

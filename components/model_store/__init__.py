@@ -8,7 +8,7 @@ A validation fills one directory:
     OUT/training.keys     what the training examples are known by, 8 bytes each, where the dataset says it
     OUT/model.tflite      the export converted for LiteRT, where it was asked for; model.int8.tflite, the same
                           with whole numbers of 8 bits inside, and model.onnx for ONNX
-    OUT/profile.json      how the training data were distributed (`shardline.components.validate.drift`)
+    OUT/profile.json      how the training data are distributed (`components.validate.metrics.drift`)
     OUT/export.json       what was exported (`Export`); written when all of these are complete
     OUT/evaluation.json   what was measured
     OUT/report.html       both, for a person
@@ -24,10 +24,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardline.trainer import crash, files
+from shardline.trainer.base import crash, files
+from shardline.trainer.base.deserialize import load
+from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.features import CLASS, LABEL, Label
-from shardline.trainer.errors import ModelError
-from shardline.trainer.records import load
 
 SAVED_MODEL = "saved_model"
 MODEL_FILE = "model.keras"
@@ -141,7 +141,7 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What others read of evaluation.json; all of it is `shardline.components.validate.evaluation`.
+    """What others read of evaluation.json; all of it is `shardline.components.validate.metrics.evaluation`.
 
     Attributes:
         split: The split that was measured on, which has so many `examples`.
@@ -168,7 +168,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What others read of blessing.json; all of it is `shardline.components.validate.verdict`.
+    """What others read of blessing.json; all of it is `shardline.components.validate.gate.verdict`.
 
     Attributes:
         blessed: Whether the model may be published.

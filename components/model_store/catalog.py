@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shardline.components.model_store.places import Bucket, Disk, TextFile
-from shardline.components.run_record import on_platform
+from shardline.components.model_store.backends import Bucket, Disk, TextFile
+from shardline.components.runs.record import on_platform
 from shardline.components.text import short
-from shardline.trainer import files
-from shardline.trainer.errors import ModelError, SettingsError
-from shardline.trainer.records import restore
+from shardline.trainer.base import files
+from shardline.trainer.base.deserialize import restore
+from shardline.trainer.base.errors import ModelError, SettingsError
 
 CHAMPION_FILE = "champion.json"
 VERSIONS = "versions"

@@ -26,6 +26,7 @@ from shardline.components.model_store import (
     Verdict,
     read_part,
 )
+from shardline.components.model_store.backends import TextFile, files_below
 from shardline.components.model_store.catalog import (
     NAME,
     PROMOTE,
@@ -39,11 +40,10 @@ from shardline.components.model_store.catalog import (
     require_store,
     write_catalog,
 )
-from shardline.components.model_store.places import TextFile, files_below
 from shardline.components.text import quality as describe_quality
-from shardline.trainer import files
-from shardline.trainer.errors import ModelError
-from shardline.trainer.records import restore
+from shardline.trainer.base import files
+from shardline.trainer.base.deserialize import restore
+from shardline.trainer.base.errors import ModelError
 
 #: Characters of a source in the name of a directory.
 _LONGEST_NAME = 100

@@ -1,1 +1,4 @@
-"""Preprocessing: a source of labelled images becomes balanced TFRecord shards and their manifest."""
+"""Preprocessing: a source of labelled examples becomes TFRecord shards and their manifest.
+
+It may import `storage`, `runs` and `vertex`; it loads no TensorFlow and knows no other component.
+"""

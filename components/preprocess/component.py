@@ -12,9 +12,9 @@ from typing import Any
 from kfp import dsl
 
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer import files, plugins, progress
+from shardline.trainer.base import files, plugins, progress
+from shardline.trainer.base.deserialize import read
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.records import read
 
 _TOPIC = "preprocess"
 

@@ -14,24 +14,38 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.preprocess import finish as finishing
-from shardline.components.preprocess import marks, storage, work_directory
-from shardline.components.preprocess import schema as schemas
-from shardline.components.preprocess.ahead import persistently, take_repeated
-from shardline.components.preprocess.checks import check_anomalies
-from shardline.components.preprocess.marks import describe
-from shardline.components.preprocess.plan import Plan, PlannedShard, deal_rows, load_part, shard_name, share
-from shardline.components.preprocess.pool import Processes
+from shardline.components.preprocess import work_directory
+from shardline.components.preprocess.plan.plan import (
+    Plan,
+    PlannedShard,
+    deal_rows,
+    load_part,
+    shard_name,
+    share,
+)
+from shardline.components.preprocess.plan.source_checks import check_anomalies
+from shardline.components.preprocess.plan.survey import Rejected, survey
+from shardline.components.preprocess.process_pool import Processes
+from shardline.components.preprocess.schema import schema as schemas
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery
-from shardline.components.preprocess.survey import Rejected, survey
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write import check_buckets, rarely_collecting, without_bad, write_planned
-from shardline.trainer import progress
+from shardline.components.preprocess.write import finish as finishing
+from shardline.components.preprocess.write import markers
+from shardline.components.preprocess.write.markers import describe
+from shardline.components.preprocess.write.shard_writer import (
+    check_buckets,
+    rarely_collecting,
+    without_bad,
+    write_planned,
+)
+from shardline.components.storage import remote_files
+from shardline.components.storage.prefetch import persistently, take_repeated
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
+from shardline.trainer.base.progress import Meter
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import MANIFEST_FILE, Manifest
-from shardline.trainer.errors import RunError, SettingsError, ShardlineError
-from shardline.trainer.progress import Meter
 
 _TOPIC = "preprocess"
 
@@ -104,7 +118,7 @@ def _working(out: Path, *, shared: bool = False, take_over: bool = False) -> Ite
     take_repeated()  # what an earlier run of this process has left
     with work_directory.locked(out, shared=shared, take_over=take_over) as work:
         try:
-            with storage.kept_in(work.copies):
+            with remote_files.kept_in(work.copies):
                 yield work
             if repeated := take_repeated():
                 progress.say(_TOPIC, f"{repeated:,} requests were sent again after an error that passed")
@@ -148,14 +162,14 @@ def _refuse_part_of_source(settings: PreprocessSettings, out: Path) -> None:
     if settings.source.startswith(bigquery.PREFIX):
         bigquery.parse(settings.source)
         return
-    path, shard = storage.resolve(rest), Path(os.path.realpath(out)) / shard_name("train", 0, 1)
+    path, shard = remote_files.resolve(rest), Path(os.path.realpath(out)) / shard_name("train", 0, 1)
     pattern = os.path.abspath(path)
     if form in ("images", "text") and not settings.labels:
         is_part = shard.is_relative_to(os.path.realpath(path))
     else:
         matches = fnmatch.fnmatch(str(shard), pattern) if "**" in pattern else shard.match(pattern)
         is_part = form == "tfrecord" and matches
-    if is_part and not storage.is_remote(path):
+    if is_part and not remote_files.is_remote(path):
         raise SettingsError(
             f"{out} lies inside the source {settings.source}, of which the dataset would become a part; give "
             "a directory outside of it"
@@ -209,7 +223,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
             rejected.sort()
         plan = replace(plan, rejected=dict(rejected.reasons), shards=deal_rows(found, work))
         work.check()
-        marks.forget_others(plan, work)
+        markers.forget_others(plan, work)
         for path in {*work.shards.glob("*.tfrecord")} - {work.shard(shard.file) for shard in plan.shards}:
             path.unlink()
         plan.save(work.plan)

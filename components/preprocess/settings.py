@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardline.components.preprocess import labels
-from shardline.components.preprocess.sources.moments import parse_gap
+from shardline.components.preprocess.schema import labels
+from shardline.components.preprocess.time_split import parse_gap
+from shardline.trainer.base.deserialize import check_types
+from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import COLUMN_TYPES
 from shardline.trainer.data.manifest import SPLITS
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.records import check_types
 
 #: Values of the settings that have a few.
 CHOICES: Mapping[str, tuple[str, ...]] = {

@@ -41,13 +41,13 @@ from typing import Any
 
 import xxhash
 
-from shardline.components.preprocess import storage
-from shardline.components.preprocess.ahead import in_order, persistently
-from shardline.trainer import files
+from shardline.components.storage import remote_files
+from shardline.components.storage.prefetch import in_order, persistently
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import DatasetError, RunError, SettingsError
+from shardline.trainer.base.files import TEMPORARY
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import KEYS_FILE, MANIFEST_FILE
-from shardline.trainer.errors import DatasetError, RunError, SettingsError
-from shardline.trainer.files import TEMPORARY
 
 NAME = ".shardline"
 REJECTED_FILE = "rejected.jsonl"
@@ -145,7 +145,7 @@ class WorkDirectory:
         """Copies files of the work directory in a bucket to scratch, many at a time; returns what failed."""
 
         def copy(name: str) -> int:
-            storage.fetch(str(self.path / name), str(directory / Path(name).name))
+            remote_files.fetch(str(self.path / name), str(directory / Path(name).name))
             return 1
 
         directory.mkdir(exist_ok=True)
@@ -244,7 +244,7 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
     said = work.scratch / work.publishing.name
     files.write_text(said, fingerprint)
     if work.is_far:
-        storage.upload(said, work.publishing)
+        remote_files.upload(said, work.publishing)
     for name in (MANIFEST_FILE, REJECTED_FILE, KEYS_FILE):
         (work.out / name).unlink(missing_ok=True)
     wanted = set(shards)
@@ -256,7 +256,9 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
             work.shard(shard).replace(work.out / shard)
     for path in (work.rejected, work.identities):  # a source without keys has no identities
         if path.exists() and path.stat().st_size:
-            storage.upload(path, work.out / path.name) if work.is_far else path.replace(work.out / path.name)
+            remote_files.upload(path, work.out / path.name) if work.is_far else path.replace(
+                work.out / path.name
+            )
     files.sync(work.out)
 
 

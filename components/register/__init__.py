@@ -1,1 +1,4 @@
-"""Publish a blessed model where its readers find the champion."""
+"""The task that publishes a blessed model: in the model store, the Model Registry, and on an endpoint.
+
+It may import `model_store`, `vertex`, and the golden examples of `validate`.
+"""

@@ -41,9 +41,9 @@ def register(
     from pathlib import Path
 
     from shardline.components.register.deployment import register_model
-    from shardline.components.validate.gate import GateSettings
-    from shardline.trainer.progress import errors_end_the_process
-    from shardline.trainer.records import read
+    from shardline.components.validate.gate.gate import GateSettings
+    from shardline.trainer.base.deserialize import read
+    from shardline.trainer.base.progress import errors_end_the_process
 
     with errors_end_the_process("register"):
         champion_uri = read(GateSettings, gate, "gate").champion_uri
@@ -77,9 +77,9 @@ def serving_model(
 
     from shardline.components.model_store.champions import check_judged
     from shardline.components.register.deployment import container_spec, describe, lay_out
-    from shardline.components.validate.gate import GateSettings
-    from shardline.trainer.progress import errors_end_the_process
-    from shardline.trainer.records import read
+    from shardline.components.validate.gate.gate import GateSettings
+    from shardline.trainer.base.deserialize import read
+    from shardline.trainer.base.progress import errors_end_the_process
 
     with errors_end_the_process("register"):
         check_judged(Path(exported.path), read(GateSettings, gate, "gate").champion_uri, job_name)
@@ -119,10 +119,10 @@ def model_deploy(
     from shardline.components.model_store.champions import check_judged
     from shardline.components.register.deployment import Deployment
     from shardline.components.register.settings import Deploy
-    from shardline.components.validate.gate import GateSettings
+    from shardline.components.validate.gate.gate import GateSettings
     from shardline.components.vertex.client import Platform
-    from shardline.trainer.progress import errors_end_the_process
-    from shardline.trainer.records import read
+    from shardline.trainer.base.deserialize import read
+    from shardline.trainer.base.progress import errors_end_the_process
 
     with errors_end_the_process("deploy"):
         platform, champion = Platform(project, location), read(GateSettings, gate, "gate").champion_uri

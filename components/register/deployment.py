@@ -27,8 +27,8 @@ from shardline.components.register.settings import Deploy
 from shardline.components.vertex.client import Platform, ask, wait
 from shardline.components.vertex.forms import LONGEST_NAME
 from shardline.components.vertex.refusals import Kind, kind_of
-from shardline.trainer.errors import ModelError, PlatformError, RunError
-from shardline.trainer.progress import fact, say
+from shardline.trainer.base.errors import ModelError, PlatformError, RunError
+from shardline.trainer.base.progress import fact, say
 
 _NAME = "model"
 _A_YEAR_S = 31_536_000

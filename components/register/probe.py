@@ -16,10 +16,10 @@ from typing import Any
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
-from shardline.components.validate.answers import compare, is_answer
+from shardline.components.validate.export.predictions import compare, is_answer
 from shardline.components.vertex.client import Platform, ask
-from shardline.trainer.errors import ModelError, PlatformError, RunError, SettingsError
-from shardline.trainer.progress import say
+from shardline.trainer.base.errors import ModelError, PlatformError, RunError, SettingsError
+from shardline.trainer.base.progress import say
 
 #: Another machine rounds differently, in 16 bits by a percent.
 TOLERANCE = 0.01

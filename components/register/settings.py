@@ -14,7 +14,7 @@ from shardline.components.vertex.forms import (
     check_labels,
     check_pasted_text,
 )
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 
 _ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
 

@@ -1,1 +1,4 @@
-"""Rehearsal of a run: what a training job and all after it need, tried within a minute on a few examples."""
+"""The rehearsal: a training step, an export and a judgement on a few examples, within a minute.
+
+It may import `configure`, `validate` and the tf.train.Example codec of `preprocess`.
+"""

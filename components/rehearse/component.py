@@ -37,7 +37,7 @@ def rehearse(
         Where the job keeps its checkpoints, the same in all of its attempts: its base_output_directory.
     """
     given = dict(locals())
-    from shardline.trainer.progress import errors_end_the_process
+    from shardline.trainer.base.progress import errors_end_the_process
 
     with errors_end_the_process("rehearse"):
         from shardline.components.rehearse.rehearsal import rehearse_run

@@ -19,14 +19,14 @@ from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import check_champion
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.validate.gate import GateSettings
-from shardline.trainer import files, progress
+from shardline.components.validate.gate.gate import GateSettings
+from shardline.trainer.base import files, progress
+from shardline.trainer.base.deserialize import read
+from shardline.trainer.base.errors import ModelError, RunError, SettingsError
+from shardline.trainer.base.files import local_path
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest, Split
-from shardline.trainer.errors import ModelError, RunError, SettingsError
-from shardline.trainer.files import local_path
-from shardline.trainer.records import read
-from shardline.trainer.settings import TrainSettings
 
 _TOPIC = "rehearse"
 #: Examples of each split that are tried, at most.
@@ -136,12 +136,13 @@ def rehearse(
     will train, 0 where that is not known. The `manifest` is given where the dataset is known to be whole.
     Raises ShardlineError as training, export and judgement would.
     """
-    from shardline.trainer import task, tensorflow_internals
+    from shardline.trainer import task
+    from shardline.trainer.keras_compat import tensorflow_internals
 
     tensorflow_internals.import_tensorflow()  # quietly
     from shardline.trainer.cluster.cluster import Cluster
     from shardline.trainer.cluster.strategy import choose
-    from shardline.trainer.run import check_splits
+    from shardline.trainer.loop.run import check_splits
 
     started = time.monotonic()
     manifest = manifest or manifests.load_whole(dataset)
@@ -168,12 +169,12 @@ def rehearse(
 
 def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: GateSettings) -> None:
     """Exports a model, measures the export and the champion, and refuses rules that cannot be judged."""
-    from shardline.components.validate.challenge import Challenge, challenge_champion
     from shardline.components.validate.evaluate import Examples, measure
-    from shardline.components.validate.formats import measure_formats
-    from shardline.components.validate.rules import NOT_MEASURED, OFF
+    from shardline.components.validate.export.formats import measure_formats
+    from shardline.components.validate.gate.champion import Challenge, challenge_champion
+    from shardline.components.validate.gate.rules import NOT_MEASURED, OFF
+    from shardline.components.validate.gate.verdict import judge
     from shardline.components.validate.validation import export_trained
-    from shardline.components.validate.verdict import judge
 
     examples, out, rules = (
         Examples(dataset, manifest),
@@ -206,9 +207,9 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
     import google_crc32c
     import tensorflow as tf
 
-    from shardline.components.preprocess.example import parse
-    from shardline.components.preprocess.marks import tally
-    from shardline.components.validate.export import take_samples
+    from shardline.components.preprocess.tfrecord.example import parse
+    from shardline.components.preprocess.write.markers import tally
+    from shardline.components.validate.export.export import take_samples
 
     out.mkdir()
     splits = {}

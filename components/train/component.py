@@ -15,7 +15,7 @@ from kfp.dsl.base_component import BaseComponent
 
 from shardline.components.vertex.forms import check_labels, check_pasted_text
 from shardline.components.vertex.job import CustomJobSettings
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 
 #: The executor input of a task, and the same of the launching task, escaped for a text inside its payload.
 _EXECUTOR_INPUT, _ESCAPED_EXECUTOR_INPUT = "{{$}}", "{{$.json_escape[1]}}"

@@ -12,11 +12,11 @@ from kfp import dsl
 
 from shardline.components.train.settings import TrainingSettings
 from shardline.trainer import task
+from shardline.trainer.base.deserialize import read
+from shardline.trainer.base.progress import errors_end_the_process
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.progress import errors_end_the_process
-from shardline.trainer.records import read
-from shardline.trainer.settings import TrainSettings
 
 
 def run(

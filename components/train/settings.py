@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.records import check_types
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.base.deserialize import check_types
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.settings import TrainSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,4 @@
-"""Hyperparameter tuning: what is searched, what a trial runs, and which trial was the best."""
+"""Hyperparameter tuning: the study, the tuning job, and the best of its trials.
+
+It may import `train` and `vertex`, and no other component.
+"""

@@ -15,10 +15,10 @@ from shardline.components.html import render
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import read_value
 from shardline.components.vertex.client import Platform, ask
-from shardline.trainer import files
-from shardline.trainer.errors import PlatformError, RunError
-from shardline.trainer.progress import fact, say
-from shardline.trainer.records import read
+from shardline.trainer.base import files
+from shardline.trainer.base.deserialize import read
+from shardline.trainer.base.errors import PlatformError, RunError
+from shardline.trainer.base.progress import fact, say
 
 #: In the output directory: the job with its trials, in the JSON form of the API, and a table of them.
 TRIALS_FILE, REPORT_FILE = "trials.json", "trials.html"

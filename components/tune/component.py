@@ -53,7 +53,7 @@ def plan_study(
         The tuning job's fields, whatever is no number as text: JSON that no step on the way can change.
     """
     from shardline.components.tune.study import plan
-    from shardline.trainer.progress import errors_end_the_process
+    from shardline.trainer.base.progress import errors_end_the_process
 
     with errors_end_the_process("tune"):
         return plan(
@@ -88,7 +88,7 @@ def best_trial(
 
     from shardline.components.html import page_path
     from shardline.components.tune.best_trial import finish
-    from shardline.trainer.progress import errors_end_the_process
+    from shardline.trainer.base.progress import errors_end_the_process
 
     with errors_end_the_process("tune"):
         return finish(gcp_resources, Path(trials.path), page_path(report), training)

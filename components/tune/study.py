@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple
 from shardline.components.train.settings import TRAINER, TUNABLE, TrainingSettings, check_options
 from shardline.components.vertex.forms import check_text
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
-from shardline.trainer import files
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.progress import errors_end_the_process, say
-from shardline.trainer.records import read, restore_integers
+from shardline.trainer.base import files
+from shardline.trainer.base.deserialize import read, restore_integers
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.progress import errors_end_the_process, say
 
 #: The trainer's option that has a metric reported; its value is the study's.
 METRIC_OPTION = "tuning_metric"

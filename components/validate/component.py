@@ -32,7 +32,7 @@ def export_validate(
     Returns:
         Whether the model is blessed, and how good it is on the test split: "accuracy 0.9812".
     """
-    from shardline.trainer.progress import errors_end_the_process
+    from shardline.trainer.base.progress import errors_end_the_process
 
     with errors_end_the_process("validate"):
         from shardline.components.validate.validation import validate_artifacts

@@ -17,18 +17,18 @@ import numpy.typing as npt
 import tensorflow as tf
 import xxhash
 
-from shardline.components.validate.answers import THRESHOLD, Predictions
-from shardline.components.validate.classes import ClassOutcomes, SeveralOutcomes
-from shardline.components.validate.evaluation import MIN_SLICE, Evaluation, Mistake
-from shardline.components.validate.metrics import QUALITY
-from shardline.components.validate.numbers import NumberOutcomes
-from shardline.components.validate.resampling import Outcomes, distinct
-from shardline.components.validate.signatures import CALLS, REQUESTS, ServedModel, measure_costs
+from shardline.components.validate.export.predictions import THRESHOLD, Predictions
+from shardline.components.validate.export.signatures import CALLS, REQUESTS, ServedModel, measure_costs
+from shardline.components.validate.metrics.classes import ClassOutcomes, SeveralOutcomes
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Mistake
+from shardline.components.validate.metrics.metrics import QUALITY
+from shardline.components.validate.metrics.regression import NumberOutcomes
+from shardline.components.validate.metrics.resampling import Outcomes, distinct
+from shardline.trainer.base.errors import DatasetError
+from shardline.trainer.base.progress import advance
 from shardline.trainer.data.decode import encode_stored
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest, Split, check_files
-from shardline.trainer.errors import DatasetError
-from shardline.trainer.progress import advance
 
 #: Wrong predictions that are kept as examples.
 MOST_MISTAKES = 24

@@ -14,26 +14,26 @@ from typing import Any
 from shardline.components import model_store
 from shardline.components.html import moved, page_path
 from shardline.components.model_store import Export, catalog
-from shardline.components.validate import answers
-from shardline.components.validate.challenge import Challenge, TrainingKeys, challenge_champion
-from shardline.components.validate.drift import add_drift
-from shardline.components.validate.drift import warnings as drift_warnings
 from shardline.components.validate.evaluate import Assessment, Examples, measure
-from shardline.components.validate.evaluation import Curve, Evaluation
-from shardline.components.validate.export import export_model, take_samples
-from shardline.components.validate.formats import REPRESENTATIVE, measure_formats
-from shardline.components.validate.gate import Gate, GateSettings
-from shardline.components.validate.model_card import ModelCard, make_card, read_training
-from shardline.components.validate.report import Origin, render_report
-from shardline.components.validate.signatures import read_quantiles
-from shardline.components.validate.verdict import Blessing, judge
-from shardline.trainer import files
+from shardline.components.validate.export import predictions
+from shardline.components.validate.export.export import export_model, take_samples
+from shardline.components.validate.export.formats import REPRESENTATIVE, measure_formats
+from shardline.components.validate.export.signatures import read_quantiles
+from shardline.components.validate.gate.champion import Challenge, TrainingKeys, challenge_champion
+from shardline.components.validate.gate.gate import Gate, GateSettings
+from shardline.components.validate.gate.verdict import Blessing, judge
+from shardline.components.validate.metrics.drift import add_drift
+from shardline.components.validate.metrics.drift import warnings as drift_warnings
+from shardline.components.validate.metrics.evaluation import Curve, Evaluation
+from shardline.components.validate.report.model_card import ModelCard, make_card, read_training
+from shardline.components.validate.report.report import Origin, render_report
+from shardline.trainer.base import files
+from shardline.trainer.base.deserialize import read
+from shardline.trainer.base.progress import fact, say
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.progress import fact, say
-from shardline.trainer.records import read
-from shardline.trainer.saving import load_model, read_recorded_heads
+from shardline.trainer.models.saving import load_model, read_recorded_heads
 
 # A task may write 131,072 bytes of parameters and artifacts; this leaves room for all the others.
 _LARGEST_MATRIX_BYTES = 64 * 1024
@@ -98,7 +98,7 @@ def validate(
         catalog.require_store(champion_uri)
     training = read_training(model_file)
     keys = TrainingKeys.of(dataset, manifest, start=training.initial_model, trained_on=training.fingerprint)
-    with answers.start() as clean:  # imports TensorFlow while the model is exported here
+    with predictions.start() as clean:  # imports TensorFlow while the model is exported here
         export, loaded = export_trained(
             model_file,
             examples,
@@ -157,11 +157,16 @@ def export_trained(
 
 
 def _measure(
-    out: Path, export: Export, loaded: Any, clean: answers.CleanProcess, examples: Examples, min_slice: int
+    out: Path,
+    export: Export,
+    loaded: Any,
+    clean: predictions.CleanProcess,
+    examples: Examples,
+    min_slice: int,
 ) -> Assessment:
     """Measures an export, which a clean process is asked meanwhile, and what it was converted into."""
     say("validate", "asking the export in a process with TensorFlow alone")
-    agreement = answers.ask(clean, out)
+    agreement = predictions.ask(clean, out)
     say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
     measured = measure(
         out / model_store.SAVED_MODEL, examples, min_slice=min_slice, loaded=loaded, settle=agreement

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from shardline.components.vertex.refusals import Kind, in_short, kind_of, refusal
-from shardline.trainer import files, progress
-from shardline.trainer.errors import PlatformError, SettingsError
+from shardline.trainer.base import files, progress
+from shardline.trainer.base.errors import PlatformError, SettingsError
 
 if TYPE_CHECKING:
     from google.api_core.retry import Retry

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 
 #: What the platform knows of the pipeline, as `{{$.NAME}}`, and fills in when a task starts.
 PLACEHOLDERS = (

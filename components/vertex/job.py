@@ -16,8 +16,8 @@ from shardline.components.vertex.forms import (
     seconds,
 )
 from shardline.components.vertex.pools import Cluster
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.progress import TIMEOUT_VARIABLE
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.progress import TIMEOUT_VARIABLE
 
 if TYPE_CHECKING:
     from kfp import dsl

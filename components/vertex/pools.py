@@ -19,8 +19,8 @@ from shardline.components.vertex.forms import (
     check_accelerators,
     check_text,
 )
+from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE
-from shardline.trainer.errors import SettingsError
 
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 RESERVATION_AFFINITY_TYPES = ("NO_RESERVATION", "ANY_RESERVATION", "SPECIFIC_RESERVATION")

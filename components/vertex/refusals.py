@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from shardline.components.text import short
-from shardline.trainer.errors import PlatformError
+from shardline.trainer.base.errors import PlatformError
 
 #: The smallest role that has a permission, by the permission's beginning.
 _ROLES = {

@@ -1,1 +1,4 @@
-"""Static checks of compiled pipelines and settings, without Google Cloud. No KFP, no TensorFlow."""
+"""`shardline check`: static checks of a compiled pipeline and of a run of it, without Google Cloud.
+
+It may import the specs and settings of `pipelines`, and `image`; it loads neither KFP nor TensorFlow.
+"""

@@ -15,7 +15,7 @@ from shardline.pipelines.check.rules.schedules import Schedule
 from shardline.pipelines.parameters import NEEDED, OURS, check_parameters, check_values
 from shardline.pipelines.settings import load_image
 from shardline.pipelines.spec import defaults, parse_file
-from shardline.trainer.errors import PipelineError
+from shardline.trainer.base.errors import PipelineError
 
 
 def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from shardline.components.vertex.payload import at
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.spec import check_shape
-from shardline.trainer.errors import PipelineError
+from shardline.trainer.base.errors import PipelineError
 
 
 class _Unknown(enum.Enum):

@@ -23,7 +23,7 @@ from shardline.pipelines.cli.options import (
     show_json,
     show_table,
 )
-from shardline.trainer.errors import EXIT_FAILED, SettingsError
+from shardline.trainer.base.errors import EXIT_FAILED, SettingsError
 
 if TYPE_CHECKING:
     from shardline.pipelines.check.registry import Finding
@@ -54,8 +54,8 @@ def check(
     studies (TOML). Parameters are checked when --params, --param or --cron is given. Exits with 1 when there
     are errors, with 2 when a file is none of these. docs/check.md lists the rules.
     """
-    from shardline.pipelines.check.files import check_file
     from shardline.pipelines.check.rules.schedules import Schedule
+    from shardline.pipelines.check_files import check_file
 
     if given is None and cron is not None:
         given = {}

@@ -13,8 +13,8 @@ import click
 
 from shardline.components.preprocess.settings import CHOICES, PreprocessSettings
 from shardline.pipelines.cli.options import PATH, foreground, json_option, pairs, show, show_json
-from shardline.trainer import files
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import SettingsError
 
 _PROCESSES = click.option(
     "--processes", type=int, default=0, help="Processes that read; one per core unless given."
@@ -196,7 +196,7 @@ def draft_schema(directory: Path, output: Path | None, processes: int) -> None:
     Edit it: it says what this dataset has, not what the next one may have.
     """
     from shardline.components.preprocess.inspect.stats import stats
-    from shardline.components.preprocess.schema import draft
+    from shardline.components.preprocess.schema.schema import draft
     from shardline.trainer.data import manifest as manifests
 
     if output and output.exists():
@@ -239,7 +239,7 @@ def drift(before: Path, after: Path | None, as_json: bool) -> None:
     Without AFTER, the training split of BEFORE is compared with its test split. Exits with 0 when no feature
     has moved, with 1 when one has, with 2 when they cannot be compared.
     """
-    from shardline.components.validate import drift
+    from shardline.components.validate.metrics import drift
 
     found = drift.between(before, after) if after else drift.between(before, before, ("train", "test"))
     moved = sum(item.moved for item in found)

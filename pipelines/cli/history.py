@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.run_directory import local_runs, observe
-from shardline.components.run_record import RunRecord
+from shardline.components.runs.directory import local_runs, observe
+from shardline.components.runs.record import RunRecord
 from shardline.components.text import duration
 from shardline.pipelines.cli.options import (
     environment_flags,
@@ -24,7 +24,7 @@ from shardline.pipelines.cli.options import (
 from shardline.pipelines.cli.runs import find_place, local_time
 
 if TYPE_CHECKING:
-    from shardline.components.vertex.runs import Run
+    from shardline.components.runs.platform_run import Run
 
 #: Characters of a value that are shown.
 _WIDTH = 40
@@ -45,7 +45,7 @@ def runs(
     found = [_local_row(record) for record in local_runs(runs_dir, limit)]
     where = str(runs_dir)
     if settings is not None or flags["project"]:
-        from shardline.components.vertex.runs import latest_runs
+        from shardline.components.runs.platform_run import latest_runs
         from shardline.pipelines.settings import load_environment
 
         platform = load_environment(settings, flags, os.environ).platform
@@ -116,7 +116,7 @@ def compare(
             if isinstance(place, Path):
                 records.append(observe(place))
             else:
-                from shardline.components.vertex.logs import read_record
+                from shardline.components.runs.logs import read_record
 
                 records.append(read_record(place, run))
     sections = [_sections(record) for record in records]

@@ -19,7 +19,7 @@ from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
 from shardline.pipelines.cli.schedule import schedule
 from shardline.pipelines.cli.upload import image, upload
 from shardline.pipelines.project.new import KINDS
-from shardline.trainer.crash import as_error
+from shardline.trainer.base.crash import as_error
 
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
 

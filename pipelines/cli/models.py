@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.validate.gate import FIRST_RUNS, Gate, read_gate
+from shardline.components.validate.gate.gate import FIRST_RUNS, Gate, read_gate
 from shardline.pipelines.cli.options import (
     PATH,
     foreground,
@@ -20,8 +20,8 @@ from shardline.pipelines.cli.options import (
     settings_option,
     show,
 )
-from shardline.trainer import progress
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import SettingsError
 
 if TYPE_CHECKING:
     from shardline.components.model_store.catalog import Version
@@ -42,7 +42,7 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
 
     training, gate, readers, servers = to_rehearse(load_pipeline(pipeline), given or {})
     from shardline.components.rehearse import rehearsal
-    from shardline.pipelines.local import processes
+    from shardline.pipelines.local.process import processes
 
     with foreground(), processes.own_scratch():
         rehearsal.rehearse(dataset, training, gate, readers=readers, parameter_servers=servers)
@@ -108,11 +108,11 @@ def validate(
     Exits with 0 when the model is blessed, with 1 when it is not, with 2 when it could not be evaluated.
     """  # noqa: D301  # click wants the character itself
     gate = _gate(**rules)
-    from shardline.trainer import tensorflow_internals
+    from shardline.trainer.keras_compat import tensorflow_internals
 
     tensorflow_internals.import_tensorflow()
     from shardline.components.validate import validation
-    from shardline.pipelines.local import processes
+    from shardline.pipelines.local.process import processes
 
     # TensorFlow writes the code that it generates to temporary files.
     with foreground(), processes.own_scratch():

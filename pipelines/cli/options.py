@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from shardline.components.text import table
-from shardline.trainer import progress
-from shardline.trainer.errors import PipelineError, SettingsError, ShardlineError, printable
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import PipelineError, SettingsError, ShardlineError, printable
 
 if TYPE_CHECKING:
     from shardline.pipelines.local.terminal import Terminal

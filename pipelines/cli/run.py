@@ -54,7 +54,7 @@ def run(
     they are given, and training goes on from a copy of its checkpoints.
     """
     require_local(EVERY_RUN)
-    from shardline.components.run_directory import find_run
+    from shardline.components.runs.directory import find_run
     from shardline.pipelines.local.record import FailedRun
     from shardline.pipelines.local.run import run_pipeline
 
@@ -152,12 +152,14 @@ def train(
 
     TRAINER_OPTIONS are those of `python -m shardline.trainer.task --help`; --model mnist_cnn unless given.
     """
-    from shardline.pipelines.local.injections import parse_injection
-    from shardline.pipelines.local.job import CustomJob
-    from shardline.pipelines.local.supervisor import run_job
-    from shardline.trainer import attempts, plugins, task
+    from shardline.pipelines.local.job.custom_job import CustomJob
+    from shardline.pipelines.local.job.injections import parse_injection
+    from shardline.pipelines.local.job.supervisor import run_job
+    from shardline.trainer import task
+    from shardline.trainer.base import plugins
+    from shardline.trainer.base.plugins import import_string
     from shardline.trainer.data import manifest as manifests
-    from shardline.trainer.models import import_string
+    from shardline.trainer.loop import fail_fast
 
     arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
     # Refuses mistakes before any replica starts.
@@ -173,7 +175,7 @@ def train(
         restart_job_on_worker_restart=not ps,
     )
     failures = [parse_injection(text) for text in injections]
-    attempts.forget(Path(given.model_dir))
+    fail_fast.forget(Path(given.model_dir))
     with foreground() as terminal:
         run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.run_directory import find_run, observe, read_log
-from shardline.components.run_record import ABANDONED, CANCELLED, FAILED, RUNNING, RunRecord
+from shardline.components.runs.directory import find_run, observe, read_log
+from shardline.components.runs.record import ABANDONED, CANCELLED, FAILED, RUNNING, RunRecord
 from shardline.components.text import facts
 from shardline.pipelines.cli.options import (
     environment_flags,
@@ -29,11 +29,11 @@ from shardline.pipelines.cli.options import (
     show_json,
     show_table,
 )
-from shardline.trainer.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, SettingsError
+from shardline.trainer.base.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, SettingsError
 
 if TYPE_CHECKING:
+    from shardline.components.runs.platform_run import Run
     from shardline.components.vertex.client import Platform
-    from shardline.components.vertex.runs import Run
     from shardline.pipelines.parameters import Proofs
     from shardline.pipelines.settings import Environment
 
@@ -116,7 +116,7 @@ def submit(
 @environment_options
 def status(run: str | None, limit: int, waits: bool, as_json: bool, environment: Environment) -> None:
     """Show how RUN stands, task by task; without RUN the latest runs."""
-    from shardline.components.vertex.runs import latest_runs, read_run
+    from shardline.components.runs.platform_run import latest_runs, read_run
 
     platform = environment.platform
     if run is not None:
@@ -178,7 +178,7 @@ def logs(
         if isinstance(place, Path):
             lines = read_log(place, task, replica, follow=follow)
         else:
-            from shardline.components.vertex.logs import read_log as read_platform_log
+            from shardline.components.runs.logs import read_log as read_platform_log
 
             lines = read_platform_log(place, run, task, _pool_name(replica), follow=follow)
         for line in lines:
@@ -205,7 +205,7 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
         if isinstance(place, Path):
             found = observe(place)
         else:
-            from shardline.components.vertex.logs import read_record
+            from shardline.components.runs.logs import read_record
 
             found = read_record(place, run)
     show(as_json, found.as_json(), *_page(found))
@@ -300,7 +300,7 @@ def find_place(run: str, runs_dir: Path, settings: Path | None, flags: dict[str,
 
 def _pool_name(replica: str) -> str:
     """Returns the platform's name of a replica: workerpool1-0 for worker-0."""
-    from shardline.pipelines.local.job import ROLES
+    from shardline.pipelines.local.job.custom_job import ROLES
 
     found = re.fullmatch(rf"({'|'.join(ROLES)})-(\d+)", replica)
     return f"workerpool{ROLES.index(found[1])}-{found[2]}" if found else replica

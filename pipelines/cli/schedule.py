@@ -19,8 +19,8 @@ from shardline.pipelines.cli.options import (
     show_json,
     show_table,
 )
-from shardline.trainer.errors import EXIT_FAILED, SettingsError, ShardlineError
-from shardline.trainer.records import did_you_mean
+from shardline.trainer.base.deserialize import did_you_mean
+from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, ShardlineError
 
 if TYPE_CHECKING:
     from shardline.pipelines.parameters import Proofs
@@ -176,7 +176,7 @@ def delete(name: str, as_json: bool, environment: Environment) -> None:
 @environment_options
 def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None:
     """List the latest runs that the schedule NAME has started."""
-    from shardline.components.vertex.runs import latest_runs
+    from shardline.components.runs.platform_run import latest_runs
     from shardline.pipelines.cli.runs import show_runs
 
     conditions = [f'schedule_name="{item["name"]}"' for item in _find(environment, name)]

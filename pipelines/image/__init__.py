@@ -1,1 +1,4 @@
-"""The container image of all components and of the trainer: what goes into it, and its build."""
+"""The container image of all components and of the trainer: its content and its build.
+
+It may import no other room of `pipelines`.
+"""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardline.trainer.errors import PlatformError, RunError, SettingsError
+from shardline.trainer.base.errors import PlatformError, RunError, SettingsError
 
 #: The label that the OCI image specification has for the revision of the source.
 REVISION_LABEL = "org.opencontainers.image.revision"

@@ -12,8 +12,8 @@ from typing import Any
 
 from shardline.components.configure.fingerprint import plugins_of
 from shardline.pipelines.image.settings import ImageSettings
-from shardline.trainer import plugins
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.base import plugins
+from shardline.trainer.base.errors import ModelError, SettingsError
 
 #: The image's own requirements, a file for each variant, and build.txt for what builds packages.
 LOCKS = Path(__file__).with_name("lock")

@@ -25,7 +25,7 @@ from shardline.pipelines.image.contents import (
     read_requirements,
 )
 from shardline.pipelines.image.settings import ImageSettings
-from shardline.trainer.errors import RunError, SettingsError
+from shardline.trainer.base.errors import RunError, SettingsError
 
 DOCKERFILE = Path(__file__).with_name("Dockerfile")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 
 #: Sets of packages in the image; pipelines/image/Dockerfile says what each is for.
 VARIANTS = ("cpu", "gpu", "tpu", "control")

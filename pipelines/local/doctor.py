@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shardline.components.run_record import version_of
+from shardline.components.runs.record import version_of
 
 Level = Literal["ok", "warning", "error"]
 
@@ -139,7 +139,7 @@ def _judge(what: str, found: str, amount: int, limits: tuple[int, int], fix: str
 def _memory_and_network() -> Iterator[Diagnosis]:
     import psutil
 
-    from shardline.pipelines.local import network, processes
+    from shardline.pipelines.local.process import network, processes
 
     free = psutil.virtual_memory().available
     found = f"{free / _GIB:.1f} GiB available"
@@ -159,13 +159,13 @@ def _memory_and_network() -> Iterator[Diagnosis]:
 
 
 def _toy_job() -> Diagnosis:
-    from shardline.pipelines.local import processes
-    from shardline.pipelines.local.job import CustomJob
-    from shardline.pipelines.local.supervisor import run_job
-    from shardline.trainer import progress
-    from shardline.trainer.errors import ShardlineError
+    from shardline.pipelines.local.job.custom_job import CustomJob
+    from shardline.pipelines.local.job.supervisor import run_job
+    from shardline.pipelines.local.process import processes
+    from shardline.trainer.base import progress
+    from shardline.trainer.base.errors import ShardlineError
 
-    command = (sys.executable, "-m", "shardline.trainer.handshake")
+    command = (sys.executable, "-m", "shardline.trainer.check_cluster")
     job = CustomJob.with_roles(command, _REPLICAS, timeout=_TOY_TIMEOUT_S, disable_retries=True)
     began = time.monotonic()
     with processes.scratch_directory() as directory:

@@ -22,18 +22,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from shardline.components.run_record import GCS_DIRECTORY
-from shardline.pipelines.local import guardian, kfp_internals, processes, start
-from shardline.pipelines.local.start import EXECUTOR_VARIABLE
-from shardline.pipelines.local.warm import SERVER_VARIABLE
-from shardline.trainer import progress
-from shardline.trainer.errors import RunError, SettingsError
+from shardline.components.runs.record import GCS_DIRECTORY
+from shardline.pipelines.local import kfp_internals
+from shardline.pipelines.local.process import guardian, processes, start
+from shardline.pipelines.local.process.fork_server import SERVER_VARIABLE
+from shardline.pipelines.local.process.start import EXECUTOR_VARIABLE
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import RunError, SettingsError
 
 #: Topic of the error that this process itself reports; a task's own error says more.
 TOPIC = "pipeline"
 
 #: Modules that tasks forked from the server would import, and where the sources of components name more.
-_PRELOADED = ("shardline.trainer.train", "kfp.dsl.executor", "shardline.pipelines.local.supervisor")
+_PRELOADED = ("shardline.trainer.train", "kfp.dsl.executor", "shardline.pipelines.local.job.supervisor")
 _IMPORTED = re.compile(r"from (shardline\.components\.(?:rehearse|train|validate)\.\w+) import")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -35,8 +35,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardline.trainer import files
-from shardline.trainer.progress import say
+from shardline.trainer.base import files
+from shardline.trainer.base.progress import say
 
 #: Module that runs a component's function.
 EXECUTOR = "kfp.dsl.executor_main"

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from shardline.pipelines.local.job import CustomJob
-from shardline.pipelines.local.supervisor import run_job
+from shardline.pipelines.local.job.custom_job import CustomJob
+from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.terminal import open_terminal
-from shardline.trainer import progress
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import SettingsError
 
 _BOOTSTRAP = "shardline.trainer.program"
 

@@ -20,8 +20,7 @@ from typing import Any
 
 from shardline.components.vertex.payload import at, list_at
 from shardline.pipelines.check.pipeline import Pipeline
-from shardline.pipelines.local import start
-from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
+from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
 from shardline.pipelines.local.kfp_internals import (
     EXECUTOR,
     MARKER,
@@ -29,7 +28,8 @@ from shardline.pipelines.local.kfp_internals import (
     name_outputs_in_conditions,
     split_installation,
 )
-from shardline.trainer.errors import PipelineError
+from shardline.pipelines.local.process import start
+from shardline.trainer.base.errors import PipelineError
 
 _GOOGLE = "google_cloud_pipeline_components.container"
 _GCPC = f"{_GOOGLE}.v1"

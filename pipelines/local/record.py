@@ -15,8 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from shardline.components.run_directory import observe
-from shardline.components.run_record import (
+from shardline.components.runs.directory import observe
+from shardline.components.runs.record import (
     LATEST,
     LOG,
     RUNNING,
@@ -30,11 +30,11 @@ from shardline.components.run_record import (
     version_of,
 )
 from shardline.components.text import table, timestamp
-from shardline.pipelines.local import processes
+from shardline.pipelines.local.process import processes
 from shardline.pipelines.spec import RETRAIN
-from shardline.trainer import crash, files, progress
-from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError, RunError
-from shardline.trainer.progress import Scalar
+from shardline.trainer.base import crash, files, progress
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError
+from shardline.trainer.base.progress import Scalar
 
 _PACKAGES = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-pipeline-components")
 _TITLES = ("replica", "start", "end", "exit", "restarts", "peak memory")

@@ -20,18 +20,19 @@ from typing import Any, TextIO
 import yaml
 
 from shardline.components import text as summary
-from shardline.components.run_directory import TASK_INDENT, blessing, task_at_work
-from shardline.components.run_record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
-from shardline.components.vertex.logs import KfpLines, split_replica
+from shardline.components.runs.directory import TASK_INDENT, blessing, task_at_work
+from shardline.components.runs.logs import KfpLines, split_replica
+from shardline.components.runs.record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
 from shardline.components.vertex.payload import at
 from shardline.pipelines.check.pipeline import Pipeline
-from shardline.pipelines.local import execute, processes, record
-from shardline.pipelines.local.injections import parse_injection
-from shardline.pipelines.local.job import PLATFORM_VARIABLES
+from shardline.pipelines.local import execute, record
+from shardline.pipelines.local.job.injections import parse_injection
+from shardline.pipelines.local.job.replica import LineBuffer
+from shardline.pipelines.local.launcher_stubs import INJECTIONS_VARIABLE
 from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value, require_parts
-from shardline.pipelines.local.network import CHOICES, NETWORK_VARIABLE, chosen
-from shardline.pipelines.local.replica import LineBuffer
-from shardline.pipelines.local.stand_ins import INJECTIONS_VARIABLE
+from shardline.pipelines.local.process import processes
+from shardline.pipelines.local.process.network import CHOICES, NETWORK_VARIABLE, chosen
+from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
 from shardline.pipelines.local.terminal import Silence, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import (
@@ -42,9 +43,9 @@ from shardline.pipelines.spec import (
     parse_runnable,
     read_pipeline,
 )
-from shardline.trainer import crash, files, progress
-from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError, RunError
-from shardline.trainer.progress import Event, Scalar
+from shardline.trainer.base import crash, files, progress
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError
+from shardline.trainer.base.progress import Event, Scalar
 
 #: Lines of a failed task's output that are shown where the task has not explained itself.
 _TAIL = 12

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from shardline.trainer import progress
-from shardline.trainer.progress import Event
+from shardline.trainer.base import progress
+from shardline.trainer.base.progress import Event
 
 #: Seconds between two plain lines about the same piece of work.
 _EVERY_S = 2.0

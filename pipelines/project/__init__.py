@@ -1,1 +1,4 @@
-"""Projects of one's own: what `shardline new` writes, and its templates, a folder for each kind of data."""
+"""Projects that `shardline new` writes, from templates: a folder for each kind of data.
+
+It may import no other room of `pipelines`.
+"""

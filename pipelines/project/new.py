@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.files import write_bytes
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.files import write_bytes
 
 _TEMPLATE = Path(__file__).with_name("template")
 _COMMON = "common"

@@ -1,1 +1,4 @@
-"""Vertex AI Pipelines: environment, submission, uploads, schedules, and the doctor."""
+"""Vertex AI Pipelines: submission, uploads, schedules, and the doctor of the platform.
+
+It may import the specs, settings and rules of `pipelines`.
+"""

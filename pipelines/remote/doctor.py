@@ -17,7 +17,7 @@ from shardline.components.vertex.client import Rest, connect, platform_errors
 from shardline.components.vertex.job import NETWORK, CustomJobSettings
 from shardline.pipelines.local.doctor import Diagnosis, error, ok, warning
 from shardline.pipelines.settings import Environment
-from shardline.trainer.errors import PlatformError
+from shardline.trainer.base.errors import PlatformError
 
 if TYPE_CHECKING:
     from shardline.pipelines.settings import Settings

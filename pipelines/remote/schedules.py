@@ -29,7 +29,7 @@ from shardline.pipelines.check.rules.schedules import NO_ZONE, Schedule
 from shardline.pipelines.remote.submit import job_request
 from shardline.pipelines.settings import Environment
 from shardline.pipelines.tables import begun_with, read_tables
-from shardline.trainer.errors import PlatformError, SettingsError
+from shardline.trainer.base.errors import PlatformError, SettingsError
 
 TABLE = "schedules"
 

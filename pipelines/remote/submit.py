@@ -10,18 +10,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from shardline.components.run_record import CANCELLED, SUCCEEDED
+from shardline.components.runs.platform_run import Run, read_run, resource_name, run_of
+from shardline.components.runs.record import CANCELLED, SUCCEEDED
 from shardline.components.text import facts, short
 from shardline.components.vertex.client import Platform, ask
 from shardline.components.vertex.forms import JOB_ID, LONGEST_NAME, check_labels
 from shardline.components.vertex.payload import at, known_text, whole
-from shardline.components.vertex.runs import Run, read_run, resource_name, run_of
 from shardline.pipelines.check.job import Job, jobs
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.settings import Environment, missing
 from shardline.pipelines.spec import declared, defaults
-from shardline.trainer import progress
-from shardline.trainer.errors import CancelledRunError, PipelineError, RunError, SettingsError
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import CancelledRunError, PipelineError, RunError, SettingsError
 
 #: Seconds between two looks at a run: at first, and at most.
 _FIRST_S, _LAST_S = 0.5, 15.0

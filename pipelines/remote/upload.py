@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from shardline.components.vertex.client import again, platform_errors
 from shardline.components.vertex.refusals import Kind, kind_of
-from shardline.trainer.errors import PipelineError, PlatformError, SettingsError
+from shardline.trainer.base.errors import PipelineError, PlatformError, SettingsError
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardline.trainer.errors import printable
+from shardline.trainer.base.errors import printable
 from tests.battery import inputs
 from tests.helpers import programs
 

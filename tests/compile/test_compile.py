@@ -17,7 +17,7 @@ from shardline.pipelines import settings
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 from tests.helpers.checks import check_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from shardline.pipelines.check.checks import check, parse
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.compile import compile_pipeline
 from shardline.pipelines.settings import Settings
-from shardline.trainer.records import read
+from shardline.trainer.base.deserialize import read
 from tests.helpers.compiled import JOB, blessed_tasks
 
 LOCATION = "{{$.pipeline_google_cloud_location}}"

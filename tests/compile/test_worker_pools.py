@@ -13,7 +13,7 @@ from kfp import compiler, dsl
 from shardline.components.train.component import custom_job
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE, Cluster, NfsMount, WorkerPool
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 from tests.helpers.payloads import payload, received
 
 CPU = WorkerPool(machine_type="n1-standard-8")

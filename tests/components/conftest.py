@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.validate import answers as golden
-from shardline.components.validate.answers import CleanProcess
-from shardline.trainer import progress
+from shardline.components.validate.export import predictions as golden
+from shardline.components.validate.export.predictions import CleanProcess
+from shardline.trainer.base import progress
 from tests.helpers import programs
 from tests.helpers.exports import export_small_model
 from tests.helpers.jobs import eventually, marked

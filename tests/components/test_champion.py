@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from shardline.components.model_store import catalog, champions
+from shardline.components.model_store.backends import TextFile
 from shardline.components.model_store.catalog import open_store
 from shardline.components.model_store.champions import complete_versions, current, directory_name, rollback
-from shardline.components.model_store.places import TextFile
 from shardline.pipelines.cli import main as cli
-from shardline.trainer.errors import ModelError, RunError, SettingsError
+from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
@@ -93,7 +93,7 @@ def test_a_rollback_that_cannot_be_written_leaves_the_champion(champion, version
     def full(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shardline.trainer.files.sync", full)
+    monkeypatch.setattr("shardline.trainer.base.files.sync", full)
     with pytest.raises(RunError, match="No space left on device; the champion is unchanged"):
         rollback(champion)
     assert current(champion) == versions[2]

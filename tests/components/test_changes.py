@@ -12,13 +12,14 @@ from typing import get_type_hints
 import pytest
 from kfp import dsl
 
-from shardline.components import model_store, run_record
+from shardline.components import model_store
 from shardline.components.configure.changes import State, differences, fill_in_date, run_time
 from shardline.components.configure.component import configure, record_run
-from shardline.components.validate import formats
-from shardline.trainer import files, progress
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.settings import TrainSettings
+from shardline.components.runs import record as run_record
+from shardline.components.validate.export import formats
+from shardline.trainer.base import files, progress
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.settings import TrainSettings
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import publish_next
 from tests.helpers.fake_storage import fake_storage
@@ -519,7 +520,7 @@ def test_nothing_is_written_to_a_bucket_before_a_first_champion(photos, tmp_path
     def denied(dir, prefix):
         raise PermissionError(errno.EACCES if dir.is_dir() else errno.ENOTDIR, "denied")
 
-    monkeypatch.setattr("shardline.components.model_store.places.tempfile.NamedTemporaryFile", denied)
+    monkeypatch.setattr("shardline.components.model_store.backends.tempfile.NamedTemporaryFile", denied)
     look("", f"images:{photos}", champion_uri="gs://bucket/champions/photos")
     for place in ("gs://bucket/file/photos", "/gcs/bucket/champions"):
         (tmp_path / "bucket" / "champions").mkdir(exist_ok=True)

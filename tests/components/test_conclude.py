@@ -16,12 +16,12 @@ from shardline.components.conclude.notification import (
     send,
     webhook_url,
 )
-from shardline.components.run_record import RUN_VARIABLE, RunRecord
+from shardline.components.runs.causes import Failure, explain
+from shardline.components.runs.record import RUN_VARIABLE, RunRecord
 from shardline.components.vertex import client
-from shardline.components.vertex.causes import Failure, explain
 from shardline.pipelines.settings import load
-from shardline.trainer.errors import PlatformError, SettingsError
-from shardline.trainer.progress import Event
+from shardline.trainer.base.errors import PlatformError, SettingsError
+from shardline.trainer.base.progress import Event
 from tests.helpers.webhook import Webhook, serve_webhook
 
 LOG = """\

@@ -9,14 +9,14 @@ import pytest
 import tensorflow as tf
 
 from shardline.components import model_store
-from shardline.components.validate import formats
-from shardline.components.validate.export import export_model
-from shardline.components.validate.gate import Gate
-from shardline.components.validate.rules import parse_rules
+from shardline.components.validate.export import formats
+from shardline.components.validate.export.export import export_model
+from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.validation import validate
+from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.data.decode import parse_batch
-from shardline.trainer.errors import ModelError, SettingsError
-from shardline.trainer.models.build import build
+from shardline.trainer.loop.build import build
 from tests.helpers.datasets import write_dataset, write_table
 
 SHAPE = (24, 24, 3)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from shardline.components.vertex.payload import PoolSpec
-from shardline.pipelines.local import processes
-from shardline.pipelines.local.job import CustomJob
-from shardline.pipelines.local.processes import ProcessFailedError
-from shardline.pipelines.local.supervisor import run_job
-from shardline.trainer import files
+from shardline.pipelines.local.job.custom_job import CustomJob
+from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.process import processes
+from shardline.pipelines.local.process.processes import ProcessFailedError
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError
+from shardline.trainer.base.progress import Event
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
-from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError
-from shardline.trainer.progress import Event
 from tests.helpers.jobs import PRELUDE, make_job
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
@@ -66,7 +66,7 @@ def test_variables_of_the_shell_do_not_leak_in(tmp_path: Path, monkeypatch: pyte
 
 def test_a_bucket_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = """
-        from shardline.trainer.files import local_path
+        from shardline.trainer.base.files import local_path
         out = local_path(os.environ["AIP_MODEL_DIR"])
         assert out == local_path("/gcs/bucket/job/model")
         out.mkdir(parents=True)
@@ -265,7 +265,7 @@ def test_the_others_are_stopped_when_the_chief_has_succeeded(tmp_path: Path) -> 
 
 
 def test_a_replica_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardline.pipelines.local.processes.GRACE_S", 0.3)
+    monkeypatch.setattr("shardline.pipelines.local.process.processes.GRACE_S", 0.3)
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     with pytest.raises(RunError, match="timeout"):
         run_job(make_job(program, timeout=1.0), tmp_path)

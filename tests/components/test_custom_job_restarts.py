@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.local import injections
-from shardline.pipelines.local.injections import parse_injection
-from shardline.pipelines.local.processes import ProcessFailedError
-from shardline.pipelines.local.supervisor import run_job
-from shardline.trainer.errors import PipelineError
-from shardline.trainer.progress import Event
+from shardline.pipelines.local.job import injections
+from shardline.pipelines.local.job.injections import parse_injection
+from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.process.processes import ProcessFailedError
+from shardline.trainer.base.errors import PipelineError
+from shardline.trainer.base.progress import Event
 from tests.helpers.jobs import make_job
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
@@ -164,7 +164,7 @@ def _drill(logs: Path, program: str, *injections: str, workers: int = 1, **setti
 def test_a_preempted_replica_saves_and_comes_back(
     tmp_path: Path, events: list[Event], marks: Path, monkeypatch: pytest.MonkeyPatch, whole_job: bool
 ) -> None:
-    monkeypatch.setattr("shardline.pipelines.local.processes.GRACE_S", 0.3)
+    monkeypatch.setattr("shardline.pipelines.local.process.processes.GRACE_S", 0.3)
     program = f"""
         if {whole_job} and chief and Path(os.environ["MARKS"], "chief-0.starts").exists():
             Path(os.environ["GO"]).touch()

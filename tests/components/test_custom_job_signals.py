@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardline.pipelines.local import processes
-from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
-from shardline.trainer.errors import EXIT_BAD_INPUT
+from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
+from shardline.pipelines.local.process import processes
+from shardline.trainer.base.errors import EXIT_BAD_INPUT
 from tests.helpers.jobs import PRELUDE, eventually, marked
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("no_orphans")]
@@ -34,7 +34,14 @@ time.sleep(600)
 
 def _runner(payload: str, resources: Path) -> list[str]:
     return [
-        *(sys.executable, "-m", "shardline.pipelines.local.stand_ins", "CustomJob", "--executor_input", "{}"),
+        *(
+            sys.executable,
+            "-m",
+            "shardline.pipelines.local.launcher_stubs",
+            "CustomJob",
+            "--executor_input",
+            "{}",
+        ),
         *("--type", "CustomJob", "--project", "p", "--location", "l", "--payload", payload),
         *("--gcp_resources", str(resources)),
     ]
@@ -97,7 +104,7 @@ def test_a_killed_command_leaves_temporary_files_that_the_next_one_removes(
 ) -> None:
     program = """
 import os, tempfile
-from shardline.pipelines.local import processes
+from shardline.pipelines.local.process import processes
 with processes.own_scratch():
     tempfile.mkdtemp()
     os.kill(os.getpid(), 9)

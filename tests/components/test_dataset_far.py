@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.preprocess import storage
 from shardline.components.preprocess.inspect import stats, verify
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.profile import make_profile
-from shardline.trainer import files
+from shardline.components.storage import remote_files
+from shardline.trainer.base import files
 from shardline.trainer.data import manifest as manifests
 from tests.helpers.preprocessing import run, write_images
 
@@ -30,13 +30,13 @@ def far(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """The dataset is far; returns how often each of its files was opened, by name."""
     opened = Counter[str]()
     monkeypatch.setattr(files, "is_mounted", lambda path: str(path).startswith(str(dataset)))
-    made = storage.Ranges.__init__
+    made = remote_files.Ranges.__init__
 
-    def count(self: storage.Ranges, path: str) -> None:
+    def count(self: remote_files.Ranges, path: str) -> None:
         opened[Path(path).name] += 1
         made(self, path)
 
-    monkeypatch.setattr(storage.Ranges, "__init__", count)
+    monkeypatch.setattr(remote_files.Ranges, "__init__", count)
     return opened
 
 
@@ -79,16 +79,18 @@ def test_of_the_beginning_of_a_file_one_range_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranges = list[int]()
-    read = storage.Ranges._range
-    monkeypatch.setattr(storage, "_RANGE", 1000)
+    read = remote_files.Ranges._range
+    monkeypatch.setattr(remote_files, "_RANGE", 1000)
     monkeypatch.setattr(files, "is_mounted", lambda _: True)
     monkeypatch.setattr(
-        storage.Ranges, "_range", lambda self, start, end=0: ranges.append(start) or read(self, start, end)
+        remote_files.Ranges,
+        "_range",
+        lambda self, start, end=0: ranges.append(start) or read(self, start, end),
     )
     content = bytes(range(250)) * 40
     (tmp_path / "file").write_bytes(content)
 
-    with storage.open_read(str(tmp_path / "file")) as file:
+    with remote_files.open_read(str(tmp_path / "file")) as file:
         assert file.read(100) == content[:100]
         assert ranges == [0]
         assert file.read() == content[100:]

@@ -21,15 +21,15 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.inspect import stats
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.tfrecord.example import serialize
+from shardline.trainer.base.errors import DatasetError, SettingsError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Duplicates, Manifest
-from shardline.trainer.errors import DatasetError, SettingsError
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_shard
 from tests.helpers.labels import class_label, counted
 

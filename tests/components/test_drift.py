@@ -15,16 +15,16 @@ from benchmarks.drift import Examples, doubled, read, scaled, share_moved
 from shardline.components.model_store import PROFILE_FILE
 from shardline.components.preprocess.inspect.profile import Profile, make_profile, summarize
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.validate.challenge import Challenge
-from shardline.components.validate.drift import add_drift, compare, read_profile, warnings
-from shardline.components.validate.gate import Gate
-from shardline.components.validate.rules import parse_rules
-from shardline.components.validate.verdict import Absence, judge
+from shardline.components.validate.gate.champion import Challenge
+from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.rules import parse_rules
+from shardline.components.validate.gate.verdict import Absence, judge
+from shardline.components.validate.metrics.drift import add_drift, compare, read_profile, warnings
 from shardline.pipelines.cli.main import main
+from shardline.trainer.base.deserialize import load
+from shardline.trainer.base.errors import DatasetError, SettingsError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import Feature
-from shardline.trainer.errors import DatasetError, SettingsError
-from shardline.trainer.records import load
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
 from tests.helpers.reports import make_evaluation, make_report, with_champion
 

@@ -15,20 +15,20 @@ import pytest
 import tensorflow as tf
 
 from shardline.components import model_store
-from shardline.components.validate import signatures
-from shardline.components.validate.export import (
+from shardline.components.validate.export import signatures
+from shardline.components.validate.export.export import (
     SAMPLES,
     export_model,
     largest_difference,
     read_revision,
     take_samples,
 )
-from shardline.components.validate.signatures import ServedModel
+from shardline.components.validate.export.signatures import ServedModel
+from shardline.trainer.base.errors import DatasetError, ModelError
 from shardline.trainer.data.decode import parse_batch
-from shardline.trainer.data.view import describe
-from shardline.trainer.errors import DatasetError, ModelError
-from shardline.trainer.models.build import build
-from shardline.trainer.models.export_check import check_operations, check_saved_model
+from shardline.trainer.data.split_view import describe
+from shardline.trainer.keras_compat.operations import check_operations, check_saved_model
+from shardline.trainer.loop.build import build
 from tests.helpers.datasets import CLASS_NAMES, write_dataset, write_table
 
 RECORDS = {"train": 12, "validation": 6, "test": SAMPLES + 4}

@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
-from shardline.components.validate import answers as golden
-from shardline.components.validate import formats
-from shardline.components.validate.answers import name_outputs
-from shardline.components.validate.export import export_model, take_samples
-from shardline.components.validate.signatures import ServedModel, measure_costs
+from shardline.components.validate.export import formats
+from shardline.components.validate.export import predictions as golden
+from shardline.components.validate.export.export import export_model, take_samples
+from shardline.components.validate.export.predictions import name_outputs
+from shardline.components.validate.export.signatures import ServedModel, measure_costs
+from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.features import Label
-from shardline.trainer.errors import ModelError
 from tests.helpers.datasets import write_labelled
 from tests.helpers.labels import LABELLED
 

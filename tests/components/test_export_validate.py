@@ -20,17 +20,17 @@ from sklearn import metrics
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
-from shardline.components.validate import answers as golden
 from shardline.components.validate import validation
 from shardline.components.validate.component import export_validate
 from shardline.components.validate.evaluate import MOST_MISTAKES, Examples, measure
-from shardline.components.validate.export import export_model
-from shardline.components.validate.gate import Gate, GateSettings
-from shardline.components.validate.signatures import ServedModel
-from shardline.trainer import progress
+from shardline.components.validate.export import predictions as golden
+from shardline.components.validate.export.export import export_model
+from shardline.components.validate.export.signatures import ServedModel
+from shardline.components.validate.gate.gate import Gate, GateSettings
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import DatasetError, ModelError, SettingsError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.decode import decode_image
-from shardline.trainer.errors import DatasetError, ModelError, SettingsError
 from tests.helpers import models
 from tests.helpers.datasets import (
     CLASS_NAMES,

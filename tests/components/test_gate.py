@@ -12,16 +12,16 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from shardline.components import model_store
-from shardline.components.validate.challenge import Challenge, challenge_champion, compare
 from shardline.components.validate.evaluate import Examples, measure
-from shardline.components.validate.export import export_model
-from shardline.components.validate.gate import Gate
-from shardline.components.validate.rules import parse_rules
+from shardline.components.validate.export.export import export_model
+from shardline.components.validate.gate.champion import Challenge, challenge_champion, compare
+from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.rules import parse_rules
+from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.validation import validate
-from shardline.components.validate.verdict import judge
 from shardline.pipelines.cli.main import main
+from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.errors import SettingsError
 from tests.helpers.datasets import write_dataset, write_table
 from tests.helpers.exports import publish_next
 from tests.helpers.labels import counted

@@ -8,8 +8,8 @@ import pytest
 
 from shardline.components import model_store
 from shardline.components.model_store import Export
-from shardline.components.validate import answers as golden
-from shardline.trainer.errors import ModelError
+from shardline.components.validate.export import predictions as golden
+from shardline.trainer.base.errors import ModelError
 from tests.helpers.labels import class_label
 
 ROWS = [

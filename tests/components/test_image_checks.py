@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.components.preprocess.inspect.verify import verify
-from shardline.trainer.errors import BadRecordError, SettingsError
+from shardline.trainer.base.errors import BadRecordError, SettingsError
 from tests.helpers import damage
 from tests.helpers.preprocessing import read_all, run
 

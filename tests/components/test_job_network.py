@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from shardline.pipelines.local import namespace, network
-from shardline.pipelines.local.processes import ProcessFailedError
-from shardline.pipelines.local.supervisor import run_job
-from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError
-from shardline.trainer.progress import Event
+from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.process import namespace, network
+from shardline.pipelines.local.process.processes import ProcessFailedError
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError
+from shardline.trainer.base.progress import Event
 from tests.helpers.jobs import eventually, make_job
 from tests.helpers.network import ORDINARY, WITHOUT_ADMINISTRATION, needs_namespaces, open_from_outside
 
@@ -85,7 +85,7 @@ def test_one_replica_which_serves_nobody_keeps_the_machines_network(
 
 _JOB = """
 from pathlib import Path
-from shardline.pipelines.local.supervisor import run_job
+from shardline.pipelines.local.job.supervisor import run_job
 from tests.helpers.jobs import make_job
 run_job(make_job({program!r}), Path({logs!r}), network={network!r})
 """

@@ -15,12 +15,12 @@ from sklearn import datasets
 from shardline.components.preprocess.inspect import columns, profile, read_values, stats
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.verify import verify
-from shardline.components.preprocess.tfrecord import read_records
-from shardline.components.validate import drift
+from shardline.components.preprocess.tfrecord.framing import read_records
+from shardline.components.validate.metrics import drift
+from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import Label
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import SourceError
 from tests.helpers.preprocessing import contents, run
 
 

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 
 import shardline
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.local import supervisor
-from shardline.pipelines.local.job import CustomJob
-from shardline.pipelines.local.processes import ProcessFailedError
-from shardline.trainer.errors import (
+from shardline.pipelines.local.job import supervisor
+from shardline.pipelines.local.job.custom_job import CustomJob
+from shardline.pipelines.local.process.processes import ProcessFailedError
+from shardline.trainer.base.errors import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
     EXIT_RESTART,
@@ -248,7 +248,8 @@ def test_a_program_of_shardlines_is_run_as_python_runs_it(forks: None, here: Pat
 
 def test_an_error_of_shardlines_is_one_line(here: Path) -> None:
     program = _write(
-        "from shardline.trainer.errors import SettingsError\nraise SettingsError('epochs must be 1, ...')"
+        "from shardline.trainer.base.errors import SettingsError\n"
+        "raise SettingsError('epochs must be 1, ...')"
     )
     with pytest.raises(ProcessFailedError, match=r"^epochs must be 1, \.\.\.$") as caught:
         shardline.launch(program, replicas=1, strategy=True, logs="logs")
@@ -279,7 +280,7 @@ def test_a_program_of_shardlines_that_is_told_to_stop_asks_to_be_started_again(
         ("import tensorflow as tf", True, True),
         ("import shardline", None, True),
         ("import shardline", False, False),
-        ("def train():\n    from shardline.trainer.errors import ShardlineError", None, True),
+        ("def train():\n    from shardline.trainer.base.errors import ShardlineError", None, True),
         ("# import shardline\nprint('shardline')", None, False),
         ("from . import shardline", None, False),
         ("import shardlines", None, False),
@@ -300,7 +301,7 @@ def test_whose_strategy_is_made_first(
     Path("helper/__init__.py").touch()
     Path("helper/other.py").write_text("from .other import nothing")
     Path("helper/training.py").write_text("from . import later")
-    Path("helper/later.py").write_text("import program\nimport shardline.trainer.errors")
+    Path("helper/later.py").write_text("import program\nimport shardline.trainer.base.errors")
     shardline.launch("program.py", replicas=2, strategy=strategy)
     command = jobs[0].worker_pools[1].argv
     assert command == [sys.executable, *(["-m", "shardline.trainer.program"] if made else []), "program.py"]

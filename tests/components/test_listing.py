@@ -11,14 +11,14 @@ import pytest
 
 from shardline.components.configure import fingerprint as fingerprints
 from shardline.components.configure.fingerprint import Fingerprint
-from shardline.components.preprocess import listing
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.directories import ClassFolders
 from shardline.components.preprocess.sources.example import Example
-from shardline.components.vertex import objects
-from shardline.trainer import files
-from shardline.trainer.errors import SourceError
+from shardline.components.storage import bucket as objects
+from shardline.components.storage import listing
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import SourceError
 from tests.helpers.fake_storage import fake_storage
 
 NAMES = (

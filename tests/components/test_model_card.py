@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from shardline.components.validate.model_card import TrainingRecord, make_card
+from shardline.components.validate.report.model_card import TrainingRecord, make_card
 from shardline.trainer.data.features import Feature
 from tests.helpers.reports import EXPORT, make_evaluation, make_manifest
 

@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from shardline.components.model_store import catalog, champions, places
+from shardline.components.model_store import backends, catalog, champions
+from shardline.components.model_store.backends import Bucket, Disk
 from shardline.components.model_store.champions import (
     complete_versions,
     current,
@@ -31,9 +32,8 @@ from shardline.components.model_store.champions import (
     publish,
     rollback,
 )
-from shardline.components.model_store.places import Bucket, Disk
-from shardline.components.vertex import objects
-from shardline.trainer.errors import ModelError, PlatformError, RunError, SettingsError
+from shardline.components.storage import bucket
+from shardline.trainer.base.errors import ModelError, PlatformError, RunError, SettingsError
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
 from tests.helpers.fake_storage import fake_storage
@@ -216,14 +216,14 @@ def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, monkeypatch: pyt
         lost, losing = losing, False
         return "lost" if lost else ""
 
-    write = objects.Bucket.write
+    write = bucket.Bucket.write
 
-    def lose_the_answer(self: objects.Bucket, name: str, text: str, generation: int | None = None) -> bool:
+    def lose_the_answer(self: bucket.Bucket, name: str, text: str, generation: int | None = None) -> bool:
         nonlocal losing
         losing = True
         return write(self, name, text, generation)
 
-    monkeypatch.setattr(objects.Bucket, "write", lose_the_answer)
+    monkeypatch.setattr(bucket.Bucket, "write", lose_the_answer)
     with fake_storage("bucket", {}, fate) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         for _ in range(2):
@@ -243,7 +243,7 @@ def test_a_version_says_which_service_account_has_published_it() -> None:
 
 PUBLISHER = """
 import os, pathlib, sys
-from shardline.trainer.errors import ModelError
+from shardline.trainer.base.errors import ModelError
 from tests.helpers.exports import publish_next, write_export
 
 os.getpid = lambda: 7  # each in a container of its own
@@ -433,7 +433,7 @@ def test_a_file_system_without_locks_is_refused_before_anything_is_trained(
 def test_a_lock_that_is_never_given_back_is_waited_for_no_longer_than_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(backends, "_PATIENCE_S", 0.1)
     publish_next(write_export(tmp_path / "model"), tmp_path / "shelf")
     with (tmp_path / "shelf" / ".lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardline.components.preprocess.pool import Processes
-from shardline.trainer.errors import CrashError, RunError
+from shardline.components.preprocess.process_pool import Processes
+from shardline.trainer.base.errors import CrashError, RunError
 from tests.helpers.pool_jobs import grieve
 from tests.helpers.preprocessing import contents, run
 
@@ -122,7 +122,7 @@ except SystemExit:
 
 def test_a_worker_that_is_ended_while_it_starts_says_nothing_of_a_bad_installation(tmp_path: Path) -> None:
     (tmp_path / "slow_to_load.py").write_text(SLOW)
-    command = [sys.executable, "-m", "shardline.components.preprocess.pool", "0", "slow_to_load"]
+    command = [sys.executable, "-m", "shardline.components.preprocess.process_pool", "0", "slow_to_load"]
     path = os.pathsep.join([str(tmp_path), *sys.path])
     ended = subprocess.run(
         command,

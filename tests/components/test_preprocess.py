@@ -14,11 +14,11 @@ import tensorflow as tf
 import xxhash
 from PIL import Image
 
-from shardline.trainer import progress
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import SPLITS
-from shardline.trainer.errors import DatasetError
 from tests.helpers.data import real_data
 from tests.helpers.preprocessing import REPOSITORY, contents, read, read_all, run, write_images
 

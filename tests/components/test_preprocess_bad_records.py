@@ -9,7 +9,7 @@ import pytest
 
 from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer.errors import BadRecordError, SettingsError, SourceError
+from shardline.trainer.base.errors import BadRecordError, SettingsError, SourceError
 from tests.helpers.preprocessing import SOURCE, contents, read_all, run, write_images
 
 

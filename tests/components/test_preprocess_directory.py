@@ -11,9 +11,9 @@ import pytest
 from shardline.components.preprocess import work_directory
 from shardline.components.preprocess.run import plan_dataset, preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer import files
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import RunError, SettingsError, SourceError
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.errors import RunError, SettingsError, SourceError
 from tests.helpers.preprocessing import contents, run, write_images
 
 

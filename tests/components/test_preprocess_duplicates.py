@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.preprocess import digests
+from shardline.components.preprocess.plan import digests
 from shardline.trainer.data.manifest import SPLITS
 from tests.helpers.preprocessing import read, read_all, run, write_images
 

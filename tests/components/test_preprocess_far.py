@@ -22,14 +22,15 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess import ahead, work_directory
-from shardline.components.preprocess.example import serialize
+from shardline.components.preprocess import work_directory
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer import progress
+from shardline.components.preprocess.tfrecord.example import serialize
+from shardline.components.storage import prefetch
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import RunError, SourceError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import RunError, SourceError
 from tests.helpers.mounted import Mount, mounted
 from tests.helpers.preprocessing import run, write_images
 
@@ -202,7 +203,7 @@ from pathlib import Path
 socket.gethostname = lambda: sys.argv[1]
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer.errors import ShardlineError
+from shardline.trainer.base.errors import ShardlineError
 try:
     settings = PreprocessSettings(**json.loads(sys.argv[3]))
     preprocess(settings, Path(sys.argv[2]), take_over="heir" in sys.argv[1])
@@ -294,7 +295,7 @@ def test_a_manifest_that_gets_through_at_the_second_try_has_all_that_it_names(
 def test_a_bucket_that_never_answers_is_one_line(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(prefetch, "PATIENCE_S", 0.5)
     shutil.copytree(photos, tmp_path / "photos")
     with (
         mounted(tmp_path, FAULTS="1") as bucket,

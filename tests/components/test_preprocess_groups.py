@@ -13,8 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from shardline.components.preprocess.inspect.verify import verify
+from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.errors import SourceError
 from tests.helpers.preprocessing import run, stored
 
 PATIENTS = 60

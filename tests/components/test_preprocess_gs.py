@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess import ahead
-from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.vertex.objects import storage_client
-from shardline.trainer import progress
+from shardline.components.preprocess.tfrecord.example import serialize
+from shardline.components.storage import prefetch
+from shardline.components.storage.bucket import storage_client
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.errors import SourceError
 from tests.helpers.fake_storage import fake_storage
 from tests.helpers.preprocessing import run, write_images
 
@@ -99,7 +99,7 @@ def test_a_bucket_that_stops_to_answer_is_one_line(
     bucket: Bucket, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No photo is left out for that."""
-    monkeypatch.setattr(ahead, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(prefetch, "PATIENCE_S", 0.5)
     bucket.fate = lambda number: fault if number > 30 else ""  # the listing is over
     with pytest.raises(SourceError, match=r"^cannot read 'gs://bucket/photos/.*', however often it is tried"):
         run(PHOTOS, tmp_path / "out", on_bad_record="skip", max_bad_fraction=1.0)
@@ -108,7 +108,7 @@ def test_a_bucket_that_stops_to_answer_is_one_line(
 def test_less_than_was_listed_is_never_stored(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(prefetch, "PATIENCE_S", 0.5)
     bucket.fate = lambda number: "short" if number > 10 else ""
     with pytest.raises(SourceError, match=r"however often it is tried: \d+ of \d+ bytes were read"):
         run(PHOTOS, tmp_path / "out", on_bad_record="skip", max_bad_fraction=1.0)

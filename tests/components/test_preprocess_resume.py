@@ -19,8 +19,8 @@ import pytest
 
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer import progress
-from shardline.trainer.errors import RunError, SourceError
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import RunError, SourceError
 from tests.helpers.preprocessing import REPOSITORY, contents, run, write_images
 
 

@@ -17,11 +17,11 @@ from shardline.components.configure.changes import look
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.stats import describe, render_manifest, stats
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
-from shardline.components.preprocess.schema import draft, read
+from shardline.components.preprocess.schema.schema import draft, read
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.pipelines.cli.main import main
+from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.errors import SettingsError, SourceError
 from tests.components.test_changes import SETTINGS
 from tests.helpers.preprocessing import SOURCE, contents, run
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.preprocess import rows
 from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.run import plan_dataset, preprocess, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import SettingsError, SourceError
 from tests.helpers.preprocessing import contents, run, stored, write_images
 
 SIZES = {"often": 700, "seldom": 40, "rare": 3}
@@ -68,7 +68,7 @@ def test_the_bytes_follow_from_source_and_settings_alone(
     plan_dataset(dataclasses.replace(settings, processes=2), tmp_path / "again")
     write_shards(tmp_path / "again", 0, 1)
     preprocess(dataclasses.replace(settings, processes=2), tmp_path / "again")
-    monkeypatch.setattr(rows, "_ROWS_IN_MEMORY", 16)
+    monkeypatch.setattr(records, "_ROWS_IN_MEMORY", 16)
     run(source, tmp_path / "files", stratify=True, key=key, shards=0, on_bad_record="skip")
     assert contents(tmp_path / "out") == contents(tmp_path / "again") == contents(tmp_path / "files")
     assert counted(manifests.load(tmp_path / "out")) == {"cat": (48, 6, 6), "dog": (48, 6, 6)}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.preprocess import survey
-from shardline.trainer import progress
-from shardline.trainer.errors import SourceError
+from shardline.components.preprocess.plan import survey
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import SourceError
 from tests.helpers.preprocessing import SOURCE, run
 
 
@@ -111,7 +111,7 @@ def test_features_that_are_refused(source_module: Path, feature: str) -> None:
 def test_progress_is_reported_every_few_seconds(
     source_module: Path, events: list[progress.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardline.trainer.progress._INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("shardline.trainer.base.progress._INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(survey, "_TICK", 10)
     source_module.write_text(SOURCE.replace("{last}", ""))
     run("mine:Source", source_module.with_name("out"))

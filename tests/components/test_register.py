@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 import pytest
 from kfp import dsl
 
-from shardline.components import model_store, run_record
+from shardline.components import model_store
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import current, publish
 from shardline.components.register.component import register
 from shardline.components.register.deployment import register_model
-from shardline.trainer import progress
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.components.runs import record
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import ModelError, SettingsError
 from tests.helpers.exports import contents, judge_again, publish_next, write_export
 
 
@@ -48,8 +49,8 @@ def test_publish_makes_a_complete_copy_the_champion(exported, champion):
 
 
 def test_on_the_platform_nothing_is_published_in_a_container(exported, champion, monkeypatch, tmp_path):
-    monkeypatch.setattr(run_record, "_BUCKETS", tmp_path)
-    monkeypatch.delenv(run_record.RUN_VARIABLE, raising=False)
+    monkeypatch.setattr(record, "_BUCKETS", tmp_path)
+    monkeypatch.delenv(record.RUN_VARIABLE, raising=False)
 
     with pytest.raises(SettingsError, match="thrown away with it; give champion_uri=gs://BUCKET/PATH"):
         register_model(exported, 0.9, str(champion))

@@ -11,9 +11,9 @@ from shardline.components.configure import changes
 from shardline.components.rehearse import rehearsal
 from shardline.components.rehearse.rehearsal import place_of_job, rehearse, rehearse_run
 from shardline.components.train.settings import TrainingSettings
-from shardline.components.validate.gate import GateSettings
-from shardline.trainer import progress
-from shardline.trainer.errors import DatasetError, ModelError, RunError, SettingsError
+from shardline.components.validate.gate.gate import GateSettings
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import DatasetError, ModelError, RunError, SettingsError
 from tests.helpers.datasets import write_dataset
 from tests.helpers.exports import publish_next, write_export
 
@@ -187,7 +187,7 @@ def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path,
 
 def test_a_task_that_takes_too_long_ends_itself():
     program = (
-        "import time\nfrom shardline.trainer.progress import errors_end_the_process\n"
+        "import time\nfrom shardline.trainer.base.progress import errors_end_the_process\n"
         "with errors_end_the_process('validate'):\n    time.sleep(60)\n"
     )
     done = subprocess.run(

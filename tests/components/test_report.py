@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from shardline.components.html import moved
-from shardline.components.validate.evaluation import Curve, Mistake, Slice
-from shardline.components.validate.model_card import TrainingRecord
-from shardline.components.validate.plots import draw_confusion
-from shardline.components.validate.report import Origin
-from shardline.components.validate.verdict import JudgedRule
+from shardline.components.validate.gate.verdict import JudgedRule
+from shardline.components.validate.metrics.evaluation import Curve, Mistake, Slice
+from shardline.components.validate.report.model_card import TrainingRecord
+from shardline.components.validate.report.plots import draw_confusion
+from shardline.components.validate.report.report import Origin
 from shardline.trainer.data.features import Feature
 from tests.helpers.reports import (
     EXPORT,

@@ -11,9 +11,9 @@ import subprocess
 import pytest
 from PIL import Image
 
-from shardline.components.validate.evaluation import Mistake
-from shardline.components.validate.model_card import make_card
-from shardline.components.validate.report import Origin
+from shardline.components.validate.metrics.evaluation import Mistake
+from shardline.components.validate.report.model_card import make_card
+from shardline.components.validate.report.report import Origin
 from shardline.trainer.data.features import Feature
 from tests.helpers.labels import LABELLED
 from tests.helpers.reports import (

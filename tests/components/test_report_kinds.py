@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from kfp import dsl
 
-from shardline.components.validate.evaluation import Lead
-from shardline.components.validate.model_card import make_card
+from shardline.components.validate.metrics.evaluation import Lead
+from shardline.components.validate.report.model_card import make_card
 from shardline.components.validate.validation import _log
 from tests.helpers.labels import LABELLED
 from tests.helpers.reports import EXPORT, TRAINING, make_kind, make_manifest, make_report

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from shardline.components.preprocess.labels import Slip, Slips
 from shardline.components.preprocess.run import preprocess
+from shardline.components.preprocess.schema.labels import Slip, Slips
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.trainer.errors import SourceError
+from shardline.trainer.base.errors import SourceError
 
 
 def test_a_column_that_is_nearly_all_numbers_is_found() -> None:

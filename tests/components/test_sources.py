@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess import storage
-from shardline.components.preprocess.example import serialize
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import BadExample, Source, brought
-from shardline.trainer import files
-from shardline.trainer.errors import PlatformError, SettingsError, SourceError
+from shardline.components.preprocess.tfrecord.example import serialize
+from shardline.components.storage import remote_files
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import PlatformError, SettingsError, SourceError
 from tests.helpers.fake_storage import fake_storage
 from tests.helpers.sources import content
 
@@ -160,17 +160,17 @@ def test_urls_that_cannot_be_read(bucket: str, source: str, message: str) -> Non
 def test_whatever_fails_behind_a_url_is_one_line() -> None:
     """Of HTTP, of Google's client and of its credentials."""
     message = r"^cannot read 'gs://bucket/x': Internal error$"
-    with pytest.raises(SourceError, match=message), storage.one_line("gs://bucket/x"):
+    with pytest.raises(SourceError, match=message), remote_files.one_line("gs://bucket/x"):
         raise RuntimeError("Internal error\nand its page")
-    with pytest.raises(RuntimeError), storage.one_line("local/x"):
+    with pytest.raises(RuntimeError), remote_files.one_line("local/x"):
         raise RuntimeError("our own mistake keeps its traceback")
 
 
 def test_a_mounted_bucket_is_read_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(files.GCS_ROOT_VARIABLE, str(tmp_path))
     (tmp_path / "bucket" / "data").mkdir(parents=True)
-    assert storage.resolve("gs://bucket/data/x") == f"{tmp_path}/bucket/data/x"
-    assert storage.resolve("gs://another/data/x") == "gs://another/data/x"
+    assert remote_files.resolve("gs://bucket/data/x") == f"{tmp_path}/bucket/data/x"
+    assert remote_files.resolve("gs://another/data/x") == "gs://another/data/x"
 
 
 def test_no_source_loads_more_than_it_needs(tmp_path: Path) -> None:

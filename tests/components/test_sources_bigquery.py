@@ -19,13 +19,13 @@ from click.testing import CliRunner
 pytest.importorskip("google.cloud.bigquery_storage_v1", reason="pip install 'shardline[bigquery]'")
 
 from shardline.components.configure.fingerprint import fingerprint
-from shardline.components.preprocess import ahead
 from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
+from shardline.components.storage import prefetch
 from shardline.pipelines.cli.main import main
+from shardline.trainer.base.errors import PlatformError, SourceError
 from shardline.trainer.data.features import Feature
-from shardline.trainer.errors import PlatformError, SourceError
 from tests.helpers import sources
 from tests.helpers.fake_bigquery import FakeBigQuery, FakeTable, RefusalError, at, fake_bigquery
 from tests.helpers.preprocessing import contents, run
@@ -126,13 +126,13 @@ def test_a_stream_goes_on_where_it_broke_off(fake: FakeBigQuery) -> None:
     fake.calls.clear()
     source = opened(SOURCE, key="id")
     assert source.labels
-    ahead.take_repeated()
+    prefetch.take_repeated()
     fake.calls.clear()
     lost = RefusalError(grpc.StatusCode.UNAVAILABLE, 503, "the connection was reset")
     fake.failures["ReadRows"] = [lost, lost, lost]
     assert read(source) == whole
     assert [offset for _, offset in fake.called("ReadRows")] == [0, 3, 6, 9]
-    assert ahead.take_repeated() == 3
+    assert prefetch.take_repeated() == 3
 
 
 def test_images_are_bytes_or_urls(fake: FakeBigQuery) -> None:

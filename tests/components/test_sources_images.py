@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from shardline.components.preprocess.checks import check_labels
+from shardline.components.preprocess.plan.source_checks import check_labels
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import BadExample, Example, Source
+from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.data.features import Label
-from shardline.trainer.errors import SettingsError, SourceError
 from tests.helpers.data import payload
 from tests.helpers.preprocessing import run, write_images
 from tests.helpers.sources import content

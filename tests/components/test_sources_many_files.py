@@ -15,7 +15,7 @@ from shardline.components.configure.fingerprint import fingerprint
 from shardline.components.preprocess.run import preprocess
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import Example
-from shardline.trainer.errors import SourceError
+from shardline.trainer.base.errors import SourceError
 from tests.helpers import sources
 
 

@@ -15,8 +15,8 @@ import pytest
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import columns, open_source
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Source, Span
+from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.data.features import Feature
-from shardline.trainer.errors import SettingsError, SourceError
 from tests.helpers.sources import bad, opened, read
 
 FORMATS = ("csv", "jsonl", "parquet")

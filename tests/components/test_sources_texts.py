@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from shardline.components.configure.fingerprint import fingerprint
-from shardline.components.preprocess.checks import check_labels
 from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.plan.source_checks import check_labels
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import directories, open_source
 from shardline.components.preprocess.sources.example import BadExample, Example, Source
+from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.data.features import Feature, Label
-from shardline.trainer.errors import SettingsError, SourceError
 from tests.helpers.fake_storage import fake_storage
 from tests.helpers.preprocessing import run
 

@@ -13,8 +13,8 @@ import tensorflow_datasets as tfds
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import Source
-from shardline.trainer import progress
-from shardline.trainer.errors import SourceError
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import SourceError
 from tests.helpers.data import real_data
 
 # Its own code uses what protobuf, importlib and numpy have deprecated.

@@ -16,24 +16,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.components.preprocess import rows
 from shardline.components.preprocess.inspect.verify import verify
+from shardline.components.preprocess.plan import records as rows
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
 from shardline.components.preprocess.sources.example import BadExample, Example, Span
-from shardline.components.preprocess.tfrecord import mask, read_records
-from shardline.components.validate.signatures import (
+from shardline.components.preprocess.tfrecord.framing import mask, read_records
+from shardline.components.validate.export.signatures import (
     DEFAULT,
     EXAMPLE,
     EXAMPLES,
     make_requests,
     make_signatures,
 )
+from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.features import Feature
-from shardline.trainer.data.view import describe
-from shardline.trainer.errors import SourceError
-from shardline.trainer.models.build import build, create_variables
+from shardline.trainer.data.split_view import describe
+from shardline.trainer.loop.build import build, create_variables
 from tests.helpers import sources
 from tests.helpers.data import payload, real_data
 from tests.helpers.preprocessing import read_all, run, write_images

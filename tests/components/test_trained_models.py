@@ -7,11 +7,11 @@ import pytest
 
 from shardline.components import model_store
 from shardline.components.validate import validation
-from shardline.components.validate.gate import Gate
+from shardline.components.validate.gate.gate import Gate
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.saving import load_model
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.models.saving import load_model
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
 from tests.helpers.history import read_history

@@ -22,10 +22,10 @@ from shardline.components.model_store import KEYS_FILE, Export
 from shardline.components.model_store.champions import publish as publish_model
 from shardline.components.preprocess.sources.example import Example
 from shardline.components.validate import validation
-from shardline.components.validate.challenge import TrainingKeys, describe_overlap, find_trained_on
 from shardline.components.validate.evaluate import Examples
-from shardline.components.validate.gate import Gate
-from shardline.trainer.errors import DatasetError, ModelError
+from shardline.components.validate.gate.champion import TrainingKeys, describe_overlap, find_trained_on
+from shardline.components.validate.gate.gate import Gate
+from shardline.trainer.base.errors import DatasetError, ModelError
 from tests.helpers.preprocessing import read, run
 
 EXAMPLES = 600

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shardline.components.tune.best_trial import best_of, finish, read_job, table, trials_of
-from shardline.pipelines.local.tuning import Search
-from shardline.trainer.errors import PlatformError, RunError
+from shardline.pipelines.local.job.tuning import Search
+from shardline.trainer.base.errors import PlatformError, RunError
 from tests.helpers import programs
 from tests.helpers.jobs import PRELUDE
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("forks", "no_orp
 _TRIAL = (
     PRELUDE
     + """
-from shardline.trainer.measurements import Measurements
+from shardline.trainer.loop.measurements import Measurements
 flags = dict(flag.removeprefix("--").split("=") for flag in sys.argv[1:])
 seen = {name: os.environ.get(name) for name in ("AIP_MODEL_DIR", "CLOUD_ML_TRIAL_ID")}
 Path(os.environ["SEEN"], f"{task['trial']}-{name}.json").write_text(json.dumps({**seen, **flags}))
@@ -63,7 +63,7 @@ def payload(
 def launch(text: str, directory: Path) -> tuple[subprocess.CompletedProcess[str], str]:
     resources = directory / "task" / "gcp_resources"
     where = ("--executor_input", "{}", "--gcp_resources", str(resources))
-    command = [sys.executable, "-m", "shardline.pipelines.local.stand_ins", "HyperparameterTuningJob"]
+    command = [sys.executable, "-m", "shardline.pipelines.local.launcher_stubs", "HyperparameterTuningJob"]
     done = programs.run([*command, "--payload", text, *where], capture_output=True, text=True)
     return done, resources.read_text() if resources.is_file() else ""
 

@@ -22,9 +22,9 @@ import tensorflow as tf
 from shardline.components.model_store.champions import publish
 from shardline.components.preprocess.sources.datasets import Digits
 from shardline.components.preprocess.sources.example import Example
-from shardline.components.validate.gate import Gate
+from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.validation import validate
-from shardline.components.validate.verdict import Blessing
 from tests.helpers import preprocessing
 from tests.helpers.costly import Large, Slow
 

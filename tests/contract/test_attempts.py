@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardline.trainer import files
+from shardline.trainer.base import files
 from tests.contract.fake.replicas import run_replicas
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import LOCATION, FakeVertex, fake_vertex

@@ -25,8 +25,8 @@ def test_a_compiled_pipeline_trains_through_the_api_and_gets_its_outputs_back(tm
     result = tmp_path / "result.json"
     given = {"note": NOTE, "count": 3, "result": str(result)}
     text = yaml.safe_dump(localize(spec, given))
-    assert text.count("shardline.pipelines.local.stand_ins") == 1
-    text = text.replace("shardline.pipelines.local.stand_ins", "tests.contract.fake.launch")
+    assert text.count("shardline.pipelines.local.launcher_stubs") == 1
+    text = text.replace("shardline.pipelines.local.launcher_stubs", "tests.contract.fake.launch")
 
     with fake_vertex(tmp_path, lambda job: run_replicas(job, tmp_path / "job")) as vertex:
         done = execute(tmp_path, text, given, vertex.environment)

@@ -23,8 +23,8 @@ from shardline.components.register.deployment import Deployment
 from shardline.components.register.settings import Deploy
 from shardline.components.vertex.client import Platform
 from shardline.pipelines.cli.main import main
-from shardline.trainer import progress
-from shardline.trainer.errors import ModelError, PlatformError, RunError
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import ModelError, PlatformError, RunError
 from tests.contract.fake.certificates import DEDICATED
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER, FakeServices
 from tests.contract.fake.vertex import LOCATION, FakeVertex

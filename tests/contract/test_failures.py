@@ -19,7 +19,7 @@ from google.rpc import code_pb2
 
 from shardline.components.vertex import client
 from shardline.pipelines.cli.main import main
-from shardline.trainer.errors import EXIT_PLATFORM
+from shardline.trainer.base.errors import EXIT_PLATFORM
 from tests.contract.conftest import enter
 from tests.contract.fake.failures import Drop, permission_of
 from tests.contract.fake.requests import PARENT, Waiting

@@ -85,7 +85,7 @@ def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.
     compiler.Compiler().compile(pipeline, str(directory / "upload.yaml"))
     given = {"result": str(directory / "result.json")}
     text = yaml.safe_dump(localize(yaml.safe_load((directory / "upload.yaml").read_text()), given))
-    text = text.replace("shardline.pipelines.local.stand_ins", "tests.contract.fake.launch")
+    text = text.replace("shardline.pipelines.local.launcher_stubs", "tests.contract.fake.launch")
     return execute(directory, text, given, vertex.environment)
 
 

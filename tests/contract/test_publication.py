@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from kfp import dsl
 
+from shardline.components.model_store.backends import Disk
 from shardline.components.model_store.champions import complete_versions, current
-from shardline.components.model_store.places import Disk
 from shardline.components.register.component import register, serving_model
 from tests.contract.fake.services import PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION

@@ -23,7 +23,7 @@ from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, PipelineJ
 from google.protobuf.json_format import ParseDict
 from google.rpc import code_pb2, status_pb2
 
-from shardline.components.run_record import RunRecord
+from shardline.components.runs.record import RunRecord
 from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome

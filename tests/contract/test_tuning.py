@@ -15,7 +15,7 @@ from shardline.components.tune.best_trial import read_job, trials_of
 from shardline.components.tune.component import tuning_job
 from shardline.pipelines.settings import load
 from shardline.pipelines.tune import job_arguments
-from shardline.trainer.errors import PlatformError
+from shardline.trainer.base.errors import PlatformError
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
 from tests.contract.fake.vertex import LOCATION, FakeVertex
 from tests.helpers import programs

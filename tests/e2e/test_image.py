@@ -84,7 +84,8 @@ def test_it_takes_one_name_and_leaves_a_readers_own_packages_alone(installed: Pa
     assert run(installed, tmp_path, "-m", "trainer.task").stdout == "their trainer\ntheir task\n"
 
     program = (
-        "from shardline.trainer import plugins\nplugins.load('trainer.model:create_model', 'model')(None)"
+        "from shardline.trainer.base import plugins\n"
+        "plugins.load('trainer.model:create_model', 'model')(None)"
     )
     done = run(installed, tmp_path, "-c", program)
     assert (done.stdout, done.stderr) == ("their trainer\n", "made\n")
@@ -120,7 +121,7 @@ def test_what_a_build_context_has_installs_and_a_users_package_is_imported(
     assert (target / "leafnet" / "data" / "names.txt").is_file()
     assert {path.name.partition("-")[0] for path in target.glob("*.dist-info")} == {"leafnet", "shardline"}
     program = (
-        "from shardline.trainer import plugins\n"
+        "from shardline.trainer.base import plugins\n"
         "print(plugins.load('leafnet.source:Leaves', 'source').__module__)\n"
         "import shardline\nprint(shardline.__file__)"
     )

@@ -34,9 +34,9 @@ def test_kfp_local_takes_commands_that_name_its_executor() -> None:
     def accept(command: list[str]) -> None:
         SubprocessTaskHandler("python:3.11", command, "/root", local.SubprocessRunner(use_venv=False))
 
-    accept(["python3", "-u", "-m", "shardline.pipelines.local.stand_ins", kfp_internals.MARKER])
+    accept(["python3", "-u", "-m", "shardline.pipelines.local.launcher_stubs", kfp_internals.MARKER])
     with pytest.raises(RuntimeError, match="Container Component"):
-        accept(["python3", "-u", "-m", "shardline.pipelines.local.stand_ins"])
+        accept(["python3", "-u", "-m", "shardline.pipelines.local.launcher_stubs"])
 
 
 def test_kfp_local_replaces_python3_in_values() -> None:

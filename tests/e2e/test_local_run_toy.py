@@ -19,11 +19,11 @@ import psutil
 import pytest
 from kfp import compiler
 
-from shardline.components.run_directory import failure_of
-from shardline.components.run_record import RunRecord
-from shardline.pipelines.local.processes import ProcessFailedError
+from shardline.components.runs.directory import failure_of
+from shardline.components.runs.record import RunRecord
+from shardline.pipelines.local.process.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline
-from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
 from tests.helpers.anybodys_pipeline import MODEL, anybodys, usual, write_pipeline
 from tests.helpers.execution import without_tensorflow
 from tests.helpers.small_disk import small_disk
@@ -331,8 +331,8 @@ def _kill(started: list[psutil.Process], victim: str) -> None:
     "victim",
     [
         pytest.param("shardline.pipelines.local.execute", marks=pytest.mark.matrix),
-        "shardline.pipelines.local.warm",
-        pytest.param("shardline.pipelines.local.start", marks=pytest.mark.matrix),
+        "shardline.pipelines.local.process.fork_server",
+        pytest.param("shardline.pipelines.local.process.start", marks=pytest.mark.matrix),
     ],
 )
 def test_a_killed_process_of_the_run_ends_it(toy: Path, runs: Path, victim: str) -> None:

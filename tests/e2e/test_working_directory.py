@@ -9,10 +9,10 @@ import pytest
 from kfp import compiler, dsl
 
 from shardline.components.vertex.payload import PoolSpec
-from shardline.pipelines.local import processes
-from shardline.pipelines.local.job import CustomJob
+from shardline.pipelines.local.job.custom_job import CustomJob
+from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.run import run_pipeline
-from shardline.pipelines.local.supervisor import run_job
 from tests.helpers.datasets import write_dataset
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

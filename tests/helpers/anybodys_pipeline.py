@@ -59,7 +59,7 @@ def anybodys(place: str, name: str = "you") -> None:
 MODEL = "gs://acme/out/model"
 _TRAINS = """
 import os, pathlib
-from shardline.trainer.files import local_path
+from shardline.trainer.base.files import local_path
 place = local_path(os.environ["AIP_MODEL_DIR"])
 place.mkdir(parents=True)
 (place / "weights").write_text("trained")

@@ -13,12 +13,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import strategy
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, make_summation
-from shardline.trainer.keras_internals import random_state
-from shardline.trainer.settings import TrainSettings
-from shardline.trainer.step import Loop
+from shardline.trainer.keras_compat.keras_internals import random_state
+from shardline.trainer.loop.step import Loop
 
 SIZE = 16
 STEPS = 60

@@ -15,13 +15,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer import keras_internals
+from shardline.trainer.base.settings import COMMUNICATIONS, TrainSettings
 from shardline.trainer.cluster import collectives, strategy
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, RingSummation, make_summation
-from shardline.trainer.replica_losses import exact_losses
-from shardline.trainer.settings import COMMUNICATIONS, TrainSettings
-from shardline.trainer.step import Loop
+from shardline.trainer.keras_compat import keras_internals
+from shardline.trainer.keras_compat.replica_losses import exact_losses
+from shardline.trainer.loop.step import Loop
 
 STEPS = 20
 CLASSES = 3

@@ -9,7 +9,7 @@ from typing import Any
 from shardline.components import model_store
 from shardline.components.model_store.catalog import Version
 from shardline.components.model_store.champions import current, publish
-from shardline.trainer.files import TEMPORARY
+from shardline.trainer.base.files import TEMPORARY
 
 
 def write_export(
@@ -50,7 +50,7 @@ def export_small_model(directory: Path) -> Path:
     """Exports a real model with random weights, with its golden examples."""
     import keras
 
-    from shardline.components.validate.export import export_model, take_samples
+    from shardline.components.validate.export.export import export_model, take_samples
     from tests.helpers.datasets import CLASS_NAMES, write_dataset
 
     shape = (12, 12, 3)

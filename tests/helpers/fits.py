@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import shardline
-from shardline.trainer.errors import RestartError
+from shardline.trainer.base.errors import RestartError
 from tests.helpers import own_steps
 from tests.helpers.losses import train_all
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from shardline.trainer.saving import HISTORY_FILE
+from shardline.trainer.base.settings import HISTORY_FILE
 
 
 def read_history(directory: Path) -> list[dict[str, str]]:

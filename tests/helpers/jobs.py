@@ -11,14 +11,14 @@ from typing import Any
 
 import psutil
 
-from shardline.pipelines.local.job import CustomJob
+from shardline.pipelines.local.job.custom_job import CustomJob
 
 #: What every replica's program starts with.
 PRELUDE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-from shardline.trainer import progress
-from shardline.trainer.errors import EXIT_RESTART, ModelError
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import EXIT_RESTART, ModelError
 task = json.loads(os.environ["CLUSTER_SPEC"])["task"]
 chief = task["type"] == "workerpool0"
 name = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}[

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.validate.answers import CleanProcess
+from shardline.components.validate.export.predictions import CleanProcess
 from tests.helpers.serving import QuietHandler, serve
 
 Rows = list[dict[str, Any]]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import psutil
 import pytest
 
-from shardline.pipelines.local import network
+from shardline.pipelines.local.process import network
 
 _PROBE = """
 import json, socket, sys

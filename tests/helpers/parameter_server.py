@@ -14,12 +14,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer import progress
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import RunError, SettingsError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import read_cluster
-from shardline.trainer.errors import RunError, SettingsError
-from shardline.trainer.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers, run_server
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.loop.parameter_server import (
+    CoordinatorEvaluation,
+    CoordinatorLoop,
+    Workers,
+    run_server,
+)
 
 RECORDS, BATCH, SIDE = 90, 8, 6
 SIZES = [BATCH] * (RECORDS // BATCH) + [RECORDS % BATCH]

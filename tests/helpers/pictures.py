@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from shardline.components.preprocess.images.codec import Codec, StoredImage
-from shardline.trainer.errors import BadRecordError
+from shardline.trainer.base.errors import BadRecordError
 from tests.helpers.images import deep, encoded, scene, turned, with_alpha, without
 
 REFUSED = "refused"

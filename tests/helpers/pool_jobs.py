@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from shardline.components.preprocess.pool import Report
+from shardline.components.preprocess.process_pool import Report
 
 
 def grieve(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from shardline.components.model_store import Export
-from shardline.components.validate.evaluation import (
+from shardline.components.validate.gate.verdict import Blessing, JudgedRule
+from shardline.components.validate.metrics.evaluation import (
     Bin,
     ClassScore,
     Curve,
@@ -19,9 +20,8 @@ from shardline.components.validate.evaluation import (
     NumberScore,
     Slice,
 )
-from shardline.components.validate.model_card import TrainingRecord
-from shardline.components.validate.report import render_report
-from shardline.components.validate.verdict import Blessing, JudgedRule
+from shardline.components.validate.report.model_card import TrainingRecord
+from shardline.components.validate.report.report import render_report
 from shardline.trainer.data.features import CLASS, MULTILABEL, Feature, Label
 from shardline.trainer.data.manifest import Manifest, Shard, Split
 from tests.helpers.labels import LABELLED, class_label, counted

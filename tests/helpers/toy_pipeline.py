@@ -11,14 +11,14 @@ from google_cloud_pipeline_components.v1.custom_job import create_custom_trainin
 from kfp import compiler, dsl
 
 from shardline.pipelines.local.run import run_pipeline
-from shardline.trainer import progress
+from shardline.trainer.base import progress
 
 
 def prepare(source: str, out: dsl.Output[dsl.Dataset], greeting: Optional[str] = None) -> int:  # noqa: UP045
     """Writes the source into a dataset."""
     from pathlib import Path
 
-    from shardline.trainer import progress
+    from shardline.trainer.base import progress
 
     Path(out.path).write_text(source)
     progress.say("preprocess", f"greeting {greeting!r}")
@@ -38,8 +38,8 @@ def train(
     import time
     from pathlib import Path
 
-    from shardline.trainer import progress
-    from shardline.trainer.errors import ModelError
+    from shardline.trainer.base import progress
+    from shardline.trainer.base.errors import ModelError
 
     task = json.loads(os.environ["TF_CONFIG"])["task"]
     print("a plain line")
@@ -81,7 +81,7 @@ def judge(model: dsl.Input[dsl.Model], bless: bool) -> NamedTuple(
     "Outputs", [("blessed", bool), ("reason", str)]
 ):  # KFP's own form
     """Blesses or does not."""
-    from shardline.trainer import progress
+    from shardline.trainer.base import progress
 
     assert model.metadata["written_by"] == "chief"
     progress.fact("blessed", bless, "yes" if bless else "no: too bad")
@@ -90,7 +90,7 @@ def judge(model: dsl.Input[dsl.Model], bless: bool) -> NamedTuple(
 
 def publish(model: dsl.Input[dsl.Model]) -> None:
     """Says where the model lies."""
-    from shardline.trainer import progress
+    from shardline.trainer.base import progress
 
     progress.fact("champion", model.path)
 
@@ -148,7 +148,7 @@ def gather(shared: dsl.Input[dsl.Dataset], done: List[int]) -> None:  # noqa: UP
     """Says which parts there are."""
     from pathlib import Path
 
-    from shardline.trainer import progress
+    from shardline.trainer.base import progress
 
     names = sorted(path.name for path in Path(shared.path).iterdir())
     progress.fact("parts", f"{sorted(map(int, done))} {names}")

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from shardline.trainer.saving import load_model
+from shardline.trainer.models.saving import load_model
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
 
@@ -20,8 +20,8 @@ import tensorflow as tf
 from shardline.trainer.cluster import strategy
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, make_summation, replica_merger
-from shardline.trainer.step import Loop
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.loop.step import Loop
+from shardline.trainer.base.settings import TrainSettings
 
 cluster = read_cluster(os.environ)
 given = dict(dataset="-", model="-", averaging_steps=3, communication="tcp")

@@ -5,7 +5,7 @@ import json
 import keras
 import pytest
 
-from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
 from tests.helpers.history import read_history

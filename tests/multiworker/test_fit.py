@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardline.trainer.errors import EXIT_BAD_INPUT
+from shardline.trainer.base.errors import EXIT_BAD_INPUT
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardline.pipelines.local import processes, start, warm
-from shardline.pipelines.local.injections import parse_injection
-from shardline.pipelines.local.job import CustomJob
-from shardline.pipelines.local.start import Program, recognize
-from shardline.pipelines.local.supervisor import run_job
+from shardline.pipelines.local.job.custom_job import CustomJob
+from shardline.pipelines.local.job.injections import parse_injection
+from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.process import fork_server, processes, start
+from shardline.pipelines.local.process.start import Program, recognize
 from tests.helpers.datasets import write_dataset
 from tests.helpers.jobs import eventually, marked
 
@@ -69,7 +69,7 @@ def test_forked_replicas_train_restart_and_leave_nothing(
     for name in ("chief-0", "worker-0"):
         lines = _lines(tmp_path / "forked" / "logs" / f"{name}.log")
         assert len(lines) == 2  # one for each start
-        assert all("shardline.pipelines.local.warm" in line for line in lines)
+        assert all("shardline.pipelines.local.process.fork_server" in line for line in lines)
         assert lines[0] != lines[1]  # each draws its own random numbers
     replicas = json.loads((tmp_path / "forked" / "logs" / "job.json").read_text())["replicas"]
     assert [item["starts"][0]["exit"] for item in replicas][1] == "SIGKILL"
@@ -115,9 +115,9 @@ def test_importing_tensorflow_starts_no_thread() -> None:
     """Nor does it open a device: only so may the process be forked."""
     program = """
 import os
-from shardline.trainer import tensorflow_internals
+from shardline.trainer.keras_compat import tensorflow_internals
 tensorflow_internals.import_tensorflow()
-import shardline.trainer.train, kfp.dsl.executor, shardline.pipelines.local.supervisor
+import shardline.trainer.train, kfp.dsl.executor, shardline.pipelines.local.job.supervisor
 import shardline.components.validate.validation, shardline.components.rehearse.rehearsal
 print(len(os.listdir("/proc/self/task")))
 """
@@ -149,7 +149,7 @@ def _run_task(env: dict[str, str], code: int) -> subprocess.CompletedProcess[str
     command = [
         sys.executable,
         "-m",
-        "shardline.pipelines.local.start",
+        "shardline.pipelines.local.process.start",
         "sh",
         "-ec",
         _script(),
@@ -166,10 +166,10 @@ def test_a_task_is_forked_from_the_process_that_loads_tensorflow_for_the_run(
     monkeypatch.setenv("TEST_MARK", mark)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     with start.fork_server(os.environ) as path:
-        monkeypatch.setenv(warm.SERVER_VARIABLE, path)
+        monkeypatch.setenv(fork_server.SERVER_VARIABLE, path)
         done = _run_task(dict(os.environ), 7)  # at once: it waits for the process to be ready
         assert done.returncode == 7
-        assert "shardline.pipelines.local.warm" in done.stdout
+        assert "shardline.pipelines.local.process.fork_server" in done.stdout
         assert "loaded True" in done.stdout
         assert _run_task(dict(os.environ), 0).returncode == 0
         # Started by itself where the process has gone: here one that does not listen any more.
@@ -194,7 +194,7 @@ def test_what_is_forked() -> None:
     assert recognize(["sh", "-ec", script, "import torch", "--x"]) is None
     assert recognize(["sh", "-ec", f"pip install x\n{script}", trains, "--x"]) is None
     assert recognize([sys.executable, "-c", "import tensorflow"]) is None
-    stand_in = ["python3", "-u", "-m", "shardline.pipelines.local.stand_ins"]
+    stand_in = ["python3", "-u", "-m", "shardline.pipelines.local.launcher_stubs"]
     assert recognize([*stand_in, "CustomJob", "--x"]) == Program(stand_in[3], ["CustomJob", "--x"])
     assert recognize([*stand_in, "UploadModel"]) is None
 
@@ -203,8 +203,8 @@ def test_no_variable_of_a_compiled_pipeline_keeps_its_tasks_from_being_forked() 
     containers = [one["container"] for one in _compiled()["deploymentSpec"]["executors"].values()]
     env = {item["name"]: item["value"] for one in containers for item in one.get("env", [])}
     assert "SHARDLINE_TIMEOUT" in env
-    assert warm.material(env) == {}
-    assert warm.material({"TF_XLA_FLAGS": "--x"}) == {"TF_XLA_FLAGS": "--x"}
+    assert fork_server.material(env) == {}
+    assert fork_server.material({"TF_XLA_FLAGS": "--x"}) == {"TF_XLA_FLAGS": "--x"}
 
 
 def _script() -> str:

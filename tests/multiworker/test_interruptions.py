@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from shardline.trainer import progress
-from shardline.trainer.errors import EXIT_BAD_INPUT
-from shardline.trainer.saving import load_model
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import EXIT_BAD_INPUT
+from shardline.trainer.models.saving import load_model
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
 from tests.helpers.history import read_history

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.errors import ModelError, SettingsError
-from shardline.trainer.parameter_server import CoordinatorLoop, Step, Workers
+from shardline.trainer.loop.parameter_server import CoordinatorLoop, Step, Workers
 from tests.helpers import programs
 from tests.helpers.parameter_server import BATCH, RECORDS, SIZES, decode, make_model, raw_batches
 from tests.helpers.replicas import ROOT, free_ports

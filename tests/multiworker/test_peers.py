@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from shardline.trainer.errors import EXIT_BAD_INPUT
+from shardline.trainer.base.errors import EXIT_BAD_INPUT
 from tests.helpers import replicas
 from tests.helpers.datasets import write_dataset
 
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.multiworker
 PROGRAM = """
 import os, sys
 import tensorflow as tf
-from shardline.trainer import progress
+from shardline.trainer.base import progress
 from shardline.trainer.cluster import strategy
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, make_summation
 from shardline.trainer.cluster.peers import Peers, watched
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.base.settings import TrainSettings
 
 cluster = read_cluster(os.environ)
 settings = TrainSettings(dataset="-", model="-", peer_timeout=float(sys.argv[1]))

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from shardline.trainer.saving import load_model
+from shardline.trainer.models.saving import load_model
 from tests.helpers import replicas
 from tests.helpers.datasets import read_examples, write_dataset, write_labelled
 from tests.helpers.history import read_history

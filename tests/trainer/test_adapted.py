@@ -7,14 +7,14 @@ import keras
 import numpy as np
 import pytest
 
-from shardline.trainer import saving
+from shardline.trainer.base.errors import ModelError, SettingsError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.view import describe
-from shardline.trainer.errors import ModelError, SettingsError
-from shardline.trainer.models.build import build
-from shardline.trainer.saving import load_model, warm_start
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.data.split_view import describe
+from shardline.trainer.loop.build import build
+from shardline.trainer.models import saving
+from shardline.trainer.models.saving import load_model, warm_start
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset, write_labelled
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from shardline.trainer import progress
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import RunError
 from shardline.trainer.checkpoint import store
 from shardline.trainer.checkpoint.state import Position, Snapshot
-from shardline.trainer.errors import RunError
 from tests.helpers import programs
 from tests.helpers.replicas import ROOT
 from tests.helpers.snapshots import checkpoints, save, snapshot
@@ -40,7 +40,7 @@ def in_a_child(script, directory):
     """Runs Python code that has `directory`, `checkpoints` and `snapshot`."""
     head = (
         "import os, sys, resource, signal\nfrom pathlib import Path\n"
-        "from shardline.trainer.errors import RunError\n"
+        "from shardline.trainer.base.errors import RunError\n"
         "from tests.helpers.snapshots import checkpoints, save, snapshot\n"
         "from shardline.trainer.checkpoint import store as checkpoint\n"
         "directory = Path(sys.argv[1])\n"

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer import engine
+from shardline.trainer.base.errors import ModelError, SettingsError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data.manifest import load
-from shardline.trainer.engine import own_statistics
-from shardline.trainer.errors import ModelError, SettingsError
-from shardline.trainer.keras_internals import build_symbolically
-from shardline.trainer.models.build import build
-from shardline.trainer.optimizers import ScaledWarmup, learning_rates, tune_optimizer
-from shardline.trainer.replica_losses import takes_batch_as_one
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.keras_compat.keras_internals import build_symbolically
+from shardline.trainer.keras_compat.replica_losses import takes_batch_as_one
+from shardline.trainer.loop import engine
+from shardline.trainer.loop.build import build
+from shardline.trainer.loop.engine import own_statistics
+from shardline.trainer.loop.optimizers import ScaledWarmup, learning_rates, tune_optimizer
 from shardline.trainer.train import train
 from tests.helpers import losses, models
 from tests.helpers.history import read_history

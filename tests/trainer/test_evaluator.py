@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer import evaluator as evaluations_module
-from shardline.trainer import evaluator as evaluator_module
-from shardline.trainer import progress
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.evaluator import BEST_FILE, Evaluations, Evaluator, wait_for_last
-from shardline.trainer.step import Evaluation, metric_shapes
+from shardline.trainer.loop import evaluator as evaluations_module
+from shardline.trainer.loop import evaluator as evaluator_module
+from shardline.trainer.loop.evaluator import BEST_FILE, Evaluations, Evaluator, wait_for_last
+from shardline.trainer.loop.step import Evaluation, metric_shapes
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3.0, 2.0, (22, 4)).astype(np.float32)

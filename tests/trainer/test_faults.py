@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shardline.trainer.base.errors import DatasetError, ModelError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.data.sharding import EpochPlan
-from shardline.trainer.data.view import explain
-from shardline.trainer.errors import DatasetError, ModelError
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.data.split_view import explain
 from shardline.trainer.train import train
 from tests.helpers.datasets import band_image, encode_png, make_example, write_dataset, write_shard
 from tests.helpers.labels import counted

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 from tests.helpers import own_steps
 from tests.helpers.fitting import (
     BATCH,

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import shardline
-from shardline.trainer.errors import DivergedError, SettingsError
+from shardline.trainer.base.errors import DivergedError, SettingsError
 from tests.helpers.fitting import (
     batches,
     check_alike,

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import shardline
-from shardline.trainer.errors import DivergedError, ModelError, SettingsError
+from shardline.trainer.base.errors import DivergedError, ModelError, SettingsError
 from tests.helpers import programs
 from tests.helpers.fitting import (
     COUNT,

@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 import shardline
-from shardline.trainer.errors import RestartError, SettingsError
-from shardline.trainer.keras_internals import optimizers
+from shardline.trainer.base.errors import RestartError, SettingsError
+from shardline.trainer.keras_compat.keras_internals import optimizers
 from tests.helpers import own_steps
 from tests.helpers.fitting import WIDTH, batches, line, numbers
 from tests.helpers.parameters import with_matrix

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 
-from shardline.trainer.callbacks import place_of
+from shardline.trainer.base.errors import ModelError, RunError, SettingsError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.errors import ModelError, RunError, SettingsError
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.loop.callbacks import place_of
 from shardline.trainer.train import train
 from tests.helpers.datasets import RECORDS
 from tests.helpers.history import read_history

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shardline.trainer.base.errors import DatasetError, SettingsError
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.data.decode import decode_batch
 from shardline.trainer.data.features import Feature
@@ -14,7 +15,6 @@ from shardline.trainer.data.manifest import Split
 from shardline.trainer.data.pipeline import Feed
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.transforms import class_weights, load_augmentation, load_transform
-from shardline.trainer.errors import DatasetError, SettingsError
 from tests.helpers.datasets import write_dataset
 from tests.helpers.labels import counted
 

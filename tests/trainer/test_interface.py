@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 
+from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.features import Feature, Label, Spread, Tally
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import form_targets
-from shardline.trainer.errors import ModelError
 from shardline.trainer.models.head import to_answer
 from shardline.trainer.models.interface import choose_form
 from tests.helpers.heads import read_head

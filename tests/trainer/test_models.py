@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from shardline.trainer.errors import ModelError
-from shardline.trainer.models import import_string
-from shardline.trainer.models.build import build, create_variables, model_function
+from shardline.trainer.base.errors import ModelError
+from shardline.trainer.base.plugins import import_string
+from shardline.trainer.loop.build import build, create_variables, model_function
 from shardline.trainer.models.zoo import SmoothedCrossentropy, find_application
 from tests.helpers.datasets import example_batch, write_dataset
 

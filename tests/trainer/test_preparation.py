@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 from shardline.components import model_store
-from shardline.components.validate.export import export_model, take_samples
-from shardline.components.validate.signatures import ServedModel
+from shardline.components.validate.export.export import export_model, take_samples
+from shardline.components.validate.export.signatures import ServedModel
+from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data import transforms
 from shardline.trainer.data.decode import parse_batch
-from shardline.trainer.errors import ModelError
-from shardline.trainer.saving import load_model
+from shardline.trainer.models.saving import load_model
 from tests.helpers.datasets import write_dataset
 from tests.trainer.test_train import run
 

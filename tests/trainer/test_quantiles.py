@@ -13,17 +13,17 @@ import shardline
 from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.validate import answers as golden
-from shardline.components.validate.gate import Gate
+from shardline.components.validate.export import predictions as golden
+from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.validation import validate
+from shardline.trainer.base.errors import ModelError, SettingsError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.view import describe
-from shardline.trainer.errors import ModelError, SettingsError
-from shardline.trainer.models.build import build
+from shardline.trainer.data.split_view import describe
+from shardline.trainer.loop.build import build
 from shardline.trainer.models.head import read_heads
 from shardline.trainer.models.zoo import QuantileLoss, quantiles_of_head
-from shardline.trainer.settings import TrainSettings
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_labelled
 

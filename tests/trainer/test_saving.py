@@ -7,8 +7,8 @@ from pathlib import Path
 import keras
 import pytest
 
-from shardline.trainer.errors import ModelError
-from shardline.trainer.saving import load_model
+from shardline.trainer.base.errors import ModelError
+from shardline.trainer.models.saving import load_model
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import shardline
-from shardline.trainer.errors import ModelError, SettingsError
+from shardline.trainer.base.errors import ModelError, SettingsError
 from tests.helpers.fitting import (
     COUNT,
     WIDTH,

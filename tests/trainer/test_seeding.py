@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer import progress
-from shardline.trainer.data.given import Given
+from shardline.trainer.adapters.adapter import Given
+from shardline.trainer.base import progress
 
 COUNT, SIZE, STEPS = 23, 4, 6
 

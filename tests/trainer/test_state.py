@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shardline.trainer.base.errors import ModelError
 from shardline.trainer.checkpoint.state import Position, TrainingState, restore_model
-from shardline.trainer.errors import ModelError
 from tests.helpers import replicas
 from tests.helpers.states import build, check_that_training_continues_exactly, train
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from shardline.trainer.adapters.adapter import Given
+from shardline.trainer.adapters.batches import Stream
+from shardline.trainer.base.errors import SettingsError, ShardlineError
 from shardline.trainer.checkpoint.state import Position
-from shardline.trainer.data.given import Given
-from shardline.trainer.data.stream import Stream
-from shardline.trainer.errors import SettingsError, ShardlineError
 
 _COUNT, _BATCH = 23, 5
 

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.cluster.collectives import RingSummation
-from shardline.trainer.tensorflow_internals import SumBuffers
+from shardline.trainer.keras_compat.tensorflow_internals import SumBuffers
 
 
 def gradients():

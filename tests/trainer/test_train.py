@@ -7,10 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import Feature
-from shardline.trainer.errors import (
+from shardline.trainer.base.errors import (
     DatasetError,
     DivergedError,
     ModelError,
@@ -18,8 +15,11 @@ from shardline.trainer.errors import (
     RunError,
     SettingsError,
 )
-from shardline.trainer.saving import load_model
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.base.settings import TrainSettings
+from shardline.trainer.checkpoint.preemption import Preemption
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.features import Feature
+from shardline.trainer.models.saving import load_model
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_dataset
 from tests.helpers.history import read_history

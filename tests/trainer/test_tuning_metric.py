@@ -10,11 +10,11 @@ import keras
 import pytest
 
 from shardline.trainer import task
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.measurements import read_measurements
-from shardline.trainer.reports import Counters, TuningMetric
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.loop.measurements import read_measurements
+from shardline.trainer.loop.reports import Counters, TuningMetric
 from tests.helpers.datasets import write_dataset, write_table
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.errors import ModelError
-from shardline.trainer.models.build import build, create_variables
-from shardline.trainer.saving import warm_start
+from shardline.trainer.base.errors import ModelError
+from shardline.trainer.loop.build import build, create_variables
+from shardline.trainer.models.saving import warm_start
 from tests.helpers.datasets import example_batch, write_dataset
 
 

@@ -2,12 +2,12 @@
 
 import sys
 
-from shardline.trainer.errors import EXIT_FAILED
+from shardline.trainer.base.errors import EXIT_FAILED
 from tests.helpers import programs
 
 PROGRAM = """
 import threading
-from shardline.trainer import run
+from shardline.trainer.loop import run
 
 run._LAST_WORDS_S = 0.0
 with run.Watchdog("chief-0", 0.2) as watched:

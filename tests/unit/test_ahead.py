@@ -11,8 +11,8 @@ import pytest
 import requests
 from google.api_core import exceptions
 
-from shardline.components.preprocess import ahead
-from shardline.components.preprocess.ahead import in_order, persistently, take_repeated
+from shardline.components.storage import prefetch
+from shardline.components.storage.prefetch import in_order, persistently, take_repeated
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_what_will_not_pass_is_said_at_once(error: Exception) -> None:
 
 
 def test_what_never_passes_is_said_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(prefetch, "PATIENCE_S", 0.05)
 
     def read(item: str) -> str:
         raise OSError(errno.EIO, "injected")

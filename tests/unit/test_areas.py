@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from shardline.components.validate.classes import MOST_CURVES, ClassOutcomes
-from shardline.components.validate.resampling import measure_areas
+from shardline.components.validate.metrics.classes import MOST_CURVES, ClassOutcomes
+from shardline.components.validate.metrics.resampling import measure_areas
 from tests.helpers.labels import class_label
 
 

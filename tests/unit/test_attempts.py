@@ -9,9 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardline.trainer import attempts
-from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.errors import (
+from shardline.trainer.base.errors import (
     ClusterError,
     DatasetError,
     DivergedError,
@@ -20,7 +18,9 @@ from shardline.trainer.errors import (
     RestartError,
     RunError,
 )
-from shardline.trainer.settings import TrainSettings
+from shardline.trainer.base.settings import TrainSettings
+from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.loop import fail_fast
 
 WORDS = "the model returns no probabilities"
 
@@ -46,7 +46,7 @@ def environ(tmp_path):
 def attempt(settings, environ, failure=None, cluster=None):
     """Makes one attempt that fails so, and returns the error that ends it; None when nothing does."""
     try:
-        with attempts.remembered(settings, cluster or Cluster(), environ):
+        with fail_fast.remembered(settings, cluster or Cluster(), environ):
             if failure:
                 raise failure
     except Exception as error:
@@ -148,7 +148,7 @@ def test_the_marker_is_in_the_runs_own_directory_and_can_be_forgotten(settings, 
     assert marker.parent == tmp_path / "base"
     assert json.loads(marker.read_text()) == {"error": WORDS, "replica": "chief-0"}
 
-    attempts.forget(tmp_path / "base")
+    fail_fast.forget(tmp_path / "base")
     assert attempt(other, environ) is None
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.identity import Record
-from shardline.trainer.settings import TrainSettings
 
 
 def record(*rates: Any, replicas: int = 2, **changes: Any) -> Record:

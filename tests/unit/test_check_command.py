@@ -14,8 +14,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from shardline.pipelines.check.files import table
 from shardline.pipelines.check.registry import RULES
+from shardline.pipelines.check_files import table
 from shardline.pipelines.cli import main as cli
 from tests.helpers.checks import job, pipeline, pool
 
@@ -45,7 +45,7 @@ def test_every_rule_has_an_example() -> None:
 
 def test_the_page_is_what_the_rules_say() -> None:
     assert (ROOT / "docs" / "check.md").read_text() == table(), (
-        "python -m shardline.pipelines.check.files > docs/check.md"
+        "python -m shardline.pipelines.check_files > docs/check.md"
     )
 
 

@@ -12,7 +12,7 @@ from shardline.pipelines.check.checks import check, check_run
 from shardline.pipelines.check.pipeline import Aim, Pipeline
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.spec import load_pipeline
-from shardline.trainer.errors import ShardlineError
+from shardline.trainer.base.errors import ShardlineError
 from tests.helpers.checks import codes, component, job, pipeline, pool
 
 RETRAIN = load_pipeline(Path(__file__).parents[2] / "compiled" / "retrain.yaml")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shardline.components.vertex.payload import PoolSpec
-from shardline.pipelines.local.job import CustomJob, ReplicaId, environment, replicas
-from shardline.trainer.errors import PipelineError
+from shardline.pipelines.local.job.custom_job import CustomJob, ReplicaId, environment, replicas
+from shardline.trainer.base.errors import PipelineError
 
 
 def _job(*counts: int, **settings: Any) -> CustomJob:

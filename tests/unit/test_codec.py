@@ -14,9 +14,9 @@ from PIL import Image, ImageOps
 
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.images.structure import Header, read_header
+from shardline.trainer.base.errors import BadRecordError
 from shardline.trainer.data.decode import decode_image, decode_stored, read_orientation, turn_upright
 from shardline.trainer.data.features import Feature
-from shardline.trainer.errors import BadRecordError
 from tests.helpers.images import deep, encoded, opened, psnr, scene, turned, with_alpha, without
 
 

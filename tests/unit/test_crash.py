@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from shardline.pipelines.cli import main as command_line
-from shardline.trainer import crash
-from shardline.trainer.errors import EXIT_BAD_INPUT, EXIT_CRASH, EXIT_FAILED, DatasetError, SettingsError
-from shardline.trainer.progress import errors_end_the_process
+from shardline.trainer.base import crash
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_CRASH, EXIT_FAILED, DatasetError, SettingsError
+from shardline.trainer.base.progress import errors_end_the_process
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from shardline.components.register.deployment import Deployment, share_traffic
 from shardline.components.register.settings import Deploy
 from shardline.components.vertex.client import Platform
 from shardline.pipelines import settings
-from shardline.trainer import progress
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import SettingsError
 
 ENDPOINT = "projects/my-project/locations/europe-west4/endpoints/9"
 BASE = 'image = "i:1"\n[train]\nreplica_count = 1\nmachine_type = "n1-standard-8"\n'

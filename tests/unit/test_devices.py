@@ -5,8 +5,8 @@ import importlib.metadata
 
 import pytest
 
+from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.cluster import strategy
-from shardline.trainer.errors import RunError, SettingsError
 
 
 @pytest.fixture

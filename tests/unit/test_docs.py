@@ -20,7 +20,7 @@ from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.settings import load
 from shardline.pipelines.spec import declared, load_pipeline
 from shardline.trainer import task
-from shardline.trainer.errors import PipelineError
+from shardline.trainer.base.errors import PipelineError
 from tests.helpers.markdown import (
     NEEDS_PLATFORM,
     OUTPUT,

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from shardline.components.vertex.client import HOSTS_VARIABLE, Platform, check_host
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.settings import NAMES, Environment, load_environment, variable_of
-from shardline.trainer.errors import PlatformError, SettingsError
+from shardline.trainer.base.errors import PlatformError, SettingsError
 
 PLACE = {"project": "acme-vision", "location": "europe-west4"}
 

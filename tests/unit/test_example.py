@@ -14,7 +14,7 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardline.components.preprocess.example import (
+from shardline.components.preprocess.tfrecord.example import (
     FeatureEntries,
     entries,
     locate,
@@ -23,10 +23,10 @@ from shardline.components.preprocess.example import (
     parse,
     serialize,
 )
-from shardline.components.preprocess.tfrecord import NO_IMAGE
-from shardline.components.preprocess.write import Output
+from shardline.components.preprocess.tfrecord.framing import NO_IMAGE
+from shardline.components.preprocess.write.shard_writer import Output
+from shardline.trainer.base.errors import BadRecordError
 from shardline.trainer.data.features import Feature
-from shardline.trainer.errors import BadRecordError
 
 EXAMPLES: list[dict[str, bytes | int | float | str]] = [
     {"image": b"", "key": b"empty", "label": 0},

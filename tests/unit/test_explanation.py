@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.run_directory import blessing, failure_of, observe
-from shardline.components.run_record import RunRecord
-from shardline.components.vertex.causes import Failure, exit_code, explain, in_words
-from shardline.trainer.errors import SettingsError
+from shardline.components.runs.causes import Failure, exit_code, explain, in_words
+from shardline.components.runs.directory import blessing, failure_of, observe
+from shardline.components.runs.record import RunRecord
+from shardline.trainer.base.errors import SettingsError
 
 
 @pytest.mark.parametrize(

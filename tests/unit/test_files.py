@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.trainer import files
-from shardline.trainer.errors import DatasetError, SettingsError
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import DatasetError, SettingsError
 
 
 def test_two_writers_with_one_process_number_never_tear_a_file(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from shardline.components.preprocess.images.structure import (
     check_structure,
     read_header,
 )
-from shardline.trainer.errors import BadRecordError
+from shardline.trainer.base.errors import BadRecordError
 from tests.helpers import damage
 
 SOUND = damage.sound_pngs() | damage.sound_jpegs()

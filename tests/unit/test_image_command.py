@@ -14,7 +14,7 @@ import pytest
 
 from shardline.pipelines.image.build import Image
 from shardline.pipelines.image.contents import LOCKS
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "europe-west4-docker.pkg.dev/my-project/shardline/shardline"

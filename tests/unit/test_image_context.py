@@ -13,7 +13,7 @@ from shardline.pipelines.image import context as contexts
 from shardline.pipelines.image.contents import LOCKS, pinned, read_requirements
 from shardline.pipelines.image.context import assemble, copied, dockerfile, files_of, left_out
 from shardline.pipelines.image.settings import ImageSettings
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 
 HASH = f"--hash=sha256:{64 * '0'}"
 

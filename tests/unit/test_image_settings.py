@@ -9,7 +9,7 @@ import pytest
 
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.settings import load, load_image
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardline.pipelines.local.injections import Injection, parse_injection
-from shardline.trainer.errors import SettingsError
+from shardline.pipelines.local.job.injections import Injection, parse_injection
+from shardline.trainer.base.errors import SettingsError
 
 
 @pytest.mark.parametrize(

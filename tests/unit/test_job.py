@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
-from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER, parse_payload, replicas, variables
+from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, parse_payload, replicas, variables
+from shardline.trainer.base.errors import PipelineError
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE
-from shardline.trainer.errors import PipelineError
 
 
 def _pool(**fields: Any) -> dict[str, Any]:

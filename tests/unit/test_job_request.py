@@ -14,7 +14,7 @@ from google.protobuf.json_format import ParseDict
 
 from shardline.pipelines.remote.submit import job_request, new_job_id, with_caching
 from shardline.pipelines.settings import Environment
-from shardline.trainer.errors import PipelineError, SettingsError
+from shardline.trainer.base.errors import PipelineError, SettingsError
 
 ENVIRONMENT = Environment(
     project="my-project", location="europe-west4", pipeline_root="gs://b/runs", labels={"team": "vision"}

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from shardline.components.validate.classes import ClassOutcomes, SeveralOutcomes
-from shardline.components.validate.evaluation import Evaluation
-from shardline.components.validate.gate import Gate
-from shardline.components.validate.numbers import NumberOutcomes
-from shardline.components.validate.verdict import JudgedRule, judge
+from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.verdict import JudgedRule, judge
+from shardline.components.validate.metrics.classes import ClassOutcomes, SeveralOutcomes
+from shardline.components.validate.metrics.evaluation import Evaluation
+from shardline.components.validate.metrics.regression import NumberOutcomes
+from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread, Tally
-from shardline.trainer.errors import SettingsError
 from tests.helpers.labels import class_label
 
 PRICE = Label("label", REGRESSION, ("price",))

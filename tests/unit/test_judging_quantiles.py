@@ -9,15 +9,15 @@ import pytest
 from scipy.stats import norm
 from sklearn.metrics import mean_pinball_loss
 
-from shardline.components.validate.challenge import compare
 from shardline.components.validate.evaluate import Assessment
-from shardline.components.validate.evaluation import Evaluation
-from shardline.components.validate.gate import Gate
-from shardline.components.validate.numbers import NumberOutcomes
-from shardline.components.validate.rules import parse_rule
-from shardline.components.validate.verdict import JudgedRule, judge
+from shardline.components.validate.gate.champion import compare
+from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.rules import parse_rule
+from shardline.components.validate.gate.verdict import JudgedRule, judge
+from shardline.components.validate.metrics.evaluation import Evaluation
+from shardline.components.validate.metrics.regression import NumberOutcomes
+from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import REGRESSION, Label
-from shardline.trainer.errors import SettingsError
 
 PRICE = Label("label", REGRESSION, ("price",))
 SHARES = (0.1, 0.5, 0.9)

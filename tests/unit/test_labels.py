@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardline.components.preprocess import labels
-from shardline.components.preprocess.checks import Targets
-from shardline.components.preprocess.labels import Wanted
-from shardline.components.preprocess.marks import describe, tally
+from shardline.components.preprocess.plan.source_checks import Targets
+from shardline.components.preprocess.schema import labels
+from shardline.components.preprocess.schema.labels import Wanted
+from shardline.components.preprocess.write.markers import describe, tally
+from shardline.trainer.base.errors import BadRecordError, SettingsError, SourceError
 from shardline.trainer.data.features import Label, Tally, find_constant
-from shardline.trainer.errors import BadRecordError, SettingsError, SourceError
 
 KIND = Label("kind", "class", ("a", "b"))
 PRICE = Label("price", "regression", ("price",), ("USD",))

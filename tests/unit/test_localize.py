@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.local.job import EXECUTOR_INPUT_MARKER
+from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
 from shardline.pipelines.local.localize import localize, localize_value, require_parts
 from shardline.pipelines.spec import load_pipeline
-from shardline.trainer.errors import PipelineError
+from shardline.trainer.base.errors import PipelineError
 from tests.helpers.anybodys_pipeline import IMAGE, anybodys, elsewhere, write_pipeline
 from tests.helpers.toy_pipeline import write_toy
 
@@ -52,8 +52,8 @@ def test_only_the_named_places_differ(toy: dict[str, Any]) -> None:
     launcher = ["python3", "-u", "-m", "google_cloud_pipeline_components.container.v1.custom_job.launcher"]
     old, new = differences.pop(("deploymentSpec", "executors", "exec-train", "container", "command"))
     assert old == launcher
-    assert new[:3] == ["python3", "-m", "shardline.pipelines.local.start"]
-    assert new[3:8] == ["python3", "-u", "-m", "shardline.pipelines.local.stand_ins", "CustomJob"]
+    assert new[:3] == ["python3", "-m", "shardline.pipelines.local.process.start"]
+    assert new[3:8] == ["python3", "-u", "-m", "shardline.pipelines.local.launcher_stubs", "CustomJob"]
 
     train = ("components", "comp-train", "inputDefinitions", "parameters")
     specs = (*train, "worker_pool_specs", "defaultValue")
@@ -168,7 +168,7 @@ def test_the_command_of_a_container_component_becomes_a_process(toy: dict[str, A
 
     local = localize(spec)["deploymentSpec"]["executors"]["exec-judge"]["container"]
 
-    stand_in = ["shardline.pipelines.local.stand_ins", "Container"]
+    stand_in = ["shardline.pipelines.local.launcher_stubs", "Container"]
     marker = "--marker=kfp.dsl.executor_main"
     assert local["command"] == ["python3", "-u", "-m", *stand_in, marker, "{{$}}", "echo"]
     assert local["args"] == container["args"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardline.components.preprocess import work_directory as lock
-from shardline.trainer.errors import RunError
+from shardline.trainer.base.errors import RunError
 
 HOLDS = """
 import sys

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from shardline.components.run_directory import read_log
-from shardline.components.run_record import RunRecord, held
+from shardline.components.runs.directory import read_log
+from shardline.components.runs.record import RunRecord, held
 from shardline.pipelines.cli.main import main
-from shardline.trainer import files
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import SettingsError
 
 LOG = """\
 12:00:00.000 - INFO - Running pipeline: 'toy'

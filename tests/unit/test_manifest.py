@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from shardline.components.preprocess import marks
-from shardline.components.preprocess.digests import HASH_BYTES
 from shardline.components.preprocess.inspect import stats
-from shardline.components.preprocess.marks import Images, Mark
-from shardline.components.preprocess.places import Place
-from shardline.components.preprocess.plan import Plan, PlannedShard
+from shardline.components.preprocess.plan.digests import HASH_BYTES
+from shardline.components.preprocess.plan.image_locations import Place
+from shardline.components.preprocess.plan.plan import Plan, PlannedShard
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.components.preprocess.write import markers
+from shardline.components.preprocess.write.markers import Images, Mark
+from shardline.trainer.base.errors import DatasetError, ShardlineError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import Duplicates, Manifest, Shard, Split
-from shardline.trainer.errors import DatasetError, ShardlineError
 from tests.helpers.labels import class_label, counted
 from tests.helpers.mutations import damaged
 
@@ -140,7 +140,7 @@ def test_any_mark_is_read_or_is_none(tmp_path: Path, content: Any) -> None:
     work = WorkDirectory(tmp_path)
     work.done.mkdir(parents=True, exist_ok=True)
     (work.done / "a.mark").write_bytes(json.dumps([content]).encode() + b"\n" + HASHES)
-    for found in marks.load(work).values():
+    for found in markers.load(work).values():
         assert Images.merge([found[0].mark.images, MARK.images])
 
 
@@ -149,11 +149,11 @@ def test_plan_and_mark_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json") == PLAN
     work = WorkDirectory(tmp_path)
     work.done.mkdir(parents=True)
-    marks.write(work, [(MARK, HASHES)])
-    ((found,),) = marks.load(work).values()
+    markers.write(work, [(MARK, HASHES)])
+    ((found,),) = markers.load(work).values()
     assert (found.mark, b"".join(found.hashes())) == (MARK, HASHES)
     found.path.write_bytes(found.path.read_bytes()[:-1])
-    assert not marks.load(work)
+    assert not markers.load(work)
 
 
 def change(*way: Any, to: Any) -> Any:

@@ -11,7 +11,7 @@ from shardline.components.register.deployment import (
 )
 from shardline.components.register.settings import ModelUpload
 from shardline.pipelines import settings
-from shardline.trainer.errors import ModelError, RunError, SettingsError
+from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from tests.helpers.exports import contents, write_export
 
 PARENT = "projects/my-project/locations/europe-west4/models/7"

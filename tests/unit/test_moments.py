@@ -10,14 +10,8 @@ from typing import Any
 import pytest
 
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources.moments import (
-    TimeSplits,
-    feature_of,
-    moment,
-    moment_text,
-    parse_gap,
-)
-from shardline.trainer.errors import SettingsError, SourceError
+from shardline.components.preprocess.time_split import TimeSplits, feature_of, moment, moment_text, parse_gap
+from shardline.trainer.base.errors import SettingsError, SourceError
 
 
 def splits(times: Iterable[Any], feature: str = "split_number", gap: str = "", **shares: float) -> TimeSplits:

@@ -19,8 +19,8 @@ from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.project import new
 from shardline.pipelines.settings import load
 from shardline.pipelines.spec import load_pipeline
-from shardline.trainer import files, plugins
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base import files, plugins
+from shardline.trainer.base.errors import SettingsError
 from tests.helpers.markdown import ROOT
 
 KINDS = list(new.KINDS)

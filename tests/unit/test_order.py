@@ -2,8 +2,8 @@
 
 import pytest
 
+from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.sharding import EpochPlan, shard_policy, worker_shards
-from shardline.trainer.errors import SettingsError
 
 PLANS = [
     # records, replicas, batch, start, steps

@@ -9,7 +9,7 @@ import pytest
 
 from shardline.pipelines.parameters import check_parameters, read_parameters
 from shardline.pipelines.spec import has_exit_tasks, load_pipeline, parse_pipeline
-from shardline.trainer.errors import EXIT_BAD_INPUT, PipelineError, SettingsError
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, SettingsError
 
 _TYPES = {
     "text": "STRING",

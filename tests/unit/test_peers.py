@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from shardline.trainer import progress
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import ClusterError, RunError, SettingsError, ShardlineError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import peers, ring
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.peers import Health, Peers
 from shardline.trainer.cluster.ring import LostPeerError
-from shardline.trainer.errors import ClusterError, RunError, SettingsError, ShardlineError
-from shardline.trainer.settings import TrainSettings
 from tests.helpers.replicas import free_ports
 
 

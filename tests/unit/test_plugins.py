@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.trainer import plugins
-from shardline.trainer.errors import ModelError, SourceError
+from shardline.trainer.base import plugins
+from shardline.trainer.base.errors import ModelError, SourceError
 
 
 @pytest.fixture(autouse=True)

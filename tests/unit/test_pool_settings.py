@@ -6,7 +6,7 @@ import pytest
 
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.pipelines import settings
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 
 BASE = """
 image = "i:1"

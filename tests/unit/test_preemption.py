@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shardline.trainer.errors import EXIT_RESTART
+from shardline.trainer.base.errors import EXIT_RESTART
 from tests.helpers.replicas import ROOT
 
 HEAD = """
@@ -107,7 +107,7 @@ def test_threads_of_tensorflow_leave_the_signal_alone(monkeypatch):
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS")  # as many threads as TensorFlow likes
     body = """
 with Preemption(0.2) as preemption:
-    from shardline.trainer import tensorflow_internals
+    from shardline.trainer.keras_compat import tensorflow_internals
     tensorflow_internals.import_tensorflow()
     import tensorflow as tf
     tf.constant(range(1000)) + tf.constant(range(1000))

@@ -7,18 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from shardline.components.preprocess.digests import (
-    SplitCodes,
-    Strata,
-    allot,
-    choose_split,
-    digests,
-)
-from shardline.components.preprocess.plan import (
-    deal,
-    shard_count,
-)
-from shardline.components.preprocess.rows import Numbers
+from shardline.components.preprocess.plan.digests import SplitCodes, Strata, allot, choose_split, digests
+from shardline.components.preprocess.plan.plan import deal, shard_count
+from shardline.components.preprocess.plan.records import Numbers
 from shardline.trainer.data.manifest import SPLITS
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}

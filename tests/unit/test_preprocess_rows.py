@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardline.components.preprocess import rows
-from shardline.components.preprocess.rows import HEAD, Buckets, Rows
+from shardline.components.preprocess.plan import records
+from shardline.components.preprocess.plan.records import HEAD, Buckets, Rows
 from shardline.components.preprocess.sources.example import WHOLE_FILE
 from shardline.trainer.data.manifest import KEY_BYTES
 
@@ -39,8 +39,8 @@ IN_ORDER = sorted(_list(ROWS), key=lambda row: (row[0], row[1], row[-2], *row[8:
 
 
 def test_a_row_is_taken_apart() -> None:
-    assert rows.known_bytes(ROWS.heads[6:8]) == bytes([*[0] * 7, 7, *[0] * 7, 8])
-    assert len(rows.known_bytes(ROWS.heads)) == KEY_BYTES * 1000
+    assert records.known_bytes(ROWS.heads[6:8]) == bytes([*[0] * 7, 7, *[0] * 7, 8])
+    assert len(records.known_bytes(ROWS.heads)) == KEY_BYTES * 1000
     assert list(ROWS.fields())[7] == (b"key7", b"p", b"f" * 7, 7, 2, 7, WHOLE_FILE)
 
 
@@ -49,8 +49,8 @@ def test_a_row_is_taken_apart() -> None:
 def test_buckets_give_all_rows_in_order(
     tmp_path: Path, in_memory: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "_ROWS_IN_MEMORY", in_memory)
-    monkeypatch.setattr(rows, "_ROWS_TOGETHER", together)
+    monkeypatch.setattr(records, "_ROWS_IN_MEMORY", in_memory)
+    monkeypatch.setattr(records, "_ROWS_TOGETHER", together)
     buckets, order = Buckets(tmp_path / "buckets"), np.array(random.Random(0).sample(range(1000), 1000))
     for start in range(0, 1000, 50):
         buckets.append(ROWS.take(order[start : start + 50]))
@@ -61,7 +61,7 @@ def test_buckets_give_all_rows_in_order(
 @pytest.mark.parametrize("together", [1, 100, 4096])
 def test_rows_are_read_as_they_were_written(tmp_path: Path, together: int) -> None:
     for start in range(0, 300, 30):
-        rows.append(tmp_path / "rows", ROWS.take(np.arange(start, start + 30)))
-    found = list(rows.read(tmp_path / "rows", together))
+        records.append(tmp_path / "rows", ROWS.take(np.arange(start, start + 30)))
+    found = list(records.read(tmp_path / "rows", together))
     assert [row for block in found for row in _list(block)] == _list(ROWS)[:300]
     assert together / 2 <= max(block.count for block in found) <= together or len(found) == 1

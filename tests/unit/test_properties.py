@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardline.trainer.errors import ShardlineError
+from shardline.trainer.base.errors import ShardlineError
 from tests.helpers.strategies import TARGETS
 
 #: Examples by target, for about two seconds each; benchmarks/fuzz.py takes as many as there is time for.

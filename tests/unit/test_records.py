@@ -16,14 +16,14 @@ from shardline.components.configure.changes import differences, read_latest
 from shardline.components.model_store import Export, Measured, champions, read_part
 from shardline.components.model_store.catalog import Version
 from shardline.components.preprocess.inspect.profile import summarize
-from shardline.components.run_directory import observe
-from shardline.components.run_record import LOG, RunRecord
+from shardline.components.runs.directory import observe
+from shardline.components.runs.record import LOG, RunRecord
 from shardline.components.tune.best_trial import finish
 from shardline.components.tune.study import parse_study, read_study
-from shardline.components.validate.drift import compare, read_profile, render
-from shardline.components.validate.gate import read_gate
-from shardline.components.validate.model_card import read_training, set_rows
-from shardline.trainer.errors import EXIT_FAILED, ShardlineError
+from shardline.components.validate.gate.gate import read_gate
+from shardline.components.validate.metrics.drift import compare, read_profile, render
+from shardline.components.validate.report.model_card import read_training, set_rows
+from shardline.trainer.base.errors import EXIT_FAILED, ShardlineError
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import write_export
 from tests.helpers.mutations import damaged

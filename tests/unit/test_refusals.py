@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2
 
 from shardline.components.vertex.client import again, platform_errors
 from shardline.components.vertex.refusals import Kind, kind_of
-from shardline.trainer.errors import PlatformError
+from shardline.trainer.base.errors import PlatformError
 
 
 @pytest.fixture(autouse=True)

@@ -5,13 +5,20 @@ import json
 
 import pytest
 
-from shardline.components.validate.evaluation import Baseline, ClassScore, Converted, Evaluation, Lead, Slice
-from shardline.components.validate.gate import DEFAULTS, Gate, read_gate
-from shardline.components.validate.rules import parse_rule, parse_rules
-from shardline.components.validate.verdict import Absence, judge
+from shardline.components.validate.gate.gate import DEFAULTS, Gate, read_gate
+from shardline.components.validate.gate.rules import parse_rule, parse_rules
+from shardline.components.validate.gate.verdict import Absence, judge
+from shardline.components.validate.metrics.evaluation import (
+    Baseline,
+    ClassScore,
+    Converted,
+    Evaluation,
+    Lead,
+    Slice,
+)
+from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import Manifest, Shard, Split
-from shardline.trainer.errors import SettingsError
 from tests.helpers.datasets import CLASS_NAMES
 from tests.helpers.labels import class_label, counted
 

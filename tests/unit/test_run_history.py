@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from shardline.components.run_directory import find_run
-from shardline.components.run_record import held
+from shardline.components.runs.directory import find_run
+from shardline.components.runs.record import held
 from shardline.pipelines.cli import options
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.local.record import FailedRun
-from shardline.trainer import progress
-from shardline.trainer.errors import PipelineError, SettingsError
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import PipelineError, SettingsError
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = b"pipelineInfo: {name: retrain}\n"

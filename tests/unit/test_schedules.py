@@ -23,7 +23,7 @@ from shardline.pipelines.remote.schedules import (
     schedule_body,
 )
 from shardline.pipelines.settings import Environment
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 from tests.helpers.checks import pipeline
 
 RIGHT = """

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from shardline.components.preprocess.anomalies import SchemaCheck
-from shardline.components.preprocess.schema import Schema, _widened, read
+from shardline.components.preprocess.schema.anomalies import SchemaCheck
+from shardline.components.preprocess.schema.schema import Schema, _widened, read
 from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.data.features import Anomaly, Feature, Label
-from shardline.trainer.errors import SettingsError, SourceError
 
 
 def write(path: Path, *fields: Any, **more: Any) -> str:
@@ -23,7 +23,7 @@ def write(path: Path, *fields: Any, **more: Any) -> str:
 
 
 def schema(*fields: dict[str, Any], missing: tuple[str, ...] = ("",)) -> Schema:
-    from shardline.components.preprocess.schema import _field
+    from shardline.components.preprocess.schema.schema import _field
 
     made = [_field({"type": "number", **field}, "schema") for field in fields]
     return Schema("s.json", "sha256:0", {field.name: field for field in made}, missing)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shardline.pipelines.check.secrets import kind_of
 from shardline.pipelines.parameters import check_parameters
-from shardline.trainer.errors import PipelineError
+from shardline.pipelines.plain_secrets import kind_of
+from shardline.trainer.base.errors import PipelineError
 from tests.helpers.checks import pipeline
 
 # Put together here, so that no scanner of this repository takes them for real ones.

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from shardline.pipelines import settings as environments
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.records import restore_integers
-from shardline.trainer.settings import TrainSettings, output_dirs
+from shardline.trainer.base.deserialize import restore_integers
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.settings import TrainSettings, output_dirs
 from shardline.trainer.task import parse
 
 AIP = {

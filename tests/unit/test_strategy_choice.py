@@ -5,10 +5,10 @@ import contextlib
 import pytest
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import strategy
 from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.settings import TrainSettings
 
 ALONE = Cluster()
 WORKERS = Cluster("worker", 1, ("a:1", "b:1"), has_chief_task=False)

@@ -24,9 +24,9 @@ from shardline.components.tune.study import (
 )
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
 from shardline.pipelines.parameters import load_study
-from shardline.trainer.errors import SettingsError, ShardlineError
-from shardline.trainer.measurements import Measurements, read_measurements
-from shardline.trainer.records import read
+from shardline.trainer.base.deserialize import read
+from shardline.trainer.base.errors import SettingsError, ShardlineError
+from shardline.trainer.loop.measurements import Measurements, read_measurements
 
 RATE = {"name": "learning_rate", "type": "double", "min": 1e-4, "max": 0.1, "scale": "log"}
 UNITS = {"name": "units", "type": "integer", "min": 0, "max": 4}

@@ -11,7 +11,7 @@ import pytest
 from shardline.components import text as summary
 from shardline.pipelines.local import terminal as terminals
 from shardline.pipelines.local.terminal import open_terminal
-from shardline.trainer.progress import Event
+from shardline.trainer.base.progress import Event
 
 
 class _Tty(io.StringIO):

@@ -1,1 +1,4 @@
-"""Checkpoints: what is saved, where, when, and by which run it may be continued."""
+"""Checkpoints: what is saved, when, and by which run training may be continued.
+
+It may import `cluster` and what `cluster` may import.
+"""

@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardline.trainer import files
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.saving import SETTINGS_FILE
-from shardline.trainer.settings import PLACES, TrainSettings
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.settings import PLACES, SETTINGS_FILE, TrainSettings
 
 IDENTITY_FILE = "run.json"
 

@@ -8,8 +8,8 @@ import sys
 import threading
 from typing import Any
 
-from shardline.trainer import progress
-from shardline.trainer.errors import EXIT_RESTART, RestartError
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import EXIT_RESTART, RestartError
 
 
 class Preemption:

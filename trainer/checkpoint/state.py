@@ -16,9 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from shardline.trainer.base.errors import DivergedError, ModelError, SettingsError
 from shardline.trainer.cluster.collectives import Collectives
-from shardline.trainer.errors import DivergedError, ModelError, SettingsError
-from shardline.trainer.keras_internals import accumulators, current_rates, optimizers, random_state
+from shardline.trainer.keras_compat.keras_internals import (
+    accumulators,
+    current_rates,
+    optimizers,
+    random_state,
+)
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer import files, progress
+from shardline.trainer.base import files, progress
+from shardline.trainer.base.errors import RunError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint import identity as identities
 from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, Snapshot
-from shardline.trainer.errors import RunError
-from shardline.trainer.settings import TrainSettings
 
 _DATA, _INDEX = ".data-00000-of-00001", ".index"
 #: Says which process writes into the directory.

@@ -1,1 +1,4 @@
-"""The cluster of a run: its processes, its strategy, and how gradients travel between them."""
+"""The cluster of a run: its processes, its strategy, and how gradients travel between the processes.
+
+It may import `keras_compat` and `base`.
+"""

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardline.trainer import files
-from shardline.trainer.errors import ClusterError
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import ClusterError
 
 # Task types in the order in which TensorFlow numbers those that train.
 _TASKS = ("chief", "worker", "ps", "evaluator")

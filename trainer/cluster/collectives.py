@@ -21,14 +21,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer import keras_internals, progress
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import ClusterError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.peers import Health
 from shardline.trainer.cluster.ring import Numbers, Ring, make_ring, on_one_machine
-from shardline.trainer.errors import ClusterError
-from shardline.trainer.keras_internals import Gradients, Variables
-from shardline.trainer.settings import TrainSettings
-from shardline.trainer.tensorflow_internals import SumBuffers, assign_in_replica
+from shardline.trainer.keras_compat import keras_internals
+from shardline.trainer.keras_compat.keras_internals import Gradients, Variables
+from shardline.trainer.keras_compat.tensorflow_internals import SumBuffers, assign_in_replica
 
 #: Returns the sums of gradients, of the same shapes on each replica, inside of one; they may travel in a
 #: shorter type.

@@ -27,12 +27,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from shardline.trainer import progress
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import ClusterError, RunError, SettingsError
+from shardline.trainer.base.settings import PLACES, TrainSettings, flag_of
 from shardline.trainer.cluster.cluster import Cluster
 from shardline.trainer.cluster.ring import LostPeerError, listen, received
-from shardline.trainer.errors import ClusterError, RunError, SettingsError
-from shardline.trainer.settings import PLACES, TrainSettings, flag_of
-from shardline.trainer.tensorflow_internals import abort_collectives, check_peer
+from shardline.trainer.keras_compat.tensorflow_internals import abort_collectives, check_peer
 
 # Seconds for a peer to accept a connection, or for a message, and between two attempts.
 _TIMEOUT, _PROBE_INTERVAL = 3.0, 0.25

@@ -10,12 +10,16 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from shardline.trainer import progress
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
+from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, Cluster
-from shardline.trainer.errors import RunError, SettingsError, ShardlineError
-from shardline.trainer.replica_losses import let_keras_compute
-from shardline.trainer.settings import TrainSettings
-from shardline.trainer.tensorflow_internals import ended_after, read_as_numbers, wait_for_silent_peers
+from shardline.trainer.keras_compat.replica_losses import let_keras_compute
+from shardline.trainer.keras_compat.tensorflow_internals import (
+    ended_after,
+    read_as_numbers,
+    wait_for_silent_peers,
+)
 
 # The driver's library, which the platform mounts into the container, and where.
 _DRIVER, _MOUNTED = "libcuda.so.1", "/usr/local/nvidia/lib64"

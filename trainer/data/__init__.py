@@ -1,1 +1,4 @@
-"""Reading a dataset directory: its manifest, its images, its input pipeline."""
+"""A dataset directory, read: its manifest, the shards of each worker, and the batches that a model takes.
+
+It may import `checkpoint` and what `checkpoint` may import.
+"""

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardline.trainer import files, records
+from shardline.trainer.base import deserialize, files
+from shardline.trainer.base.errors import DatasetError, ModelError
 from shardline.trainer.data.features import MOMENTS, Anomaly, Feature, Label, Tally, find_constant, is_class
-from shardline.trainer.errors import DatasetError, ModelError
 
 MANIFEST_FILE = "manifest.json"
 KEYS_FILE = "examples.keys"
@@ -126,7 +126,7 @@ class DatasetInfo:
         if self.reader is None:
             raise ModelError(
                 "the examples of the dataset are not at hand, only its manifest; "
-                "shardline.trainer.data.view.describe(DIRECTORY) gives a description that has them"
+                "shardline.trainer.data.split_view.describe(DIRECTORY) gives a description that has them"
             )
         return self.reader(columns, limit)
 
@@ -306,7 +306,7 @@ def load(directory: Path) -> Manifest:
     if (version := content.get("format_version")) != FORMAT_VERSION:
         words = f"format_version {reprlib.repr(version)}, this release reads {FORMAT_VERSION}"
         raise DatasetError(f"{path} has {words}; {again}")
-    manifest = records.restore(Manifest, content, str(path), DatasetError, again)
+    manifest = deserialize.restore(Manifest, content, str(path), DatasetError, again)
     for fault in _faults(manifest):
         raise DatasetError(f"{path} is damaged: {fault}; {again}")
     return manifest

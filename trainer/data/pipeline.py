@@ -11,11 +11,13 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.decode import parse_batch
 from shardline.trainer.data.manifest import Manifest, check_files
 from shardline.trainer.data.sharding import EpochPlan, WorkerShards, share, worker_shards
+from shardline.trainer.data.split_view import Memory, check_targets, load
 from shardline.trainer.data.transforms import (
     Augmentation,
     LabelForm,
@@ -23,9 +25,7 @@ from shardline.trainer.data.transforms import (
     describe_structure,
     form_targets,
 )
-from shardline.trainer.data.view import Memory, check_targets, load
-from shardline.trainer.errors import SettingsError
-from shardline.trainer.tensorflow_internals import untuned
+from shardline.trainer.keras_compat.tensorflow_internals import untuned
 
 #: A batch of undecoded examples: "example", string (batch,), or where they are in memory "position", int64
 #: (batch,); and for an augmented split "seed", int64 (batch, 2).

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from shardline.trainer.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError
 
 
 class ShardPolicy(NamedTuple):

@@ -22,12 +22,12 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer import files, plugins
+from shardline.trainer.base import files, plugins
+from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.data.decode import Inputs, Targets, made_up
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
-from shardline.trainer.errors import ModelError, SettingsError
-from shardline.trainer.models.export_check import check_saved_model
+from shardline.trainer.keras_compat.operations import check_saved_model
 
 #: (x, y) of a batch, y as `parse_batch` gives targets -> x, (x, y) or (x, y, sample_weight), where each may
 #: be a dict or a tuple of tensors.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.decode import Prepare
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_compilation import reason, refuse_lambda, saveable
+from shardline.trainer.keras_compat.keras_compilation import reason, refuse_lambda, saveable
+from shardline.trainer.keras_compat.operations import check_operations
 from shardline.trainer.models.head import ALL_THE_SAME, probe_inputs
 
 # Layers of Keras that hold code, or need what is not in the file.
@@ -121,76 +121,3 @@ def _compare(model: keras.Model, loaded: keras.Model, inputs: Any) -> None:
             "hold them by attributes of layers, and make them in __init__ or build(), from the arguments in "
             f"get_config(); {ALL_THE_SAME}"
         )
-
-
-_CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-
-# TensorFlow's own, though not in tf.raw_ops: the inner ones, and XlaCallModule of models from JAX.
-_INNER = ("_", "Xla")
-
-# Whatever takes or makes a path, or an address.
-_OF_FILES = re.compile(
-    "File|TextLine|FixedLengthRecord|TFRecord|Reader|^Save|^Restore|DistributedSave|Checkpoint|SummaryWriter"
-    "|SummaryDbWriter|^Write.*Summary|ImportEvent|(Cache|CSV|Sql|Load|Snapshot|Chunks?)Dataset|DataService"
-    "|LMDB|LoadAndRemap|VocabRemapping|FixedUnigram|^Debug(Identity|Nan|Numeric)|DecodeProto|EncodeProto"
-)
-# The vocabulary of a table is a file among the assets of a SavedModel.
-_OF_ASSETS = "InitializeTableFromTextFile"
-
-
-def check_operations(concrete: Any) -> None:
-    """Checks that a traced, concrete function can run where there is neither our code nor the user's.
-
-    Raises ModelError when it calls Python, operations of a library that TensorFlow does not bring along, or
-    those that read or write files.
-    """
-    graph = concrete.graph.as_graph_def()
-    bodies = {one.signature.name: one.node_def for one in graph.library.function}
-    _check([*graph.node, *(node for body in bodies.values() for node in body)], bodies)
-
-
-def check_saved_model(path: Path) -> None:
-    """Checks the operations of a SavedModel, of which some run as soon as it is loaded.
-
-    Raises ModelError as `check_operations`, OSError or ValueError when there is none that can be read.
-    """
-    for meta in tf.__internal__.saved_model.parse_saved_model(str(path)).meta_graphs:
-        bodies = {one.signature.name: one.node_def for one in meta.graph_def.library.function}
-        _check(_reachable(meta, bodies), bodies)
-
-
-def _reachable(meta: Any, bodies: dict[str, Any]) -> Iterator[Any]:
-    """Yields the nodes that may run: all but those that only save the variables, or restore them."""
-    objects, saver = meta.object_graph_def, meta.saver_def
-    own = (saver.save_tensor_name, saver.restore_op_name) if meta.HasField("object_graph_def") else ()
-    skipped = {name.partition(":")[0] for name in own}
-    left = bodies | {"": [node for node in meta.graph_def.node if node.name not in skipped]}
-    waiting = ["", *objects.concrete_functions]
-    for node in objects.nodes:
-        waiting += [*node.function.concrete_functions, node.bare_concrete_function.concrete_function_name]
-    while waiting:
-        for node in left.pop(waiting.pop(), ()):
-            yield node
-            called = (one for value in node.attr.values() for one in (value.func, *value.list.func))
-            waiting += [node.op, *(one.name for one in called)]
-
-
-def _check(nodes: Iterable[Any], functions: Collection[str]) -> None:
-    used = set()
-    for node in nodes:
-        to_file = node.op == "PrintV2" and node.attr["output_stream"].s.startswith(b"file:")
-        used.add("PrintV2 to a File" if to_file else node.op)
-    used -= set(functions)
-    faults = {
-        "calls Python while it predicts ({}), which a server cannot run; replace tf.py_function and "
-        "tf.numpy_function by operations of TensorFlow or Keras": used.intersection(_CALLS_OF_PYTHON),
-        "reads or writes files while it predicts ({}), and none that does is loaded; give it what it needs "
-        "as weights or inputs": {
-            one for one in used if _OF_FILES.search(one) and not one.startswith(_OF_ASSETS)
-        },
-        "needs operations that are not TensorFlow's own ({}), which a server does not have; do without "
-        "them": {one for one in used if not one.startswith(_INNER) and not hasattr(tf.raw_ops, one)},
-    }
-    for words, found in faults.items():
-        if found:
-            raise ModelError(f"the model {words.format(', '.join(sorted(found)))}")

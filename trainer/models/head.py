@@ -11,11 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.decode import Inputs, Prepare, made_up
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_compilation import compiled_losses, is_activated, name_of, reason
+from shardline.trainer.keras_compat.keras_compilation import compiled_losses, is_activated, name_of, reason
 from shardline.trainer.models.zoo import compiled_quantiles, middle_of, quantiles_of_head
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.decode import Prepare
 from shardline.trainer.data.features import CLASS, LABEL, REGRESSION
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import USUAL_FORMS, LabelForm
-from shardline.trainer.errors import ModelError
-from shardline.trainer.keras_compilation import (
+from shardline.trainer.keras_compat.keras_compilation import (
     compiled_metrics,
     given_metrics,
     loss_of,

@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from shardline.trainer import progress
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.errors import ModelError
 from shardline.trainer.models.zoo import finish
 
 # Standard deviations beyond which a value says no more than that it is extreme.

@@ -19,11 +19,11 @@ from typing import Any
 
 import keras
 
-from shardline.trainer import files
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import ModelError
+from shardline.trainer.base.plugins import KERAS_PREFIX
 from shardline.trainer.data.features import LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.errors import ModelError
-from shardline.trainer.models import KERAS_PREFIX
 
 
 @keras.saving.register_keras_serializable("shardline")

@@ -20,7 +20,7 @@ from shardline.components.preprocess.images.structure import (
     check_structure,
     read_header,
 )
-from shardline.trainer.errors import BadRecordError
+from shardline.trainer.base.errors import BadRecordError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,14 +11,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shardline.components.preprocess.example import parse
 from shardline.components.preprocess.images.structure import read_header
-from shardline.components.preprocess.pool import Job, Processes, Report
-from shardline.components.preprocess.tfrecord import read_records
+from shardline.components.preprocess.process_pool import Job, Processes, Report
+from shardline.components.preprocess.tfrecord.example import parse
+from shardline.components.preprocess.tfrecord.framing import read_records
+from shardline.trainer.base.errors import BadRecordError, DatasetError, SettingsError, SourceError
+from shardline.trainer.base.progress import Meter
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import Manifest, Shard
-from shardline.trainer.errors import BadRecordError, DatasetError, SettingsError, SourceError
-from shardline.trainer.progress import Meter
 
 # Progress is reported once for so many records.
 _TICK = 256

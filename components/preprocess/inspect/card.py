@@ -25,9 +25,9 @@ from shardline.components.preprocess.inspect.columns import (
 )
 from shardline.components.preprocess.inspect.stats import class_table, describe_feature
 from shardline.components.text import size
+from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import SourceError
 
 _RECORDS = 2048
 _BYTES = 64 << 20

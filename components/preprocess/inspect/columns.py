@@ -12,9 +12,9 @@ import numpy as np
 
 from shardline.components import text
 from shardline.components.preprocess.inspect import Values
+from shardline.trainer.base.errors import DatasetError, printable
 from shardline.trainer.data.features import REGRESSION, Spread, Tally
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import DatasetError, printable
 
 #: Shares of the values that lie below each of the quantiles.
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)

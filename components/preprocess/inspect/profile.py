@@ -1,6 +1,6 @@
 """Profile: how the values of a split are distributed, small enough to be kept beside a model.
 
-Later data are compared with it without the data that it was made of (`shardline.components.validate.drift`).
+`shardline.components.validate.metrics.drift` compares later data with it, without the data it was made from.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from shardline.components.preprocess.inspect import KINDS, Values, first_records, image_kind
-from shardline.trainer import files
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import DatasetError, SourceError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import DatasetError, SourceError
 
 #: Examples that are looked at, and their bytes; the shards that they come from.
 RECORDS, _BYTES = 2_000, 256 << 20

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from shardline.components import text
 from shardline.components.preprocess.inspect import columns, each_shard, image_kind, read_values
 from shardline.components.preprocess.inspect.columns import NumberColumn, TextColumn
-from shardline.components.preprocess.pool import Report
+from shardline.components.preprocess.process_pool import Report
+from shardline.trainer.base.errors import DatasetError, SourceError, printable
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label, Tally
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.errors import DatasetError, SourceError, printable
 
 _MOST_CLASSES = 20
 _MOST_SIZES = 10

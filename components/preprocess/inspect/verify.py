@@ -16,19 +16,19 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from shardline.components.preprocess import storage
 from shardline.components.preprocess.images.codec import check_whole
 from shardline.components.preprocess.images.structure import UnreadableError, read_header
 from shardline.components.preprocess.inspect import KINDS, Values, each_shard, read_values, text
-from shardline.components.preprocess.marks import tally
-from shardline.components.preprocess.pool import Report
-from shardline.components.preprocess.sources.moments import gap_of, moment_text
+from shardline.components.preprocess.process_pool import Report
+from shardline.components.preprocess.time_split import gap_of, moment_text
 from shardline.components.preprocess.work_directory import REJECTED_FILE
+from shardline.components.preprocess.write.markers import tally
+from shardline.components.storage import remote_files
 from shardline.components.text import size
+from shardline.trainer.base.errors import RunError, SourceError, printable
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Spread, Tally
 from shardline.trainer.data.manifest import MANIFEST_FILE, SPLITS, Manifest, Shard, Split
-from shardline.trainer.errors import RunError, SourceError, printable
 
 # Damaged records of one shard, and groups, that are listed one by one.
 _MOST_LISTED = 10
@@ -178,13 +178,13 @@ def _summed(path: Path, advance: Callable[[], None]) -> tuple[int, str]:
 @contextlib.contextmanager
 def _near(path: Path) -> Iterator[Path]:
     """Yields the path of a file on this disk: a copy, while the context lasts, where it is far."""
-    if not storage.is_far(str(path)):
+    if not remote_files.is_far(str(path)):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="shardline-") as name:
         copy = Path(name, path.name)
         try:
-            storage.fetch(str(path), str(copy))
+            remote_files.fetch(str(path), str(copy))
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

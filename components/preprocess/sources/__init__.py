@@ -10,12 +10,12 @@ import difflib
 import re
 from typing import TYPE_CHECKING, cast
 
-from shardline.trainer import plugins
+from shardline.trainer.base import plugins
+from shardline.trainer.base.errors import SettingsError, SourceError
 from shardline.trainer.data.features import LABEL, REGRESSION
-from shardline.trainer.errors import SettingsError, SourceError
 
 if TYPE_CHECKING:
-    from shardline.components.preprocess.schema import Schema
+    from shardline.components.preprocess.schema.schema import Schema
     from shardline.components.preprocess.settings import PreprocessSettings
     from shardline.components.preprocess.sources.example import Source
 
@@ -100,8 +100,8 @@ def _check_used(settings: PreprocessSettings, form: str) -> None:
 
 def _expected(settings: PreprocessSettings, schema: Schema | None) -> dict[str, str]:
     """Returns the types that a schema says of features, and the label of numbers, by column."""
-    from shardline.components.preprocess import labels
-    from shardline.components.preprocess.schema import TYPES
+    from shardline.components.preprocess.schema import labels
+    from shardline.components.preprocess.schema.schema import TYPES
 
     fields = schema.fields.values() if schema else ()
     expected = {

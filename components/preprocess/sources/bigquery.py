@@ -16,17 +16,17 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
-from shardline.components.preprocess import storage
-from shardline.components.preprocess.ahead import persistently
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import TypedColumns, as_lists, as_said
 from shardline.components.preprocess.sources.csv_text import NOTHING_SAID, Batch, Found, Types
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Span
 from shardline.components.preprocess.sources.table import Rows
+from shardline.components.storage import remote_files
+from shardline.components.storage.prefetch import persistently
 from shardline.components.text import size as size_text
 from shardline.components.vertex.refusals import refusal
-from shardline.trainer.errors import ShardlineError, SourceError
-from shardline.trainer.progress import say
+from shardline.trainer.base.errors import ShardlineError, SourceError
+from shardline.trainer.base.progress import say
 
 PREFIX = "bigquery:"
 #: Where a query has its moment.
@@ -332,7 +332,7 @@ class BigQuery(Rows):
     def _image(self, value: str | bytes) -> Span | bytes:
         if isinstance(value, str) and "://" not in value:
             raise ValueError(f"has an image that is no URL (gs://...) in column {self._names['image']!r}")
-        return value if isinstance(value, bytes) else Span(storage.resolve(value), 0, WHOLE_FILE)
+        return value if isinstance(value, bytes) else Span(remote_files.resolve(value), 0, WHOLE_FILE)
 
 
 def open_columns(source: str) -> TypedColumns:

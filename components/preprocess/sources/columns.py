@@ -16,8 +16,6 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from shardline.components.preprocess import storage
-from shardline.components.preprocess.listing import find_files
 from shardline.components.preprocess.sources.csv_text import (
     EXACT,
     NOTHING_SAID,
@@ -31,8 +29,10 @@ from shardline.components.preprocess.sources.csv_text import (
     is_wide,
     opened,
 )
+from shardline.components.storage import remote_files
+from shardline.components.storage.listing import find_files
+from shardline.trainer.base.errors import ShardlineError, SourceError, printable
 from shardline.trainer.data.features import COLUMN_TYPES
-from shardline.trainer.errors import ShardlineError, SourceError, printable
 
 #: Names the rows in place of a column: the file, and the row's number in it from 1 on.
 ROW = "\0row"
@@ -196,7 +196,7 @@ def _parquet_types(path: str, said: Types) -> Found:
             return "strings" if word(kind.value_type) == "string" else str(kind)
         return "string" if kinds.is_string(kind) or kinds.is_large_string(kind) else str(kind)
 
-    with storage.open_read(path) as file:
+    with remote_files.open_read(path) as file:
         opened = pq.ParquetFile(file)
         types = {field.name: word(field.type) for field in opened.schema_arrow}
         # Not by statistics, which a writer may leave out, and which end the process where they are damaged.
@@ -218,7 +218,7 @@ def as_said(types: Types, said: Types) -> Types:
 def _parquet_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
     import pyarrow.parquet as pq
 
-    with storage.open_read(path) as file:
+    with remote_files.open_read(path) as file:
         for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS, columns=list(names)):
             yield as_lists(batch, types, names)
 
@@ -277,7 +277,7 @@ def _json_rows(path: str) -> Iterator[dict[str, Any]]:
     """Yields the JSON objects of a file, one in each line that is not empty."""
     with opened(path) as plain:
         text = io.TextIOWrapper(io.BufferedReader(plain), "utf-8-sig", "surrogateescape", newline="")
-        lines = (line for line in storage.lines(text, path) if not line.isspace())
+        lines = (line for line in remote_files.lines(text, path) if not line.isspace())
         for number, line in enumerate(lines, start=1):
             what = f"{path!r}, row {number}"
             try:
@@ -301,7 +301,7 @@ def _one_line(path: str) -> Iterator[None]:
     except ImportError:
         raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None
     except Exception as error:
-        raise SourceError(f"cannot read {path!r}: {storage.reason(error)}") from None
+        raise SourceError(f"cannot read {path!r}: {remote_files.reason(error)}") from None
 
 
 _JSON = (_json_types, _json_batches)
@@ -321,7 +321,7 @@ def open_table(path: str, said: Types = NOTHING_SAID) -> tuple[TypedColumns, str
 
     `said` are types of columns, as `Columns` takes them, and what it raises is raised.
     """
-    path = storage.resolve(path)
+    path = remote_files.resolve(path)
     if not (match := _PATTERN.search(path)):
         return Columns(path, said=said), os.path.dirname(path)
     root = path[: match.start()].rpartition("/")[0]

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from shardline.components.preprocess import storage
-from shardline.components.preprocess.labels import is_number
-from shardline.trainer.errors import SourceError
+from shardline.components.preprocess.schema.labels import is_number
+from shardline.components.storage import remote_files
+from shardline.trainer.base.errors import SourceError
 
 #: Values of one batch, a list by column; None where there is none.
 Batch = Mapping[str, Sequence[Any]]
@@ -61,7 +61,7 @@ def codec_of(path: str) -> tuple[str, str]:
 def opened(path: str) -> Iterator[Any]:
     """Opens the plain content of a file."""
     codec, _ = codec_of(path)
-    with storage.open_read(path) as file:
+    with remote_files.open_read(path) as file:
         if not codec:
             yield file
             return

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardline.components.preprocess.sources.example import Example
-from shardline.trainer import progress, tensorflow_internals
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data.manifest import SPLITS
-from shardline.trainer.errors import SourceError
+from shardline.trainer.keras_compat import tensorflow_internals
 
 #: Ink per pixel in scikit-learn's data is 0..16.
 _FULL_INK = 16.0

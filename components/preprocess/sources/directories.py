@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardline.components.preprocess import labels, listing, storage
+from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import Columns
 from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, brought
 from shardline.components.preprocess.sources.table import Rows, inside
+from shardline.components.storage import listing, remote_files
+from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
-from shardline.trainer.errors import SourceError, printable
 
 #: Bytes of the largest text: a novel has about as many, and every example is in memory many times.
 LARGEST_BYTES = 1 << 20
@@ -37,10 +38,10 @@ def open_directory(directory: str, settings: PreprocessSettings) -> Source:
     Raises:
         SourceError: The directory is missing or holds something else, or the table cannot be used.
     """
-    root = storage.resolve(directory)
+    root = remote_files.resolve(directory)
     if not settings.labels:
         return ClassFolders(root)
-    if not storage.is_remote(root) and not os.path.isdir(root):
+    if not remote_files.is_remote(root) and not os.path.isdir(root):
         raise SourceError(f"cannot read the directory {root!r}: it is not there")
     if not settings.label:
         columns = {LABEL: "text", **settings.columns}  # names of classes, though they be numbers
@@ -66,7 +67,7 @@ class ClassFolders:
     def __iter__(self) -> Iterator[Example | BadExample]:
         labels = {name: label for label, name in enumerate(self.class_names)}
         seen = bytearray(len(labels))
-        if isinstance(self._listing, listing.Objects) and not storage.is_remote(self._root):
+        if isinstance(self._listing, listing.Objects) and not remote_files.is_remote(self._root):
             listing.tell_mount([os.path.join(self._root, name) for name in self.class_names])
         for file in self._listing.files():
             label = labels.get(file.name.partition("/")[0])
@@ -85,7 +86,7 @@ class ListedFiles(Rows):
     """Files that the column path of a table lists, with labels of any kind; the key is the path."""
 
     def __init__(self, root: str, settings: PreprocessSettings) -> None:
-        self._root, self._far, table = root, storage.is_far(root), storage.resolve(settings.labels)
+        self._root, self._far, table = root, remote_files.is_far(root), remote_files.resolve(settings.labels)
         columns = Columns(table, said={_PATH: "text?", **settings.columns})
         if _PATH not in columns.types:
             there = printable(", ".join(columns.types))[:300]
@@ -135,14 +136,14 @@ def _read(example: Example) -> Example | BadExample:
     data = example.image
     try:
         if isinstance(data, Span):
-            with storage.open_read(data.file) as file:
+            with remote_files.open_read(data.file) as file:
                 data = file.read(LARGEST_BYTES + 1)
         assert isinstance(data, bytes)
         if len(data) > LARGEST_BYTES:
             return BadExample(example.key, "has more than 1 MiB")
         text = data.decode("utf-8-sig")
     except (OSError, SourceError) as error:  # a pipe too, which would be waited for
-        return BadExample(example.key, f"cannot be read: {storage.reason(error)}")
+        return BadExample(example.key, f"cannot be read: {remote_files.reason(error)}")
     except UnicodeDecodeError:
         return BadExample(example.key, "is no text in UTF-8")
     if not text.strip():

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from shardline.components.preprocess import storage
-from shardline.components.preprocess.ahead import TruncatedError, in_order, is_transient, persistently
+from shardline.components.storage import remote_files
+from shardline.components.storage.prefetch import TruncatedError, in_order, is_transient, persistently
+from shardline.trainer.base.errors import BadRecordError, SourceError
 from shardline.trainer.data.features import Scalar
-from shardline.trainer.errors import BadRecordError, SourceError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,9 +110,9 @@ def read_far(path: str, key: str, surveyed: int, size: int = 0, generation: int 
     """
 
     def read(path: str) -> tuple[bytes, int]:
-        if not storage.is_remote(path):
+        if not remote_files.is_remote(path):
             return read_file(path)
-        data = storage.read_whole(path, generation)
+        data = remote_files.read_whole(path, generation)
         if len(data) < size:
             raise TruncatedError(path, len(data), size)
         return data, 0
@@ -126,10 +126,10 @@ def read_far(path: str, key: str, surveyed: int, size: int = 0, generation: int 
     except Exception as error:
         if is_transient(error):
             raise SourceError(
-                f"cannot read {path!r}, however often it is tried: {storage.reason(error)}; run again, it "
-                "will go on from there"
+                f"cannot read {path!r} after several tries: {remote_files.reason(error)}; "
+                "run again, it goes on from there"
             ) from None
-        raise BadRecordError(key, f"cannot be read ({storage.reason(error)})") from None
+        raise BadRecordError(key, f"cannot be read ({remote_files.reason(error)})") from None
     if changed_at > surveyed or (size and len(data) != size):
         raise changed(key, "changed")
     return data
@@ -191,7 +191,7 @@ def _far_path(example: Example | BadExample) -> str:
     image = example.image if isinstance(example, Example) else None
     path = image.file if isinstance(image, Span) and image.length <= WHOLE_FILE else image
     text = str(path) if isinstance(path, str | Path) else ""
-    return text if text and storage.is_far(os.path.dirname(text)) else ""
+    return text if text and remote_files.is_far(os.path.dirname(text)) else ""
 
 
 def changed(name: str, how: str) -> SourceError:

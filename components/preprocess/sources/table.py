@@ -9,16 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from shardline.components.preprocess import labels, storage
-from shardline.components.preprocess.labels import LARGEST_CLASS, LARGEST_FLOAT, Slips, tell_rounding
+from shardline.components.preprocess.schema import labels
+from shardline.components.preprocess.schema.labels import LARGEST_CLASS, LARGEST_FLOAT, Slips, tell_rounding
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns, open_table
 from shardline.components.preprocess.sources.csv_text import Types
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
-from shardline.components.preprocess.sources.moments import TimeSplits, feature_of, moment
+from shardline.components.preprocess.time_split import TimeSplits, feature_of, moment
+from shardline.components.storage import remote_files
+from shardline.trainer.base.errors import SourceError, printable
+from shardline.trainer.base.progress import say
 from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, MULTILABEL, REGRESSION, Feature, Label
-from shardline.trainer.errors import SourceError, printable
-from shardline.trainer.progress import say
 
 _ROLES = ("image", "key")
 _OWN = (LABEL, *_ROLES)
@@ -295,7 +296,7 @@ class Table(Rows):
 
     def __init__(self, path: str, settings: PreprocessSettings, said: Types) -> None:
         columns, self._root = open_table(path, said)
-        super().__init__(storage.resolve(path), columns, settings, ("string",), said)
+        super().__init__(remote_files.resolve(path), columns, settings, ("string",), said)
         self.has_keys = "key" in self._names
 
     def _image(self, value: str) -> Span:

@@ -10,17 +10,17 @@ from typing import Any, cast
 
 import xxhash
 
-from shardline.components.preprocess import storage
-from shardline.components.preprocess.example import Value, locate, only_span, only_value
-from shardline.components.preprocess.labels import LARGEST_CLASS
-from shardline.components.preprocess.listing import find_files
+from shardline.components.preprocess.schema.labels import LARGEST_CLASS
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
-from shardline.components.preprocess.sources.examples import ExampleRows, File, to_text
-from shardline.components.preprocess.tfrecord import Record, detect_compression, read_records
+from shardline.components.preprocess.sources.tf_examples import ExampleRows, File, to_text
+from shardline.components.preprocess.tfrecord.example import Value, locate, only_span, only_value
+from shardline.components.preprocess.tfrecord.framing import Record, detect_compression, read_records
+from shardline.components.storage import remote_files
+from shardline.components.storage.listing import find_files
+from shardline.trainer.base.errors import BadRecordError, SourceError, printable
+from shardline.trainer.base.progress import say
 from shardline.trainer.data.features import Feature
-from shardline.trainer.errors import BadRecordError, SourceError, printable
-from shardline.trainer.progress import say
 
 _ROLES = ("image", "label", "key")
 _DTYPES: Mapping[type, str] = {bytes: "string", float: "float32", int: "int64"}
@@ -40,7 +40,7 @@ def open_tfrecords(pattern: str, settings: PreprocessSettings) -> Source:
         SourceError: No file matches, one is not a TFRecord file, or the first record has not these features.
     """
     paths = find_files(pattern)
-    storage.expect(filter(storage.is_far, paths))
+    remote_files.expect(filter(remote_files.is_far, paths))
     splits = _splits_of(paths)
     files = [File(path, detect_compression(path), split) for path, split in zip(paths, splits, strict=True)]
     path, first = next(_sound_records(files), ("", None))

@@ -18,13 +18,13 @@ from shardline.components.vertex.payload import argv, known_text, lacks, list_at
 from shardline.pipelines.check.job import Pool, jobs
 from shardline.pipelines.check.pipeline import Aim, Executor, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import Found, rules
-from shardline.pipelines.check.secrets import kind_of
 from shardline.pipelines.image.build import has_registry
 from shardline.pipelines.image.contents import missing_from_image
 from shardline.pipelines.parameters import OURS, check_values, convert
+from shardline.pipelines.plain_secrets import kind_of
 from shardline.pipelines.settings import placeholder, placeholder_value
-from shardline.trainer.errors import ShardlineError
-from shardline.trainer.models import BUILT_IN, KERAS_PREFIX
+from shardline.trainer.base.errors import ShardlineError
+from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX
 
 #: Prebuilt images of Vertex AI, for which the documentation requires the tag `latest`.
 _PREBUILT = re.compile(

@@ -10,7 +10,7 @@ from shardline.components.vertex.pools import BOOT_DISK_TYPES
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Aim, Executor
 from shardline.pipelines.check.registry import Found, rules
-from shardline.trainer.records import did_you_mean
+from shardline.trainer.base.deserialize import did_you_mean
 
 #: Source of the tables, with the date on which it was read.
 TABLE = "docs.cloud.google.com, training/configure-compute, read on 2026-11-20"

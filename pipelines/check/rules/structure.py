@@ -13,8 +13,8 @@ from shardline.components.vertex.payload import at, whole
 from shardline.pipelines.check.pipeline import PARAMETER, UNKNOWN, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.parameters import convert
-from shardline.trainer.errors import PipelineError
-from shardline.trainer.records import did_you_mean
+from shardline.trainer.base.deserialize import did_you_mean
+from shardline.trainer.base.errors import PipelineError
 
 _JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
 #: Length of the suffix with which the SDK makes a job's id of the pipeline's name: "-20261231235959".

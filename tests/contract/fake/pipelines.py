@@ -19,7 +19,7 @@ import yaml
 from google.cloud.aiplatform_v1.types import Artifact, CustomJob, JobState, PipelineJob, PipelineTaskDetail
 from google.rpc import code_pb2, status_pb2
 
-from shardline.trainer.errors import EXIT_BAD_INPUT
+from shardline.trainer.base.errors import EXIT_BAD_INPUT
 from tests.contract.fake.api import PROJECT
 from tests.contract.fake.pipeline_jobs import PipelineOutcome, as_json
 from tests.contract.fake.replicas import without_clients

@@ -12,7 +12,7 @@ from google.cloud.aiplatform_v1.types import CustomJob
 from google.protobuf import json_format
 from google.rpc import code_pb2
 
-from shardline.trainer.errors import EXIT_BAD_INPUT
+from shardline.trainer.base.errors import EXIT_BAD_INPUT
 from tests.contract.fake.api import Outcome
 from tests.helpers import programs
 
@@ -32,7 +32,7 @@ def run_replicas(job: CustomJob, directory: Path) -> Outcome:
             *(
                 sys.executable,
                 "-m",
-                "shardline.pipelines.local.stand_ins",
+                "shardline.pipelines.local.launcher_stubs",
                 "CustomJob",
                 "--executor_input",
                 "{}",

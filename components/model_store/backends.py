@@ -1,0 +1,276 @@
+"""Places of a model store, a disk or a bucket: one file is replaced only as it was read, others never change.
+
+Both have the same methods, which raise SettingsError, RunError or PlatformError where the place cannot be
+used; names of files are relative, with slashes. On a disk the file is compared and renamed over while a lock
+is held. In a bucket its generation is compared, through the storage client: a mounted bucket has no rename of
+one step, and shows what others have written with a delay. A mount is used to read large files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from shardline.components.storage import bucket
+from shardline.trainer.base import crash, files
+from shardline.trainer.base.errors import ModelError, RunError, SettingsError
+
+#: The file that is locked, on a disk, while another one is replaced.
+LOCK_FILE = ".lock"
+#: Seconds for which a lock is waited for; it is held for one write.
+_PATIENCE_S = 60.0
+_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EPERM, errno.EMLINK}
+_CHECK_FILE = f"{files.TEMPORARY}check"
+
+
+class TextFile(NamedTuple):
+    """A text file as it was read, None where there was none; in a bucket with its generation."""
+
+    text: str | None
+    generation: int = 0
+
+
+class Disk:
+    """A model store in a local directory.
+
+    Attributes:
+        path: The directory; it need not be there.
+        mounted: Whether it stands for one in a bucket, of which nothing above it may be writable.
+    """
+
+    def __init__(self, path: Path, *, mounted: bool = False) -> None:
+        self.path = path
+        self.mounted = mounted
+
+    def where(self, name: str) -> str:
+        """Returns a local path."""
+        return str(self.path / name)
+
+    def read(self, name: str) -> TextFile:
+        """Returns a text file; a link that leads nowhere is unreadable, not missing."""
+        path = self.path / name
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return TextFile(None)
+        except OSError as error:
+            raise crash.of_place(error, f"cannot read {path}: {error.strerror}") from None
+        return TextFile(files.read_text(path, ModelError))
+
+    def replace(self, name: str, text: str, seen: TextFile) -> bool:
+        """Compares and renames while the lock is held, and clears what a killed process has left."""
+        path = self.path / name
+        with self._writing(), self._locked():
+            with contextlib.suppress(ModelError):  # as it was when it was seen: damaged
+                if self.read(name).text != seen.text:
+                    return False
+            for left in path.parent.glob(f"{files.TEMPORARY}*-{path.name}"):
+                left.unlink(missing_ok=True)
+            try:
+                files.write_text(path, text)
+            except OSError as error:
+                raise RunError(f"cannot write {path}: {error.strerror}; the champion is unchanged") from error
+        return True
+
+    def names(self, directory: str) -> list[str]:
+        """Returns the names of files and directories in a directory, sorted."""
+        try:
+            return sorted(os.listdir(self.path / directory))
+        except (FileNotFoundError, NotADirectoryError):  # writing says what is wrong
+            return []
+        except OSError as error:
+            raise crash.of_place(error, f"cannot list {self.path / directory}: {error.strerror}") from None
+
+    def put(self, source: Path, directory: str) -> None:
+        """Copies the files of a directory into a new one, all on disk; a copy that fails is removed."""
+        target = self.path / directory
+        with self._writing():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.mkdir()
+        try:
+            for path in files_below(source):
+                copy = target / path.relative_to(source)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+                files.sync(copy)
+            for made in (target.parent, target, *(path for path in target.rglob("*") if path.is_dir())):
+                files.sync(made)
+        except OSError as error:
+            shutil.rmtree(target, ignore_errors=True)
+            raise RunError(f"cannot copy to {target}: {error.strerror}; the champion is unchanged") from error
+
+    def remove(self, directory: str) -> None:
+        """Removes a directory with all that is in it."""
+        try:
+            shutil.rmtree(self.path / directory)
+        except FileNotFoundError:  # another process removes it, too
+            pass
+        except OSError as error:
+            text = f"cannot remove {self.path / directory}: {error.strerror}"
+            raise crash.of_place(error, text) from error
+
+    @contextlib.contextmanager
+    def fetched(self, directory: str) -> Iterator[Path]:
+        """Yields the directory itself."""
+        yield self.path / directory
+
+    def check(self) -> None:
+        """Makes a file, locks it and removes it."""
+        place = next(path for path in (self.path, *self.path.parents) if path.exists())
+        # In a bucket an account may write below a prefix only, and what is above it says nothing.
+        if place != self.path and place.is_dir() and self.mounted:
+            return
+        with self._writing(), tempfile.NamedTemporaryFile(dir=place, prefix=files.TEMPORARY) as file:
+            _lock(file.fileno(), Path(file.name))
+
+    def who(self) -> str:
+        """Returns who writes here: user@host."""
+        return _user_and_host()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.path.mkdir(parents=True, exist_ok=True)
+        # Open for writing, without which a network file system gives no lock to one process alone.
+        descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):  # for all who may write here
+                os.fchmod(descriptor, 0o666)
+            _lock(descriptor, self.path / LOCK_FILE)
+            yield
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Says in one line that the directory cannot be written to."""
+        try:
+            yield
+        except OSError as error:
+            text = f"cannot write to {self.path}: {error.strerror}; choose another champion_uri"
+            raise crash.of_place(error, text) from None
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Locks an open file until it is closed, where all who use the disk see its locks and renames.
+
+    A mounted bucket shows what it is by having no hard links.
+    """
+    end, link = time.monotonic() + _PATIENCE_S, Path(f"{path}.link")
+    try:
+        while not files.lock(descriptor):
+            if time.monotonic() > end:
+                raise RunError(f"{path} has been locked for {_PATIENCE_S:.0f} s; try again")
+            time.sleep(0.01)
+        link.unlink(missing_ok=True)
+        link.hardlink_to(path)
+        link.unlink()
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        raise SettingsError(
+            f"{path.parent} is on a file system without locks or hard links, by which publishers are kept "
+            "apart; give a directory on another one, or a bucket by its name, gs://BUCKET/PATH"
+        ) from None
+
+
+class Bucket:
+    """A model store below a prefix of a bucket, gs://BUCKET/PREFIX."""
+
+    def __init__(self, uri: str) -> None:
+        files.local_path(uri)  # refuses '..'
+        text = uri.removeprefix("gs://").removeprefix("/gcs/")
+        self.bucket, _, prefix = text.partition("/")
+        self.prefix = "/".join(part for part in prefix.split("/") if part not in ("", "."))
+        if not self.bucket:
+            raise SettingsError(f"{uri!r} names no bucket; write gs://BUCKET/PATH")
+        self._objects = bucket.Bucket(self.bucket)
+
+    def where(self, name: str) -> str:
+        """Returns a URI, gs://."""
+        return f"gs://{PurePosixPath(self.bucket, self.prefix, name)}"
+
+    def read(self, name: str) -> TextFile:
+        """Returns an object as text with its generation; a bucket that is not there is an error."""
+        found = self._objects.content(self._key(name))
+        if found is None:
+            next(self._objects.pages(self._key(""), page_size=1))
+            return TextFile(None)
+        data, generation = found
+        if len(data) > files.MAX_TEXT_BYTES:
+            raise ModelError(f"{self.where(name)} has more than {files.MAX_TEXT_BYTES >> 20} MiB")
+        # What is not UTF-8 is not JSON either, and can be replaced by hand.
+        return TextFile(data.decode("utf-8-sig", "replace"), generation)
+
+    def replace(self, name: str, text: str, seen: TextFile) -> bool:
+        """Replaces an object in the generation that was seen, and in no other."""
+        # After an attempt whose answer was lost, the next one finds its own.
+        written = self._objects.write(self._key(name), text, seen.generation)
+        return written or self.read(name).text == text
+
+    def names(self, directory: str) -> list[str]:
+        """Returns the names of objects and directories below a prefix, sorted."""
+        prefix, found = self._key(f"{directory}/") if directory else self._key(""), set[str]()
+        # Of the place itself, the first thousand tell what it is.
+        for page in islice(self._objects.pages(prefix, delimiter="/"), None if directory else 1):
+            found.update(page.folders, (item.name for item in page))
+        return sorted(PurePosixPath(item).name for item in found - {prefix})  # but for the directory's own
+
+    def put(self, source: Path, directory: str) -> None:
+        """Uploads the files of a local directory."""
+        for path in files_below(source):
+            name = f"{directory}/{path.relative_to(source).as_posix()}"
+            self._objects.upload(self._key(name), path)
+
+    def remove(self, directory: str) -> None:
+        """Removes all below a prefix."""
+        for item in self._below(self._key(f"{directory}/")):
+            self._objects.remove(item.name)
+
+    @contextlib.contextmanager
+    def fetched(self, directory: str) -> Iterator[Path]:
+        """Yields a directory through the mount /gcs, where there is one, or a copy that is removed again."""
+        if files.local_path(f"gs://{self.bucket}").is_dir():
+            yield files.local_path(self.where("")) / directory
+            return
+        prefix = self._key(f"{directory}/".lstrip("/"))
+        with tempfile.TemporaryDirectory(prefix="shardline-") as temporary:
+            target = Path(temporary).resolve()
+            for item in self._below(prefix):
+                path = target / item.name.removeprefix(prefix)
+                if path.resolve().is_relative_to(target) and not item.name.endswith("/"):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    self._objects.download(item.name, path)
+            yield target
+
+    def check(self) -> None:
+        """Writes an object and removes it, which takes the permissions that publishing takes."""
+        self._objects.write(self._key(_CHECK_FILE), "")
+        self._objects.remove(self._key(_CHECK_FILE))
+
+    def who(self) -> str:
+        """Returns the service account of the credentials, or user@host where they have none."""
+        return self._objects.account or _user_and_host()
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+    def _below(self, prefix: str) -> Iterator[bucket.Object]:
+        return chain.from_iterable(self._objects.pages(prefix))
+
+
+def files_below(directory: Path) -> Iterator[Path]:
+    """Yields the files in a directory and those below it, sorted."""
+    return (path for path in sorted(directory.rglob("*")) if path.is_file())
+
+
+def _user_and_host() -> str:
+    return f"{os.environ.get('USER') or os.getuid()}@{socket.gethostname()}"

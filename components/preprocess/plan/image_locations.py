@@ -1,0 +1,291 @@
+"""Places: the few files and directories that the images of a dataset are in, and the reading of an image."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, pairwise, repeat
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import xxhash
+
+from shardline.components.preprocess.images.codec import Codec
+from shardline.components.preprocess.plan.records import Fields, Rows, key_text
+from shardline.components.preprocess.sources.example import WHOLE_FILE, Span, changed, read_far, read_file
+from shardline.components.storage import remote_files
+from shardline.components.storage.prefetch import TruncatedError, in_order
+from shardline.trainer.base.errors import BadRecordError, SourceError
+
+#: Number of the place of examples without an image.
+NOWHERE = 0
+
+#: Number of the place of an image, its offset and length, its path if that is not the key, and its checksum.
+Location = tuple[int, int, int, bytes, int]
+
+#: Files that are open at the same time.
+_OPEN_FILES = 128
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or directory that images are in.
+
+    Attributes:
+        kind: "directory": each image is a file, whose path is `path` and the one in the row; "file": each
+            image is a span of this file; "spool": the same, of a file on scratch; "none".
+        path: The beginning of the images' paths, or the file.
+        size: Size of the file when it was surveyed, in bytes.
+        changed: Time of its last change, in nanoseconds since the epoch; its generation if it is behind gs://.
+    """
+
+    kind: str
+    path: str = ""
+    size: int = 0
+    changed: int = 0
+
+
+class ImageReader:
+    """Reads encoded images; files that hold many of them stay open. A context manager.
+
+    A file that has changed since the survey, which was `surveyed` ns since the epoch, is a SourceError.
+    """
+
+    def __init__(self, places: Sequence[Place], spool: Path, surveyed: int) -> None:
+        self._places = places
+        self._spool = spool
+        self._surveyed = surveyed
+        self._files: dict[int, int] = {}
+        self._prefixes: dict[int, bytes] = {}
+        self._is_ahead = False
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes all files."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def expect(self, rows: Iterable[Fields]) -> None:
+        """Has images of these rows read ahead, where they are far; then `read` must be called for each."""
+        with_image = (row for row in rows if row.place != NOWHERE)
+        first = next(with_image, None)
+        if first is None:
+            return
+        directories = [each.path for each in self._places if each.kind == "directory" and each.path]
+        if first.length <= WHOLE_FILE:
+            path = self._places[first.place].path + key_text(first.path or first.key)
+            directories.append(os.path.dirname(path))
+        if not any(map(remote_files.is_far, directories)):
+            return
+        ahead = in_order(self._read_row, chain([first], with_image))
+
+        def read(*_: object) -> bytes:
+            if isinstance(data := next(ahead), Exception):
+                raise data
+            return data
+
+        self.read, self._is_ahead = read, True  # type: ignore[method-assign,assignment]
+
+    def read(self, place: int, offset: int, length: int, path: bytes, key: bytes) -> bytes:
+        """Returns the encoded image of a row; BadRecordError if its file cannot be read."""
+        if length <= WHOLE_FILE:
+            prefix = self._prefixes.get(place)
+            if prefix is None:
+                prefix = self._prefixes[place] = os.fsencode(self._places[place].path)
+            return self._read_file(prefix + (path or key), key)
+        return self._read_span(place, offset, length, key)
+
+    def portions(self, block: Rows, size: int) -> Iterator[list[bytes]]:
+        """Yields the encoded images of rows, b"" for those without one, in lists of about `size` bytes."""
+        places, lengths = block.heads["place"], block.heads["length"]
+        place = int(places[0])
+        if self._is_ahead or place == NOWHERE or lengths.min() < 0 or (places != place).any():
+            yield from self._one_by_one(block, size)
+            return
+        file = self._files.get(place)
+        if file is None:
+            file = self._open(place)
+        last = np.flatnonzero(np.diff(np.cumsum(lengths) // size)) + 1
+        for start, end in pairwise([0, *last.tolist(), block.count]):
+            sizes = lengths[start:end].tolist()
+            try:
+                found = list(map(os.pread, repeat(file), sizes, block.heads["offset"][start:end].tolist()))
+            except OSError:
+                found = []
+            if list(map(len, found)) != sizes:  # which one, and why
+                found = list(chain.from_iterable(self._one_by_one(block.take(np.arange(start, end)), size)))
+            yield found
+
+    def _one_by_one(self, block: Rows, size: int) -> Iterator[list[bytes]]:
+        portion, held = list[bytes](), 0
+        for key, path, _, _, place, offset, length in block.fields():
+            data = b"" if place == NOWHERE else self.read(place, offset, length, path, key)
+            portion.append(data)
+            held += len(data)
+            if held >= size:
+                yield portion
+                portion, held = [], 0
+        if portion:
+            yield portion
+
+    def _read_row(self, row: Fields) -> bytes:
+        key, path, _, _, place, offset, length = row
+        if length <= WHOLE_FILE:
+            file = self._places[place].path + key_text(path or key)
+            return read_far(file, key_text(key), self._surveyed, ~length, offset)
+        with self._lock:  # files are closed when there are too many
+            return self._read_span(place, offset, length, key)
+
+    def _read_span(self, place: int, offset: int, length: int, key: bytes) -> bytes:
+        file = self._files.get(place)
+        if file is None:
+            file = self._open(place)
+        try:
+            data = os.pread(file, length, offset)
+        except OSError as error:
+            raise _unreadable(key, error) from None
+        if len(data) != length:
+            raise changed(key_text(key), "became shorter")
+        return data
+
+    def _open(self, number: int) -> int:
+        """Opens the file of a place that holds many images."""
+        if len(self._files) >= _OPEN_FILES:
+            self.close()
+        place = self._places[number]
+        copy = ""
+        if place.kind == "file" and remote_files.is_far(place.path):
+            with remote_files.one_line(place.path):
+                copy = remote_files.find_copy(place.path)
+        try:
+            path = copy or (self._spool if place.kind == "spool" else place.path)
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise changed(place.path, f"cannot be read any more ({error.strerror})") from None
+        self._files[number] = file
+        status = os.fstat(file)
+        # Of a file that is far, what there is now that the copy is here: it is no later.
+        found = remote_files.stamp(place.path) if copy else (status.st_size, status.st_mtime_ns)
+        if place.kind == "file" and found != (place.size, place.changed):
+            raise changed(place.path, "changed")
+        return file
+
+    def _read_file(self, path: bytes, key: bytes) -> bytes:
+        try:
+            data, changed_at = read_file(path)
+        except TruncatedError:
+            raise changed(key_text(key), "changed") from None
+        except (OSError, ValueError) as error:
+            if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+                raise BadRecordError(key_text(key), "there is no such file (any more)") from None
+            raise _unreadable(key, error) from None
+        if changed_at > self._surveyed:
+            raise changed(key_text(key), "changed")
+        return data
+
+
+class ImageLocator:
+    """Locates the images of a survey; copies to `spool` those that cannot be read again. A context manager.
+
+    Attributes:
+        places: Places found so far, by number.
+    """
+
+    def __init__(self, spool: Path, max_pixels: int) -> None:
+        self.places = [Place("none")]
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._spool_path = spool
+        self._spool: Any = None
+        self._kept, self._end = b"", 0
+        self._prefix, self._prefix_place = "", -1
+        self._file, self._file_place = "", -1
+        self._codec = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=max_pixels)
+        self._stack = ExitStack()
+        self._reader = self._stack.enter_context(ImageReader(self.places, spool, sys.maxsize))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def locate(self, image: Any, name: str) -> Location:
+        """Returns where the image of the example `name` is; an array must have the shape of an image."""
+        kind = type(image)
+        if kind is Span:
+            file, offset, length = image
+            if length <= WHOLE_FILE:
+                return self._whole_file(file, name, offset, length)
+            if file != self._file:
+                self._file, self._file_place = file, self._number("file", file)
+            return self._file_place, offset, length, b"", 0
+        if kind is bytes:
+            return self._keep(image)
+        if image is None:
+            return NOWHERE, 0, 0, b"", 0
+        if isinstance(image, Path):
+            return self._whole_file(str(image), name)
+        if isinstance(image, bytes | bytearray | memoryview):
+            return self._keep(bytes(image))
+        if hasattr(image, "dtype"):
+            return self._keep(self._codec.from_pixels(image, name))
+        raise SourceError(
+            f"image {name!r} is a {kind.__name__}; expected bytes, a Path, a Span or a uint8 array"
+        )
+
+    def content(self, where: Location, key: bytes) -> bytes:
+        """Returns the encoded bytes of the image that was located last, b"" where there is none."""
+        place, offset, length, path, _ = where
+        if place == NOWHERE:
+            return b""
+        if self.places[place].kind == "spool":
+            return self._kept
+        return self._reader.read(place, offset, length, path, key)
+
+    def size(self, length: int, path: bytes, place: int) -> int:
+        """Returns the size of an image in bytes, or 0 if it cannot be found."""
+        if length != WHOLE_FILE:
+            return length if length >= 0 else ~length
+        try:
+            return os.stat(os.fsencode(self.places[place].path) + path).st_size
+        except (OSError, ValueError):
+            return 0
+
+    def _whole_file(self, path: str, name: str, generation: int = 0, length: int = WHOLE_FILE) -> Location:
+        # Nearly always a path is a directory and the key, and the directory that of the example before.
+        prefix, rest = (path[: -len(name)], b"") if path.endswith(name) else ("", os.fsencode(path))
+        if prefix != self._prefix or self._prefix_place < 0:
+            self._prefix, self._prefix_place = prefix, self._number("directory", prefix)
+        return self._prefix_place, generation, length, rest, 0
+
+    def _keep(self, data: bytes) -> Location:
+        if self._spool is None:
+            self._spool = self._stack.enter_context(self._spool_path.open("wb"))
+            self._spool_place = self._number("spool", "")
+        self._kept, offset, length = data, self._end, len(data)
+        self._spool.write(data)
+        self._end += length
+        return self._spool_place, offset, length, b"", xxhash.xxh3_64_intdigest(data)
+
+    def _number(self, kind: str, path: str) -> int:
+        """Returns the number of a place: places are numbered in the order in which they come."""
+        known = self._numbers.setdefault((kind, path), len(self.places))
+        if known == len(self.places):
+            size, changed = remote_files.stamp(path) if kind == "file" else (0, 0)
+            self.places.append(Place(kind, path, size, changed))
+        return known
+
+
+def _unreadable(key: bytes, error: OSError | ValueError) -> BadRecordError:
+    return BadRecordError(key_text(key), f"cannot be read ({getattr(error, 'strerror', None) or error})")

@@ -1,0 +1,223 @@
+"""Process pool of preprocessing: this process and workers, each of which takes the next item of a job.
+
+A worker takes jobs as lines of JSON on its standard input and answers likewise with progress, what it found,
+or the error that ended it. When its parent is gone, it ends. Not multiprocessing: that runs the user's own
+main module again, and a parent that has loaded TensorFlow must not be forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pkgutil
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from shardline.components.storage.prefetch import REPEATED, take_repeated
+from shardline.trainer.base import crash, errors
+from shardline.trainer.base.errors import BadRecordError, RunError, ShardlineError
+
+#: Takes progress: records and bytes since the last call.
+Report = Callable[[int, int], None]
+
+#: A function of a module: takes values for all items, its items, and where to report; returns found by item.
+Job = Callable[[Mapping[str, Any], Iterable[str], Report], Mapping[str, Any]]
+
+_WORKER = (sys.executable, "-P", "-m", "shardline.components.preprocess.process_pool")
+_INTERVAL_SECONDS = 0.2
+
+# A pipe takes a page at once, however little room is left to its user.
+_NUMBER_BYTES, _MOST_NUMBERS = 4, 1024
+
+# A worker that is told to end removes what it has not finished.
+_GRACE_SECONDS = 10.0
+
+
+class Processes:
+    """This process and the workers that make up `count` with it. A context manager.
+
+    Workers start at once and import the modules of their jobs, so that they are ready when these are known.
+    """
+
+    def __init__(self, count: int, *jobs: Job) -> None:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(_search_path())}
+        # Whoever is free reads the number of the next items from this pipe.
+        self._numbers, self._next = os.pipe()
+        os.set_blocking(self._numbers, False)
+        command = (*_WORKER, str(self._numbers), *dict.fromkeys(job.__module__ for job in jobs))
+        self._workers = [
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                bufsize=0,
+                pass_fds=[self._numbers],
+            )
+            for _ in range(count - 1)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        os.close(self._numbers)
+        os.close(self._next)
+        for worker in self._workers:
+            if kind is not None:
+                worker.terminate()
+            for stream in filter(None, (worker.stdin, worker.stdout)):
+                with contextlib.suppress(OSError):
+                    stream.close()
+        for worker in self._workers:
+            try:
+                worker.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+
+    def do(self, job: Job, given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
+        """Does one of the jobs and returns what was found, by item.
+
+        Args:
+            job: One of the jobs named at the start.
+            given: Values that are the same for all items, as JSON holds them.
+            items: Names of the items, the longest first.
+            report: Takes the progress of all processes.
+
+        Raises ShardlineError: that of the first process that failed, or that one ended without an answer.
+        """
+        found: dict[str, Any] = {}
+        each = -(-len(items) // _MOST_NUMBERS) or 1
+        groups = [items[first : first + each] for first in range(0, len(items), each)]
+        os.write(self._next, b"".join(number.to_bytes(_NUMBER_BYTES) for number in range(len(groups))))
+        line = {"job": f"{job.__module__}:{job.__name__}", "given": given, "groups": groups}
+        with selectors.DefaultSelector() as selector:
+            for worker in self._workers[: len(groups)]:
+                assert worker.stdin
+                assert worker.stdout
+                with contextlib.suppress(BrokenPipeError):  # one that has ended is noticed below
+                    worker.stdin.write(json.dumps(line).encode() + b"\n")
+                selector.register(worker.stdout, selectors.EVENT_READ, [worker, b""])
+
+            def listen(timeout: float) -> None:
+                ready = selector.select(timeout)
+                for key, _ in ready:
+                    if _receive(key.fd, key.data, found, report):
+                        selector.unregister(key.fileobj)
+                # What a worker that was killed has started may hold its output open for ever.
+                for key in () if ready else tuple(selector.get_map().values()):
+                    if key.data[0].poll() is not None:
+                        raise _lost(key.data[0])
+
+            def report_own(records: int, size: int) -> None:
+                report(records, size)
+                listen(0)
+
+            if groups:
+                found |= job(given, _handed(self._numbers, groups), report_own)
+            while selector.get_map():
+                report(0, 0)  # who is told may have found a reason to end
+                listen(_INTERVAL_SECONDS)
+        return found
+
+
+def _handed(numbers: int, groups: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields items that no other process has, until there are no more."""
+    while True:
+        try:
+            number = os.read(numbers, _NUMBER_BYTES)
+        except BlockingIOError:
+            return
+        yield from groups[int.from_bytes(number)]
+
+
+def _receive(output: int, state: list[Any], found: dict[str, Any], report: Report) -> bool:
+    """Reads the answers of a worker that are there, and returns whether it has done its job."""
+    worker, rest = state
+    block = os.read(output, 1 << 16)
+    if not block:
+        raise _lost(worker)
+    *lines, state[1] = (rest + block).split(b"\n")
+    for line in lines:
+        answer = json.loads(line)
+        if "error" in answer:
+            error: ShardlineError = getattr(errors, answer["error"])(*answer["values"])
+            raise error
+        if "found" in answer:
+            found |= answer["found"]
+            return True
+        REPEATED.append(answer["repeated"])
+        report(answer["records"], answer["bytes"])
+    return False
+
+
+def _lost(worker: subprocess.Popen[bytes]) -> RunError:
+    worker.kill()
+    status = worker.wait()
+    how = f"was killed ({signal.Signals(-status).name})" if status < 0 else f"ended with status {status}"
+    return RunError(
+        f"a worker process {how}; was there too little memory? Run again: what is written is kept"
+    )
+
+
+def _search_path() -> list[str]:
+    """Returns this process's path for a worker; files of the working directory hide no module of Python."""
+    here = os.getcwd()
+    named = {*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(errors.__file__).parents[2])}
+    paths = [path or here for path in sys.path]
+    return sorted(paths, key=lambda path: path == here and here not in named)
+
+
+def _work() -> None:
+    """Does jobs until the standard input ends or one fails."""
+    numbers, *modules = sys.argv[1:]
+    for module in modules:
+        importlib.import_module(module)
+    # Not before: a compiled module that is broken off while it is imported blames the installation.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    done, told = [0, 0], time.monotonic()
+
+    def flush() -> None:
+        nonlocal told
+        _answer({"records": done[0], "bytes": done[1], "repeated": take_repeated()})
+        done[:], told = [0, 0], time.monotonic()
+
+    def report(records: int, size: int) -> None:
+        done[0] += records
+        done[1] += size
+        if time.monotonic() - told >= _INTERVAL_SECONDS:
+            flush()
+
+    for line in sys.stdin:
+        job = json.loads(line)
+        items = _handed(int(numbers), job["groups"])
+        try:
+            found = pkgutil.resolve_name(job["job"])(job["given"], items, report)
+        except Exception as failure:
+            error = crash.as_error(failure)
+            values = [error.name, error.reason] if isinstance(error, BadRecordError) else [str(error)]
+            _answer({"error": type(error).__name__, "values": values})
+            return
+        flush()
+        _answer({"found": found})
+
+
+def _answer(value: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    try:
+        _work()
+    except (BrokenPipeError, KeyboardInterrupt):  # the parent has gone, or is going
+        sys.exit(1)

@@ -1,0 +1,320 @@
+"""Labels of a source: the setting that names their columns, and the kind that a column's values are of.
+
+And slips: values that are no numbers in a column of numbers, and numbers that are stored as one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardline.trainer.base.deserialize import did_you_mean
+from shardline.trainer.base.errors import SettingsError, SourceError, printable
+from shardline.trainer.base.progress import say
+from shardline.trainer.data.features import CLASS, LABEL, LABEL_KINDS, MULTILABEL, REGRESSION, Label
+
+#: How labels are named, for messages.
+FORM = "KIND:COLUMN, such as regression:fare, class:species or multilabel:tags"
+
+#: Whole numbers of more distinct values are not taken for classes, nor of more than a tenth of the records,
+#: unless they are these few.
+MOST_CLASSES, SHARE, FEW = 50, 0.1, 10
+
+#: A label above this is no index of a class, but a damaged or wrong value.
+LARGEST_CLASS = 99_999
+
+#: What 32 bits can hold.
+LARGEST_FLOAT = 3.4028235677973366e38
+
+#: Between the names of several labels in one text.
+SEPARATOR = "|"
+
+#: What a CSV file has in place of a number, where the column is read as text for another value's sake.
+NO_VALUES = frozenset({"", "NA", "N/A", "#N/A", "n/a", "NULL", "null", "NaN", "nan"})
+
+#: Text of this share of numbers is told, and after so many rows without it no longer looked at.
+_MOSTLY, _ENOUGH = 0.9, 1000
+
+#: Up to this share of other values, or one of them, they are slips; more may be what the column is (12a).
+_RARE = 0.01
+
+_COLUMN = re.compile(r"(?P<name>.*?)\s*(?:\[(?P<unit>[^\[\]]*)\])?")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One label that the setting names: its kind, "" if that has to be found, and its columns with units."""
+
+    kind: str
+    columns: tuple[str, ...]
+    units: tuple[str, ...] = ()
+
+
+def parse(text: str) -> tuple[Wanted, ...]:
+    """Reads the setting: KIND:COLUMN[,COLUMN], each with its [UNIT] if wanted, and ; between several labels.
+
+    Raises:
+        SettingsError: It is none of these.
+    """
+    wanted = tuple(_parse_one(part.strip()) for part in text.split(";") if part.strip())
+    columns = [column for one in wanted for column in one.columns]
+    for column in columns:
+        if columns.count(column) > 1:
+            raise SettingsError(f"label {text!r} names column {column!r} twice")
+    if text and not wanted:
+        raise SettingsError(f"label {text!r} names no column; give {FORM}")
+    return wanted
+
+
+def _parse_one(text: str) -> Wanted:
+    kind, colon, rest = text.partition(":")
+    if not colon:
+        kind, rest = "", text
+    if colon and kind not in LABEL_KINDS:
+        hint = did_you_mean(kind, LABEL_KINDS, after="; ")
+        raise SettingsError(
+            f"label {text!r} is of the unknown kind {kind!r}; there are {', '.join(LABEL_KINDS)}{hint}"
+        )
+    found = [_COLUMN.fullmatch(part.strip()) for part in rest.split(",")]
+    columns = tuple(match["name"] for match in found if match and match["name"])
+    units = tuple(match["unit"] or "" for match in found if match and match["name"])
+    if not columns or len(columns) < len(found):
+        raise SettingsError(f"label {text!r} has a column without a name; give {FORM}")
+    if kind not in (MULTILABEL, REGRESSION) and len(columns) > 1:
+        raise SettingsError(
+            f"label {text!r} has {len(columns)} columns; several are multilabel:{rest} (0 or 1 in each) or "
+            f"regression:{rest} (a number in each), and several labels have ; between them"
+        )
+    if any(units) and kind not in ("", REGRESSION):
+        raise SettingsError(f"label {text!r} has a unit; only numbers have one, regression:{rest}")
+    return Wanted(kind or (REGRESSION if any(units) else ""), columns, units if any(units) else ())
+
+
+def find(
+    wanted: Sequence[Wanted], types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
+) -> list[Label]:
+    """Returns the labels that some columns of a table hold.
+
+    Args:
+        wanted: What is asked for.
+        types: Types of the table's columns, as `Columns.types`.
+        values: Reads a column from its first row to its last.
+
+    Raises:
+        SourceError: A type does not fit the kind, or it cannot be known whether whole numbers are classes.
+    """
+    names = [one.columns[0] for one in wanted] if len(wanted) > 1 else [LABEL]
+    return [_find_one(name, one, types, values) for name, one in zip(names, wanted, strict=True)]
+
+
+def _find_one(
+    name: str, wanted: Wanted, types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
+) -> Label:
+    for column in wanted.columns:
+        if wanted.kind == REGRESSION and types[column] == "string":
+            _refuse_text(column, values(column))
+        kind, there = wanted.kind, types[column]
+        if there not in _FITTING[kind] or (there == "strings" and len(wanted.columns) > 1):
+            of_kind, fitting = (
+                f" of kind {kind}" if kind else "",
+                ", ".join(map(_WORDS.__getitem__, _FITTING[kind])),
+            )
+            raise SourceError(
+                f"column {column!r} is {_WORDS.get(there, there)}; as a label{of_kind}, {fitting} can be used"
+            )
+    first = wanted.columns[0]
+    kind = wanted.kind or {"float32": REGRESSION, "strings": MULTILABEL}.get(types[first], CLASS)
+    if kind == REGRESSION:
+        return Label(name, kind, wanted.columns, wanted.units)
+    if kind == MULTILABEL and (len(wanted.columns) > 1 or types[first] not in ("string", "strings")):
+        return Label(name, kind, wanted.columns)
+    distinct = set[Any]()
+    records = 0
+    for value in values(first):
+        records += 1
+        if kind == MULTILABEL:
+            distinct.update(names_of(value) or ())
+        else:
+            distinct.add(value)
+    distinct -= {None, ""}
+    if types[first] != "int64":
+        if kind == CLASS and not wanted.kind:
+            _check_names(first, distinct, records, values)
+        return Label(name, kind, tuple(sorted(distinct)))
+    are_few = len(distinct) <= FEW or (len(distinct) <= MOST_CLASSES and len(distinct) <= SHARE * records)
+    if not wanted.kind and not are_few:
+        raise SourceError(
+            f"column {first!r} has {len(distinct):,} different whole numbers in {records:,} rows: say "
+            f"whether they are numbers, label=regression:{first}, or classes, label=class:{first}"
+        )
+    return Label(name, kind, tuple(str(number) for number in _numbered(distinct)))
+
+
+def _numbered(distinct: set[int]) -> Sequence[int]:
+    """Returns the classes: all up to the largest, or where nine of ten of those have no example, names."""
+    if sum(value >= 0 for value in distinct) < 2:
+        return sorted(distinct)  # such as -1 and 1
+    indices = sorted(value for value in distinct if 0 <= value <= LARGEST_CLASS)
+    if 2 * len(indices) <= len(distinct):
+        return sorted(value for value in distinct if value >= 0)
+    return indices if 10 * len(indices) <= indices[-1] + 1 else range(indices[-1] + 1)
+
+
+_WORDS = {"string": "text", "strings": "lists of text", "int64": "whole numbers", "float32": "floats"}
+_FITTING = {
+    "": ("int64", "float32", "string", "strings"),
+    CLASS: ("int64", "string"),
+    MULTILABEL: ("int64", "string", "strings"),
+    REGRESSION: ("int64", "float32"),
+}
+
+
+def _check_names(
+    column: str, distinct: set[str], records: int, values: Callable[[str], Iterable[Any]]
+) -> None:
+    """Refuses text that is hardly the name of a class: numbers but for a slip, or another in most rows."""
+    if sum(map(is_number, distinct)) > len(distinct) / 2:
+        _refuse_text(column, values(column))
+    several = next((name for name in sorted(distinct) if len(names_of(name) or ()) > 1), None)
+    if several is not None and len({part for name in distinct for part in names_of(name) or ()}) < len(
+        distinct
+    ):
+        raise SourceError(
+            f"column {column!r} has {printable(repr(several))[:60]}: say whether that is several names, "
+            f"label=multilabel:{column}, or one, label=class:{column}"
+        )
+    check_number(column, len(distinct), records)
+
+
+def check_number(column: str, distinct: int, records: int) -> None:
+    """Refuses so many texts that nearly every row would be a class of its own."""
+    if distinct > FEW and distinct > records / 2:
+        raise SourceError(
+            f"column {column!r} has {distinct:,} different texts in {records:,} rows, which are hardly "
+            f"names of classes; name another column, or say that they are with label=class:{column}"
+        )
+
+
+def _refuse_text(column: str, values: Iterable[Any]) -> None:
+    """Names the first value that is no number in a column where numbers are wanted, if there is one."""
+    for row, value in enumerate(values, start=1):
+        if value not in (None, "") and not is_number(value):
+            raise SourceError(
+                f"column {column!r} has {printable(repr(value))[:60]} in row {row:,}, which is no number; "
+                f"correct it, or say that the column is of classes, label=class:{column}"
+            )
+
+
+def is_whole(value: str) -> bool:
+    """Returns whether a text is a whole number."""
+    return bool(re.fullmatch(r"-?\d+", value.strip()))
+
+
+def is_number(value: str) -> bool:
+    """Returns whether a text is a number."""
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def names_of(value: Any) -> Sequence[str] | None:
+    """Returns the names in a list or a text of them; None where there is no value."""
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(SEPARATOR) if name.strip()]
+    return value if value is None or isinstance(value, Sequence) else None
+
+
+def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool) -> SourceError:
+    """Returns the refusal of a label in a column that a table does not have."""
+    there = printable(", ".join(types))[:300]
+    if labelled:
+        hint = did_you_mean(column, types) or "name one of these"
+        return SourceError(f"{table!r} has no column {column!r} for the label, it has {there}; {hint}")
+    last = [*types][-1] if [*types] else "fare"
+    return SourceError(
+        f"{table!r} has no column 'label', it has {there}; say which one is to be predicted with label, "
+        f"such as label={last}, or with its kind, label=regression:{last}"
+    )
+
+
+@dataclass
+class Slip:
+    """A column of text, the first value that is no number, and how many rows have a value, and a number."""
+
+    column: str
+    row: int = 0
+    value: str = ""
+    texts: int = 0
+    numbers: int = 0
+
+
+class Slips:
+    """Looks for slips in columns of text, row by row."""
+
+    def __init__(self, columns: Iterable[str]) -> None:
+        self._seen = list(map(Slip, columns))
+
+    def look(self, number: int, values: Mapping[str, Any]) -> None:
+        """Counts the numbers in a row's columns of text."""
+        for seen in tuple(self._seen):
+            value = values[seen.column]
+            if value is None or value.strip() in NO_VALUES:
+                continue
+            if is_number(value):
+                seen.numbers += 1
+            elif not seen.row:
+                seen.row, seen.value = number, value
+            seen.texts += 1
+            if seen.texts == _ENOUGH and seen.numbers < _MOSTLY * seen.texts:
+                self._seen.remove(seen)
+
+    def found(self) -> list[Slip]:
+        """Returns the columns that are nearly all numbers."""
+        return [one for one in self._seen if one.row and one.numbers >= max(1, _MOSTLY * one.texts)]
+
+
+def check_slips(found: Sequence[Slip], group: str) -> None:
+    """Tells of columns that are nearly all numbers, but for groups; so few others are a SourceError."""
+    for slip in found:
+        if slip.column == group:
+            continue
+        column, value = printable(repr(slip.column)), printable(repr(slip.value))[:60]
+        told = (
+            f"column {column} has {value} in row {slip.row:,}, and numbers in {slip.numbers:,} of "
+            f"{slip.texts:,} rows"
+        )
+        if slip.texts - slip.numbers <= max(1, _RARE * slip.texts):
+            raise SourceError(
+                f"{told}; correct it, or leave it empty, or if the column is text, say so: --column "
+                f"{printable(slip.column)}=text (columns in a pipeline)"
+            )
+        say("preprocess", f"warning: {told}: it is text")
+
+
+def tell_rounding(
+    batches: Iterable[Mapping[str, Sequence[Any]]], columns: Sequence[str]
+) -> Iterator[Mapping[str, Sequence[Any]]]:
+    """Yields batches of columns; says in which of some columns 32 bits make different values one."""
+    import numpy as np
+
+    told = list[str]()
+    for batch in batches:
+        for column in columns if len(told) < len(columns) else ():
+            values = np.unique([value for value in batch[column] if value is not None])
+            values = values[np.isfinite(values)]
+            with np.errstate(over="ignore"):
+                if column not in told and len(np.unique(values.astype(np.float32))) < len(values):
+                    told.append(column)
+        yield batch
+    if told:
+        named = ", ".join(printable(repr(column)) for column in told[:5])
+        more = f" and {len(told) - 5} more columns" if told[5:] else ""
+        say(
+            "preprocess",
+            f"numbers are stored in 32 bits, in which different values become one: {named}{more}; "
+            "--column NAME=text (columns in a pipeline) keeps them",
+        )

@@ -1,0 +1,200 @@
+"""Features of tf.train.Examples as columns of a table: files of TFX, Beam, and whoever stores no images."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, cast
+
+import xxhash
+
+from shardline.components.preprocess.schema import labels
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns
+from shardline.components.preprocess.sources.csv_text import Batch, Found, is_wide
+from shardline.components.preprocess.sources.example import Span
+from shardline.components.preprocess.sources.table import Rows
+from shardline.components.preprocess.tfrecord.example import (
+    Kind,
+    Place,
+    Value,
+    locate,
+    only_span,
+    parse,
+    values,
+)
+from shardline.components.preprocess.tfrecord.framing import Record, read_records
+from shardline.trainer.base.errors import BadRecordError, SourceError, printable
+from shardline.trainer.data.features import COLUMN_TYPES, LABEL
+
+_DTYPES: Mapping[Kind, str] = {"bytes": "string", "float": "float32", "int64": "int64"}
+_ROWS = 1024
+
+
+class File(NamedTuple):
+    """A TFRecord file: its path, "gzip" or "", and the split that its folder says."""
+
+    path: str
+    compression: str
+    split: str | None
+
+
+def to_text(value: Value, name: str) -> str:
+    """Returns the text of a feature; ValueError if it is none, or a key that cannot be shown."""
+    with contextlib.suppress(UnicodeDecodeError):
+        text = value.decode() if isinstance(value, bytes) else str(value)
+        if name != "key" or text.isprintable():
+            return text
+    raise ValueError(f"feature {printable(name)!r} is {value!r:.60}, no printable text in UTF-8")
+
+
+class ExampleRows(Rows):
+    """Examples of TFRecord files as rows: each feature a column, of one value or of a list of fixed length.
+
+    The key is a hash of the whole record unless a feature is it. An image is an encoded one; beside it only
+    the columns that are named are read.
+
+    Raises:
+        SourceError: A file cannot be read, or the features are not these.
+    """
+
+    def __init__(self, name: str, files: Sequence[File], settings: PreprocessSettings) -> None:
+        features, said = settings.features, settings.columns
+        image = features.get("image", "image")
+        targets = {column for one in labels.parse(settings.label) for column in one.columns}
+        targets = targets or {features.get(LABEL, LABEL)}
+        found = _survey(files)
+        if image in found:
+            wanted = {"key", image, *features.values(), *targets, settings.split_by_time}
+            found = {column: one for column, one in found.items() if column in wanted}
+        self.numbers_copies = "key" not in {*features, *found}
+        types = {column: one.word(is_target=column in targets) for column, one in found.items()}
+        types |= {column: COLUMN_TYPES[kind] for column, kind in said.items() if types.get(column) == "int64"}
+        if self.numbers_copies:
+            types["key"] = "string"
+        if image in found and found[image].kind == "bytes":
+            types[image] = "bytes"
+        gaps = {column for column, one in found.items() if one.lengths[0]}
+        wide = {column for column, one in found.items() if one.is_wide}
+        super().__init__(name, _Columns(files, Found(types, gaps, wide), image), settings, ("bytes",))
+
+    def _image(self, value: Any) -> Any:
+        return value
+
+
+class _Found:
+    """What a feature is in the records of some files.
+
+    Attributes:
+        kind: Kind of its lists, and of the first that is not empty.
+        lengths: Number of records by the length of the list in them; 0 where there is none.
+        is_wide: Whether 32-bit floats do not hold the whole numbers.
+    """
+
+    def __init__(self) -> None:
+        self.kind: Kind = "bytes"
+        self.lengths = Counter[int]()
+        self.is_wide = False
+        self._first = ""
+
+    def add(self, place: str, name: str, kind: Kind, found: Sequence[Value]) -> None:
+        """Takes the list of a record."""
+        self.lengths[len(found)] += 1
+        if kind == "int64" and found and not self.is_wide:
+            self.is_wide = is_wide(*cast(list[int], [min(found), max(found)]))
+        if not self._first:
+            self.kind = kind
+            self._first = place if found else ""
+        elif found and kind != self.kind:
+            raise SourceError(
+                f"feature {printable(name)!r} is {kind} in {place}, and {self.kind} in {self._first}; make "
+                "them the same"
+            )
+
+    def word(self, *, is_target: bool) -> str:
+        """Returns the type as `TypedColumns` has it; of a vector with its length, such as float32[3]."""
+        sizes = sorted(self.lengths.keys() - {0}) or [1]
+        if self.kind == "bytes" and is_target and sizes[-1] > 1:
+            return "strings"
+        if len(sizes) > 1:
+            return f"lists of {sizes[0]} to {sizes[-1]} values (pad them to one length)"
+        if self.kind == "int64" and self.lengths[0] and sizes[0] > 1:
+            return "lists of whole numbers that some examples lack (fill them)"
+        return _DTYPES[self.kind] + (f"[{sizes[0]}]" if sizes[0] > 1 else "")
+
+
+def _survey(files: Sequence[File]) -> dict[str, _Found]:
+    """Reads all records once, and returns what features they have; those that are none are left out."""
+    found, count = dict[str, _Found](), 0
+    for path, compression, _ in files:
+        for record in read_records(path, compression=compression):
+            if not isinstance(record, Record):
+                continue
+            try:
+                given = parse(record.data)
+            except ValueError:
+                continue
+            count += 1
+            for name, (kind, numbers) in given.items():
+                one = found.get(name) or found.setdefault(name, _Found())
+                one.add(f"{path} record {record.number}", name, kind, numbers)
+    for one in found.values():
+        one.lengths[0] += count - one.lengths.total()
+    return found
+
+
+class _Columns(TypedColumns):
+    """Features of the records of some files, as columns by their names."""
+
+    about = (ROW, SPLIT, FAULT)
+
+    def __init__(self, files: Sequence[File], found: Found, image: str) -> None:
+        super().__init__(found)
+        self._files, self._image = files, image
+        self._root = os.path.commonpath([path for path, *_ in files])
+
+    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
+        """Yields the values of some columns, row by row and file by file."""
+        for file in self._files:
+            records = read_records(file.path, compression=file.compression)
+            while some := list(islice(records, _ROWS)):
+                rows = (self._row(file, record, names) for record in some)
+                yield dict(zip(names, zip(*rows, strict=True), strict=True))
+
+    def _row(self, file: File, record: Record | BadRecordError, names: Sequence[str]) -> list[Any]:
+        number = record.number if isinstance(record, Record) else record.name.rpartition(" ")[2]
+        told = {ROW: f"record {number}", SPLIT: file.split, FAULT: ""}
+        if len(self._files) > 1:
+            told[ROW] = f"{os.path.relpath(file.path, self._root)} record {number}"
+        try:
+            if not isinstance(record, Record):
+                raise ValueError(record.reason)
+            places = locate(record.data)
+            if "key" in names:
+                told["key"] = xxhash.xxh3_128_hexdigest(record.data)
+            return [
+                self._value(file, record, place, name)
+                if (place := places.get(name.encode()))
+                else told.get(name)
+                for name in names
+            ]
+        except ValueError as fault:
+            told[FAULT] = str(fault)
+            return [told.get(name) for name in names]
+
+    def _value(self, file: File, record: Record, place: Place, name: str) -> Any:
+        if name == self._image and place.kind == "bytes":
+            start, length = only_span(record.data, {name.encode(): place}, name.encode())
+            here = Span(file.path, record.offset + start, length)
+            return record.data[start : start + length] if file.compression else here
+        found: Sequence[Any] = values(record.data, place)
+        if place.kind == "bytes":
+            found = [to_text(one, name) for one in found]
+        if self.types[name] == "strings":
+            return found
+        if place.kind == "int64" and self.types[name] in ("string", "float32"):
+            found = [*map(str if self.types[name] == "string" else float, found)]
+        return found[0] if len(found) == 1 else found or None

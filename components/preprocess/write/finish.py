@@ -1,0 +1,203 @@
+"""Finishing: the marks of all shards become the manifest of the dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import accumulate, chain
+
+import google_crc32c
+import numpy as np
+
+from shardline.components.preprocess.plan import records
+from shardline.components.preprocess.plan.digests import repeated
+from shardline.components.preprocess.plan.image_locations import NOWHERE
+from shardline.components.preprocess.plan.plan import Plan, PlannedShard
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources.example import WHOLE_FILE
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.components.preprocess.write import markers
+from shardline.components.preprocess.write.markers import Found, Images, Mark
+from shardline.components.storage import remote_files
+from shardline.components.storage.prefetch import in_order
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import RunError, SourceError
+from shardline.trainer.data.features import Feature, Label, Tally
+from shardline.trainer.data.manifest import SPLITS, Duplicates, Manifest, Shard, Split
+
+#: Groups of equal examples that are named in the manifest, and the most keys of one of them.
+_NAMED, _NAMED_KEYS = 20, 10
+
+
+def describe(plan: Plan, work: WorkDirectory) -> Manifest:
+    """Returns the manifest of a dataset whose shards are all done; refuses one of which some are not."""
+    done = find_done(plan, plan.shards, work)
+    missing = [shard.file for shard in plan.shards if shard.file not in done]
+    if missing:
+        raise RunError(
+            f"{len(missing)} of {len(plan.shards)} shards of {work.out} are not written, {missing[0]} among "
+            "them; write them first"
+        )
+    images = Images.merge([found.mark.images for found in done.values()])
+    if images.encodings == ("raw",) and None in (images.height, images.width):
+        raise SourceError("raw images must be of one size, these differ; give image_size or another encoding")
+    resize = plan.settings.resize_mode if plan.settings.image_size else ""
+    features = (
+        *([images.feature(resize)] if images.channels else []),
+        *(label.feature for label in plan.labels),
+        Feature("key", "string"),
+        *plan.features,
+    )
+    splits = {}
+    for name in dict.fromkeys(shard.split for shard in plan.shards):
+        written = [done[shard.file].mark for shard in plan.shards if shard.split == name]
+        labels = {
+            label.name: Tally.merge([(mark.shard.records, mark.labels[label.name]) for mark in written])
+            for label in plan.labels
+        }
+        splits[name] = Split(shards=tuple(mark.shard for mark in written), labels=labels)
+    compression = "" if plan.settings.compression == "none" else plan.settings.compression
+    return Manifest(
+        fingerprint=_fingerprint(plan.labels, features, splits, compression),
+        source=plan.settings.source,
+        settings=recorded_settings(plan.settings, plan.schema),
+        labels=plan.labels,
+        features=features,
+        splits=splits,
+        compression=compression,
+        records_in=plan.records_in,
+        rejected=dict(sorted(plan.rejected.items())),
+        converted=images.converted,
+        duplicates=_find_duplicates(plan, work, done),
+        keys=_write_keys(plan, work),
+        anomalies=plan.anomalies,
+    )
+
+
+def _write_keys(plan: Plan, work: WorkDirectory) -> Shard | None:
+    """Writes what each example is known by in other datasets, in the order of the shards, if by anything."""
+    size = checksum = 0
+    has_keys = False
+    with files.replacing(work.identities) as temporary, temporary.open("wb") as file:
+        for block in (block for shard in plan.shards for block in records.read(work.rows(shard.file))):
+            known = records.known_bytes(block.heads)
+            file.write(known)
+            size, checksum = size + len(known), google_crc32c.extend(checksum, known)
+            has_keys = has_keys or bool(block.heads["known"].any())
+    if not has_keys:  # the source has no keys of its own
+        work.identities.unlink(missing_ok=True)
+        return None
+    return Shard(work.identities.name, plan.records, size, f"{checksum:08x}")
+
+
+def recorded_settings(settings: PreprocessSettings, schema: str) -> dict[str, object]:
+    """Returns the settings that shape the bytes, and the digest of the schema that these were checked by."""
+    names = (
+        "split", "stratify", "split_by_time", "split_gap", "split_salt", "seed", "key", "group", "image_size",
+        "resize_mode", "encoding", "readers", "shards", "shard_size", "compression",
+    )  # fmt: skip
+    values = asdict(settings)
+    checked = {"schema": schema, "on_anomaly": settings.on_anomaly} if schema else {}
+    columns = {"columns": dict(settings.columns)} if settings.columns else {}
+    return {name: values[name] for name in names} | columns | checked
+
+
+def find_done(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory) -> dict[str, Found]:
+    """Returns the marks of those shards that are done exactly as the plan wants them, by file."""
+    known = markers.load(work)
+    # To ask a bucket for each one would be a request; its mount knows the sizes of what it has listed.
+    there = set(os.listdir(work.shards)) if work.is_far else set()
+    return {
+        shard.file: found
+        for shard in shards
+        for found in known.get(shard.file, ())
+        if _is_done(shard, found.mark, plan, work, there)
+    }
+
+
+def _is_done(shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, there: set[str]) -> bool:
+    if mark.identity != plan.identity(shard) or mark.shard.records != shard.records:
+        return False
+    if mark.labels.keys() != {label.name for label in plan.labels}:
+        return False
+    try:
+        path = work.shard(shard.file)
+        if shard.file not in there and work.publishing.exists() and not path.exists():
+            path = work.out / shard.file  # an interrupted run has moved it
+        if path.stat().st_size != mark.shard.bytes:
+            return False
+        return mark.surveyed == plan.surveyed or _are_unchanged(shard, plan, work, mark.surveyed)
+    except OSError:
+        return False
+
+
+def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: int) -> bool:
+    """Returns whether the image files of a shard, which must be there, are those that were read."""
+    prefixes = [os.fsencode(place.path) for place in plan.places]
+    paths = (
+        prefixes[place] + (path or key)
+        for block in records.read(work.rows(shard.file))
+        for key, path, _, _, place, generation, length in block.fields()
+        if place != NOWHERE and length <= WHOLE_FILE and not generation
+    )
+    first = next(paths, None)  # objects whose generation is known are part of the plan
+    if first is None:
+        return True
+    if not remote_files.is_far(os.fsdecode(os.path.dirname(first))):
+        return all(os.stat(path).st_ctime_ns <= since for path in chain([first], paths))
+    found = in_order(os.stat, chain([first], paths), size=lambda status: 1)
+    return all(not isinstance(each, Exception) and each.st_ctime_ns <= since for each in found)
+
+
+def _fingerprint(
+    labels: Sequence[Label], features: Sequence[Feature], splits: Mapping[str, Split], compression: str
+) -> str:
+    """Returns the identity of a dataset, its bytes and what they mean; not where and when it was read."""
+    content = {
+        "labels": [asdict(label) for label in labels],
+        "features": [asdict(feature) for feature in features],
+        "shards": [asdict(shard) for split in splits.values() for shard in split.shards],
+        "compression": compression,
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, Found]) -> Duplicates:
+    """Finds the examples of a dataset whose stored content is the same to the byte."""
+    shards = plan.shards
+    starts = np.array([0, *accumulate(shard.records for shard in shards)])
+    split_bits = np.array([1 << SPLITS.index(shard.split) for shard in shards], np.uint8)
+    blocks = (block for shard in shards for block in done[shard.file].hashes())
+    repeats = straddling = 0
+    groups: list[tuple[int, list[int]]] = []
+    for hashes, numbers in repeated(blocks, plan.records, work.scratch):
+        begins = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
+        repeats += len(hashes) - len(begins)
+        of_shard = np.searchsorted(starts, numbers, side="right") - 1
+        there = np.bitwise_or.reduceat(split_bits[of_shard], begins).astype(np.int64)
+        splits = (there & 1) + (there >> 1 & 1) + (there >> 2)
+        straddling += int((splits > 1).sum())
+        # Those that straddle splits first: they are what must be looked at.
+        ends = np.append(begins[1:], len(hashes))
+        for group in np.lexsort((numbers[begins], -splits))[:_NAMED].tolist():
+            members = numbers[begins[group] : min(ends[group], begins[group] + _NAMED_KEYS)].tolist()
+            groups.append((-int(splits[group]), members))
+        groups = heapq.nsmallest(_NAMED, groups)
+
+    def name(number: int) -> str:
+        place = int(np.searchsorted(starts, number, side="right")) - 1
+        shard, position = shards[place], number - int(starts[place])
+        for block in records.read(work.rows(shard.file)):
+            if position < block.count:
+                key = records.key_text(block.keys()[position]).encode("utf-8", "backslashreplace").decode()
+                return f"{shard.split}: {key}"
+            position -= block.count
+        raise IndexError(number)
+
+    named = tuple(tuple(map(name, members)) for _, members in groups)
+    return Duplicates(examples=repeats, straddling=straddling, named=named)

@@ -1,0 +1,273 @@
+"""Marks: what says that a shard is done, in files of a line of JSON and the hashes of what is in the shards.
+
+One that was cut off, or is of another plan, says nothing. In a mounted bucket, where each file is a request
+or two, the marks of a few seconds share one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from shardline.components.preprocess.images.codec import Kind
+from shardline.components.preprocess.plan.digests import HASH_BYTES, blocks
+from shardline.components.preprocess.plan.plan import Plan
+from shardline.components.preprocess.plan.records import Rows
+from shardline.components.preprocess.tfrecord.example import parse_entries
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.components.storage import remote_files
+from shardline.trainer.base import deserialize, files
+from shardline.trainer.base.errors import RunError, printable
+from shardline.trainer.data.features import (
+    CLASS,
+    LABEL,
+    MULTILABEL,
+    REGRESSION,
+    Feature,
+    Label,
+    Spread,
+    Tally,
+    is_class,
+)
+from shardline.trainer.data.manifest import Shard
+
+_SECONDS_TOGETHER = 5.0
+
+# Shards that wait to be brought to a bucket, on this disk; so many streams share its bandwidth.
+_UPLOADS = 4
+
+
+@dataclass(frozen=True)
+class Images:
+    """Properties that the stored images of some shards have in common; a side is None where they differ.
+
+    `channels` is the largest number, 0 without images; `converted` counts images by what was done to them.
+    """
+
+    height: int | None = None
+    width: int | None = None
+    channels: int = 0
+    encodings: tuple[str, ...] = ()
+    converted: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def merge(cls, parts: Sequence[Images]) -> Images:
+        """Returns the common properties of several groups of images."""
+        converted: Counter[str] = Counter()
+        for part in parts:
+            converted.update(part.converted)
+        heights, widths = {part.height for part in parts}, {part.width for part in parts}
+        return cls(
+            heights.pop() if len(heights) == 1 else None,
+            widths.pop() if len(widths) == 1 else None,
+            max((part.channels for part in parts), default=0),
+            tuple(sorted({encoding for part in parts for encoding in part.encodings})),
+            dict(sorted(converted.items())),
+        )
+
+    @classmethod
+    def of(cls, kinds: Mapping[Kind, int]) -> Images:
+        """Returns the common properties of images, given how many there are of each kind."""
+        return cls.merge(
+            [
+                cls(height, width, channels, (encoding,), dict.fromkeys(converted, count))
+                for (height, width, channels, encoding, converted), count in kinds.items()
+            ]
+        )
+
+    def feature(self, resize: str) -> Feature:
+        """Returns the feature of the manifest."""
+        encoding = self.encodings[0] if len(self.encodings) == 1 else "image"
+        return Feature("image", "uint8", (self.height, self.width, self.channels), encoding, resize)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Facts about a shard that is done, if its plan gives this `identity`; `surveyed` is that of the plan."""
+
+    identity: str
+    surveyed: int
+    shard: Shard
+    labels: Mapping[str, Tally]
+    images: Images
+
+
+@dataclass(frozen=True)
+class Found:
+    """A mark that was found: the file that it is in, and where in it the shard's hashes are."""
+
+    mark: Mark
+    path: Path
+    offset: int
+
+    def hashes(self) -> Iterator[bytes]:
+        """Yields the hashes, one behind the other, in blocks."""
+        return blocks(self.path, self.offset, HASH_BYTES * self.mark.shard.records)
+
+
+class Counts:
+    """What the labels are in rows, counted block by block; `records` is the number of rows so far."""
+
+    def __init__(self, labels: Sequence[Label]) -> None:
+        self._labels = labels
+        self._classes = np.zeros(len(labels[0].outputs), np.int64) if is_class(labels) else None
+        self._values: dict[str, list[list[Any]]] = {label.name: [] for label in labels}
+        self.records = 0
+
+    def add(self, block: Rows) -> None:
+        """Counts some rows."""
+        self.records += block.count
+        if self._classes is not None:
+            self._classes += np.bincount(block.heads["label"], minlength=len(self._classes))
+            return
+        for entry in block.features():
+            stored = parse_entries(entry)
+            for name, values in self._values.items():
+                values.append(stored[name][1])
+
+    def tallies(self) -> dict[str, Tally]:
+        """Returns what each label is in the rows, one or more."""
+        if self._classes is not None:
+            return {LABEL: Tally(tuple(self._classes.tolist()))}
+        return {label.name: tally(label, self._values[label.name]) for label in self._labels}
+
+
+class Delivery:
+    """Brings shards to where they belong and marks them, while the next are written. A context manager."""
+
+    def __init__(self, work: WorkDirectory) -> None:
+        self._work = work
+        self._pool = ThreadPoolExecutor(_UPLOADS, "upload") if work.is_far else None
+        self._uploads: deque[Future[None]] = deque()
+        self._marks: list[tuple[Mark, bytes]] = []
+        self._lock = threading.Lock()
+        self._saved = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            while self._uploads and kind is None:
+                self._uploads.popleft().result()
+        finally:
+            if self._pool:
+                self._pool.shutdown(cancel_futures=True)
+            if self._marks:  # what is done stays done, whatever else went wrong
+                write(self._work, self._marks)
+
+    def take(self, temporary: Path, mark: Mark, hashes: bytes) -> None:
+        """Takes a shard that is whole on this machine's disk, and the hashes of what is in it."""
+        if self._pool is None:
+            temporary.replace(self._work.shard(mark.shard.file))
+            write(self._work, [(mark, hashes)])
+            return
+        while len(self._uploads) >= _UPLOADS:
+            self._uploads.popleft().result()
+        self._uploads.append(self._pool.submit(self._upload, temporary, mark, hashes))
+
+    def _upload(self, temporary: Path, mark: Mark, hashes: bytes) -> None:
+        path = self._work.shard(mark.shard.file)
+        try:
+            remote_files.upload(temporary, path, before=self._work.check)
+            with self._lock:
+                self._marks.append((mark, hashes))
+                if time.monotonic() - self._saved >= _SECONDS_TOGETHER:
+                    write(self._work, self._marks)
+                    self._marks, self._saved = [], time.monotonic()
+        except OSError as error:
+            raise unwritable(path, error) from None
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def unwritable(path: Path, error: OSError) -> RunError:
+    """Returns the error of a shard that cannot be written."""
+    return RunError(
+        f"cannot write {path}: {error.strerror or error}; make room and run again, it will go on from there"
+    )
+
+
+def write(work: WorkDirectory, marks: Sequence[tuple[Mark, bytes]]) -> None:
+    """Marks shards that lie whole where they belong, given the hashes of each."""
+    facts = json.dumps([asdict(mark) for mark, _ in marks])
+    # Of a part that is written twice at once, marks of several shards are not the same ones.
+    name = secrets.token_hex(8) if work.is_far else marks[0][0].shard.file
+    path = work.done / f"{name}.mark"
+    files.write_bytes(path, b"".join((facts.encode(), b"\n", *(hashes for _, hashes in marks))))
+    if work.is_far:
+        remote_files.upload(path, work.path / path.name, before=work.check)
+
+
+def load(work: WorkDirectory) -> dict[str, list[Found]]:
+    """Returns all marks that can be read, by the file of their shard."""
+    found: dict[str, list[Found]] = {}
+    for each in (each for path in work.marks() for each in _read(path)):
+        found.setdefault(each.mark.shard.file, []).append(each)
+    return found
+
+
+def forget_others(plan: Plan, work: WorkDirectory) -> None:
+    """Removes marks that another plan wanted, before their shards are written anew."""
+    wanted = {(shard.file, plan.identity(shard)) for shard in plan.shards}
+    for path in work.marks():
+        found = {(each.mark.shard.file, each.mark.identity) for each in _read(path)}
+        if not found or not found <= wanted:
+            for copy in {path, work.path / path.name}:
+                copy.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> list[Found]:
+    try:
+        with path.open("rb") as file:
+            line, size = file.readline(files.MAX_TEXT_BYTES), os.fstat(file.fileno()).st_size
+        facts = files.parse_json(line, str(path), RunError)
+        marks = [deserialize.restore(Mark, each, str(path), RunError) for each in facts]
+    except (OSError, RunError, TypeError, ValueError):
+        return []
+    found, offset = [], len(line)
+    for mark in marks:
+        found.append(Found(mark, path, offset))
+        offset += HASH_BYTES * mark.shard.records
+    return found if size == offset else []
+
+
+def tally(label: Label, values: Sequence[Sequence[Any]]) -> Tally:
+    """Returns what a label is in some examples, one or more, whose stored values are given."""
+    table = np.asarray(values, np.float64).reshape(len(values), -1)
+    if label.kind == CLASS:
+        return Tally(tuple(np.bincount(table[:, 0].astype(np.int64), minlength=len(label.outputs)).tolist()))
+    if label.kind == MULTILABEL:
+        return Tally(tuple(int(count) for count in table.sum(axis=0)))
+    columns = zip(
+        *(found(table, axis=0).tolist() for found in (np.min, np.max, np.mean, np.std)), strict=True
+    )
+    return Tally(spreads=tuple(Spread(*numbers) for numbers in columns))
+
+
+def describe(label: Label, tallies: Sequence[Tally]) -> str:
+    """Returns a label in a line: "fare, regression, 3.25 to 88 USD"."""
+    name = f"{label.name}, " if label.name != LABEL else ""
+    if label.kind != REGRESSION:
+        named = printable(", ".join(label.outputs[:5])) + (", ..." if len(label.outputs) > 5 else "")
+        return f"{name}{label.kind} of {len(label.outputs):,}: {named}"
+    units, spreads = label.units or ("",) * len(label.outputs), [one.spreads for one in tallies]
+    ranges = [
+        f"{min(each.least for each in found):g} to {max(each.largest for each in found):g} {unit}".rstrip()
+        for unit, *found in zip(units, *spreads, strict=True)
+    ]
+    if len(ranges) == 1:
+        return f"{label.outputs[0]}, {label.kind}, {ranges[0]}"
+    parts = (f"{output}, {each}" for output, each in zip(label.outputs, ranges, strict=True))
+    return f"{name}{label.kind} of {len(ranges)} numbers: {'; '.join(parts)}"

@@ -1,0 +1,267 @@
+"""Shard writer: the innermost loop of preprocessing, and before it the search for bad images.
+
+The loop runs once per example, millions of times: so bare system calls, no objects but bytes, and everything
+that can be known before is known before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import operator
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, tee
+from pathlib import Path
+from typing import Any, Self
+
+import google_crc32c
+import numpy as np
+import xxhash
+
+from shardline.components.preprocess.images.codec import Kind
+from shardline.components.preprocess.plan import records as rows
+from shardline.components.preprocess.plan.image_locations import NOWHERE, ImageReader
+from shardline.components.preprocess.plan.plan import Plan, PlannedShard
+from shardline.components.preprocess.plan.records import Rows
+from shardline.components.preprocess.plan.survey import Rejected, Survey
+from shardline.components.preprocess.process_pool import Processes, Report
+from shardline.components.preprocess.sources.example import changed
+from shardline.components.preprocess.tfrecord.example import entries, key_head
+from shardline.components.preprocess.tfrecord.framing import NO_IMAGE, image_start, mask
+from shardline.components.preprocess.work_directory import WorkDirectory
+from shardline.components.preprocess.write.markers import Counts, Delivery, Images, Mark, unwritable
+from shardline.components.storage import remote_files
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import BadRecordError
+from shardline.trainer.base.progress import Meter
+from shardline.trainer.data.features import LABEL, is_class
+from shardline.trainer.data.manifest import Shard
+
+# Bytes that are collected before a write: they should not leave the processor's cache.
+_BLOCK = 1 << 18
+# A system call takes at most 1,024 pieces (IOV_MAX), three for a record.
+_PIECES = 1000 // 3
+# Images up to this size, on average, are copied into their records, which saves calls.
+_SMALL = 8192
+_GZIP = 31
+
+# Objects that are made before Python looks for cycles among them, of which examples have none: with its own
+# number, 700, that takes a tenth of the time that a survey takes.
+_UNCOLLECTED = 50_000
+
+
+class ShardWriter:
+    """Writes shards of one plan."""
+
+    def __init__(self, plan: Plan, work: WorkDirectory, images: ImageReader, report: Report) -> None:
+        self._plan = plan
+        self._work = work
+        self._images = images
+        self._report = report
+        self._codec = plan.make_codec(checked=plan.settings.on_bad_record == "skip")
+        # Any other label is stored as features are.
+        classes = plan.labels[0].outputs if is_class(plan.labels) else ()
+        self._labels = [entries({LABEL: index}) for index in range(len(classes))]
+
+    def write(self, shard: PlannedShard, delivery: Delivery) -> None:
+        """Writes a shard under a temporary name, fsyncs it and hands it to `delivery` with its mark."""
+        temporary = files.temporary_name(self._work.scratch / shard.file)
+        try:
+            counts, kinds = Counts(self._plan.labels), Counter[Kind | None]()
+            hashes = list[bytes]()
+            with Output(temporary, self._plan.settings.compression) as output:
+                for block in rows.read(self._work.rows(shard.file)):
+                    counts.add(block)
+                    hashes += self._write_block(block, output, kinds)
+            written = Shard(shard.file, counts.records, output.size, f"{output.checksum:08x}")
+            images = Images.of({kind: count for kind, count in kinds.items() if kind})
+            identity, surveyed = self._plan.identity(shard), self._plan.surveyed
+            mark = Mark(identity, surveyed, written, counts.tallies(), images)
+            delivery.take(temporary, mark, b"".join(hashes))
+        except BaseException as error:
+            temporary.unlink(missing_ok=True)
+            if isinstance(error, BadRecordError) and self._plan.settings.on_bad_record == "skip":
+                # When it was checked, it was good.
+                raise changed(error.name, f"became unusable ({error.reason})") from None
+            if isinstance(error, OSError):
+                raise unwritable(self._work.shard(shard.file), error) from None
+            raise
+
+    def _write_block(self, block: Rows, output: Output, kinds: Counter[Kind | None]) -> Iterator[bytes]:
+        """Writes records, counts kinds of images, and yields the hashes of the contents, many together."""
+        keys, extras = block.keys(), block.features()
+        labels = (
+            [self._labels[label] for label in block.heads["label"].tolist()]
+            if self._labels
+            else [b""] * block.count
+        )
+        tails = list(map(b"".join, zip(map(key_head, map(len, keys)), keys, labels, extras, strict=True)))
+        have_image = (block.heads["place"] != NOWHERE).tolist()
+        end = 0
+        for contents in self._images.portions(block, _BLOCK):
+            start, end = end, end + len(contents)
+            have = have_image[start:end]
+            hashed = contents = self._stored(contents, keys[start:end], have, kinds)
+            sizes = list(map(len, contents))
+            if not all(have):
+                sizes = [size if there else NO_IMAGE for size, there in zip(sizes, have, strict=True)]
+                others = map(operator.add, labels[start:end], extras[start:end])
+                hashed = [a if there else b for a, b, there in zip(contents, others, have, strict=True)]
+            yield np.fromiter(map(xxhash.xxh3_64_intdigest, hashed), "<u8", len(hashed)).tobytes()
+            self._report(len(contents), output.add(contents, sizes, tails[start:end]))
+
+    def _stored(
+        self, contents: list[bytes], keys: Sequence[bytes], have: Sequence[bool], kinds: Counter[Kind | None]
+    ) -> list[bytes]:
+        """Returns images as they are stored, and counts their kinds; `have` says which examples have one."""
+        found: list[Kind | None] = [None] * len(contents)
+        for number, there in enumerate(have):
+            if not there:
+                continue
+            image = self._codec.store(contents[number], rows.key_text(keys[number]))
+            contents[number], found[number] = image.data, image.kind
+        if found.count(found[0]) == len(found):  # most are, and comparing is faster than counting
+            kinds[found[0]] += len(found)
+        else:
+            kinds.update(found)
+        return contents
+
+
+def write_planned(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
+    """Writes planned shards, a job of the process pool; `given` has `out`, the dataset directory."""
+    work = WorkDirectory.of(given)
+    plan = Plan.load(work.plan)
+    planned = {shard.file: shard for shard in plan.shards}
+    with (
+        rarely_collecting(),
+        remote_files.kept_in(work.copies),
+        ImageReader(plan.places, work.spool, plan.surveyed) as images,
+        Delivery(work) as delivery,
+    ):
+        writer = ShardWriter(plan, work, images, report)
+        items, ahead = tee(items)
+        images.expect(row for file in ahead for block in rows.read(work.rows(file)) for row in block.fields())
+        for file in items:
+            writer.write(planned[file], delivery)
+    return {}
+
+
+def without_bad(
+    found: Survey, plan: Plan, work: WorkDirectory, processes: Processes, rejected: Rejected
+) -> Survey:
+    """Takes examples whose image cannot be stored out of the buckets, before any of them is planned."""
+    plan.save(work.plan)
+    found.buckets.flush()
+    paths = found.buckets.paths
+    meter = Meter("checked", sum(found.codes), rejected=found.bad)
+    processes.do(check_buckets, work.given, [path.name for path in paths], meter.advance)
+    codes = list(found.codes)
+    for path in paths:
+        for line in path.with_suffix(".bad").read_text().splitlines():
+            bad = json.loads(line)
+            codes[bad["code"]] -= 1
+            rejected.add(BadRecordError(bad["file"], bad["reason"]))
+    return replace(found, codes=codes)
+
+
+def check_buckets(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
+    """Takes rows whose image cannot be stored out of bucket files, into NAME.bad: a job of the pool."""
+    work = WorkDirectory.of(given)
+    plan = Plan.load(work.plan)
+    codec = plan.make_codec()
+    with ImageReader(plan.places, work.spool, plan.surveyed) as images:
+        for bucket in items:
+            path, bad = work.buckets / bucket, list[dict[str, object]]()
+            checked = path.with_suffix(".checked")
+            checked.touch()
+            for block in rows.read(path):
+                good = list[int]()
+                for number, (key, where, _, _, place, offset, length) in enumerate(block.fields()):
+                    data = b""
+                    try:
+                        if place != NOWHERE:
+                            data = images.read(place, offset, length, where, key)
+                            codec.store(data, rows.key_text(key))
+                        good.append(number)
+                    except BadRecordError as error:
+                        code = int(block.heads["code"][number])
+                        bad.append({"file": error.name, "reason": error.reason, "code": code})
+                    report(1, len(data))
+                rows.append(checked, block.take(np.array(good, np.int64)))
+            checked.replace(path)
+            path.with_suffix(".bad").write_text("".join(json.dumps(each) + "\n" for each in bad))
+    return {}
+
+
+@contextlib.contextmanager
+def rarely_collecting() -> Iterator[None]:
+    """Has Python look for cycles seldom, as examples make none."""
+    thresholds = gc.get_threshold()
+    if 0 < thresholds[0] < _UNCOLLECTED:
+        gc.set_threshold(_UNCOLLECTED, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+class Output:
+    """A file that is written in large blocks: `size` and `checksum` are of what was written."""
+
+    def __init__(self, path: Path, compression: str) -> None:
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self.size = self.checksum = 0
+        self._compressor = zlib.compressobj(wbits=_GZIP) if compression == "gzip" else None
+
+    def add(self, contents: Sequence[bytes], sizes: Sequence[int], tails: Sequence[bytes]) -> int:
+        """Writes records and returns their size in bytes.
+
+        Each has an image, or b"" and the size `NO_IMAGE`; `tails` are what comes behind the images.
+        """
+        frames, starts, in_all = zip(*map(image_start, sizes, map(len, tails)), strict=True)
+        size: int = sum(in_all)
+        if size <= _SMALL * len(contents) or len(contents) > _PIECES:
+            records = list(map(b"".join, zip(starts, contents, tails, strict=True)))
+            checksums = map(mask, map(google_crc32c.value, records))
+            self._write([b"".join(chain.from_iterable(zip(frames, records, checksums, strict=True)))])
+            return size
+        pieces, value, extend = list[bytes](), google_crc32c.value, google_crc32c.extend
+        for frame, start, content, tail in zip(frames, starts, contents, tails, strict=True):
+            checksum = mask(extend(extend(value(start), content), tail))
+            pieces += frame + start, content, tail + checksum
+        self._write(pieces)
+        return size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Writes the rest, to the disk itself."""
+        try:
+            if self._compressor and not kind:
+                self._write_through([self._compressor.flush()])
+            if not kind:
+                os.fsync(self.file)
+        finally:
+            os.close(self.file)
+
+    def _write(self, pieces: list[bytes]) -> None:
+        self._write_through([self._compressor.compress(b"".join(pieces))] if self._compressor else pieces)
+
+    def _write_through(self, pieces: list[bytes]) -> None:
+        size = sum(map(len, pieces))
+        crc, extend = self.checksum, google_crc32c.extend
+        for piece in pieces:
+            crc = extend(crc, piece)
+        self.checksum = crc
+        written = os.writev(self.file, pieces)
+        if written < size:  # a full disk says so at the next call
+            rest = memoryview(b"".join(pieces))[written:]
+            while rest:
+                rest = rest[os.write(self.file, rest) :]
+        self.size += size

@@ -1,0 +1,252 @@
+"""Run directory: what the files of a run on this machine tell of it, also while it is going on.
+
+run.json                        this record
+run.log                         what every task has printed, between kfp.local's own lines
+outputs/RUN/TASK/               artifacts, and executor_output.json of each task
+replicas/TASK/job.json, *.log   of each custom job: how its replicas ended, and what each has printed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from shardline.components.runs.record import (
+    ABANDONED,
+    FAILED,
+    JOB_FILE,
+    LOG,
+    RECORD_FILE,
+    REPLICAS,
+    RUNNING,
+    JobRecord,
+    RunRecord,
+    State,
+    TaskOutputs,
+    results,
+)
+from shardline.components.runs.causes import exit_code, explain, Failure
+from shardline.components.runs.logs import last_lines, own_error, readable
+from shardline.components.vertex.payload import at, known_text, list_at
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import SettingsError
+
+_EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
+_FAILED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - ERROR - Task '(.+)' finished with status FAILURE")
+_ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with status \w+")
+_FRAME = re.compile(r"\d\d:\d\d:\d\d\.\d+ - [A-Z]+ - |-{20,}$")
+#: How kfp.local marks the output of a task, as against its own words.
+TASK_INDENT = "    "
+#: Seconds between two looks at a log that grows.
+_PAUSE_S = 0.3
+#: What a shell says of a program that a signal has ended.
+_SHELL = {"Killed": 137, "Segmentation fault": 139, "Aborted": 134, "Terminated": 143, "Bus error": 135}
+
+
+def blessing(directory: Path) -> bool | None:
+    """Returns whether the tasks of a run on this machine have blessed its model; None where none has judged.
+
+    Of an unchanged run it is the verdict on the model that still holds. What tasks have printed says nothing.
+    """
+    verdict: bool | None = None
+    for task in _outputs(directory):
+        name = "still_blessed" if task.parameters.get("changed") is False else "blessed"
+        if name in task.parameters:
+            verdict = task.parameters[name] is True
+    return verdict
+
+
+def is_run_directory(directory: Path) -> bool:
+    """Whether a directory is that of a run on this machine."""
+    return (directory / RECORD_FILE).is_file() and (directory / LOG).is_file()
+
+
+def local_runs(runs_dir: Path, limit: int) -> list[RunRecord]:
+    """Returns the records of the newest runs in a directory, newest first, but for damaged ones."""
+    found: list[RunRecord] = []
+    for path in sorted(runs_dir.glob(f"*/{RECORD_FILE}"), reverse=True):
+        if len(found) < limit and not path.parent.is_symlink():
+            with contextlib.suppress(SettingsError):
+                found.append(RunRecord.read(path.parent))
+    return found
+
+
+def find_run(run: str, runs_dir: Path) -> Path:
+    """Returns the directory of a run on this machine, given it or its name among the runs there.
+
+    Raises SettingsError when there is none.
+    """
+    for path in (Path(run), runs_dir / run):
+        if is_run_directory(path):
+            return path.resolve() if path.is_symlink() else path
+    raise SettingsError(f"there is no run {run!r}, neither as a directory nor in {runs_dir}")
+
+
+def observe(directory: Path, state: State | None = None, *, record: RunRecord | None = None) -> RunRecord:
+    """Returns the record of a run on this machine with what its files tell besides, as far as it has come.
+
+    `state` is its state where its own record cannot know it yet: "failed" to a task that runs at its end.
+    `record` is its own record, which is read from the directory unless given.
+
+    Raises:
+        SettingsError: When it is no run directory, or damaged.
+    """
+    record = record or RunRecord.read(directory)
+    state = state or record.state
+    # Of a run whose outputs have been removed, its record knows what they were.
+    made = {name: value or getattr(record, name) for name, value in results(_outputs(directory)).items()}
+    here = {"run": str(directory)}
+    made["links"] = here | made["links"] | here
+    explanation = explain(failure_of(directory, record)) if state == FAILED else None
+    return replace(record, state=state, explanation=explanation, **made)
+
+
+def failure_of(directory: Path, record: RunRecord) -> Failure:
+    """Returns what the files of a failed run tell of its failure; raises SettingsError without a log."""
+    try:
+        log = _read_lines(directory / LOG)
+    except OSError as error:
+        raise SettingsError(f"{directory} is not the directory of a run: {error}") from None
+    failed = [match[1] for line in log if (match := _FAILED.fullmatch(line))]
+    # The task that ran last where the run was ended before KFP could say that it failed.
+    task = failed[-1] if failed else next(reversed(tasks(log)), "")
+    said = own_error(line.removeprefix(TASK_INDENT) for line in log)
+    job = directory / REPLICAS / task
+    if task and (job / JOB_FILE).is_file():
+        return _replica_failure(job, task, said)
+    lines = [line for name, line in by_task(log) if name == task]
+    codes = [code for line in lines[-3:] for words, code in _SHELL.items() if line.startswith(words)]
+    return Failure(
+        task=task,
+        exit_code=codes[-1] if codes else None,
+        error=said or ("" if task and record.error != ABANDONED else record.error or ""),
+        own_words=bool(said),
+        lines=last_lines(lines),
+    )
+
+
+def by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields what tasks have printed, without KFP's own: the task's name and a line.
+
+    Where tasks run side by side (ParallelFor) their lines are not told apart: kfp.local does not.
+    """
+    task = ""
+
+    def printed() -> Iterator[str]:
+        nonlocal task
+        for line in log:
+            if begin := _EXECUTING.fullmatch(line):
+                task = begin[1]
+            elif _ENDED.fullmatch(line):
+                task = ""
+            elif task and not _FRAME.match(line):
+                yield line.removeprefix(TASK_INDENT)
+
+    for line in readable(printed()):
+        yield task, line
+
+
+def tasks(log: Iterable[str]) -> list[str]:
+    """Returns the names of the tasks that were executed, in order."""
+    return list(dict.fromkeys(match[1] for line in log if (match := _EXECUTING.fullmatch(line))))
+
+
+def task_at_work(line: str) -> str | None:
+    """Returns the task that has begun by a line of kfp.local, "" where one has ended; None for any other."""
+    if begun := _EXECUTING.fullmatch(line):
+        return begun[1]
+    return "" if _ENDED.fullmatch(line) else None
+
+
+def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool = False) -> Iterator[str]:
+    """Yields what tasks have printed, each line after its task's name, or what a replica has printed.
+
+    What KFP writes of a task's input is left out; the files have it. A replica is one of a custom job, as in
+    "worker-0"; with `follow`, waits for more until the run has ended.
+
+    Raises:
+        SettingsError: When there is no such task or replica.
+    """
+    if replica:
+        logs = sorted((directory / REPLICAS).glob("*/*.log"))
+        found_in = [path for path in logs if path.stem == replica and task in ("", path.parent.name)]
+        if not found_in:
+            there = ", ".join(dict.fromkeys(f"{path.stem} of {path.parent.name}" for path in logs)) or "none"
+            where = f" in {task!r}" if task else ""
+            raise SettingsError(f"no replica {replica!r} has run{where}; these have: {there}")
+        yield from readable(_lines(found_in[0], directory, follow))
+        return
+    found = False
+    for name, line in by_task(_lines(directory / LOG, directory, follow)):
+        if name == task or not task:
+            found = True
+            yield f"{name} | {line}"
+    if task and not found:
+        known = tasks(_read_lines(directory / LOG))
+        if task not in known:
+            raise SettingsError(f"no task {task!r} has run; these have: {', '.join(known) or 'none'}")
+
+
+def _lines(path: Path, directory: Path, follow: bool) -> Iterator[str]:
+    """Yields the lines of a file, and with `follow` those that come until the run has ended."""
+    rest = ""
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        while True:
+            # Asked before reading: what is written before the end is read after it.
+            record = RunRecord.read(directory) if follow else None
+            # Of a record that names no machine nobody will ever know whether its run has ended.
+            ended = record is None or record.state != RUNNING or not record.host
+            *whole, rest = (rest + file.read()).split("\n")
+            yield from whole
+            if ended:
+                break
+            if not whole:
+                time.sleep(_PAUSE_S)
+    if rest:
+        yield rest
+
+
+def _outputs(directory: Path) -> Iterator[TaskOutputs]:
+    for path in sorted(directory.glob("outputs/*/*/executor_output.json")):
+        try:
+            found = files.read_json(path, SettingsError)
+        except SettingsError:
+            continue  # of a task that is writing it
+        named = {name: list_at(found, "artifacts", name, "artifacts") for name in at(found, "artifacts")}
+        made = {name: items[0] for name, items in named.items() if items}
+        yield TaskOutputs(
+            parameters=at(found, "parameterValues"),
+            artifacts={name: at(item, "metadata") for name, item in made.items()},
+            uris={name: known_text(item.get("uri")) for name, item in made.items() if isinstance(item, dict)},
+        )
+
+
+def _replica_failure(job: Path, task: str, said: str) -> Failure:
+    """Returns the failure of a custom job: of the replica that ended first, with an error, the last time."""
+    record = JobRecord.read(job)
+    ended = [item for item in record.replicas if item.starts and item.starts[-1].exit not in (0, None)]
+    if not ended:
+        return Failure(task=task, error=record.error or "")
+    # One that was stopped because another had failed did not fail by itself.
+    first = min(ended, key=lambda item: (item.starts[-1].stopped, item.starts[-1].end_s or 0.0))
+    last, log = first.starts[-1], job / f"{first.name}.log"
+    lines = _read_lines(log) if log.is_file() else []
+    return Failure(
+        task=task,
+        replica=first.name,
+        exit_code=exit_code(last.exit or 0),
+        error=said or record.error or "",
+        own_words=bool(own_error(lines)),
+        lines=last_lines(lines),
+        peak_memory=last.peak_memory_bytes,
+        restarts=first.restarts,
+    )
+
+
+def _read_lines(log: Path) -> list[str]:
+    """Returns the lines of a log, which may hold any bytes; only a newline ends one."""
+    return log.read_bytes().decode("utf-8", "replace").removesuffix("\n").split("\n")

@@ -1,0 +1,259 @@
+"""Log lines of tasks, here and in Cloud Logging, and what they and the platform tell of a run."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from shardline.components.runs.record import FAILED, results, RUNNING, RunRecord, State
+from shardline.components.runs.causes import explain, Failure
+from shardline.components.vertex.client import Platform, ask, ask_all
+from shardline.components.runs.platform_run import read_run, Run
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import PlatformError, SettingsError
+
+#: The number of last lines that explain a failure.
+LAST_LINES = 12
+
+_REPLICA = re.compile(r"((?:chief|worker|ps|evaluator)-\d+) \| (.*)", re.DOTALL)
+#: An error as `shardline.trainer.base.progress` renders it; a local run's own repeats a task's.
+_ERROR = re.compile(r"(?!pipeline:)(\w+): error: (.*)")
+_KFP = re.compile(r"\[KFP Executor [^]]*\]: ")
+#: How the lines begin that follow one of KFP's: those of a JSON document.
+_JSON = ("{", "}", " ")
+_FAILED_REPLICA = re.compile(r"replica (workerpool\d+-\d+)")
+_STATUS = re.compile(r"non-zero status of (\d+)(\(SIG)?")
+
+#: Entries that are read to find the last lines that say something.
+_ENTRIES = 300
+#: Entries that `logs` shows at most, the newest of them.
+_LIMIT = 5000
+#: Seconds between two looks; Cloud Logging has a line some seconds after it was printed.
+_PAUSE_S = 5.0
+#: Lines may arrive out of order by about so many seconds.
+_OVERLAP = datetime.timedelta(seconds=30)
+
+
+class KfpLines:
+    """Recognizes what KFP itself has written, line by line, of several processes at once."""
+
+    def __init__(self) -> None:
+        self._in_kfp: set[str] = set()
+
+    def has(self, text: str, source: str = "") -> bool:
+        """Whether the next line of a process is KFP's own, or empty; `source` tells processes apart."""
+        if _KFP.match(text):
+            self._in_kfp.add(source)
+            return True
+        if source in self._in_kfp and text.startswith(_JSON):
+            return True
+        self._in_kfp.discard(source)
+        return not text.strip()
+
+
+def readable(lines: Iterable[str]) -> Iterator[str]:
+    """Yields the lines that are neither KFP's own nor empty.
+
+    They are of one process, or of several, each after the name of its replica: "worker-0 | ...".
+    """
+    kfp = KfpLines()
+    for line in lines:
+        replica, text = split_replica(line)
+        if not kfp.has(text, replica):
+            yield line
+
+
+def split_replica(line: str) -> tuple[str, str]:
+    """Returns the name of the replica at the beginning of a line, "" for none, and the rest."""
+    match = _REPLICA.fullmatch(line)
+    return (match[1], match[2]) if match else ("", line)
+
+
+def own_error(lines: Iterable[str]) -> str:
+    """Returns the message of Shardline's last error among lines; "" for none."""
+    found = [match[2] for line in lines if (match := _ERROR.fullmatch(line))]
+    return found[-1] if found else ""
+
+
+def last_lines(lines: Iterable[str]) -> tuple[str, ...]:
+    """Returns the last readable lines, Shardline's own errors left out."""
+    return tuple(line for line in readable(lines) if not _ERROR.fullmatch(line))[-LAST_LINES:]
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of a replica's output, without line end, and when (UTC) Cloud Logging received it.
+
+    Attributes:
+        job: Id of the custom job.
+        replica: workerpool0-0; "" for what the platform itself says of the job.
+        key: Tells entries apart.
+    """
+
+    time: datetime.datetime
+    job: str
+    replica: str
+    text: str
+    key: str
+
+
+def read_entries(
+    platform: Platform,
+    jobs: Iterable[str],
+    limit: int,
+    replica: str = "",
+    since: datetime.datetime | None = None,
+) -> list[LogLine]:
+    """Returns the newest lines that custom jobs have printed, the oldest of them first.
+
+    Source: https://cloud.google.com/vertex-ai/docs/training/monitor-training-logs
+
+    Args:
+        platform: Where the jobs are.
+        jobs: Ids of the custom jobs.
+        limit: The largest number of entries.
+        replica: workerpool0-0; "" for all.
+        since: Only what came at or after this time.
+    """
+    ids = " OR ".join(json.dumps(job) for job in jobs)
+    parts = ['resource.type="ml_job"', f"resource.labels.job_id=({ids})"]
+    if replica:
+        parts.append(f'resource.labels.task_name="{replica}"')
+    if since:
+        parts.append(f'timestamp>="{since.astimezone(datetime.UTC).isoformat()}"')
+    request = {
+        "resource_names": [f"projects/{platform.project}"],
+        "filter": " AND ".join(parts),
+        "order_by": "timestamp desc",
+        "page_size": min(limit, 1000),
+    }
+    found = ask_all("read the logs", platform.logs.list_log_entries, request, limit=limit)
+    return [
+        LogLine(
+            time=entry.timestamp,
+            job=entry.resource.labels.get("job_id", ""),
+            # "service" is the platform itself.
+            replica=entry.resource.labels.get("task_name", "").removeprefix("service"),
+            text=line,
+            key=f"{entry.timestamp}{entry.insert_id}{number}",
+        )
+        for entry in found[::-1]
+        for text in [str(entry.text_payload or (entry.json_payload or {}).get("message", ""))]
+        for number, line in enumerate(text.splitlines() or [""])
+    ]
+
+
+def read_record(platform: Platform, run: str, state: State | None = None) -> RunRecord:
+    """Returns the record of a run, by id or resource name, as far as it has come; raises as `read_run` does.
+
+    `state` is its state where the run cannot know it yet: "failed" to a task that runs at its end.
+    """
+    found = read_run(platform, run)
+    state = state or (cast(State, found.state) if found.has_ended else RUNNING)
+    made = results(task.outputs for task in found.tasks)
+    return RunRecord(
+        name=found.job_id,
+        pipeline=found.pipeline or found.job_id,
+        state=state,
+        created=found.created,
+        duration_s=found.seconds,
+        error=found.error or None,
+        parameters=found.parameters,
+        explanation=explain(failure_of(platform, found)) if state == FAILED else None,
+        **{**made, "links": {"run": found.link, **made["links"]}},
+    )
+
+
+def failure_of(platform: Platform, run: Run) -> Failure:
+    """Returns what the platform and its logs tell of a failed run.
+
+    What cannot be read is said, and the failure is told as well as it can be without it.
+    """
+    task = run.failed_task
+    if task is None:
+        return Failure(error=run.error)
+    messages: list[str] = []
+    for name in reversed(task.jobs):  # up to the one that names an exit code
+        if any(map(_STATUS.search, messages)):
+            break
+        try:
+            job = ask(f"read the job {_id(name)}", platform.jobs.get_custom_job, {"name": name})
+            messages.append(str(job.error.message))
+        except PlatformError as error:
+            progress.say("vertex", str(error))
+    messages.append(task.error)
+    # The one that names an exit code, else the first.
+    message = next(filter(_STATUS.search, messages), "") or next(filter(None, messages), "")
+    replica, status = _FAILED_REPLICA.search(message), _STATUS.search(message)
+    pool = replica[1] if replica else ""
+    lines: list[LogLine] = []
+    if task.jobs:
+        try:
+            lines = read_entries(platform, map(_id, task.jobs), _ENTRIES, pool)
+        except PlatformError as error:
+            progress.say("vertex", str(error))
+    log = [line.text for line in lines]
+    own = own_error(log)
+    return Failure(
+        task=task.name,
+        replica=pool,
+        exit_code=int(status[1]) + (128 if status[2] and int(status[1]) < 128 else 0) if status else None,
+        error=own or " ".join(message.split()),
+        own_words=bool(own),
+        lines=last_lines(log),
+    )
+
+
+def read_log(
+    platform: Platform,
+    run: str,
+    task: str = "",
+    replica: str = "",
+    *,
+    follow: bool = False,
+) -> Iterator[str]:
+    """Yields what tasks have printed, each line after the names of its task and replica.
+
+    Args:
+        platform: Where the run is.
+        run: Its id, or its resource name.
+        task: Only of this task; "" for all.
+        replica: Only of this replica, "workerpool1-0"; "" for all.
+        follow: Whether to wait for more until the run has ended.
+
+    Raises:
+        SettingsError: When there is no such task.
+        PlatformError: When there is no such run, or the platform refuses or is not reached.
+    """
+    seen: set[str] = set()
+    since: datetime.datetime | None = None
+    kfp = KfpLines()
+    while True:
+        found = read_run(platform, run)
+        ran = [item for item in found.tasks if item.jobs]
+        chosen = [item for item in ran if task in ("", item.name, item.path.rpartition(".")[2])]
+        if task and not chosen and (found.has_ended or not follow):
+            known = ", ".join(item.name for item in ran)
+            raise SettingsError(f"no task {task!r} has run; these have: {known or 'none'}")
+        names = {_id(job): item.name for item in chosen for job in item.jobs}
+        lines = read_entries(platform, names, _LIMIT, replica, since) if names else []
+        fresh = [line for line in lines if line.key not in seen]
+        seen.update(line.key for line in fresh)
+        for line in fresh:
+            where = f"{names[line.job]} {line.replica}".rstrip()
+            if not kfp.has(line.text, where):
+                yield f"{where} | {line.text}"
+        if found.has_ended or not follow:
+            return
+        if lines:
+            since = max(lines[-1].time - _OVERLAP, since or lines[0].time)
+        time.sleep(_PAUSE_S)
+
+
+def _id(name: str) -> str:
+    return name.rpartition("/")[2]

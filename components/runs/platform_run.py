@@ -1,0 +1,266 @@
+"""Run of a pipeline on the platform: its tasks, with their states, durations, custom jobs and outputs.
+
+`status`, `explain`, `logs`, `submit --wait` and the exit handler all use the `Run` that `read_run` returns.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardline.components.runs.record import CANCELLED, FAILED, RUNNING, SUCCEEDED, TaskOutputs
+from shardline.components.text import duration, timestamp
+from shardline.components.vertex.client import Platform, ask, ask_all
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.deserialize import restore_integers
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
+
+_NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)/pipelineJobs/([^/]+)")
+_CUSTOM_JOB = re.compile(r"projects/[^/\s\"]+/locations/[^/\s\"]+/customJobs/(\d+)")
+
+#: What is asked for of each run in a list: everything but the pipeline, which is long.
+_LISTED = ("name", "display_name", "state", "create_time", "start_time", "end_time", "error", "schedule_name")
+#: The platform's states in words; of a pipeline without "PIPELINE_STATE_".
+_WORDS = {
+    "STATE_UNSPECIFIED": "unknown",
+    "UNSPECIFIED": "unknown",
+    "QUEUED": "queued",
+    "PENDING": "waiting",
+    "RUNNING": RUNNING,
+    "SUCCEEDED": SUCCEEDED,
+    "FAILED": FAILED,
+    "CANCEL_PENDING": "being cancelled",
+    "CANCELLING": "being cancelled",
+    "CANCELLED": CANCELLED,
+    "PAUSED": "paused",
+    "SKIPPED": "from the cache",
+    "NOT_TRIGGERED": "not run",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lasting:
+    """What a run and a task have in common: state in words, seconds since it began, and why it failed."""
+
+    state: str
+    seconds: float | None
+    error: str
+
+    @property
+    def duration(self) -> str:
+        """How long it has run, as a person says it."""
+        return "" if self.seconds is None else duration(self.seconds)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its state is final."""
+        return self.state in (SUCCEEDED, FAILED, CANCELLED)
+
+    @property
+    def in_words(self) -> str:
+        """State, and how long it took where it has ended."""
+        return f"{self.state} after {self.duration}" if self.has_ended and self.duration else self.state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(_Lasting):
+    """One task of a run.
+
+    Attributes:
+        name: Its name; its path where the run has several of that name, as in a loop.
+        path: Name, with those of the tasks that it is part of in front: "condition-1.train".
+        jobs: Resource names of its custom jobs, the one that matters most last: failed attempts, then the
+            last attempt, then what the last attempt (GCPC's launcher) has launched.
+        is_group: Whether it only holds other tasks.
+        ended: When it ended, in seconds since 1970; infinity when it has not.
+    """
+
+    name: str
+    path: str
+    jobs: tuple[str, ...]
+    is_group: bool
+    ended: float
+    outputs: TaskOutputs
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has begun, or will not any more."""
+        return not self.is_group and self.state not in ("waiting", "unknown")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(_Lasting):
+    """One run.
+
+    Attributes:
+        name: Resource name.
+        created: When it was submitted (UTC, RFC 3339); "" when it is not known.
+        schedule: Resource name of the schedule that started it; "" for none.
+        link: Address of its page in the console.
+        tasks: In the order in which they began; empty in a list of runs.
+    """
+
+    name: str
+    pipeline: str
+    created: str
+    schedule: str
+    link: str
+    parameters: Mapping[str, Any]
+    tasks: tuple[Task, ...]
+
+    @property
+    def job_id(self) -> str:
+        """Id, the last part of the name."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def failed_task(self) -> Task | None:
+        """The task that failed first; the innermost where it is part of others."""
+        failed = [task for task in self.tasks if task.state == FAILED]
+        inner = [
+            task for task in failed if not any(other.path.startswith(f"{task.path}.") for other in failed)
+        ]
+        return min(inner, key=lambda task: task.ended, default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the run for a program, without what it was given and what its tasks have put out."""
+        content = {"run": self.job_id, **asdict(self)}
+        del content["parameters"]
+        for task in content["tasks"]:
+            del task["ended"], task["outputs"]
+        return content
+
+
+def resource_name(platform: Platform, run: str) -> str:
+    """Returns a run's resource name, given it or the run's id.
+
+    Raises:
+        SettingsError: When it is neither, or the name is that of a run elsewhere.
+    """
+    if "/" not in run:
+        return f"{platform.parent}/pipelineJobs/{run}"
+    found = _NAME.fullmatch(run)
+    if found is None:
+        raise SettingsError(f"a run is its id, or projects/P/locations/L/pipelineJobs/ID, got {run!r}")
+    if found[2] != platform.location:
+        raise SettingsError(
+            f"the run {found[3]} is in {found[2]}, and the location is {platform.location}; "
+            f"give --location {found[2]}"
+        )
+    return run
+
+
+def read_run(platform: Platform, run: str, *, watching: bool = False) -> Run:
+    """Returns a run, given its id or resource name, as it stands.
+
+    Raises:
+        PlatformError: When there is none, or the platform refuses or is not reached; while `watching` only
+            when it has not been reached for some time.
+    """
+    request = {"name": resource_name(platform, run)}
+    doing = f"read the run {run.rpartition('/')[2]}"
+    return run_of(ask(doing, platform.pipelines.get_pipeline_job, request, watching=watching), platform)
+
+
+def latest_runs(platform: Platform, limit: int, condition: str = "") -> list[Run]:
+    """Returns the newest runs, `limit` at most, without their tasks; raises as `read_run` does.
+
+    `condition` is a filter of ListPipelineJobs; "" for all.
+    """
+    request = {
+        "parent": platform.parent,
+        "filter": condition,
+        "order_by": "create_time desc",
+        "page_size": min(limit, 100),
+        "read_mask": {"paths": list(_LISTED)},
+    }
+    found = ask_all("list the runs", platform.pipelines.list_pipeline_jobs, request, limit=limit)
+    return [run_of(job, platform) for job in found]
+
+
+def run_of(job: PipelineJob, platform: Platform) -> Run:
+    """Returns the run that the API describes."""
+    from google.protobuf.json_format import MessageToDict
+
+    job_id = job.name.rpartition("/")[2]
+    config = MessageToDict(type(job.runtime_config).pb(job.runtime_config))
+    return Run(
+        name=job.name,
+        pipeline=job.display_name,
+        state=_word(job.state.name),
+        created=timestamp(job.create_time.replace(microsecond=0)) if job.create_time else "",
+        seconds=_seconds(job.start_time, job.end_time),
+        error=" ".join(job.error.message.split()),
+        schedule=job.schedule_name,
+        link=f"https://console.cloud.google.com/vertex-ai/locations/{platform.location}/pipelines/runs/"
+        f"{job_id}?project={platform.project}",
+        parameters=restore_integers(config.get("parameterValues", {})),
+        tasks=_tasks(job.job_detail.task_details, job_id),
+    )
+
+
+def _tasks(details: Sequence[PipelineTaskDetail], job_id: str) -> tuple[Task, ...]:
+    by_id = {detail.task_id: detail for detail in details}
+    parents = {detail.parent_task_id for detail in details}
+    # The whole run is a task as well, of the run's own name.
+    shown = [detail for detail in details if detail.task_name != job_id]
+    shown.sort(key=lambda detail: (detail.start_time is None, _time(detail.start_time or detail.create_time)))
+    names = Counter(detail.task_name for detail in shown)
+
+    def path(detail: PipelineTaskDetail) -> str:
+        parts, node = [detail.task_name], by_id.get(detail.parent_task_id)
+        while node is not None and node.task_name != job_id and len(parts) < len(by_id):
+            parts.insert(0, node.task_name)
+            node = by_id.get(node.parent_task_id) if node.parent_task_id else None
+        return ".".join(parts)
+
+    return tuple(
+        _task(detail, path(detail), names[detail.task_name] == 1, detail.task_id in parents)
+        for detail in shown
+    )
+
+
+def _task(detail: PipelineTaskDetail, path: str, is_only: bool, is_group: bool) -> Task:
+    made = {key: item.artifacts[0] for key, item in detail.outputs.items() if item.artifacts}
+    metadata = dict(detail.execution.metadata or {})
+    outputs = {
+        key.removeprefix("output:"): value for key, value in metadata.items() if key.startswith("output:")
+    }
+    container, custom = detail.executor_detail.container_detail, detail.executor_detail.custom_job_detail
+    jobs = (*container.failed_main_jobs, container.main_job, *custom.failed_jobs, custom.job)
+    launched = [match[0] for match in _CUSTOM_JOB.finditer(str(outputs.get("gcp_resources", "")))]
+    return Task(
+        name=detail.task_name if is_only else path,
+        path=path,
+        state=_word(detail.state.name),
+        seconds=_seconds(detail.start_time, detail.end_time),
+        error=" ".join(detail.error.message.split()),
+        jobs=tuple(dict.fromkeys(job for job in (*jobs, *launched) if job)),
+        is_group=is_group,
+        ended=_time(detail.end_time) or float("inf"),
+        outputs=TaskOutputs(
+            parameters=outputs,
+            artifacts={key: dict(item.metadata or {}) for key, item in made.items()},
+            uris={key: item.uri for key, item in made.items()},
+        ),
+    )
+
+
+def _word(state: str) -> str:
+    return _WORDS.get(state.removeprefix("PIPELINE_STATE_"), state.lower())
+
+
+def _time(moment: Any) -> float:
+    return float(moment.timestamp()) if moment else 0.0
+
+
+def _seconds(start: Any, end: Any) -> float | None:
+    if not start:
+        return None
+    return max(0.0, _time(end or datetime.datetime.now(datetime.UTC)) - _time(start))

@@ -1,0 +1,256 @@
+"""Record of a run, run.json: one schema, whether the run was on this machine or on the platform.
+
+`run_directory` reads that of a run on this machine, `vertex.logs` that of one on the platform.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from shardline.components.text import quality
+from shardline.components.runs.causes import Explanation
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.deserialize import load, restore
+
+#: States of a run; all but "running" are final.
+State = Literal["running", "succeeded", "failed", "cancelled"]
+RUNNING: Final = "running"
+SUCCEEDED: Final = "succeeded"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
+
+RECORD_FILE = "run.json"
+#: The run directory, in the environment of all processes of a run on this machine.
+RUN_VARIABLE = "SHARDLINE_RUN"
+#: In the run directory: the logs of replicas by job, and all that was printed.
+REPLICAS, LOG = "replicas", "run.log"
+JOB_FILE = "job.json"
+_REPLICA = re.compile(r"[a-z]+-\d+")
+#: In the run directory, what stands in for /gcs/.
+GCS_DIRECTORY = "gcs"
+#: Beside the run directories: a link to the newest.
+LATEST = "latest"
+
+#: The error of a run that has not said how it ended.
+ABANDONED = "its process has ended without a word: it was killed, or could not write to the run directory"
+
+#: Where every task on Vertex AI sees all buckets, and hardly another machine does.
+_BUCKETS = Path("/gcs")
+
+
+def on_platform() -> bool:
+    """Whether this process is a task on Vertex AI, and not one of a run on this machine."""
+    return RUN_VARIABLE not in os.environ and _BUCKETS.is_dir()
+
+
+@contextlib.contextmanager
+def held(directory: Path, *, shared: bool = False) -> Iterator[bool]:
+    """Locks a directory while the context lasts; yields whether nobody else has, and the disk has locks."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            free = files.lock(descriptor, shared=shared)
+        except OSError:
+            free = False
+        yield free
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """How a run came out, what it was given, and what it ran on.
+
+    Attributes:
+        name: Name of the run.
+        pipeline: Name of the pipeline.
+        state: running, succeeded, failed or cancelled.
+        created: When the run was submitted (UTC, RFC 3339).
+        duration_s: How long it took; None while it is running.
+        error: Why it failed, in the words of the platform or of kfp.local.
+        verdict: "blessed", "not blessed", "unchanged" (nothing was trained), or "" where nothing was judged.
+        reason: Why it is unchanged.
+        metrics: Metrics of the exported model on the test split.
+        data: What its dataset's artifact says of it: fingerprint, classes, records of each split.
+        links: Where to look, by name: URLs, gs:// or paths.
+        explanation: Of a failure; None for a run that has not failed.
+        parameters: Parameters of the pipeline, on this machine with their defaults.
+        facts: What the tasks have reported, by name; on this machine only, as is all that follows.
+        yaml: Path of the compiled pipeline.
+        sha256: Its checksum, in hexadecimal.
+        versions: Versions of Python and of the packages that matter.
+        platform: Operating system and processor.
+        cpus: Number of CPUs.
+        locked: Whether the process of the run holds a lock on the run directory until it has ended.
+        host: Name of the machine that it runs on, the only one where that lock is known to say something.
+    """
+
+    name: str
+    pipeline: str
+    state: State
+    created: str = ""
+    duration_s: float | None = None
+    error: str | None = None
+    verdict: str = ""
+    reason: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    explanation: Explanation | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    yaml: str = ""
+    sha256: str = ""
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    platform: str = ""
+    cpus: int | None = None
+    locked: bool = False
+    host: str = ""
+
+    @property
+    def tells_its_end(self) -> bool:
+        """Whether this machine can tell, by its lock, that the run's process has ended."""
+        return self.locked and self.host == socket.gethostname()
+
+    def headline(self) -> str:
+        """Returns the outcome in one line: "retrain failed: train, replica worker-0"."""
+        if self.explanation is not None:
+            return f"{self.pipeline} {self.state}: {self.explanation.failed}"
+        figures = f", {figures}" if (figures := quality(self.metrics)) else ""
+        verdict = f": {self.verdict}{figures}" if self.verdict else ""
+        return f"{self.pipeline} {self.state}{verdict}" + (f" ({self.reason})" if self.reason else "")
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the content of run.json."""
+        return asdict(self)
+
+    def write(self, directory: Path) -> None:
+        """Writes run.json into a directory, which is made where there is none; raises OSError."""
+        directory.mkdir(parents=True, exist_ok=True)
+        files.write_json(directory / RECORD_FILE, self.as_json())
+
+    @classmethod
+    def read(cls, directory: Path) -> RunRecord:
+        """Reads run.json of a directory; a run whose process has ended without a word is a failed one.
+
+        That is known on the machine that it ran on: the locks of many a mount do not reach other machines.
+
+        Raises SettingsError when there is none, or it is damaged.
+        """
+        record = cls._read(directory)
+        if record.state != RUNNING or not record.tells_its_end:
+            return record
+        with held(directory, shared=True) as free:
+            record = cls._read(directory)  # it may have ended just now
+        if free and record.state == RUNNING:
+            return replace(record, state=FAILED, error=ABANDONED)
+        return record
+
+    @classmethod
+    def _read(cls, directory: Path) -> RunRecord:
+        try:
+            content = {"name": directory.name, **files.read_json(directory / RECORD_FILE, SettingsError)}
+            return restore(cls, content, RECORD_FILE, SettingsError)
+        except SettingsError as error:
+            raise SettingsError(f"{directory} is not the directory of a run: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaStart:
+    """A start of a replica, in seconds since the job began.
+
+    `exit` is its status or the name of a signal, None while it runs; `stopped` whether the job needed it no
+    longer.
+    """
+
+    start_s: float
+    end_s: float | None = None
+    exit: int | str | None = None
+    stopped: bool = False
+    peak_memory_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.exit, str) and self.exit not in signal.Signals.__members__:
+            raise ValueError(f"exit is {self.exit!r}, neither a status nor a signal")
+
+
+@dataclass(frozen=True)
+class ReplicaRecord:
+    """The starts of one replica of a job: "worker-0"."""
+
+    name: str
+    restarts: int
+    starts: tuple[ReplicaStart, ...]
+
+    def __post_init__(self) -> None:
+        if not _REPLICA.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is not the name of a replica")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """Record of a custom job on this machine, the content of job.json.
+
+    `state` is "succeeded", "failed" or "stopped"; `error` is why it failed.
+    """
+
+    display_name: str = ""
+    state: str = ""
+    error: str | None = None
+    created: str = ""
+    duration_s: float = 0.0
+    replicas: tuple[ReplicaRecord, ...]
+
+    def write(self, directory: Path) -> None:
+        """Writes job.json into a directory; raises OSError."""
+        files.write_json(directory / JOB_FILE, asdict(self))
+
+    @classmethod
+    def read(cls, directory: Path) -> JobRecord:
+        """Reads job.json of a directory; raises SettingsError when it is missing or damaged."""
+        return load(cls, directory / JOB_FILE, SettingsError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOutputs:
+    """Output parameters of one task, and metadata and URIs of its output artifacts, by name."""
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    uris: Mapping[str, str] = field(default_factory=dict)
+
+
+def results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
+    """Returns verdict, reason, metrics, data and links for a `RunRecord`, from the outputs of tasks."""
+    found: dict[str, Any] = {"verdict": "", "reason": "", "metrics": {}, "data": {}, "links": {}}
+    for task in tasks:
+        if "fingerprint" in (data := task.artifacts.get("dataset", {})):
+            found["data"] = data
+        if task.parameters.get("changed") is False:
+            found["verdict"], found["reason"] = "unchanged", str(task.parameters.get("reason", ""))
+        blessed = task.artifacts.get("exported", {}).get("blessed")
+        if blessed is not None:
+            found["verdict"] = "blessed" if blessed is True else "not blessed"
+            metrics = task.artifacts.get("metrics", {})
+            found["metrics"] = {name: value for name, value in metrics.items() if type(value) in (int, float)}
+            links = {"report": task.uris.get("report", ""), "model": task.uris.get("exported", "")}
+            found["links"] = {name: uri for name, uri in links.items() if uri}
+    return found
+
+
+def version_of(package: str) -> str | None:
+    """Returns the version of an installed package; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,295 @@
+"""Listings of sources: names, sizes and versions of files on this machine and in buckets.
+
+Of a bucket, mounted or not, the API tells of 1,000 files a request, and a mount of one: the API is asked, and
+the mount where it does not answer. In each way hidden files are left out, and the order is that of the bytes
+of the whole names.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple, TypeVar
+
+from shardline.components.storage import remote_files
+from shardline.components.storage.bucket import Bucket, Page, parse_uri
+from shardline.components.storage.prefetch import in_order
+from shardline.trainer.base import files, progress
+from shardline.trainer.base.errors import PlatformError, SourceError
+
+T = TypeVar("T")
+
+# Names that Cloud Storage FUSE remembers unless told otherwise, and folders that are listed for it.
+_KNOWN, _FOLDERS = 20_000, 1_000
+
+# Into how many ranges the names of a bucket are divided at most, how many of these are listed at the same
+# time, and how many bytes are held, about, of those that nobody has taken.
+_RANGES, _TOGETHER, _ROOM = 16, 8, 64 << 20
+
+_WILD = re.compile(r"[*?[]")
+
+
+class File(NamedTuple):
+    """One file of a source, here or in a bucket.
+
+    `name` is relative to the directory that was listed, else the whole path. `version` is the time of change
+    in nanoseconds, or of an object its generation. Of a file of a `Directory`, size is -1 and version "".
+    """
+
+    name: str
+    path: str
+    size: int = -1
+    version: str = ""
+    is_generation: bool = False
+
+
+def below(directory: str) -> Iterator[File]:
+    """Yields all files below a directory that are not hidden."""
+    root = remote_files.resolve(directory)
+    found = listed(root)
+    return _described(found.files(), root) if isinstance(found, Directory) else found.files()
+
+
+def listed(root: str) -> Objects | Directory:
+    """Returns the listing of a resolved directory, by the API of its bucket if it has one that answers."""
+    if uri := _uri(root):
+        bucket, prefix = parse_uri(uri)
+        found = Objects(bucket, prefix and f"{prefix}/", root)
+        if _first(found.top(), bucket, root):
+            return found
+        if remote_files.is_remote(root):
+            raise SourceError(f"cannot read the directory {root!r}: there is no file in it")
+    return Directory(root)
+
+
+def tell_mount(folders: Sequence[str]) -> None:
+    """Has a mount list folders: of a name that it has not listed lately it asks before each read."""
+
+    def count(folder: str) -> int:
+        with os.scandir(folder) as entries:
+            return sum(1 for _ in itertools.islice(entries, _KNOWN))
+
+    known = 0
+    for found in in_order(count, folders[:_FOLDERS], size=int):
+        known += found if isinstance(found, int) else 0
+        if known >= _KNOWN:
+            return
+
+
+class NoFileError(SourceError):
+    """No file matches a pattern."""
+
+
+# Names of which any may match, {2026-11-01,2026-11-02}.
+_CHOICE = re.compile(r"\{([^{}]*,[^{}]*)\}")
+
+
+def matching(pattern: str) -> Iterator[File]:
+    """Yields the files that match a pattern with *, ?, [], ** and {a,b}; SourceError where none does.
+
+    Of the names in braces, such as days, some may match nothing, which is said.
+    """
+    chosen = _CHOICE.search(pattern)
+    if not chosen:
+        return _matching(remote_files.resolve(pattern))
+    found, absent = list[Iterator[File]](), list[str]()
+    for name in chosen[1].split(","):
+        try:
+            found.append(matching(pattern[: chosen.start()] + name + pattern[chosen.end() :]))
+        except NoFileError:
+            absent.append(name)
+    if not found:
+        raise NoFileError(f"no file matches {pattern!r}")
+    if absent:
+        shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5:,} more" if absent[5:] else "")
+        progress.say("listing", f"nothing is there for {len(absent)} of {len(absent) + len(found)}: {shown}")
+    return itertools.chain.from_iterable(found)
+
+
+def _matching(pattern: str) -> Iterator[File]:
+    found = _matching_objects(pattern)
+    if first := next(found, None):
+        return itertools.chain([first], found)
+    paths = [] if remote_files.is_remote(pattern) else glob.glob(pattern, recursive=True)
+    # The name itself may have brackets.
+    paths = [pattern] if os.path.lexists(pattern) else [path for path in paths if not os.path.isdir(path)]
+    if not paths:
+        raise NoFileError(f"no file matches {pattern!r}")
+    if os.path.isdir(paths[0]):
+        raise SourceError(
+            f"{pattern!r} is a directory; give a pattern such as {pattern.rstrip('/')}/*.tfrecord"
+        )
+    return _described((File(path, path) for path in sorted(paths)), os.path.dirname(pattern))
+
+
+def find_files(pattern: str) -> list[str]:
+    """Returns the paths of the files that match a pattern, sorted; hidden ones are left out."""
+    return [file.path for file in matching(pattern)]
+
+
+def _uri(path: str) -> str:
+    """Returns the gs:// URI of a path in a bucket, mounted or not; "" of any other."""
+    return path.rstrip("/") if remote_files.is_remote(path) else files.bucket_uri(path)
+
+
+def _first(found: Iterator[T], bucket: Bucket, path: str) -> T | None:
+    """Returns the first thing that a bucket's API says; where it does not answer for a mount, why is said."""
+    try:
+        return next(found, None)
+    except PlatformError as error:
+        if remote_files.is_remote(path):
+            raise
+        _say(bucket.name, str(error))
+        return None
+
+
+@functools.cache
+def _say(bucket: str, why: str) -> None:
+    way = "through its mount, a request a file"
+    progress.say("listing", f"gs://{bucket} is listed {way}, as its API does not answer: {why}")
+
+
+class Objects:
+    """Listing of a folder of a bucket by its API.
+
+    `prefix` is that of its names, `root` the path by which its files are read.
+    """
+
+    def __init__(self, bucket: Bucket, prefix: str, root: str) -> None:
+        self._bucket, self._prefix, self._root = bucket, prefix, root.rstrip("/")
+        self._folders: Sequence[str] = ()
+
+    @functools.cached_property
+    def _first(self) -> Page:
+        page = next(self._bucket.pages(self._prefix, delimiter="/"))
+        self._folders = page.folders
+        return page
+
+    def top(self) -> Iterator[str]:
+        """Yields the names in the folder, and those of folders with a slash behind."""
+        pages, folders = iter([self._first]), list[str]()
+        if token := self._first.token:
+            pages = itertools.chain(pages, self._bucket.pages(self._prefix, token, delimiter="/"))
+        for page in pages:
+            folders += page.folders
+            for name in itertools.chain((each.name for each in page), page.folders):
+                if _is_visible(inner := name.removeprefix(self._prefix).removesuffix("/")):
+                    yield inner + name[len(self._prefix) + len(inner) :]
+        self._folders = folders
+
+    def files(self) -> Iterator[File]:
+        """Yields all files below the folder, of which several ranges are listed at the same time."""
+        start, mounted = len(self._prefix), not remote_files.is_remote(self._root)
+        cuts = list(self._folders[:: -(-len(self._folders) // _RANGES) or 1])[1:]
+        for name, size, generation in itertools.chain.from_iterable(self._pages(cuts)):
+            inner = name[start:]
+            # A mount shows no name with an empty part.
+            if _is_visible(inner) and inner[-1] != "/" and not (mounted and "//" in f"/{inner}"):
+                yield File(inner, f"{self._root}/{inner}", size, str(generation), True)
+
+    def _pages(self, cuts: Sequence[str]) -> Iterator[Page]:
+        if not cuts:
+            yield from self._bucket.pages(self._prefix)
+            return
+
+        def pages(ends: tuple[str, str]) -> list[Page]:
+            options = {
+                name: end for name, end in zip(("start_offset", "end_offset"), ends, strict=True) if end
+            }
+            return list(self._bucket.pages(self._prefix, **options))
+
+        def weight(found: list[Page]) -> int:
+            return sum(page.weight for page in found)
+
+        ranges = itertools.pairwise(["", *cuts, ""])
+        for found in in_order(pages, ranges, size=weight, in_flight=_TOGETHER, room=_ROOM):
+            if isinstance(found, Exception):
+                raise found
+            yield from found
+
+
+class Directory:
+    """Listing of a directory of this machine, or of a mount, of which no file is asked by its name."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def top(self) -> Iterator[str]:
+        """Yields the names in the directory, those of folders with a slash behind."""
+        return iter(_names(self._root, follow=True))
+
+    def files(self, prefix: str = "") -> Iterator[File]:
+        """Yields all files below the directory; of links, those in it may lead to folders."""
+        directory = f"{self._root.rstrip('/')}/{prefix}"
+        for name in _names(directory if prefix else self._root, follow=not prefix):
+            if name[-1] == "/":
+                yield from self.files(prefix + name)
+            else:
+                yield File(prefix + name, directory + name)
+
+
+def _names(directory: str, *, follow: bool) -> list[str]:
+    with remote_files.one_line(directory, "the directory "), os.scandir(directory) as entries:
+        return sorted(
+            f"{entry.name}/" if entry.is_dir(follow_symlinks=follow) else entry.name
+            for entry in entries
+            if entry.name[0] != "."
+        )
+
+
+def _described(found: Iterable[File], root: str) -> Iterator[File]:
+    """Yields files with size and version; many are asked for at the same time where they are far."""
+
+    def stat(file: File) -> File:
+        status = os.stat(file.path)
+        return File(file.name, file.path, status.st_size, str(status.st_mtime_ns))
+
+    try:
+        for file in (
+            in_order(stat, found, size=lambda _: 1) if remote_files.is_far(root) else map(stat, found)
+        ):
+            if isinstance(file, Exception):
+                raise file
+            yield file
+    except OSError as error:
+        raise SourceError(f"cannot read {error.filename!r}: {remote_files.reason(error)}") from None
+
+
+def _is_visible(name: str) -> bool:
+    """Returns whether a name, relative to what was listed, is one and no part of it is hidden."""
+    return name != "" and "/." not in f"/{name}"
+
+
+def _matching_objects(pattern: str) -> Iterator[File]:
+    """Yields the files of a bucket that match a pattern; none where the API of a mounted one is silent."""
+    bucket, wanted = parse_uri(_uri(pattern))
+    if not wanted or _WILD.search(bucket.name):
+        return
+    page = _first(bucket.pages(wanted, page_size=1), bucket, pattern)  # the name itself may have brackets
+    first, wild = next(iter(page or ()), None), _WILD.search(wanted)
+    uri = f"gs://{bucket.name}"
+    root = uri if remote_files.is_remote(pattern) else str(files.local_path(uri))
+    if first and first.name == wanted:
+        yield File(f"{root}/{wanted}", f"{root}/{wanted}", first.size, str(first.generation), True)
+    elif page and wild:
+        parts, start = wanted.split("/"), wanted.rfind("/", 0, wild.start()) + 1
+        folder = {} if "/" in wanted[wild.start() :] or "**" in wanted else {"delimiter": "/"}
+        for name, size, generation in itertools.chain.from_iterable(
+            bucket.pages(wanted[: wild.start()], **folder)
+        ):
+            if _is_visible(name[start:]) and name[-1] != "/" and _matches(name.split("/"), parts):
+                yield File(f"{root}/{name}", f"{root}/{name}", size, str(generation), True)
+
+
+def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
+    """Returns whether the parts of a name match those of a pattern, as `glob` has it: ** is any number."""
+    if not parts:
+        return not names
+    if parts[0] == "**":
+        return any(_matches(names[skipped:], parts[1:]) for skipped in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], parts[0]) and _matches(names[1:], parts[1:])

@@ -1,0 +1,310 @@
+"""Files that are read: on this machine, in a bucket mounted under /gcs/, or in one that is not, gs://.
+
+Whatever cannot be found, opened or read is a SourceError of one line. What is far, behind a network, is read
+in ranges that are fetched ahead, or from a copy that a run keeps on this machine's disk while it lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO, cast
+
+from shardline.components.storage.bucket import parse_uri
+from shardline.components.storage.prefetch import TruncatedError, in_order, persistently
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import ShardlineError, SourceError
+
+#: Characters of a line.
+_LONGEST_LINE = 64 << 20
+
+# Bytes of a range, how many are under way for one file, and the part of one that a single stream copies.
+_RANGE, _RANGES, _PART = 4 << 20, 6, 64 << 20
+
+# Files that are copied at the same time; of large ones ranges are, too.
+_TOGETHER = 32
+
+
+def resolve(path: str) -> str:
+    """Returns how a path is best read: gs://bucket/x as /gcs/bucket/x where the bucket is mounted."""
+    if not is_remote(path):
+        if "://" in path:
+            raise SourceError(
+                f"cannot read {path!r}: of URLs only gs://BUCKET/PATH is read; copy it into a bucket, or "
+                "read it in a source class of your own"
+            )
+        return os.path.expanduser(path)
+    bucket = "/".join(path.split("/", 3)[:3])
+    return str(files.local_path(path)) if files.local_path(bucket).is_dir() else path
+
+
+def is_remote(path: str) -> bool:
+    """Returns whether a resolved path is an object, to be read by the API of Cloud Storage."""
+    return path.startswith("gs://")
+
+
+@contextlib.contextmanager
+def one_line(path: str, what: str = "") -> Iterator[None]:
+    """Turns what reading a file raises into one line; of a bucket that is anything (HTTP, credentials)."""
+    try:
+        yield
+    except ShardlineError:
+        raise
+    except Exception as error:
+        if not isinstance(error, OSError | ValueError) and not is_remote(path):
+            raise
+        raise SourceError(f"cannot read {what}{path!r}: {reason(error)}") from None
+
+
+def is_far(path: str) -> bool:
+    """Returns whether a resolved path is a URL, or on a file system behind a network: a mounted bucket."""
+    return is_remote(path) or files.is_mounted(path)
+
+
+def open_read(path: str) -> BinaryIO:
+    """Opens a file for reading; a local one without a buffer, as its readers ask for large blocks."""
+    with one_line(path):
+        if near := find_copy(path) if is_far(path) else path:
+            return _open_local(near)
+        return cast(BinaryIO, io.BufferedReader(Ranges(path), _RANGE))
+
+
+def fetch(path: str, target: str) -> None:
+    """Copies a file that is far to this disk, parts of a large one side by side."""
+    source = Ranges(path)
+    with source, open(target, "wb") as file:
+
+        def copy(start: int) -> int:
+            at, end = start, min(start + _PART, source.size)
+            for block in source.parts(start, end):
+                at += os.pwrite(file.fileno(), block, at)
+            return at - start
+
+        parts = range(0, source.size, _PART)
+        for copied in in_order(copy, parts, size=int, in_flight=_RANGES, room=_RANGES * _PART):
+            if isinstance(copied, Exception):
+                raise copied
+
+
+def upload(source: Path, target: Path, before: Callable[[], None] = lambda: None) -> None:
+    """Copies a file of this disk to where it belongs, and again where that fails, after `before`."""
+
+    def write(_: Path) -> None:
+        before()
+        with source.open("rb") as file, target.open("wb") as copy:
+            shutil.copyfileobj(file, copy, _RANGE)
+            copy.flush()
+            os.fsync(copy.fileno())  # what the bucket does not take is said here
+
+    persistently(write, source)
+
+
+def read_whole(path: str, generation: int = 0) -> bytes:
+    """Returns the content of a file, far or near, in one request; of an object, perhaps of one generation."""
+    if is_remote(path):
+        bucket, name = parse_uri(path)
+        return bucket.read(name, generation)
+    with _open_local(path) as file:
+        return file.read()
+
+
+def _open_local(path: str) -> BinaryIO:
+    # A pipe would be waited for, and a device read without end.
+    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise SourceError(f"cannot read {path!r}: it is not a file but a pipe, a socket or a device")
+    return cast(BinaryIO, file)
+
+
+class Ranges(io.RawIOBase):
+    """A file that is far, of which the ranges behind the one that is read are on their way already."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.size, self._changed = stamp(path)
+        self._blocks: Iterator[bytes | Exception] = iter(())
+        self._block = memoryview(b"")
+        self._position = 0
+        self._follows = False
+
+    def parts(self, start: int, end: int) -> Iterator[bytes]:
+        """Yields a part of the file, in one request where it is mounted: that of a handle that reads on."""
+        if is_remote(self._path):
+            for offset in range(start, end, _RANGE):
+                yield self._range(offset, min(offset + _RANGE, end))
+            return
+        with _open_local(self._path) as file:
+            if _stamp_of(file) != (self.size, self._changed):
+                raise self._replaced()
+            file.seek(start)
+            while start < end:
+                if not (block := file.read(min(_RANGE, end - start))):
+                    raise TruncatedError(self._path, start, end)
+                yield block
+                start += len(block)
+
+    def _replaced(self) -> SourceError:
+        return SourceError(
+            f"{self._path!r} was replaced while it was read; run again when nothing writes to the source"
+        )
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads what the next block has, into a buffer."""
+        if not self._block and self._position < self.size:
+            if not self._follows:
+                first, *rest = range(self._position, self.size, _RANGE)
+                # The first one alone: of many files only the beginning is wanted.
+                others = in_order(self._range, rest, in_flight=_RANGES)
+                self._blocks, self._follows = chain([persistently(self._range, first)], others), True
+            if isinstance(block := next(self._blocks), Exception):
+                raise block
+            self._block = memoryview(block)
+        count = min(len(buffer), len(self._block))
+        buffer[:count], self._block = self._block[:count], self._block[count:]
+        self._position += count
+        return count
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Moves; where it comes to another place, what was fetched ahead is thrown away."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
+        if base + offset != self._position:
+            self._position, self._block, self._follows = base + offset, memoryview(b""), False
+        return self._position
+
+    def tell(self) -> int:
+        """Returns the position."""
+        return self._position
+
+    def readable(self) -> bool:
+        """Returns that it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Returns that it can be moved in."""
+        return True
+
+    def _range(self, start: int, end: int = 0) -> bytes:
+        end = end or min(start + _RANGE, self.size)
+        if not is_remote(self._path):
+            return b"".join(self.parts(start, end))
+        bucket, name = parse_uri(self._path)
+        try:
+            data = bucket.read(name, self._changed, start, end)
+        except FileNotFoundError:
+            raise self._replaced() from None
+        if len(data) != end - start:
+            raise TruncatedError(self._path, len(data), end - start)
+        return data
+
+
+def stamp(path: str) -> tuple[int, int]:
+    """Returns the size of a file in bytes, and its time of change in ns, or the generation of an object."""
+
+    def ask(path: str) -> tuple[int, int]:
+        if is_remote(path):
+            bucket, name = parse_uri(path)
+            return bucket.find(name)[1:]
+        with _open_local(path) as file:
+            return _stamp_of(file)
+
+    with one_line(path):
+        return persistently(ask, path)
+
+
+def _stamp_of(file: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
+def open_text(path: str) -> TextIO:
+    """Opens a UTF-8 file for reading, line ends as they are; bytes that are not UTF-8 survive as in names."""
+    # A byte-order mark is what spreadsheets write.
+    return io.TextIOWrapper(
+        io.BufferedReader(cast(io.RawIOBase, open_read(path))), "utf-8-sig", "surrogateescape", newline=""
+    )
+
+
+def lines(text: TextIO, path: str) -> Iterator[str]:
+    """Yields the lines of a text file; SourceError where one is longer than any row of a table."""
+    for number, line in enumerate(iter(lambda: text.readline(_LONGEST_LINE + 1), ""), start=1):
+        if len(line) > _LONGEST_LINE:
+            raise SourceError(
+                f"{path!r}, row {number} has more than {_LONGEST_LINE >> 20} MiB; a row is one line"
+            )
+        yield line
+
+
+def reason(error: BaseException) -> str:
+    """Returns the words of the operating system, or the first line of another message."""
+    words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(words).strip().partition("\n")[0]
+
+
+class _Copies:
+    """Copies of files that are far in a directory of this disk, each made once, some at the same time."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.pool = ThreadPoolExecutor(_TOGETHER, "copies")
+        self._begun: dict[str, Future[str]] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, path: str) -> Future[str]:
+        """Has a file copied, unless it is being or has been; the result is the path of the copy."""
+
+        def copy() -> str:
+            copy = self.directory / hashlib.sha256(os.fsencode(path)).hexdigest()
+            if not copy.exists():
+                copy.parent.mkdir(exist_ok=True)
+                temporary = files.temporary_name(copy)  # another process of this machine may be at it
+                try:
+                    fetch(path, str(temporary))
+                    temporary.replace(copy)
+                finally:
+                    temporary.unlink(missing_ok=True)
+            return str(copy)
+
+        with self._lock:
+            if path not in self._begun:
+                self._begun[path] = self.pool.submit(copy)
+            return self._begun[path]
+
+
+_copies: _Copies | None = None
+
+
+@contextlib.contextmanager
+def kept_in(directory: Path) -> Iterator[None]:
+    """Has files that are far copied to a directory when they are opened, while the context lasts."""
+    global _copies
+    if _copies and _copies.directory == directory:
+        yield
+        return
+    _copies = made = _Copies(directory)
+    try:
+        yield
+    finally:
+        _copies = None
+        made.pool.shutdown(cancel_futures=True)
+
+
+def expect(paths: Iterable[str]) -> None:
+    """Begins to copy files that will be opened, in this order; where no copies are kept, nothing happens."""
+    if _copies:
+        for path in paths:
+            _copies.begin(path)
+
+
+def find_copy(path: str) -> str:
+    """Returns the path of the copy of a file, once it is whole; "" where no copies are kept."""
+    return _copies.begin(path).result() if _copies else ""

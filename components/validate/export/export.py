@@ -1,0 +1,299 @@
+"""Export: a Keras model becomes a SavedModel that takes what clients have, and is compared with the model."""
+
+from __future__ import annotations
+
+import base64
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from shardline.components import model_store
+from shardline.components.model_store import Export
+from shardline.components.validate.export import signatures
+from shardline.components.validate.export.formats import check_formats, convert
+from shardline.components.validate.export.predictions import largest_gap, name_outputs, read_deviations
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import DatasetError
+from shardline.trainer.base.progress import say
+from shardline.trainer.data import transforms
+from shardline.trainer.data.decode import Prepare, parse_batch
+from shardline.trainer.data.features import CLASS
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_answers, to_quantiles
+
+if TYPE_CHECKING:
+    from shardline.components.validate.gate.champion import TrainingKeys
+
+#: Number of examples that an export is compared with its model on.
+SAMPLES = 256
+
+#: Number of examples in the golden set.
+GOLDEN = 16
+
+# Examples that the model has not seen come first.
+_SPLITS = ("test", "validation", "train")
+
+_PACKAGES = ("shardline", "tensorflow", "keras", "numpy")
+
+# As `git rev-parse HEAD`, with "-dirty" where files differ from it.
+_DESCRIBE = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def export_model(
+    model: keras.Model,
+    manifest: Manifest,
+    out: Path,
+    *,
+    model_file: Path | None = None,
+    samples: Sequence[bytes] = (),
+    settings: Mapping[str, Any] | None = None,
+    formats: Sequence[str] = (),
+    representative: Sequence[bytes] = (),
+    head: Head | Heads | None = None,
+    training_keys: TrainingKeys | None = None,
+) -> tuple[Export, Any]:
+    """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
+
+    The SavedModel, which needs nothing of Shardline to be loaded, has these signatures:
+
+    * `serving_default` of images: `images`, a string tensor of shape [n] with whole encoded files (PNG, JPEG,
+      BMP, WebP, first frame of a GIF) of any size; of a table: a tensor [n] per column, named after it;
+    * `serving_tensor` of images: `pixels`, uint8 [n, height, width, channels];
+    * `serving_example`: `examples`, a string tensor of shape [n] with serialized tf.train.Example.
+
+    Each returns, of a class, `probabilities`, float32 [n, classes]; `label`, int64 [n], the most probable
+    class; and `label_name`, string [n]; of a multilabel, `probabilities`, float32 [n, classes], and `labels`,
+    int64 [n, classes] of 0 and 1; of numbers, `value`, float32 [n], of several [n, numbers]; of a number's
+    quantiles, `value`, the one nearest to 0.5, and `quantiles`, float32 [n, quantiles]. Where there are
+    several labels the name of each stands before its outputs, as in `kind_probabilities`.
+
+    A directory cannot be renamed on a Cloud Storage mount, so completeness is not told by the name of
+    saved_model/ but by export.json, which is removed first and written last.
+
+    Args:
+        model: Takes what the manifest's examples have, and returns a number per class (one number for two
+            classes) or per number; of several labels a dict of these, or a list.
+        manifest: Manifest of the dataset that the model was trained on.
+        out: Output directory. An earlier validation in it is removed.
+        model_file: The model.keras that the model was loaded from, with what makes its inputs beside it.
+        samples: Serialized tf.train.Example on which export and model are compared, and for the golden set.
+        settings: Settings of the training, for export.json.
+        formats: Formats into which `serving_tensor` is converted as well.
+        representative: Serialized tf.train.Example of the training split, which int8 needs.
+        head: What the model's outputs are, of several labels by name; None to read it off them and the loss.
+        training_keys: Keys of the examples that the model was trained on.
+
+    Returns what export.json says, and what `tf.saved_model.load` returns. Raises ModelError when the model
+    does not fit the dataset or cannot be served, and nothing was written then; or when it cannot be
+    converted; DatasetError when a sample cannot be decoded; SettingsError when `out` cannot be written to, or
+    what a format needs is not installed.
+    """
+    check_formats(formats, manifest)
+    known = {manifest.labels[0].name: head} if isinstance(head, str) else head
+    prepared = transforms.load(model_file) if model_file else None
+    prepare = prepared.prepare if prepared else None
+    heads = read_heads(model, manifest.info(), known, prepare=prepare)
+    functions = signatures.make_signatures(model, manifest, heads, prepare)
+    model_store.clear(out)
+    saved_model = out / model_store.SAVED_MODEL
+    # The endpoints bring their variables along; `track(model)` would store each of them a second time.
+    archive = keras.export.ExportArchive()
+    if prepared:
+        archive.track(prepared)
+    for name, function in functions.items():
+        archive.add_endpoint(name, function)
+    for part in tf.train.TrackableView(model).descendants():
+        if isinstance(part, tf.saved_model.experimental.TrackableResource):  # the table of a vocabulary
+            archive.track(part)
+    archive.write_out(saved_model, verbose=False)
+    if model_file is not None:
+        _copy_model(model_file, out)
+    loaded = tf.saved_model.load(str(saved_model))
+    export = replace(_describe(model, manifest, heads, loaded, saved_model), settings=dict(settings or {}))
+    if formats:
+        converted = {name: convert(name, out, manifest, representative) for name in formats}
+        export = replace(export, formats=converted)
+    if training_keys:
+        training_keys.write(out)
+        export = replace(export, training_data=training_keys.data)
+    if samples:
+        say("validate", f"comparing the export with the model on {len(samples):,} examples")
+        export = replace(
+            export,
+            compared_examples=len(samples),
+            max_difference=largest_difference(model, heads, manifest, loaded, samples, prepare),
+            golden=make_golden_set(manifest, loaded, samples, export.quantiles),
+        )
+    export.write(out)
+    return export, loaded
+
+
+def take_samples(
+    manifest: Manifest, directory: Path, count: int = SAMPLES, splits: Sequence[str] = _SPLITS
+) -> tuple[bytes, ...]:
+    """Returns the first serialized tf.train.Example of the splits, one after the other, at most `count`.
+
+    Raises DatasetError when a shard cannot be read.
+    """
+    there = [manifest.splits[name] for name in splits if name in manifest.splits]
+    paths = [str(directory / shard.file) for split in there for shard in split.shards]
+    records = tf.data.TFRecordDataset(paths, compression_type=manifest.compression.upper())
+    try:
+        return tuple(records.take(count).as_numpy_iterator())
+    except (tf.errors.DataLossError, tf.errors.NotFoundError) as error:
+        raise DatasetError(
+            f"a shard in {directory} is damaged: {_first_line(error)}; preprocess the data again"
+        ) from None
+
+
+def largest_difference(
+    model: keras.Model,
+    heads: Heads,
+    manifest: Manifest,
+    loaded: Any,
+    samples: Sequence[bytes],
+    prepare: Prepare | None = None,
+) -> float:
+    """Returns the largest difference of a probability or number between an export and its model.
+
+    It is taken over all signatures, outputs and samples, of numbers in standard deviations; at least 1 where
+    only one of two is finite. Raises DatasetError when a sample cannot be decoded.
+    """
+    labels, deviations = manifest.labels, read_deviations(manifest)
+    names = name_outputs(labels, signatures.read_quantiles(heads))
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def trained(inputs: Any) -> list[dict[str, tf.Tensor]]:
+        taken, order = prepare(inputs) if prepare else inputs, output_order(model, labels)
+        outputs = model(taken, training=False)
+        return [make(outputs, heads, labels, order) for make in (to_answers, to_quantiles)]
+
+    largest = 0.0
+    try:
+        for examples, inputs in signatures.read_batches(manifest, samples):
+            said, quantiles = trained(inputs)
+            expected = [(names[label][0], label, one.numpy()) for label, one in said.items()]
+            expected += [(names[label][-1], label, one.numpy()) for label, one in quantiles.items()]
+            for name, request in signatures.make_requests(manifest, examples, inputs).items():
+                found = loaded.signatures[name](**request)
+                for output, label, wanted in expected:
+                    given = found[output].numpy().reshape(wanted.shape)
+                    largest = max(largest, largest_gap(wanted, given, deviations.get(label, ())))
+    except tf.errors.InvalidArgumentError as error:
+        raise DatasetError(
+            f"one of the first {len(samples):,} examples cannot be served: {_first_line(error)}; "
+            "preprocess the data again"
+        ) from None
+    return largest
+
+
+def make_golden_set(
+    manifest: Manifest, loaded: Any, samples: Sequence[bytes], quantiles: Collection[str] = ()
+) -> dict[str, Any]:
+    """Returns some requests with their answers, by which a deployment is recognized as this model.
+
+    Both are what TensorFlow Serving's REST interface takes and returns.
+    """
+    examples = tf.constant(samples[:GOLDEN])
+    inputs, _ = parse_batch(examples, manifest.inputs, manifest.labels)
+    request = signatures.make_requests(manifest, examples, inputs)[signatures.DEFAULT]
+    answer = loaded.signatures[signatures.DEFAULT](**request)
+    gives = [name for names in name_outputs(manifest.labels, quantiles).values() for name in names]
+    if "image" in manifest.inputs:
+        images = request[signatures.IMAGES].numpy()
+        instances: list[Any] = [{"b64": base64.b64encode(image).decode("ascii")} for image in images]
+    else:
+        instances = _rows(request)
+    return {
+        "signature_name": signatures.DEFAULT,
+        "instances": instances,
+        "predictions": _rows({name: answer[name] for name in gives}),
+    }
+
+
+def read_revision() -> str | None:
+    """Returns the git revision of the working directory, or the image's own; None where neither is known."""
+    try:
+        described = subprocess.run(_DESCRIBE, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        # There is no git in the image: its Dockerfile writes down what it was built from.
+        return os.environ.get("SHARDLINE_REVISION") or None
+    return described.stdout.strip()
+
+
+def _describe(model: keras.Model, manifest: Manifest, heads: Heads, loaded: Any, saved_model: Path) -> Export:
+    """Returns what export.json says; shapes and dtypes are those of the signatures as they were saved."""
+    quantiles = signatures.read_quantiles(heads)
+    gives = [name for names in name_outputs(manifest.labels, quantiles).values() for name in names]
+    return Export(
+        fingerprint=manifest.fingerprint,
+        labels=manifest.labels,
+        deviations=read_deviations(manifest),
+        quantiles=quantiles,
+        inputs={
+            name: {**asdict(manifest.inputs[name]), "argument": argument}
+            for name, argument in signatures.argument_names(manifest.inputs).items()
+        },
+        signatures={
+            name: {
+                "inputs": _describe_tensors(inputs := one.structured_input_signature[1], inputs),
+                "outputs": _describe_tensors(one.structured_outputs, gives),
+            }
+            for name, one in loaded.signatures.items()
+        },
+        softmax_added=any(heads[label.name] == "logits" for label in manifest.labels if label.kind == CLASS),
+        parameters=model.count_params(),
+        bytes=sum(path.stat().st_size for path in saved_model.rglob("*") if path.is_file()),
+        versions={"python": platform.python_version()} | {name: metadata.version(name) for name in _PACKAGES},
+        git_revision=read_revision(),
+    )
+
+
+def _describe_tensors(specs: Mapping[str, tf.TensorSpec], names: Iterable[str]) -> dict[str, Any]:
+    return {name: {"dtype": specs[name].dtype.name, "shape": specs[name].shape.as_list()} for name in names}
+
+
+def _copy_model(model_file: Path, out: Path) -> None:
+    """Copies a model with what lies beside it: its settings, and what makes its inputs of the dataset's."""
+    source = model_file.parent
+    # Settings name the module of the model's function.
+    for here, there in ((model_file.name, model_store.MODEL_FILE), (model_store.SETTINGS_FILE,) * 2):
+        one, copy = source / here, out / there
+        if one.is_file() and not (copy.exists() and one.samefile(copy)):
+            with files.replacing(copy) as temporary:
+                shutil.copyfile(one, temporary)
+    prepared, target = source / transforms.DIRECTORY, out / transforms.DIRECTORY
+    if source.resolve() == out.resolve():
+        return
+    if target.exists():
+        shutil.rmtree(target)
+    if prepared.is_dir():
+        shutil.copytree(prepared, target, copy_function=shutil.copyfile)
+
+
+def _rows(columns: Mapping[str, tf.Tensor]) -> list[dict[str, Any]]:
+    """Turns columns into rows for JSON: strings become text, numbers that are not finite None."""
+    plain = {}
+    for name, column in columns.items():
+        values = column.numpy()
+        items = values.astype(object)
+        if values.dtype == object:
+            items.flat[:] = [value.decode("utf-8", "replace") for value in values.flat]
+        elif np.issubdtype(values.dtype, np.floating):
+            items[~np.isfinite(values)] = None
+        plain[name] = items.tolist()
+    return [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
+
+
+def _first_line(error: tf.errors.OpError) -> str:
+    return str(error.message).strip().partition("\n")[0]

@@ -1,0 +1,222 @@
+"""Formats of devices and servers without TensorFlow, LiteRT and ONNX, into which an export is converted.
+
+Each is measured as the export is: on every example of the split, from its pixels. TensorFlow is loaded when a
+model is converted, not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata, util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardline.components import model_store
+from shardline.components.validate.metrics.evaluation import Converted
+from shardline.components.validate.metrics.metrics import MAIN
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import ModelError, SettingsError
+from shardline.trainer.base.progress import say
+from shardline.trainer.data.features import CLASS, REGRESSION
+from shardline.trainer.data.manifest import Manifest
+
+if TYPE_CHECKING:
+    from shardline.components.validate.evaluate import Assessment, Examples
+
+# Both converters know all operations of Keras' layers at this level, and all present runtimes have it.
+_ONNX_OPSET = 17
+
+_MB = 1e6
+
+#: Pixels, uint8 [n, height, width, channels], to probabilities or numbers, float32 [n, outputs].
+Predict = Callable[[Any], Any]
+
+#: Examples by which the ranges of numbers are found that an int8 model has to hold.
+REPRESENTATIVE = 256
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format: its file, the extra that installs `modules`, and the package whose release is recorded."""
+
+    file: str
+    extra: str
+    modules: tuple[str, ...]
+    package: str
+
+
+FORMATS = {
+    "tflite": Format(model_store.TFLITE_FILE, "litert", ("ai_edge_litert",), "tensorflow"),
+    "int8": Format(model_store.INT8_FILE, "litert", ("ai_edge_litert",), "tensorflow"),
+    "onnx": Format(model_store.ONNX_FILE, "onnx", ("tf2onnx", "onnx", "onnxruntime"), "tf2onnx"),
+}
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises SettingsError when a format is unknown."""
+    for name in names:
+        if name not in FORMATS:
+            raise SettingsError(f"no format {name!r}; there are {', '.join(FORMATS)}")
+
+
+def check_installed(names: Sequence[str], *, table: bool = False) -> None:
+    """Checks formats before any work is done for them.
+
+    Raises SettingsError when one is unknown, or what it needs is not installed; ModelError when there is any,
+    and the data are a table.
+    """
+    check_names(names)
+    for name in names:
+        if missing := [module for module in FORMATS[name].modules if util.find_spec(module) is None]:
+            raise SettingsError(
+                f"the format {name} needs {', '.join(missing)}, which is not installed; "
+                f"pip install 'shardline[{FORMATS[name].extra}]'"
+            )
+    if names and table:
+        raise ModelError(
+            f"only models of images can be converted to {', '.join(names)}, and the data are a table; "
+            "use the SavedModel"
+        )
+
+
+def check_formats(names: Sequence[str], manifest: Manifest) -> None:
+    """Checks formats of a dataset as `check_installed` does, and that it has one label (ModelError)."""
+    check_installed(names, table="image" not in manifest.inputs)
+    if names and len(manifest.labels) > 1:
+        raise ModelError(
+            f"only models of one label can be converted to {', '.join(names)}, and the dataset has "
+            f"{', '.join(label.name for label in manifest.labels)}; use the SavedModel"
+        )
+
+
+def convert(name: str, out: Path, manifest: Manifest, representative: Sequence[bytes]) -> dict[str, Any]:
+    """Converts the SavedModel in `out`, and returns what export.json says of it.
+
+    `representative` are serialized tf.train.Example of the training split, in which int8 finds the ranges of
+    numbers. Raises ModelError when a part of the model cannot be converted.
+    """
+    from shardline.components.validate.export.predictions import name_outputs
+    from shardline.components.validate.export.signatures import TENSOR, read_batches
+
+    to, (label,) = FORMATS[name], manifest.labels
+    saved_model = str(out / model_store.SAVED_MODEL)
+    try:
+        if name == "onnx":
+            content = _to_onnx(saved_model)
+        else:
+            pixels = (batch.numpy() for _, batch in read_batches(manifest, representative))
+            content = _to_tflite(saved_model, pixels if name == "int8" else None)
+        # tf2onnx writes operations that it does not know as they are: only loading tells.
+        load(name, content, name_outputs(manifest.labels)[label.name][0])
+    except Exception as error:  # The converters raise many kinds, with long texts.
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelError(
+            f"the model cannot be converted to {name}: {reason.strip()}; leave it out"
+        ) from error
+    files.write_bytes(out / to.file, content)
+    return {
+        "file": to.file,
+        "bytes": len(content),
+        "converter": f"{to.package} {metadata.version(to.package)}",
+        "signature": TENSOR,
+    }
+
+
+def load(name: str, content: bytes, output: str = "probabilities") -> Predict:
+    """Returns the predicting function of a converted model, which gives this output of the signature."""
+    import numpy as np
+
+    from shardline.components.validate.export.signatures import PIXELS, TENSOR
+
+    if name == "onnx":
+        runtime = importlib.import_module("onnxruntime")
+        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        return lambda pixels: np.asarray(session.run([output], {PIXELS: pixels})[0])
+    interpreter = importlib.import_module("ai_edge_litert.interpreter").Interpreter(model_content=content)
+    runner = interpreter.get_signature_runner(TENSOR)
+    return lambda pixels: np.asarray(runner(**{PIXELS: pixels})[output])
+
+
+def measure_formats(
+    out: Path, formats: Iterable[str], examples: Examples, exported: Assessment
+) -> Assessment:
+    """Returns what was measured of an export with the same of formats in `out`, on the same examples."""
+    found = []
+    for name in formats:
+        say("validate", f"evaluating {FORMATS[name].file} on the same examples")
+        found.append(_measure(name, out, examples, exported))
+    return replace(exported, evaluation=replace(exported.evaluation, formats=tuple(found)))
+
+
+def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> Converted:
+    import numpy as np
+
+    from shardline.components.validate.export.predictions import (
+        THRESHOLD,
+        largest_gap,
+        name_outputs,
+        read_deviations,
+    )
+    from shardline.components.validate.export.signatures import REQUESTS, time_calls
+    from shardline.trainer.data.decode import parse_batch
+
+    manifest = examples.manifest
+    (label,) = manifest.labels
+
+    def pixels() -> Iterator[Any]:
+        for batch in examples.batches(REQUESTS):
+            yield parse_batch(batch.records, manifest.inputs, manifest.labels)[0]
+
+    content = (out / FORMATS[name].file).read_bytes()
+    predict = load(name, content, name_outputs(manifest.labels)[label.name][0])
+    seconds = time_calls(lambda some: predict(some.numpy()), next(pixels()), 1)
+    ours: Any = exported.outcomes[label.name]
+    said = np.concatenate([predict(some.numpy()) for some in pixels()]).reshape(ours.said.shape)
+    predicted = said.argmax(axis=1) if label.kind == CLASS else (said >= THRESHOLD).astype(np.int64)
+    theirs = replace(
+        ours,
+        said=said.astype(ours.said.dtype),
+        **({} if label.kind == REGRESSION else {"predicted": predicted}),
+    )
+    if label.kind == CLASS:
+        value, interval = theirs.judge_slice(ours.true >= 0, decided=True)
+    else:
+        value, interval = theirs.score()[MAIN[label.kind]], theirs.intervals()[MAIN[label.kind]]
+    p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))
+    gap = largest_gap(ours.said, said, read_deviations(manifest).get(label.name, ()))
+    return Converted(name, value, interval, len(content) / _MB, p50, p95, gap)
+
+
+def _to_tflite(saved_model: str, pixels: Iterator[Any] | None) -> bytes:
+    """Converts for LiteRT, to whole numbers as far as possible where there are pixels to find ranges in."""
+    import tensorflow as tf
+
+    from shardline.components.validate.export.signatures import PIXELS, TENSOR
+
+    converter = tf.lite.TFLiteConverter.from_saved_model(saved_model, signature_keys=[TENSOR])
+    if pixels is None:
+        return bytes(converter.convert())
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: (
+        (TENSOR, {PIXELS: image[None]}) for batch in pixels for image in batch
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorFlow's own interpreter, which counts them, is deprecated
+        return bytes(converter.convert())
+
+
+def _to_onnx(saved_model: str) -> bytes:
+    import tensorflow as tf
+
+    from shardline.components.validate.export.signatures import PIXELS, TENSOR
+
+    loaded = tf.saved_model.load(saved_model)
+    serve = loaded.signatures[TENSOR]
+    spec = [serve.structured_input_signature[1][PIXELS]]
+    predict = tf.function(lambda pixels: serve(**{PIXELS: pixels}), input_signature=spec, autograph=False)
+    converter = importlib.import_module("tf2onnx").convert
+    converted, _ = converter.from_function(predict, input_signature=spec, opset=_ONNX_OPSET)
+    return bytes(converted.SerializeToString())

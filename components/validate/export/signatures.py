@@ -1,0 +1,295 @@
+"""Signatures of an exported model: what each takes, the answer that all give, requests, and what they cost.
+
+Latency is what a client waits. Stability is whether the model says the same of an example however it is asked
+(metamorphic checks): alone or in a batch, and in any order.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from shardline.components.model_store import EXPORT_FILE, Export
+from shardline.components.validate.export.predictions import (
+    THRESHOLD,
+    Predictions,
+    largest_gap_of,
+    name_outputs,
+    name_plainly,
+    read_deviations,
+)
+from shardline.trainer.base.errors import ModelError
+from shardline.trainer.data.decode import (
+    Inputs,
+    Prepare,
+    decode_batch,
+    decode_image,
+    encode_stored,
+    parse_batch,
+)
+from shardline.trainer.data.features import CLASS, REGRESSION, Feature
+from shardline.trainer.data.manifest import Manifest
+from shardline.trainer.keras_compat.operations import check_operations, check_saved_model
+from shardline.trainer.models.head import Heads, output_order, to_answers, to_quantiles
+from shardline.trainer.models.zoo import quantiles_of_head
+
+#: What a client sends: encoded images, or the columns of a table by name.
+DEFAULT = "serving_default"
+
+#: Decoded images.
+TENSOR = "serving_tensor"
+
+#: Serialized tf.train.Example, as a dataset holds them; label and key are not needed.
+EXAMPLE = "serving_example"
+
+#: The argument of each signature that has only one.
+IMAGES, PIXELS, EXAMPLES = "images", "pixels", "examples"
+
+#: Number of requests that `measure_costs` uses.
+REQUESTS = 32
+
+#: Calls of each kind that are timed, at most.
+CALLS = 100
+
+_WARM_UP = 3
+_SECONDS = 1.0
+_BATCH = 32
+_MB = 1e6
+
+#: A `tf.function`, for which TensorFlow has no type.
+Function = Any
+
+
+def make_signatures(
+    model: keras.Model, manifest: Manifest, heads: Heads, prepare: Prepare | None = None
+) -> dict[str, Function]:
+    """Returns the signatures of a model by name, as `export.export_model` documents them.
+
+    The model takes what `prepare` makes of a dataset's inputs. Raises ModelError when it has operations that
+    no server gives.
+    """
+    names, order = name_outputs(manifest.labels, read_quantiles(heads)), output_order(model, manifest.labels)
+
+    def answer(inputs: Inputs) -> dict[str, tf.Tensor]:
+        taken = prepare(inputs) if prepare else inputs
+        outputs = model(taken, training=False)
+        said = to_answers(outputs, heads, manifest.labels, order)
+        quantiles = to_quantiles(outputs, heads, manifest.labels, order)
+        found: dict[str, tf.Tensor] = {}
+        for label in manifest.labels:  # in the order of `answers.OUTPUTS`
+            values = said[label.name]
+            if label.kind == REGRESSION:
+                told = [values[:, 0] if len(label.outputs) == 1 else values]
+            elif label.kind == CLASS:
+                index = tf.argmax(values, axis=-1)
+                told = [values, index, tf.gather(tf.constant(label.outputs), index)]
+            else:
+                told = [values, tf.cast(values >= THRESHOLD, tf.int64)]
+            if label.name in quantiles:
+                told.append(quantiles[label.name])
+            found.update(zip(names[label.name], told, strict=True))
+        return found
+
+    specs = {name: tf.TensorSpec([None, *item.shape], item.dtype) for name, item in manifest.inputs.items()}
+    traced = _function(answer, specs.get("image", specs))
+    # All else in the signatures is ours. To trace those here takes long, and saving traces them again.
+    check_operations(traced.get_concrete_function())
+    records = tf.TensorSpec([None], tf.string, EXAMPLES)
+    if "image" in manifest.inputs:
+        return _image_signatures(traced, manifest.inputs["image"], records)
+    inputs = argument_names(manifest.inputs)
+    columns = {name: tf.io.FixedLenFeature(one.shape, one.dtype) for name, one in manifest.inputs.items()}
+    takes = {
+        inputs[name]: tf.TensorSpec([None, *one.shape], one.dtype, inputs[name])
+        for name, one in manifest.inputs.items()
+    }
+    return {
+        DEFAULT: _function(lambda given: traced({name: given[one] for name, one in inputs.items()}), takes),
+        EXAMPLE: _function(lambda examples: traced(tf.io.parse_example(examples, columns)), records),
+    }
+
+
+def read_quantiles(heads: Heads) -> dict[str, tuple[float, ...]]:
+    """Returns the quantiles that a model gives, by name of the label, of those of which it does."""
+    found = {name: quantiles_of_head(head) for name, head in heads.items()}
+    return {name: quantiles for name, quantiles in found.items() if quantiles}
+
+
+def argument_names(inputs: Collection[str]) -> dict[str, str]:
+    """Returns, by input of the model, the name of its argument in `serving_default`; "images" of an image."""
+    if "image" in inputs:
+        return {"image": IMAGES}
+    return name_plainly(inputs)
+
+
+def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> dict[str, dict[str, tf.Tensor]]:
+    """Returns the arguments of each signature for stored examples, whose `inputs` the model takes."""
+    if "image" not in manifest.inputs:
+        names = argument_names(manifest.inputs)
+        columns = {names[column]: values for column, values in inputs.items()}
+        return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: columns}
+    stored = tf.io.parse_example(examples, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
+    images = tf.stack([encode_stored(one, manifest.image) for one in stored])
+    return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: {IMAGES: images}, TENSOR: {PIXELS: inputs}}
+
+
+def read_batches(manifest: Manifest, samples: Sequence[bytes]) -> Iterator[tuple[tf.Tensor, Any]]:
+    """Yields serialized examples in batches of up to 64, as they are stored and as the model takes them."""
+    for start in range(0, len(samples), 64):
+        examples = tf.constant(samples[start : start + 64])
+        yield examples, parse_batch(examples, manifest.inputs, manifest.labels)[0]
+
+
+def _image_signatures(answer: Function, image: Feature, records: tf.TensorSpec) -> dict[str, Function]:
+    def decode_files(files: tf.Tensor) -> tf.Tensor:
+        pixels = tf.TensorSpec(image.shape, tf.uint8)
+        return tf.map_fn(lambda encoded: decode_image(encoded, image), files, fn_output_signature=pixels)
+
+    # A function of its own, so that the decoder is traced once, however many signatures there are.
+    decode = stored = _function(decode_files, tf.TensorSpec([None], tf.string))
+    if image.encoding == "raw":
+        stored = _function(lambda pixels: decode_batch(pixels, image), tf.TensorSpec([None], tf.string))
+    parse, pixels = {"image": tf.io.FixedLenFeature([], "string")}, [None, *image.shape]
+    return {
+        DEFAULT: _function(lambda images: answer(decode(images)), tf.TensorSpec([None], tf.string, IMAGES)),
+        TENSOR: _function(lambda pixels: answer(pixels), tf.TensorSpec(pixels, tf.uint8, PIXELS)),
+        EXAMPLE: _function(
+            lambda examples: answer(stored(tf.io.parse_example(examples, parse)["image"])), records
+        ),
+    }
+
+
+def _function(serve: Callable[..., Any], takes: Any) -> Function:
+    return tf.function(serve, input_signature=[takes], autograph=False)
+
+
+class ServedModel:
+    """A SavedModel behind the signatures that Shardline exports, with an answer for each label of a dataset.
+
+    Raises ModelError when there is no SavedModel, or it has another signature. `deviations` is the unit of
+    differences of numbers, `quantiles` what it gives, by name of the label.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, loaded: Any = None) -> None:
+        """Takes what `tf.saved_model.load` has returned of the path, and loads it where that is not given."""
+        self.path = path
+        self.deviations = read_deviations(manifest)
+        self._labels = manifest.labels
+        try:
+            check_saved_model(path)
+            # The signatures alone do not keep the variables alive, the loaded object does.
+            self._loaded = loaded or tf.saved_model.load(str(path))
+        except (ModelError, MemoryError):
+            raise
+        except Exception as error:  # of a damaged one TensorFlow raises anything
+            why = " ".join(str(error).split())
+            raise ModelError(f"cannot load the exported model {path}: {why}; export it again") from None
+        outputs = self._signature(DEFAULT).structured_outputs
+        self.quantiles = self._read_quantiles(outputs)
+        self._names = name_outputs(manifest.labels, self.quantiles)
+        if missing := [name for names in self._names.values() for name in names if name not in outputs]:
+            raise ModelError(
+                f"the signature {DEFAULT!r} of {path} has no output {', '.join(missing)}; export it again"
+            )
+        for label in self._labels:
+            shape, wanted = outputs[self._names[label.name][0]].shape, len(label.outputs)
+            if (found := shape[-1] if len(shape) > 1 else 1) not in (None, wanted):
+                what = "classes" if label.class_names else "numbers"
+                raise ModelError(
+                    f"the exported model {path} has {found} {what}, the dataset has {wanted}; "
+                    "evaluate it on the data that it was made for"
+                )
+
+    def _read_quantiles(self, outputs: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+        """Reads which quantiles an output has from what was written down of the export, beside it."""
+        able = [label for label in self._labels if label.kind == REGRESSION and len(label.outputs) == 1]
+        names = name_outputs(self._labels, [label.name for label in able])
+        found = [label.name for label in able if names[label.name][-1] in outputs]
+        recorded = Export.read(self.path.parent).quantiles if found else {}
+        shares = {name: tuple(recorded.get(name, ())) for name in found}
+        for name in found:
+            if outputs[names[name][-1]].shape[-1] != len(shares[name]):
+                raise ModelError(
+                    f"{self.path} gives {outputs[names[name][-1]].shape[-1]} quantiles, and {EXPORT_FILE} "
+                    f"beside it names {len(shares[name])}; export it again"
+                )
+        return shares
+
+    def predict(self, images: tf.Tensor) -> Predictions:
+        """Predicts encoded images, [n]; raises InvalidArgumentError when one cannot be decoded."""
+        return self._answer(DEFAULT, {IMAGES: images})
+
+    def predict_examples(self, serialized: tf.Tensor) -> Predictions:
+        """Predicts serialized tf.train.Example, [n], of images or of tables.
+
+        Raises ModelError when the model was exported without that signature, and
+        tf.errors.InvalidArgumentError when an example lacks a column or cannot be decoded.
+        """
+        return self._answer(EXAMPLE, {EXAMPLES: serialized})
+
+    def _answer(self, signature: str, request: dict[str, tf.Tensor]) -> Predictions:
+        outputs = self._signature(signature)(**request)
+        said, classes, quantiles = {}, {}, {}
+        for label in self._labels:
+            names = self._names[label.name]
+            said[label.name] = outputs[names[0]].numpy().reshape(-1, len(label.outputs))
+            if label.kind != REGRESSION:
+                classes[label.name] = outputs[names[1]].numpy()
+            if label.name in self.quantiles:
+                quantiles[label.name] = outputs[names[1]].numpy()
+        return Predictions(said, classes, quantiles)
+
+    def _signature(self, name: str) -> Any:
+        if (found := self._loaded.signatures.get(name)) is None:
+            raise ModelError(f"the SavedModel {self.path} has no signature {name!r}; export it again")
+        return found
+
+
+def measure_costs(
+    model: ServedModel, images: tf.Tensor | None, records: tf.Tensor, calls: int = CALLS
+) -> dict[str, float]:
+    """Returns what a model costs to serve, and how stable its answers are, by the names in SERVING.
+
+    `images` is None for a table; `records` are the same examples, at least one. Calls with one example and
+    with 32 are timed after a warm-up; throughput is in examples per second, in batches of 32. peak_memory_mb
+    is the largest resident size that this process has had, TensorFlow included.
+    """
+    serve, requests = (model.predict_examples, records) if images is None else (model.predict, images)
+    single, batched = (time_calls(serve, requests, size, calls) for size in (1, _BATCH))
+    some = requests[:REQUESTS]
+    together, turned = serve(some), serve(some[::-1]).reversed()
+    alone = Predictions.join([serve(some[place : place + 1]) for place in range(int(some.shape[0]))])
+    return {
+        **{f"latency_p{p}_ms": float(np.percentile(single, p)) * 1e3 for p in (50, 95)},
+        **{f"latency_batch32_p{p}_ms": float(np.percentile(batched, p)) * 1e3 for p in (50, 95)},
+        "throughput": _BATCH / float(np.mean(batched)),
+        # What batch size and order make to an answer.
+        "batch_difference": max(
+            largest_gap_of(together, others, model.deviations) for others in (turned, alone)
+        ),
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MB,
+        "size_mb": sum(path.stat().st_size for path in model.path.rglob("*") if path.is_file()) / _MB,
+    }
+
+
+def time_calls(
+    serve: Callable[[tf.Tensor], object], requests: tf.Tensor, size: int, calls: int = CALLS
+) -> list[float]:
+    """Returns the seconds of each call with `size` examples, after a warm-up, for a second at most."""
+    count = int(requests.shape[0])
+    batches = [tf.gather(requests, np.arange(start, start + size) % count) for start in range(min(count, 32))]
+    for call in range(_WARM_UP):
+        serve(batches[call % len(batches)])
+    seconds: list[float] = []
+    while len(seconds) < calls and sum(seconds) < _SECONDS:
+        began = time.perf_counter()
+        serve(batches[len(seconds) % len(batches)])
+        seconds.append(time.perf_counter() - began)
+    return seconds

@@ -1,0 +1,294 @@
+"""Challenge: the champion, measured in the same way and on the same examples as a new model.
+
+A model that was trained on some of the examples on which it is measured looks better than it is. So an export
+keeps the keys of its training split, hashes by which they are found among those of a later test split, and a
+later run leaves those of its test examples out of the comparison that the champion was trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from shardline.components import model_store
+from shardline.components.model_store import KEYS_FILE, Export, TrainingData, catalog, champions
+from shardline.components.text import enumerate_names
+from shardline.components.validate.evaluate import Assessment, Examples, measure
+from shardline.components.validate.export.signatures import CALLS
+from shardline.components.validate.gate.verdict import Absence
+from shardline.components.validate.metrics.drift import Before, read_profile
+from shardline.components.validate.metrics.evaluation import Evaluation, Lead
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import DatasetError, ModelError, ShardlineError
+from shardline.trainer.base.progress import say
+from shardline.trainer.data.manifest import KEY_BYTES, Manifest
+
+#: Examples on which a model and the champion must at least be compared, where others are left out.
+MIN_COMPARED = 50
+
+Keys = npt.NDArray[np.uint64]
+
+_KEY = np.dtype(">u8")
+# Settings of preprocessing that decide the split beside shares, salt and key.
+_RULES = ("stratify", "group", "split_by_time", "split_gap")
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """A challenger beside the champion.
+
+    Attributes:
+        evaluation: The challenger's, with that of the champion where it could be measured.
+        champion: Version of the champion; "" where there is none yet, None where none was asked for.
+        absence: Why the champion could not be measured.
+        warning: What a person should know of the comparison; "" for nothing.
+        profile: Profile of its training data, or why there is none.
+    """
+
+    evaluation: Evaluation
+    champion: str | None = None
+    absence: Absence | None = None
+    warning: str = ""
+    profile: Before = "there is no champion to compare with"
+
+
+def challenge_champion(
+    challenger: Assessment, champion_uri: str, examples: Examples, *, min_slice: int, calls: int = CALLS
+) -> Challenge:
+    """Measures the champion in the same way as the challenger (see `measure`), and puts it beside it.
+
+    Raises:
+        SettingsError, PlatformError: When the place for champions is not there or cannot be read, so that
+            it cannot be said whether it has one.
+    """
+    alone, version, profile = challenger.evaluation, "", Challenge.profile
+    catalog.require_store(champion_uri)
+    say("validate", f"measuring the champion in {champion_uri} on the same examples")
+    try:
+        present = champions.current(champion_uri)
+        if present is None:
+            return Challenge(alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True))
+        version = present.version
+        with champions.fetched(champion_uri, present) as published:
+            profile = read_profile(published, version)
+            export = Export.read(published)
+            check_comparable(export, version, examples.manifest)
+            trained_on = find_trained_on(published, examples)
+            saved_model = published / model_store.SAVED_MODEL
+            champion = measure(saved_model, examples, min_slice=min_slice, calls=calls)
+    except (ModelError, DatasetError) as error:
+        return Challenge(alone, version, Absence(str(error)), profile=profile)
+    compared = compare(challenger, champion, trained_on)
+    warning = describe_overlap(trained_on, export.training_data)
+    return Challenge(compared, version, warning=warning, profile=profile)
+
+
+def compare(
+    challenger: Assessment, champion: Assessment, trained_on: npt.NDArray[np.bool_] | None = None
+) -> Evaluation:
+    """Returns the challenger's evaluation with that of the champion on the same examples.
+
+    `trained_on` says which of them the champion was trained on: these are left out, for both.
+    """
+    whole = challenger.evaluation
+    if trained_on is not None and trained_on.any():
+        challenger, champion = challenger.only(~trained_on), champion.only(~trained_on)
+        whole = replace(whole, left_out=int(trained_on.sum()), compared=challenger.evaluation)
+    # The process has had both models in memory by then.
+    theirs, leads = _without(champion.evaluation, "peak_memory_mb"), dict[str, Lead]()
+    for name, ours in challenger.outcomes.items():
+        prefix, other = f"{name}." if whole.parts else "", champion.outcomes[name]
+        leads |= {f"{prefix}{metric}": lead for metric, lead in ours.leads(other).items()}
+        if getattr(ours, "shares", ()) != getattr(other, "shares", ()):
+            # The losses of other quantiles cannot be compared.
+            loss = "pinball_loss"
+            parts = tuple(_without(part, loss) if part.label == name else part for part in theirs.parts)
+            theirs = replace(_without(theirs, f"{prefix}{loss}"), parts=parts)
+    return replace(whole, champion=replace(theirs, mistakes=()), leads=leads)
+
+
+def _without(evaluation: Evaluation, metric: str) -> Evaluation:
+    metrics = {name: value for name, value in evaluation.metrics.items() if name != metric}
+    return replace(evaluation, metrics=metrics)
+
+
+def check_comparable(export: Export, version: str, manifest: Manifest) -> None:
+    """Refuses a published version with other classes or inputs than a dataset; raises ModelError."""
+    theirs, ours = (tuple(f"{one.kind} {one.name}" for one in all.labels) for all in (export, manifest))
+    compared = [
+        ("labels", theirs, ours),
+        ("inputs", tuple(sorted(export.inputs)), tuple(sorted(manifest.inputs))),
+    ]
+    if theirs == ours:
+        pairs = zip(export.labels, manifest.labels, strict=True)
+        compared += [("classes" if a.class_names else "numbers", a.outputs, b.outputs) for a, b in pairs]
+    for kind, found, wanted in compared:
+        if found != wanted:
+            raise ModelError(
+                f"the champion {version} has other {kind} ({enumerate_names(found)}) than the dataset "
+                f"({enumerate_names(wanted)}); publish this model to another champion_uri"
+            )
+
+
+@dataclass(frozen=True)
+class TrainingKeys:
+    """Keys of the examples that a model was trained on, sorted, and the record of them for export.json.
+
+    Attributes:
+        data: The record; None where the model was trained on another dataset than the one that is at hand.
+        warning: What a person should know of them; "" for nothing.
+    """
+
+    data: TrainingData | None
+    keys: Keys
+    warning: str = ""
+
+    @classmethod
+    def of(
+        cls, directory: Path, manifest: Manifest, *, start: str = "", trained_on: str = ""
+    ) -> TrainingKeys:
+        """Returns those of a dataset's training split, and of the model that the training started from.
+
+        `start` is the trainer's option `initial_model`, `trained_on` the fingerprint of the training's
+        dataset, "" where it is not known. Raises DatasetError when the dataset's keys are damaged.
+        """
+        if trained_on not in ("", manifest.fingerprint):
+            warning = (
+                f"The model was trained on another dataset (fingerprint {trained_on}): whether it has seen "
+                "the test examples is not known"
+            )
+            return cls(None, _NO_KEYS, warning)
+        settings = manifest.settings
+        salt, shares = settings.get("split_salt"), settings.get("split")
+        found = read_split(directory, manifest, "train")
+        earlier = _of_start(start, settings.get("key", "")) if start else _NO_KEYS
+        keys = np.unique(np.concatenate([part for part in (_NO_KEYS, found, earlier) if part is not None]))
+        data = TrainingData(
+            salt=salt if isinstance(salt, int) else None,
+            shares=dict(shares) if isinstance(shares, Mapping) else {},
+            key=str(settings.get("key", "")),
+            rules={name: settings[name] for name in _RULES if settings.get(name)},
+            records=len(keys),
+            keys="" if found is None else _digest(keys),
+            complete=earlier is not None,
+        )
+        warning = f"What initial_model ({start}) was trained on is not known: it may be the test examples"
+        return cls(data, keys, "" if data.complete else warning)
+
+    def write(self, out: Path) -> None:
+        """Writes the keys into the directory of an export, if any are known."""
+        if self.data and self.data.keys:
+            files.write_bytes(out / KEYS_FILE, self.keys.astype(_KEY).tobytes())
+
+    def describe_leak(self, examples: Examples) -> str:
+        """Returns what a person must know where the model was trained on what it is measured on, or ""."""
+        tested = read_split(examples.directory, examples.manifest, examples.name)
+        seen = 0 if tested is None else int(np.isin(tested, self.keys).sum())
+        if tested is None or not seen:
+            return ""
+        return (
+            f"Trained on {seen:,} of the {len(tested):,} {examples.name} examples, through the model that it "
+            "started from or equal examples in both splits: its figures are too good"
+        )
+
+
+def read_split(directory: Path, manifest: Manifest, split: str) -> Keys | None:
+    """Returns the keys of a split's examples in the order of its shards; None where the dataset has none.
+
+    Raises DatasetError when their file is missing or damaged.
+    """
+    if manifest.keys is None or split not in manifest.splits:
+        return None
+    path = directory / manifest.keys.file
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DatasetError(f"cannot read {path}: {error.strerror}; preprocess the data again") from None
+    if (len(data), f"{google_crc32c.value(data):08x}") != (manifest.keys.bytes, manifest.keys.crc32c):
+        raise DatasetError(f"{path} is not what the manifest says; preprocess the data again")
+    names = list(manifest.splits)
+    first = sum(manifest.splits[name].records for name in names[: names.index(split)])
+    return _as_keys(data[KEY_BYTES * first :][: KEY_BYTES * manifest.splits[split].records])
+
+
+def find_trained_on(published: Path, examples: Examples) -> npt.NDArray[np.bool_] | None:
+    """Returns which of some examples the champion in `published` was trained on; None where nobody knows.
+
+    Raises DatasetError when the keys of the dataset are damaged, ModelError when those of the model are, or
+    too few examples remain that it was not trained on.
+    """
+    export, manifest = Export.read(published), examples.manifest
+    data, keys = export.training_data, read_split(examples.directory, manifest, examples.name)
+    if keys is None or data is None or not data.keys or data.key != manifest.settings.get("key", ""):
+        fingerprint = export.settings.get("fingerprint") or export.fingerprint
+        is_same = fingerprint == manifest.fingerprint and (data is None or data.complete)
+        return np.zeros(examples.split.records, np.bool_) if is_same else None
+    trained_on = np.isin(keys, read_published(published, data))
+    if trained_on.any() and (remaining := int((~trained_on).sum())) < MIN_COMPARED:
+        raise ModelError(
+            f"the champion was trained on {trained_on.sum():,} of the {len(keys):,} {examples.name} "
+            f"examples, and the other {remaining:,} are too few to compare on (at least "
+            f"{MIN_COMPARED}); go back to its split_salt ({data.salt}) and split, or publish this model to "
+            "another champion_uri"
+        )
+    return trained_on
+
+
+def describe_overlap(trained_on: npt.NDArray[np.bool_] | None, data: TrainingData | None = None) -> str:
+    """Returns what a person must know of a comparison with a champion with these `data`; "" for nothing."""
+    if trained_on is None:
+        return (
+            "It is not known which examples the champion was trained on, as it or the dataset is of a source "
+            "without keys: if its split was another one, the comparison flatters it"
+        )
+    sentences = []
+    if trained_on.any():
+        sentences.append(
+            f"Compared with the champion on {(~trained_on).sum():,} of the {len(trained_on):,} examples: it "
+            f"was trained on the other {trained_on.sum():,}"
+        )
+    if data and not data.complete:
+        sentences.append("What the model that the champion started from was trained on is not known")
+    return "; ".join(sentences)
+
+
+def read_published(published: Path, data: TrainingData) -> Keys:
+    """Returns the keys of a published model; raises ModelError when they are missing or damaged."""
+    path = published / KEYS_FILE
+    try:
+        keys = _as_keys(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}; publish the model again") from None
+    if (len(keys), _digest(keys)) != (data.records, data.keys):
+        raise ModelError(f"{path} is damaged: it is not what export.json says; publish the model again")
+    return keys
+
+
+def _of_start(uri: str, key: str) -> Keys | None:
+    """Returns the keys of a published model from which a training started; None where nobody knows all."""
+    try:
+        path = catalog.champion_directory(uri)
+        present = champions.current(path) if path.is_dir() else None
+        published = path / present.path if present else path if path.is_dir() else path.parent
+        data = Export.read(published).training_data
+        known = data and data.keys and data.complete and data.key == key
+        return read_published(published, data) if data and known else None
+    except (ShardlineError, OSError):
+        return None
+
+
+def _as_keys(data: bytes) -> Keys:
+    return np.frombuffer(data[: len(data) - len(data) % KEY_BYTES], _KEY).astype(np.uint64)
+
+
+def _digest(keys: Keys) -> str:
+    return "xxh3:" + xxhash.xxh3_128_hexdigest(keys.astype(_KEY).tobytes())
+
+
+_NO_KEYS: Keys = np.zeros(0, np.uint64)

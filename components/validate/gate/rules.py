@@ -1,0 +1,284 @@
+"""Rules of the gate: what a model must pass, as a person writes it.
+
+A rule is one comparison: `accuracy >= 0.95`, `recall[class=healthy] >= champion - 0.1`. With the name of one
+of the gate's own rules before it, it takes the place of that rule; "off" leaves that rule out.
+
+    rule    = [name ":"] (value operator limit [tail] | "off")
+    value   = [label "."] quality | "drift[" feature "]"
+    quality = metric | metric "[" feature "=" value "]" | "worst_slice(" metric ")"
+    limit   = number | ("champion" | "baseline") [("+" | "-" | "*") number]
+    tail    = "(p <" number ")" | "(within" number ["%"] ")"
+
+Of several labels, the label says whose quality is meant: `sentiment.rmse <= 0.9`. `baseline` is the trivial
+answer: the most frequent class, all of several labels, the means of numbers. "(p < 0.05)" asks that the lead
+be more than chance; "(within 0.01)" allows a model to be worse by so much, unless it is surely worse. Rules
+are read by a regular expression; nothing in them is ever evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from shardline.components.validate.export.formats import FORMATS
+from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Slice
+from shardline.components.validate.metrics.metrics import (
+    BY_KIND,
+    CHECKS,
+    FALLING,
+    FORMAT_METRICS,
+    LED,
+    LED_BY_CHAMPION,
+    MAIN,
+    OF_THE_NEW,
+    PARTS,
+    SERVING,
+    SHARES,
+)
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.data.features import CLASS
+
+#: Metrics of one class, as in `recall[class=healthy]`.
+CLASS_METRICS = PARTS[CLASS][1]
+
+#: Every one of them is False for NaN.
+OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+#: Of one feature: how far its values have moved since the champion was trained.
+DRIFT = "drift"
+
+#: In the place of a comparison: the rule of this name is left out.
+OFF = "off"
+
+#: Why a rule about a metric that an evaluation lacks is undecided.
+NOT_MEASURED = "it was not measured"
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_RULE = re.compile(
+    rf"""\s*(?:(?P<name>[a-z]+)\s*:\s*)?
+     (?:(?P<off>{OFF})
+      |(?:(?P<label>[^\[\]()<>=.\s][^\[\]()<>=.]*)\.)?
+       (?:worst_slice\(\s*(?P<worst>\w+)\s*\)
+         |{DRIFT}\s*\[(?P<drift>.+)\]
+         |(?P<metric>\w+)\s*(?:\[(?P<slice>[^=]+=.*)\])?)
+       \s*(?P<operator>>=|<=|==|>|<)
+       \s*(?:(?P<limit>{_NUMBER})
+            |(?P<reference>champion|baseline)\s*(?:(?P<sign>[-+*])\s*(?P<offset>{_NUMBER}))?)
+       \s*(?:\(\s*(?:p\s*<\s*(?P<p>{_NUMBER})|within\s+(?P<within>{_NUMBER})\s*(?P<percent>%)?)\s*\))?)\s*""",
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One comparison that a model must pass.
+
+    Attributes:
+        text: The rule as it was written, without its name.
+        metric: Name of the metric: one of METRICS, or of CLASS_METRICS for a slice.
+        operator: One of OPERATORS; OFF for a rule that is left out.
+        limit: The number to compare with, or what is added to the reference's value.
+        factor: By what the reference's value is multiplied before.
+        label: Name of the label that is meant, "" for the only one.
+        slice: Name of the slice, "class=healthy", or of a converted model, "format=int8", or of the feature
+            that may drift; "" for all examples.
+        worst: Whether the worst slice is meant.
+        reference: Whose value the limit is relative to: "champion", "baseline", or "" for a plain number.
+        p: The lead over the reference must have a smaller p.
+        within: By how much a model may be worse than the reference, if `relative` a share of its value.
+        name: Name of the gate's rule whose place it takes; "" for one more.
+        why: What the rule is for; "" for what a user has written.
+    """
+
+    text: str
+    metric: str
+    operator: str
+    limit: float
+    slice: str = ""
+    worst: bool = False
+    reference: str = ""
+    p: float | None = None
+    within: float | None = None
+    relative: bool = False
+    name: str = ""
+    why: str = ""
+    factor: float = 1.0
+    label: str = ""
+
+    @property
+    def left(self) -> str:
+        """The left side."""
+        prefix = f"{self.label}." if self.label else ""
+        if self.worst:
+            return f"{prefix}worst_slice({self.metric})"
+        return f"{prefix}{self.metric}[{self.slice}]" if self.slice else f"{prefix}{self.metric}"
+
+    @property
+    def format(self) -> str:
+        """Name of the format whose converted model is meant, or ""."""
+        feature, _, value = self.slice.partition("=")
+        return value if feature == "format" and value in FORMATS else ""
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether it is about the training data beside those of the champion."""
+        return self.metric in (DRIFT, "drifted")
+
+
+def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
+    """Reads some rules; raises SettingsError as `parse_rule` does."""
+    return tuple(map(parse_rule, texts))
+
+
+def parse_rule(text: str) -> Rule:
+    """Reads one rule; raises SettingsError when it is none, or names an unknown metric."""
+    match = _RULE.fullmatch(text)
+    if not match or (match["off"] and not match["name"]):
+        raise SettingsError(
+            f"cannot read the rule {text!r}; write it like 'accuracy >= 0.95', "
+            "'recall[class=healthy] >= 0.9', 'worst_slice(accuracy) >= 0.8', 'accuracy >= champion - 0.005', "
+            "'accuracy > champion (p < 0.05)', or 'champion: off'"
+        )
+    part = match.groupdict()
+    written = " ".join(text.split())
+    if part["name"]:
+        written = written.partition(":")[2].lstrip()
+    if part["off"]:
+        return Rule(OFF, "", OFF, 0.0, name=part["name"])
+    number = float(part["offset"] or 0)
+    offset = {"-": -number, "*": 0.0}.get(part["sign"], number)
+    feature, _, value = (part["slice"] or "").partition("=")
+    of_slice = f"{feature.strip()}={value.strip()}" if part["slice"] else ""
+    rule = Rule(
+        text=written,
+        metric=DRIFT if part["drift"] else part["worst"] or part["metric"],
+        operator=part["operator"],
+        limit=offset if part["reference"] else float(part["limit"]),
+        slice=part["drift"].strip() if part["drift"] else of_slice,
+        worst=bool(part["worst"]),
+        reference=part["reference"] or "",
+        p=float(part["p"]) if part["p"] else None,
+        within=float(part["within"]) / (100 if part["percent"] else 1) if part["within"] else None,
+        relative=bool(part["percent"]),
+        name=part["name"] or "",
+        factor=number if part["sign"] == "*" else 1.0,
+        label=(part["label"] or "").strip(),
+    )
+    if not math.isfinite(rule.limit):
+        raise SettingsError(f"the limit of the rule {rule.text!r} is too large a number")
+    _check_metric(rule)
+    _check_tail(rule)
+    return rule
+
+
+def vocabulary(rule: Rule, kinds: Collection[str] = tuple(BY_KIND)) -> tuple[str, ...]:
+    """Returns the metrics that the left side of such a rule may name, of labels of these kinds."""
+    part, main = rule.slice.partition("=")[0], [MAIN[kind] for kind in kinds]
+    if rule.metric == DRIFT and rule.slice:
+        return (DRIFT,)
+    if rule.format:
+        return (*main, *FORMAT_METRICS)
+    if rule.worst:
+        return tuple(dict.fromkeys((*main, *(CLASS_METRICS if CLASS in kinds else ()))))
+    if part in dict(PARTS.values()):
+        return tuple(metric for kind in kinds if PARTS[kind][0] == part for metric in PARTS[kind][1])
+    if rule.slice:
+        return tuple(main)
+    of_kinds = (metric for kind in kinds for metric in BY_KIND[kind])
+    return tuple(dict.fromkeys(metric.name for metric in (*of_kinds, *SERVING, *CHECKS)))
+
+
+def _check_metric(rule: Rule) -> None:
+    known = LED if rule.reference == "baseline" and not (rule.slice or rule.worst) else vocabulary(rule)
+    if rule.metric not in known:
+        where = f" of the slice {rule.slice!r}" if rule.slice else " of slices" if rule.worst else ""
+        raise SettingsError(
+            f"there is no metric {rule.metric!r}{where or (' of the baseline' if known is LED else '')} "
+            f"(in the rule {rule.text!r}); there are: {', '.join(known)}"
+        )
+    if rule.reference and (rule.format or rule.is_drift or rule.metric in OF_THE_NEW):
+        raise SettingsError(f"{rule.left} is compared with a number (in the rule {rule.text!r})")
+    if rule.reference == "baseline" and (rule.slice or rule.worst):
+        raise SettingsError(f"the baseline has no slices (in the rule {rule.text!r}); compare all examples")
+
+
+def _check_tail(rule: Rule) -> None:
+    sound = bool(rule.reference) and rule.limit == 0 and rule.factor == 1  # the reference's own value
+    falling = rule.metric in FALLING
+    whole = LED if rule.reference == "baseline" else LED_BY_CHAMPION
+    if rule.within is not None:
+        most = 1.0 if rule.relative or rule.metric in (*SHARES, *CLASS_METRICS) else math.inf
+        sound = sound and rule.operator == ("<=" if falling else ">=") and 0 <= rule.within < most
+    elif rule.p is not None:
+        of_class = rule.slice.partition("=")[0] in dict(PARTS.values()) and rule.metric != "accuracy"
+        leads = not rule.worst and (of_class if rule.slice else rule.metric in whole)
+        sound = sound and rule.operator == ("<" if falling else ">") and leads and 0 < rule.p < 1
+    else:
+        return
+    if not sound:
+        raise SettingsError(
+            f"what is in brackets does not fit the rule {rule.text!r}; write it like 'accuracy > champion "
+            "(p < 0.05)', 'rmse < champion (p < 0.05)', 'accuracy >= champion (within 0.01)', one point, or "
+            "'log_loss <= champion (within 2 %)', a share of the other's value; p is known of "
+            f"{', '.join(whole)}, and of precision, recall or f1 of a class"
+        )
+
+
+def measure_left(rule: Rule, evaluation: Evaluation) -> tuple[float | None, Interval | None, str]:
+    """Returns the value of a rule's left side, None where it is unknown, its 95 % interval, and a note."""
+    part = evaluation.of(rule.label)
+    interval, value, note = evaluation.intervals.get(rule.left), None, NOT_MEASURED
+    if rule.worst:
+        value, note = _worst(rule.metric, part)
+    elif rule.format:
+        made = next((one for one in evaluation.formats if one.name == rule.format), None)
+        if made and rule.metric in FORMAT_METRICS:
+            value, note = float(getattr(made, rule.metric)), ""
+        elif made:
+            value, interval, note = made.value, made.interval, ""
+    elif rule.metric == DRIFT:
+        value = next((one.distance for one in evaluation.drift if one.feature == rule.slice), None)
+    elif rule.slice.startswith("number="):
+        score = next((one for one in part.numbers if f"number={one.name}" == rule.slice), None)
+        value = getattr(score, rule.metric) if score else None
+    elif rule.slice:
+        found = next((one for one in part.slices if one.name == rule.slice), None)
+        interval = found.interval if found and rule.metric == MAIN.get(part.kind) else interval
+        if found and found.decided:
+            return _of_slice(rule.metric, found, part), interval, ""
+        note = f"{found.examples if found else 0:,} examples are too few"
+    else:
+        value = evaluation.metrics.get(rule.left)
+        note = note if value is None else evaluation.notes.get(rule.metric, "")
+    return value, interval, "" if note == NOT_MEASURED and value is not None else note
+
+
+def _worst(metric: str, evaluation: Evaluation) -> tuple[float | None, str]:
+    classes = {f"class={name}" for name in evaluation.class_names}
+    main = metric == MAIN[evaluation.kind]
+    slices = [one for one in evaluation.slices if main or one.name in classes]
+    values = [(_of_slice(metric, one, evaluation), one.name) for one in slices if one.decided]
+    if not values:
+        return None, "every slice has too few examples"
+    value, name = (max if metric in FALLING else min)(values)
+    few = len(slices) - len(values)
+    return value, name + (f"; {few:,} with too few examples" if few else "")
+
+
+def _of_slice(metric: str, item: Slice, evaluation: Evaluation) -> float:
+    main = metric == MAIN[evaluation.kind]
+    if main and not item.name.startswith("label="):
+        return item.value
+    name = item.name.partition("=")[2]
+    score = next(score for score in evaluation.classes if score.name == name)
+    # Of one label alone the mean over the labels is its own.
+    return float(score.f1 if main else getattr(score, metric))

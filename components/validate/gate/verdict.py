@@ -1,0 +1,331 @@
+"""Verdict on an evaluated model: what each rule of a gate says of it, and all of them together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
+
+from shardline.components.model_store import BLESSED, NOT_BLESSED, Verdict
+from shardline.components.text import enumerate_names
+from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, VARIETY, Gate
+from shardline.components.validate.gate.rules import OFF, OPERATORS, Rule, measure_left
+from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead
+from shardline.components.validate.metrics.metrics import CHECKS, SHARES
+
+# So much miscalibration, and so many times the champion's costs, are worth a warning. What else a machine
+# does at the time can double a latency.
+_MOST_ECE = 0.1
+_SMALLEST = 0.01  # of milliseconds, MB and a log loss, below which nobody cares
+_COSTS = {
+    "latency_p50_ms": ("The latency of one example", 4.0),
+    "size_mb": ("The size on disk", 2.0),
+    "log_loss": ("The log loss, the price of being sure and wrong,", 2.0),
+}
+
+_MOST_NAMES = 5
+
+# Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
+_DIGITS = 9
+
+# What a sentence says of the metrics that are counts.
+_LABELS = {metric.name: metric.label for metric in CHECKS}
+
+#: "undecided": there is too little to judge on. "open": what was measured does not decide it. "skipped": the
+#: policy for a first run lets it pass. The last two do not block.
+#: "off": one of the gate's own rules that the settings leave out.
+Judgement = Literal["passed", "failed", "undecided", "open", "skipped", "off"]
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Why there is no champion to compare with.
+
+    It is the `first` run where the place for champions was looked at and is empty; all else is a fault.
+    """
+
+    text: str
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class JudgedRule:
+    """One rule, its two sides and the verdict on it.
+
+    Attributes:
+        rule: The rule as it was written: "accuracy >= champion - 0.005".
+        metric: Its left side: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
+        left: Value of the left side; None where it could not be measured.
+        right: The limit; None where it is another's value that could not be measured.
+        difference: 95 % interval of the value minus the other's, by paired bootstrap.
+        note: What else a person must know (which slice is the worst, why it is undecided), or "".
+        name, why: Of the gate's own rule, and what it is for; "" for a user's.
+    """
+
+    rule: str
+    metric: str
+    left: float | None
+    operator: str
+    right: float | None
+    verdict: Judgement
+    interval: Interval | None = None
+    champion: float | None = None
+    difference: Interval | None = None
+    p: float | None = None
+    note: str = ""
+    name: str = ""
+    why: str = ""
+
+    @property
+    def left_text(self) -> str:
+        """The value as a person reads it; never rounded to the limit when it is not equal to it."""
+        if self.left is None:
+            return "not measured" if self.metric else ""
+        if isinstance(self.left, int):
+            return f"{self.left:,}"
+        short = f"{self.left:.4f}" if self.left == 0 or 0.001 <= abs(self.left) < 1000 else f"{self.left:.4g}"
+        return repr(self.left) if float(short) == self.right and self.left != self.right else short
+
+    @property
+    def right_text(self) -> str:
+        """The limit as a person reads it."""
+        unknown = "the champion's" if self.metric else ""
+        return unknown if self.right is None else f"{self.right:g}"
+
+    def __str__(self) -> str:
+        if self.verdict == "off":
+            return f"the rule {self.name!r} is off"
+        note = f" ({self.note})" if self.note else ""
+        if self.verdict in ("undecided", "skipped", "open"):
+            return f"{self.rule} is {'not decided' if self.verdict == 'open' else self.verdict}{note}"
+        failed = "is not" if self.p is None else "is not significantly"
+        comparison = self.operator if self.verdict == "passed" else f"{failed} {self.operator}"
+        left = _LABELS.get(self.metric, self.metric)
+        return f"{left} {self.left_text} {comparison} {self.right_text}{note}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blessing(Verdict):
+    """The verdict on an exported model.
+
+    Attributes:
+        rules: Each rule with the verdict on it.
+        warnings: What a person should know though it decides nothing, a sentence each.
+    """
+
+    rules: tuple[JudgedRule, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def judge(
+    evaluation: Evaluation,
+    gate: Gate,
+    *,
+    absence: Absence | None = None,
+    champion: str | None = None,
+    warnings: tuple[str, ...] = (),
+) -> Blessing:
+    """Returns the verdict on an evaluation.
+
+    `absence` says why there is no champion in the evaluation; None where there is one or no place for
+    champions was given. `champion` is its version. Given `warnings` come first.
+    """
+    rules = tuple(_judge(rule, evaluation, gate, absence) for rule in gate.rules)
+    stopping = ("failed",) if gate.allow_undecided else ("failed", "undecided")
+    blocking = [rule for rule in rules if rule.verdict in stopping]
+    shown = blocking or [rule for rule in rules if not rule.name or rule.verdict != "passed"] or rules
+    return Blessing(
+        blessed=not blocking,
+        rules=rules,
+        reason="; ".join(map(str, shown)) if rules else "there is no rule that it must pass",
+        warnings=(*warnings, *_warnings(evaluation, rules, absence)),
+        headline=_headline(blocking, rules, evaluation, first=absence is not None and absence.first),
+        champion=champion,
+    )
+
+
+def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Absence | None) -> list[str]:
+    blind = [f"{one.name.partition('=')[2]} ({one.examples:,})" for one in evaluation.never_predicted]
+    found = [f"Never predicted, with test examples: {enumerate_names(blind, _MOST_NAMES)}"] if blind else []
+    if off := [rule.name for rule in rules if rule.verdict == "off"]:
+        found.append(f"Rules of the gate that are switched off: {', '.join(off)}")
+    if CHAMPION in off and absence and not absence.first:
+        found.append(f"Not compared with the champion: {absence.text}")
+    same = evaluation.beside_champion
+    before = same.champion.metrics if same.champion else {}
+    whose = {f"{part.label}." if evaluation.parts else "": part for part in evaluation.each}
+    for prefix, part in whose.items():
+        text = prefix.replace(".", ": ")
+        if crossed := part.metrics.get("quantile_crossings", 0):
+            found.append(
+                f"{text}Quantiles of {crossed:,.0f} of {part.examples:,} examples cross: a lower one lies "
+                "above a higher one"
+            )
+        if (error := evaluation.metrics.get(f"{prefix}ece", 0.0)) > _MOST_ECE:
+            points = f"{100 * error:.1f} points on average (calibration error)"
+            found.append(f"{text}Probabilities are off by {points}")
+    for metric, prefix in product(_COSTS, dict.fromkeys(("", *whose))):
+        (label, most), name = _COSTS[metric], f"{prefix}{metric}"
+        usual = max(before.get(name, math.inf), _SMALLEST)
+        if (now := same.metrics.get(name, 0.0)) > most * usual:
+            grown = f"has grown to {now / usual:.1f} times the champion's"
+            found.append(f"{prefix.replace('.', ': ')}{label} {grown}")
+    return found
+
+
+def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | None) -> JudgedRule:
+    if rule.operator == OFF:
+        return JudgedRule(OFF, "", None, "", None, "off", name=rule.name)
+    if rule.reference == "champion":
+        evaluation = evaluation.beside_champion
+    left, interval, note = measure_left(rule, evaluation)
+    judged = JudgedRule(rule.text, rule.left, left, rule.operator, rule.limit, "undecided", interval)
+    judged = replace(judged, note=note, name=rule.name, why=rule.why)
+    no_drift = rule.is_drift and not evaluation.drift
+    if (evaluation.champion is None and (rule.reference == "champion" or no_drift)) or (no_drift and absence):
+        return _without_champion(judged, gate, absence, about_it=rule.reference == "champion")
+    if no_drift:
+        return replace(judged, note=evaluation.no_drift)
+    lead = None
+    if rule.reference:
+        judged, lead = _beside(rule, judged, evaluation)
+    if left is None or judged.right is None or (rule.p is not None and judged.p is None):
+        return judged
+    if rule.within is not None:
+        return _judge_within(rule, judged, lead, evaluation.examples)
+    passed, more = OPERATORS[rule.operator](left, judged.right), ""
+    if rule.p is not None and judged.p is not None:
+        passed = passed and judged.p < rule.p
+        judged = replace(judged, note=f"p = {judged.p:.3f}, must be below {rule.p:g}")
+    verdict: Judgement = "passed" if passed else "failed"
+    if not passed and rule.name == EXAMPLES and rule.why:  # a number that a user has written is meant
+        verdict = "skipped" if gate.first_run == "bless" else "failed"
+        more = f"too few to judge; first_run is {gate.first_run}"
+    elif passed and not rule.reference:
+        more = _doubt(judged)
+    return replace(judged, verdict=verdict, note="; ".join(filter(None, (judged.note, more))))
+
+
+def _without_champion(
+    judged: JudgedRule, gate: Gate, absence: Absence | None, *, about_it: bool
+) -> JudgedRule:
+    """Judges a rule about a champion that was not measured; `allow_undecided` is about others."""
+    verdict: Judgement = "skipped"
+    if absence is None:
+        note = "champion_uri is empty: there is nothing to compare with"
+    elif absence.first:
+        note = f"{absence.text}; first_run is {gate.first_run}"
+        verdict = "skipped" if gate.first_run == "bless" else "failed"
+    else:
+        note, verdict = absence.text, "failed"
+    return replace(judged, right=None if about_it else judged.right, verdict=verdict, note=note)
+
+
+def _beside(rule: Rule, judged: JudgedRule, evaluation: Evaluation) -> tuple[JudgedRule, Lead | None]:
+    """Returns a rule with the value of the other that it compares with, and the lead over it."""
+    if rule.reference == "baseline":
+        other = evaluation.of(rule.label).baseline
+        theirs = other.metrics.get(rule.metric) if other else None
+        lead = other.leads.get(rule.metric) if other else None
+        note = f"always answering {other.answer}" if other else "the baseline was not measured"
+    else:
+        assert evaluation.champion is not None
+        theirs, _, reason = measure_left(rule, evaluation.champion)
+        lead = evaluation.leads.get(rule.left)
+        note = f"of the champion {reason}" if theirs is None else ""
+    return replace(
+        judged,
+        right=None if theirs is None else theirs * rule.factor + rule.limit,
+        champion=theirs if rule.reference == "champion" else None,
+        difference=lead.interval if lead else None,
+        p=lead.p if lead and rule.p is not None else None,
+        note=judged.note or note,
+    ), lead
+
+
+def _judge_within(rule: Rule, judged: JudgedRule, lead: Lead | None, examples: int) -> JudgedRule:
+    """Judges a rule that allows a model to be somewhat worse, unless it is surely worse."""
+    assert rule.within is not None
+    assert judged.left is not None
+    assert judged.right is not None
+    allowed = rule.within * (abs(judged.right) if rule.relative else 1.0)
+    sign = 1.0 if rule.operator == ">=" else -1.0
+    ahead = round(sign * (judged.left - judged.right), _DIGITS)
+    lower, upper = sorted(sign * end for end in lead.interval) if lead else (ahead, ahead)
+    verdict: Judgement
+    if not ahead >= -allowed:  # NaN fails this too
+        verdict, note = "failed", f"worse by {-ahead:.4g}, more than {allowed:.4g}"
+    elif lead and upper < 0:
+        verdict, note = "failed", f"surely worse, by {-upper:.4g} to {-lower:.4g}"
+    elif lower < -allowed:
+        verdict = "open"
+        note = f"{examples:,} examples leave open whether it is worse, by up to {-lower:.4g}"
+    else:
+        verdict, note = "passed", ""
+    return replace(judged, verdict=verdict, note="; ".join(filter(None, (judged.note, note))))
+
+
+def _doubt(judged: JudgedRule) -> str:
+    """Says that the true value may lie on the other side of a limit; "" where it surely does not."""
+    if not judged.interval or judged.right is None:
+        return ""
+    lower, upper = judged.interval
+    if judged.operator in (">=", ">") and lower < judged.right:
+        return f"may be below: the interval begins at {lower:.4f}"
+    if judged.operator in ("<=", "<") and upper > judged.right:
+        return f"may be above: the interval ends at {upper:.4f}"
+    return ""
+
+
+def _headline(
+    blocking: list[JudgedRule], rules: tuple[JudgedRule, ...], evaluation: Evaluation, *, first: bool
+) -> str:
+    """Returns the verdict in one sentence for somebody in a hurry."""
+    if blocking:
+        foremost = min(blocking, key=lambda rule: rule.name != CHAMPION)
+        more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
+        return f"{_in_words(foremost, evaluation)}{more}{NOT_BLESSED}"
+    off = any(rule.name == CHAMPION and rule.verdict == "off" for rule in rules)
+    too_few = next((rule for rule in rules if rule.name == EXAMPLES and rule.verdict == "skipped"), None)
+    few = f", on too few examples to judge ({too_few.left_text})" if too_few else ""
+    versus = next((rule for rule in rules if rule.name == CHAMPION), None)
+    if versus is None or versus.left is None or versus.champion is None:
+        start = "First champion" if first and not off else "Compared with no champion"
+        return f"{start}, {evaluation.quality}{few}{BLESSED}"
+    others = [rule for rule in rules if rule.name == CHAMPION and rule is not versus]
+    words = [_in_words(rule, evaluation) for rule in (versus, *others)]
+    return f"{'; '.join(words)}{few}{BLESSED}"
+
+
+def _in_words(rule: JudgedRule, evaluation: Evaluation) -> str:
+    if rule.name == CHAMPION:
+        return _beside_champion(rule)
+    if rule.why and rule.verdict == "failed":
+        if rule.name == "classes":
+            return f"Never predicts {', '.join(evaluation.blind_to[:_MOST_NAMES])}"
+        if rule.name == VARIETY:
+            return f"Cannot be judged: {rule.note}"
+        if rule.name == EXAMPLES:
+            return f"Too few to judge: {rule.left_text} test examples"
+    return str(rule)
+
+
+def _beside_champion(rule: JudgedRule) -> str:
+    if rule.left is None or rule.champion is None:
+        # What follows says what to do, which has no place in a headline.
+        return f"Not compared with the champion: {rule.note.partition('; ')[0]}"
+    difference = rule.left - rule.champion
+    if not difference:
+        return "As good as the champion"
+    ahead = (difference > 0) == (rule.operator in (">=", ">"))
+    label, _, metric = rule.metric.rpartition(".")
+    by = f"{100 * abs(difference):.1f} points" if metric in SHARES else f"{abs(difference):.4g}"
+    by += f" in {rule.metric}" if label else ""
+    if rule.verdict == "failed" and ahead:
+        return str(rule)
+    if rule.verdict == "open":
+        return f"Not decided whether it is worse than the champion ({by} {'better' if ahead else 'worse'})"
+    if rule.verdict == "passed" and not ahead:
+        return f"As good as the champion ({by} worse, within what is allowed)"
+    return f"{'Better' if ahead else 'Worse'} than the champion by {by}"

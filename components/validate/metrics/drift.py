@@ -1,0 +1,181 @@
+"""Drift: whether the values of a dataset's features have moved since the champion was trained; no TensorFlow.
+
+A feature has moved when its distance is larger than both what chance makes of samples of this size and what
+matters in practice. Chance makes one false alarm in a hundred comparisons of two samples of the same data,
+whatever the number of features (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from shardline.components import model_store, text
+from shardline.components.preprocess.inspect.profile import Categories, Numbers, Profile, make_profile
+from shardline.components.validate.metrics.evaluation import Drift, Evaluation
+from shardline.trainer.base.errors import ModelError, printable
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.manifest import Manifest
+
+#: Probability that any of the features of equal data is said to have moved.
+FALSE_ALARMS = 0.01
+
+#: Profile of the champion's training data, or why there is none.
+Before = Profile | str
+
+#: Smaller distances never count, however many examples there are.
+LEAST_DISTANCE = 0.05
+
+_DRAWS = 1_000
+# Categories with fewer examples in both together are one.
+_RARE = 10
+_LONGEST_NAME = 40
+_MOST_NAMED = 5
+
+
+def between(before: Path, after: Path, splits: tuple[str, str] = ("train", "train")) -> tuple[Drift, ...]:
+    """Compares a split of each of two dataset directories; raises DatasetError when one cannot be read."""
+    pairs = zip((before, after), splits, strict=True)
+    return compare(*(make_profile(place, manifests.load(place), split) for place, split in pairs))
+
+
+def compare(before: Profile, after: Profile) -> tuple[Drift, ...]:
+    """Compares two profiles; features that only one has have moved, and the farthest come first."""
+    names = [*after.categories, *after.numbers]
+    names += [name for name in (*before.categories, *before.numbers) if name not in names]
+    chance = FALSE_ALARMS / max(1, len(names))
+    found = [drift for name in names if (drift := _compare(name, before, after, chance))]
+    return tuple(sorted(found, key=lambda item: item.threshold - item.distance))
+
+
+def read_profile(version: Path, name: str) -> Before:
+    """Returns the profile in the directory of a published version, or why there is none."""
+    if not (version / model_store.PROFILE_FILE).is_file():
+        return f"the champion {name} has no {model_store.PROFILE_FILE}"
+    try:
+        return model_store.read_part(version, model_store.PROFILE_FILE, Profile)
+    except ModelError as error:
+        return str(error)
+
+
+def add_drift(
+    evaluation: Evaluation,
+    directory: Path,
+    manifest: Manifest,
+    out: Path,
+    before: Before,
+    *,
+    own: bool = True,
+) -> Evaluation:
+    """Writes the profile of the training split, and adds to an evaluation how its features have moved.
+
+    `before` is what it is compared with. Where the model was not trained on the dataset, `own` is False, and
+    nothing is written or added.
+    """
+    if not own:
+        return replace(evaluation, no_drift="the model was trained on another dataset")
+    if "train" not in manifest.splits:
+        return replace(evaluation, no_drift="the dataset has no training split")
+    profile = make_profile(directory, manifest)
+    profile.write(out / model_store.PROFILE_FILE)
+    skew = compare(profile, make_profile(directory, manifest, evaluation.split))
+    if isinstance(before, str):
+        return replace(evaluation, skew=skew, no_drift=before)
+    drift = compare(before, profile)
+    metrics = {**evaluation.metrics, "drifted": float(sum(item.moved for item in drift))}
+    return replace(evaluation, skew=skew, drift=drift, metrics=metrics)
+
+
+def warnings(evaluation: Evaluation) -> list[str]:
+    """Returns what has moved, a sentence for each of the two comparisons."""
+    found = {
+        "Moved since the champion was trained": evaluation.drift,
+        f"Different in the {evaluation.split} split": evaluation.skew,
+    }
+    moved = {words: [str(item) for item in drift if item.moved] for words, drift in found.items()}
+    return [
+        f"{words}: {text.enumerate_names(some, _MOST_NAMED, '; ')}" for words, some in moved.items() if some
+    ]
+
+
+def render(found: Sequence[Drift]) -> str:
+    """Returns a comparison as a table for a person."""
+    rows = [
+        (
+            *map(printable, (item.feature, item.before, item.after)),
+            *(f"{value:.3f}" for value in (item.distance, item.threshold)),
+            "moved" if item.moved else "",
+        )
+        for item in found
+    ]
+    return text.table(("feature", "before", "after", "distance", "threshold", ""), rows, align="lllrrl")
+
+
+def _compare(name: str, before: Profile, after: Profile, chance: float) -> Drift | None:
+    if name in before.numbers and name in after.numbers:
+        return _of_numbers(name, before.numbers[name], after.numbers[name], chance)
+    if name in before.categories and name in after.categories:
+        return _of_categories(name, before.categories[name], after.categories[name], chance)
+    # Text that has become too various for categories, or the other way round, is compared by its length.
+    if all(f"{name} length" in profile.numbers for profile in (before, after)):
+        return None
+    is_old, is_new = (name in profile.numbers or name in profile.categories for profile in (before, after))
+    words = [
+        ("numbers" if name in profile.numbers else "text") if is_there else "not there"
+        for profile, is_there in ((before, is_old), (after, is_new))
+    ]
+    return Drift(name, 1.0, LEAST_DISTANCE, True, *words)
+
+
+def _of_numbers(name: str, before: Numbers, after: Numbers, chance: float) -> Drift:
+    from scipy import stats
+
+    values = [[math.inf if item is None else item for item in one.values] for one in (before, after)]
+    distance = float(stats.ks_2samp(*values, method="asymp").statistic)
+    expected = stats.kstwobign.isf(chance) * math.sqrt(1 / before.examples + 1 / after.examples)
+    return _drift(name, distance, expected, _describe(before), _describe(after))
+
+
+def _of_categories(name: str, before: Categories, after: Categories, chance: float) -> Drift:
+    from scipy import stats
+
+    names = {**before.counts, **after.counts}
+    counts = {one: (before.counts.get(one, 0), after.counts.get(one, 0)) for one in names}
+    if rare := [one for one, pair in counts.items() if sum(pair) < _RARE]:
+        first, second = zip(*(counts.pop(one) for one in rare), strict=True)
+        counts["all others"] = sum(first), sum(second)
+    both = np.array(list(counts.values()))
+    shares = both / (before.examples, after.examples)
+    apart = np.abs(shares[:, 0] - shares[:, 1])
+    farthest = int(apart.argmax())
+    # Chance, by drawing: a gamma distribution is fitted to the distances of some pairs of samples.
+    random, pooled = np.random.default_rng(0), both.sum(axis=1) / both.sum()
+    drawn = [random.multinomial(one.examples, pooled, _DRAWS) / one.examples for one in (before, after)]
+    distances = np.abs(drawn[0] - drawn[1]).sum(axis=1) / 2
+    mean, variance = distances.mean(), distances.var()
+    expected = 0.0  # there is one category
+    if variance:
+        expected = float(stats.gamma.isf(chance, mean**2 / variance, scale=variance / mean))
+    shown = text.short(list(counts)[farthest], _LONGEST_NAME)
+    words = (f"{shown}: {100 * share:.1f} %" for share in shares[farthest])
+    return _drift(name, float(apart.sum() / 2), expected, *words)
+
+
+def _drift(name: str, distance: float, expected: float, before: str, after: str) -> Drift:
+    threshold = min(1.0, max(LEAST_DISTANCE, float(expected)))
+    return Drift(name, distance, threshold, distance > threshold, before, after)
+
+
+def _describe(numbers: Numbers) -> str:
+    """Returns the median of numbers, with their 5th and 95th percentile."""
+    finite = [value for value in numbers.values if value is not None]
+    if not finite:
+        return "no numbers"
+    low, middle, high = np.quantile(finite, (0.05, 0.5, 0.95))
+    missing = 1 - len(finite) / len(numbers.values)
+    words = f"always {middle:.4g}" if low == high else f"median {middle:.4g} ({low:.4g} to {high:.4g})"
+    return words + (f", {100 * missing:.1f} % missing" if missing else "")

@@ -1,0 +1,273 @@
+"""Model card: what a model is for, takes, returns, was made from and is worth, as Markdown and as HTML.
+
+Its facts are those of the report: tables, and ways to call the model.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardline.components.html import Rows, fact_rows, render
+from shardline.components.model_store import SETTINGS_FILE, Export
+from shardline.components.text import enumerate_names
+from shardline.components.validate.metrics.evaluation import Evaluation
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import ModelError
+from shardline.trainer.data.features import LABEL, MULTILABEL, REGRESSION, Label
+from shardline.trainer.data.manifest import Manifest
+
+# The name that the trainer gives to this file; importing it would import Keras.
+HISTORY_FILE = "history.csv"
+
+_NOT_METRICS = ("epoch", "examples", "seconds")
+_UNSET = ("", "[]", "{}", "null")
+_MOST_CLASSES = 40
+_MOST_COLUMNS = 20
+
+# Of settings.json: shown with the dataset, or in a table of its own.
+_NOT_SETTINGS = ("class_names", "versions")
+
+_PYTHON = """\
+import tensorflow as tf
+
+call = tf.saved_model.load("saved_model").signatures["serving_default"]
+answer = call(ARGUMENTS)
+print({name: values.numpy()[0] for name, values in answer.items()})"""
+
+_SERVER = """\
+docker run --rm -p 8501:8501 -v "$PWD/saved_model:/models/model/1" tensorflow/serving
+# then, in another terminal:
+"""
+_CURL = "curl -d DATA http://localhost:8501/v1/models/model:predict"
+_IMAGE_DATA = """printf '{"instances": [{"b64": "%s"}]}' "$(base64 -w0 image.png)" |"""
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """Settings and history that a training left beside its model file; empty where there is no such file.
+
+    `settings` is the content of settings.json, `history` the columns of history.csv, NaN for no number.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    history: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def initial_model(self) -> str:
+        """What the training started from, as its option of that name; "" for nothing."""
+        return str(self.settings.get("settings", self.settings).get("initial_model") or "")
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the dataset of the training; "" where it is not known."""
+        return str(self.settings.get("fingerprint") or "")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that have a curve, without their `val_` twins."""
+        names = [name for name in self.history if name not in _NOT_METRICS]
+        return tuple(name for name in names if name.removeprefix("val_") not in names or name[:4] != "val_")
+
+
+def read_training(model_file: Path) -> TrainingRecord:
+    """Reads settings.json and history.csv beside a model file; raises ModelError when one cannot be read."""
+    path, settings, history = model_file.with_name(SETTINGS_FILE), {}, dict[str, tuple[float, ...]]()
+    if path.exists():
+        settings = files.read_json(path, ModelError)
+        if not isinstance(settings.get("model"), str) or not isinstance(settings.get("settings", {}), dict):
+            raise ModelError(f"{path} beside the model names no model function; remove it or train again")
+    path = model_file.with_name(HISTORY_FILE)
+    try:
+        rows = list(csv.DictReader(path.read_text("utf-8").splitlines())) if path.exists() else []
+        # A metric of a number for each class is a list there, and has no curve.
+        single = [name for name in (rows[0] if rows else ()) if not any(row[name][:1] == "[" for row in rows)]
+        history = {name: tuple(float(row[name] or math.nan) for row in rows) for name in single}
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise ModelError(f"cannot read {path} beside the model: {error}; remove it or train again") from None
+    return TrainingRecord(settings, history)
+
+
+def set_rows(settings: Mapping[str, Any]) -> Rows:
+    """Returns nested settings as rows, without those that are not set: null and empty values."""
+    return [(name, value) for name, value in fact_rows(settings) if value not in _UNSET]
+
+
+def describe_tensors(specs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the tensors of a signature in words: "images: string [n]"; of many the first 20."""
+    shown = [
+        f"{name}: {spec['dtype']} [{', '.join('n' if size is None else str(size) for size in spec['shape'])}]"
+        for name, spec in list(specs.items())[:_MOST_COLUMNS]
+    ]
+    return "; ".join(shown) + (f"; {len(specs) - len(shown):,} more" if len(specs) > len(shown) else "")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the card: heading, sentences, and a table with the names of its columns, if it has rows."""
+
+    title: str
+    text: str
+    head: tuple[str, ...] = ()
+    rows: Sequence[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """A model card; `verdict` says in one sentence whether the model was blessed, and why."""
+
+    title: str
+    verdict: str
+    sections: tuple[Section, ...]
+
+    def to_markdown(self) -> str:
+        """Returns the card as Markdown."""
+        parts = [f"# {_escape(self.title)}", _escape(self.verdict)]
+        for section in self.sections:
+            parts += [f"## {section.title}", *([_escape(section.text)] if section.text else [])]
+            if section.rows:
+                lines = [section.head, ("---",) * len(section.head), *section.rows]
+                parts.append("\n".join(f"| {' | '.join(map(_escape, line))} |" for line in lines))
+        return "\n\n".join(parts) + "\n"
+
+    def to_html(self) -> str:
+        """Returns the card as a self-contained HTML page."""
+        return render(Path(__file__).with_name("model_card.html.j2"), card=self, tables=[])
+
+
+def make_card(
+    manifest: Manifest, export: Export, training: TrainingRecord, evaluation: Evaluation, verdict: str
+) -> ModelCard:
+    """Returns the card of an exported model; a section without rows is left out."""
+    taken = "images" if "image" in manifest.inputs else f"rows of the columns {', '.join(manifest.inputs)}"
+    use = [_use_of(label, taken) for label in manifest.labels]
+    use.append(
+        f"Its quality was measured on held-out examples of {manifest.source} and holds for data like these."
+    )
+    measured: dict[str, float | None] = {**evaluation.metrics} or {"accuracy": evaluation.accuracy}
+    quality = [
+        (name, f"{value:.4g}", " to ".join(f"{end:.4g}" for end in evaluation.intervals.get(name, ())))
+        for name, value in measured.items()
+        if value is not None
+    ]
+    text = f"Measured on the export with {evaluation.examples:,} {evaluation.split} examples, each used once."
+    if evaluation.non_finite:
+        text += f" {evaluation.non_finite:,} of them got an output that is not finite."
+    sections = [Section("Quality", text, ("metric", "value", "95 % interval"), quality)]
+    tables = fact_tables(manifest, export, training)
+    sections += [Section(title, "", ("what", "value"), rows) for title, rows in tables]
+    title = str(training.settings.get("model", "model"))
+    return ModelCard(title, verdict, (Section("Use", " ".join(use)), *(one for one in sections if one.rows)))
+
+
+def _use_of(label: Label, taken: str) -> str:
+    names = enumerate_names(_with_units(label), _MOST_CLASSES)
+    of = "" if label.name == LABEL else f"{label.name}: "
+    if label.kind == REGRESSION:
+        return f"{of}Tells of {taken} how much {names} {'is' if len(label.outputs) == 1 else 'are'}."
+    if label.kind == MULTILABEL:
+        return f"{of}Tells which of {len(label.outputs):,} labels {taken} have, or none: {names}."
+    return (
+        f"{of}Tells {len(label.outputs):,} classes of {taken} apart: {names}. "
+        "It always gives one of these classes, also for what is none of them."
+    )
+
+
+def _with_units(label: Label) -> list[str]:
+    units = label.units or ("",) * len(label.outputs)
+    return [f"{name} ({unit})" if unit else name for name, unit in zip(label.outputs, units, strict=True)]
+
+
+def _escape(text: str) -> str:
+    """Returns text that Markdown, and HTML inside it, shows as it is."""
+    for sign in ("\\", "`", "*", "_", "|", "[", "]"):
+        text = text.replace(sign, "\\" + sign)
+    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").split())
+
+
+class Call(NamedTuple):
+    """One way to call a model: what it is called from, and the code or the commands."""
+
+    title: str
+    code: str
+
+
+def make_calls(export: Export) -> tuple[Call, ...]:
+    """Returns the ways to call a model through `serving_default`; none where its inputs are not known."""
+    takes = export.signatures.get("serving_default", {}).get("inputs", {})
+    row = next(iter((export.golden or {}).get("instances", ())), None)
+    if not export.labels or not takes:
+        return ()
+    if list(takes) == ["images"]:
+        arguments = 'images=tf.stack([tf.io.read_file("image.png")])'
+        curl = f"{_IMAGE_DATA} \\\n  {_CURL.replace('DATA', '@-')}"
+    elif isinstance(row, dict) and takes.keys() <= row.keys():
+        values = {name: row[name] for name in takes}
+        arguments = ", ".join(
+            f'{name}=tf.constant([{value!r}], "{takes[name]["dtype"]}")' for name, value in values.items()
+        )
+        data = json.dumps({"instances": [values]}, ensure_ascii=False).replace("'", "'\\''")
+        curl = _CURL.replace("DATA", f"'{data}'")
+    else:
+        return ()
+    return (
+        Call("Python, with TensorFlow alone", _PYTHON.replace("ARGUMENTS", arguments)),
+        Call("TensorFlow Serving", _SERVER + curl),
+    )
+
+
+def fact_tables(manifest: Manifest, export: Export, training: TrainingRecord) -> list[tuple[str, Rows]]:
+    """Returns the titles and rows of the tables that end the report: dataset, training, export, versions."""
+    settings = {name: value for name, value in training.settings.items() if name not in _NOT_SETTINGS}
+    signatures = [
+        (name, f"{describe_tensors(parts['inputs'])} → {describe_tensors(parts['outputs'])}")
+        for name, parts in export.signatures.items()
+    ]
+    single = {
+        "parameters": export.parameters,
+        "bytes": export.bytes,
+        "softmax added": export.softmax_added,
+        "git revision": export.git_revision,
+        "compared examples": export.compared_examples,
+        "max difference": export.max_difference,
+    }
+    tables = [
+        ("Dataset", _dataset_rows(manifest)),
+        ("Training", set_rows(settings)),
+        ("Versions in training", fact_rows(training.settings.get("versions", {}))),
+        ("Export", signatures + fact_rows({name: one for name, one in single.items() if one is not None})),
+        ("Versions in validation", fact_rows(export.versions)),
+    ]
+    return [(title, rows) for title, rows in tables if rows]
+
+
+def _dataset_rows(manifest: Manifest) -> Rows:
+    names = list(manifest.inputs)
+    more = ", …" if len(names) > _MOST_COLUMNS else ""
+    inputs = (f"{len(names):,} columns", ", ".join(names[:_MOST_COLUMNS]) + more)
+    if "image" in manifest.inputs:
+        image = manifest.inputs["image"]
+        shape = " x ".join("any" if size is None else str(size) for size in image.shape)
+        inputs = ("image", f"{shape}, {image.encoding}")
+    reasons = "; ".join(f"{count:,} {reason}" for reason, count in manifest.rejected.items())
+    labels = []
+    for label in manifest.labels:
+        of, several = f" of {label.name}" if label.name != LABEL else "", label.kind == MULTILABEL
+        if label.kind == REGRESSION:
+            labels.append((f"numbers{of}", ", ".join(_with_units(label))))
+        else:
+            labels.append((f"{'labels' if several else 'classes'}{of}", f"{len(label.outputs):,}"))
+    return [
+        ("source", manifest.source),
+        ("fingerprint", manifest.fingerprint),
+        ("examples", ", ".join(f"{name} {split.records:,}" for name, split in manifest.splits.items())),
+        *labels,
+        inputs,
+        ("rejected examples", f"{sum(manifest.rejected.values()):,} ({reasons})" if reasons else "none"),
+        *fact_rows(manifest.settings),
+    ]

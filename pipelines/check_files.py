@@ -1,0 +1,132 @@
+"""Files that `shardline check` reads: compiled pipelines, settings, schedules and studies.
+
+As a program, it prints the page of all rules: `python -m shardline.pipelines.check_files > docs/check.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardline.pipelines.check.checks import check, parse
+from shardline.pipelines.check.pipeline import Pipeline
+from shardline.pipelines.check.registry import RULES, Finding, Severity, apply
+from shardline.pipelines.check.rules.schedules import Schedule
+from shardline.pipelines.parameters import load_study
+from shardline.pipelines.remote.schedules import TABLE as SCHEDULES
+from shardline.pipelines.remote.schedules import load_schedules
+from shardline.pipelines.settings import load, load_image, read_environment
+from shardline.pipelines.spec import read_pipeline
+from shardline.pipelines.tables import read_file
+
+_TOML = (".toml", ".example")
+#: Keys that every study has, and no settings file.
+_STUDY = frozenset({"metric", "parameter"})
+
+
+def check_file(
+    path: Path, given: Mapping[str, Any] | None = None, schedule: Schedule | None = None
+) -> list[Finding]:
+    """Returns what is wrong with a file: a pipeline or settings, as `read` reads them, schedules or a study.
+
+    A schedule is checked with its pipeline and parameters; if its pipeline is in the registry, only the
+    schedule is checked. Raises as `read` does, and SettingsError for an invalid study.
+    """
+    keys = read_file(path).keys() if path.suffix in _TOML else ()
+    if not _STUDY.isdisjoint(keys):
+        load_study(path)
+        return []
+    if SCHEDULES not in keys:
+        return check(read(path, given), schedule)
+    found = []
+    for name, declared in load_schedules(path).items():
+        if declared.pipeline.startswith("https://"):
+            findings = list(apply({Schedule: [declared]}))
+        else:
+            findings = check(read(Path(declared.pipeline), declared.parameters), declared)
+        found += [replace(finding, where=f"schedules.{name}: {finding.where}") for finding in findings]
+    return found
+
+
+def read(path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
+    """Reads a file for a check; `given` are the parameters of the run, None if they are not known.
+
+    The file is a pipeline (YAML or JSON), alone or in a PipelineJob, or settings (TOML), which are compiled.
+    Raises PipelineError when it is not a pipeline, and SettingsError when settings cannot be read.
+    """
+    if path.suffix not in _TOML:
+        return parse(read_pipeline(path), path, given)
+    from shardline.pipelines.compile import compile_pipeline  # with KFP's compiler
+
+    pipeline = parse(compile_pipeline(load(path)), path, given)
+    return replace(pipeline, environment=read_environment(path), image=load_image(path))
+
+
+_HEAD = """\
+# What `shardline check` looks at
+
+The rules that `shardline check` applies to a file before anything runs:
+
+    shardline check compiled/retrain.yaml
+    shardline check settings/vertex.toml --json
+    shardline check settings/schedules.toml settings/tune.toml
+    shardline check anybodys.yaml --param epochs=3 --cron 'TZ=Europe/Vienna 0 6 * * 1'
+
+It reads compiled pipelines (KFP 2, YAML or JSON, yours or anybody's), settings files, schedules with their
+pipelines and parameters, and studies. It needs no network, no TensorFlow and no Google Cloud client. Each
+finding prints what was found and how to fix it.
+
+- An **error** is refused by the platform, fails, or does something other than you meant. A **warning** works,
+  and you will probably regret it. Codes never change their meaning.
+- The exit code is 0 without errors, 1 with errors, and 2 for a file that cannot be read.
+- `shardline compile`, `run`, `submit`, `upload` and `schedule apply` refuse errors, too.
+- A custom job is checked as the API receives it: with its parameters filled in, and without the empty fields
+  that the launcher drops. A value that is known only at run time, such as another task's output, is not
+  checked.
+
+The last column names the source of a rule:
+
+- `training/`, `pipelines/` and `general/`: pages of docs.cloud.google.com, below
+  gemini-enterprise-agent-platform/machine-learning (formerly vertex-ai/docs)
+- other paths: pages of docs.cloud.google.com
+- `CustomJobSpec` and other types: google.cloud.aiplatform_v1.types
+- SDK: google-cloud-aiplatform; GCPC: google_cloud_pipeline_components 2.22
+- `pipeline_spec.proto`: kubeflow/pipelines
+
+This page is generated: `python -m shardline.pipelines.check_files > docs/check.md`.
+"""
+#: Titles of the page's tables, by the first digit of a rule's code.
+_TITLES = {
+    "1": "Worker pools and machines",
+    "2": "Scheduling, accounts and networks",
+    "3": "Payload, arguments and variables",
+    "4": "Images",
+    "5": "Tasks, retries and caching",
+    "6": "Parameters and paths of a run",
+    "7": "Batches and shards",
+    "8": "Labels and secrets",
+    "9": "Schedules",
+}
+
+
+def table() -> str:
+    """Returns the page with all rules in Markdown."""
+    parts = [_HEAD]
+    for digit, title in _TITLES.items():
+        parts.append(f"\n## {title}\n\n| code | rule | source |\n|---|---|---|\n")
+        for code, rule in sorted(RULES.items()):
+            if code[2] == digit:
+                mark = " warning" if rule.severity is Severity.WARNING else ""
+                parts.append(f"| {code}{mark} | {_cell(rule.demand)} | {_cell(rule.source)} |\n")
+    return "".join(parts)
+
+
+def _cell(text: str) -> str:
+    """Returns a text for a cell of the table; {{ would be a template to some renderers."""
+    return text.removesuffix(".").replace("|", "\\|").replace("{{", "`{{").replace("}}", "}}`")
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,235 @@
+"""A custom job on this machine: its replicas, and the environment that the platform gives to each of them.
+
+The shapes are those of https://cloud.google.com/vertex-ai/docs/training/distributed-training and
+https://cloud.google.com/vertex-ai/docs/training/code-requirements#environment-variables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardline.components.vertex import forms
+from shardline.components.vertex.payload import JobSpec, PoolSpec, at, list_at, read_payload, whole
+from shardline.components.vertex.pools import EMPTY_POOL
+from shardline.trainer.base.errors import PipelineError
+from shardline.trainer.cluster.cluster import (
+    ACCELERATORS_VARIABLE,
+    REDUCTION_SERVERS_VARIABLE,
+)
+
+#: Role of the replicas of each worker pool, by the pool's index.
+ROLES = ("chief", "worker", "ps", "evaluator")
+
+#: What a localized pipeline has in the place of `{{$.json_escape[1]}}`, which kfp.local refuses.
+EXECUTOR_INPUT_MARKER = "@shardline.executor_input@"
+EXECUTOR_INPUT_PLACEHOLDER = "{{$.json_escape[1]}}"
+
+_EMPTY_SLOT = PoolSpec(dict(EMPTY_POOL))
+
+
+@dataclass(frozen=True)
+class CustomJob:
+    """A custom job that can run on this machine.
+
+    Attributes:
+        worker_pools: By index: chief, workers, parameter servers, evaluator (see `ROLES`). A pool without
+            replicas keeps its slot. Machine and image are only reported: the current Python environment
+            stands in for them.
+        display_name: Name of the job.
+        timeout: Seconds after which the job is stopped, or None for no limit.
+        restart_job_on_worker_restart: Whether all replicas start again when one has failed.
+        job_restarts: Restarts of all replicas together after failures.
+        all_succeed: Whether the job has succeeded only when its workers have, too; on the platform it has as
+            soon as the chief has.
+        disable_retries: Whether nothing starts again, whatever else is set.
+        base_output_directory: Root of AIP_MODEL_DIR and its siblings; "" for none.
+        trial: Id of the trial of a tuning job that this is; "" where it is none.
+    """
+
+    worker_pools: tuple[PoolSpec, ...]
+    display_name: str = "custom-job"
+    timeout: float | None = None
+    restart_job_on_worker_restart: bool = False
+    job_restarts: int = 1
+    all_succeed: bool = False
+    disable_retries: bool = False
+    base_output_directory: str = ""
+    trial: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.worker_pools) <= len(ROLES):
+            raise PipelineError(
+                f"a custom job has 1 to {len(ROLES)} worker pools, not {len(self.worker_pools)}"
+            )
+        for pool in self.worker_pools:
+            if pool.replicas < 0:
+                raise PipelineError(f"a worker pool cannot have {pool.replicas} replicas")
+            if pool.replicas and not list_at(pool.container, "command"):
+                raise PipelineError(
+                    f"a worker pool with image {pool.image!r} has no command, and an image's entry point is "
+                    "not known on this machine; state the command in container_spec"
+                )
+        if self.worker_pools[0].replicas != 1:
+            raise PipelineError(
+                "the first worker pool is the chief and must have replica_count 1, "
+                f"not {self.worker_pools[0].replicas}; put further replicas into the second pool"
+            )
+
+    @classmethod
+    def with_roles(
+        cls, command: Sequence[str], replicas: int, *, ps: int = 0, evaluator: bool = False, **settings: Any
+    ) -> CustomJob:
+        """Returns a job whose replicas all run the same command: a chief, and further ones that train.
+
+        Raises:
+            PipelineError: When no replica trains, or parameter servers have no workers to serve.
+        """
+        if replicas < 1:
+            raise PipelineError(f"a job needs at least 1 replica, not {replicas}")
+        if ps > 0 and replicas < 2:
+            raise PipelineError(
+                f"{ps} parameter servers have no workers to serve: beside the chief there must be at least "
+                f"one, so 2 replicas or more, not {replicas}"
+            )
+        counts = [1, replicas - 1, ps, int(evaluator)]
+        while not counts[-1]:
+            counts.pop()
+        pools = (PoolSpec.running(command, replica_count=n) if n else _EMPTY_SLOT for n in counts)
+        return cls(worker_pools=tuple(pools), **settings)
+
+
+def parse_payload(payload: str, executor_input: str) -> CustomJob:
+    """Reads the launcher's --payload as the launcher does, with the ExecutorInput where `localize` says.
+
+    Raises:
+        PipelineError: When the payload is not JSON or describes no job that can run here.
+    """
+    visible = executor_input.replace(EXECUTOR_INPUT_MARKER, EXECUTOR_INPUT_PLACEHOLDER)
+    try:
+        content = read_payload(payload.replace(EXECUTOR_INPUT_MARKER, json.dumps(visible)[1:-1]))
+    except ValueError as error:
+        raise PipelineError(
+            f"the custom job's payload is not JSON ({error}); a double quote or backslash in display_name, "
+            "labels or another field of the job breaks it"
+        ) from None
+    job = JobSpec(content)
+    pools = list_at(job.spec, "worker_pool_specs")
+    if not pools:
+        raise PipelineError("the custom job's payload has no job_spec with worker_pool_specs")
+    timeout = job.scheduling.get("timeout")
+    if timeout is not None and forms.seconds(str(timeout)) is None:
+        raise PipelineError(f"timeout must be {forms.DURATION.words}, not {timeout!r}")
+    return CustomJob(
+        worker_pools=tuple(_read_pool(index, pool) for index, pool in enumerate(pools)),
+        display_name=content.get("display_name", "custom-job"),
+        timeout=None if timeout is None else forms.seconds(timeout),
+        restart_job_on_worker_restart=bool(job.scheduling.get("restart_job_on_worker_restart", False)),
+        disable_retries=bool(job.scheduling.get("disable_retries", False)),
+        base_output_directory=job.base_output_directory,
+    )
+
+
+def _read_pool(index: int, spec: Any) -> PoolSpec:
+    # The launcher takes zeros out of the payload, and nothing is what the API then reads as zero.
+    written = at(spec).get("replica_count", 0)
+    count = whole(written)
+    if count is None:
+        raise PipelineError(f"worker pool {index}: replica_count must be a whole number, not {written!r}")
+    pool = PoolSpec({**spec, "replica_count": count})
+    # On one machine there is nothing for a Reduction Server to speed up.
+    if not count or pool.is_reduction_server:
+        return _EMPTY_SLOT
+    if not at(spec, "container_spec"):
+        raise PipelineError(
+            f"worker pool {index} has no container_spec; only containers can run on this machine"
+        )
+    return pool
+
+
+#: Variables of a pool that describe the platform's machines, for which this one stands in.
+_OF_MACHINES = (ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE)
+LOCAL_PROJECT = "local-project"
+
+
+@dataclass(frozen=True)
+class ReplicaId:
+    """The place of one replica in its job: the index of its worker pool, and its own within the pool."""
+
+    pool: int
+    index: int
+
+    @property
+    def role(self) -> str:
+        """What the replica is for: chief, worker, ps or evaluator."""
+        return ROLES[self.pool]
+
+    @property
+    def name(self) -> str:
+        """Role and number, as in "worker-0"."""
+        return f"{self.role}-{self.index}"
+
+
+def replicas(job: CustomJob) -> tuple[ReplicaId, ...]:
+    """Returns all replicas of the job in the order of its pools, the chief first."""
+    return tuple(
+        ReplicaId(pool, index) for pool, spec in enumerate(job.worker_pools) for index in range(spec.replicas)
+    )
+
+
+def variables(pool: PoolSpec) -> dict[str, str]:
+    """Returns the variables of a pool that mean something on this machine."""
+    return {name: value for name, value in pool.variables.items() if name not in _OF_MACHINES}
+
+
+def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], job_id: str) -> dict[str, str]:
+    """Returns the variables that the platform sets for one replica.
+
+    CLUSTER_SPEC is always there, because KFP's executor decides by it who writes a task's outputs.
+    TF_CONFIG is there when the job has more than one replica; it never lists evaluators, not even to
+    themselves. The AIP_* directories are there, for all replicas, when the job has a
+    base_output_directory. `addresses` has the "host:port" of each of `replicas(job)`, in that order.
+    """
+    members = replicas(job)
+    by_pool: dict[str, list[str]] = {}
+    by_role: dict[str, list[str]] = {}
+    for member, address in zip(members, addresses, strict=True):
+        by_pool.setdefault(f"workerpool{member.pool}", []).append(address)
+        if member.role != "evaluator":
+            by_role.setdefault(member.role, []).append(address)
+    variables = {
+        "CLUSTER_SPEC": _described(job, by_pool, f"workerpool{replica.pool}", replica.index),
+        "CLOUD_ML_PROJECT_ID": LOCAL_PROJECT,
+        "CLOUD_ML_JOB_ID": job_id,
+    }
+    if len(members) > 1:
+        variables["TF_CONFIG"] = _described(job, by_role, replica.role, replica.index)
+    if job.trial:
+        variables["CLOUD_ML_TRIAL_ID"] = job.trial
+    if job.base_output_directory:
+        base = job.base_output_directory.rstrip("/")
+        variables["AIP_MODEL_DIR"] = f"{base}/model/"
+        variables["AIP_CHECKPOINT_DIR"] = f"{base}/checkpoints/"
+        variables["AIP_TENSORBOARD_LOG_DIR"] = f"{base}/logs/"
+    return variables
+
+
+def _described(job: CustomJob, cluster: Mapping[str, list[str]], kind: str, index: int) -> str:
+    """Returns a cluster and a replica's place in it, as the platform writes both.
+
+    It repeats the job. Commands and arguments are left out of that: they hold component sources and the
+    executor input, and one environment string is limited to 128 KiB.
+    """
+    pools = [
+        {
+            "machine_spec": pool.machine,
+            "replica_count": pool.replicas,
+            "container_spec": {"image_uri": pool.image},
+        }
+        for pool in job.worker_pools
+    ]
+    task = {"type": kind, "index": index, **({"trial": job.trial} if job.trial else {})}
+    shown = {"worker_pool_specs": pools}
+    return json.dumps({"cluster": cluster, "task": task, "environment": "cloud", "job": shown})

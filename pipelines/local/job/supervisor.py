@@ -1,0 +1,285 @@
+"""Supervisor of a custom job on this machine: starts its replicas, watches them, restarts and stops them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import math
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shardline.pipelines.local.job import custom_job as cluster
+from shardline.pipelines.local.job.custom_job import CustomJob
+from shardline.pipelines.local.job.injections import PREEMPTION_GRACE_S, Injection, Rehearsal
+from shardline.pipelines.local.job.replica import Output, Replica, ShowLine, launches
+from shardline.pipelines.local.process import processes, start
+from shardline.pipelines.local.process.network import NO_NETWORK, job_network
+from shardline.pipelines.local.process.processes import ProcessFailedError
+from shardline.pipelines.local.record import History
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
+from shardline.trainer.base.progress import Event
+
+#: Restarts after preemptions of any replica, which are no failures: the platform's limit for SPOT machines.
+_PREEMPTIONS = 6
+#: Seconds that workers have to end by themselves once the chief has succeeded.
+_WORKERS_END_S = 2.0
+#: Seconds between SIGTERM and SIGKILL for replicas that have nothing left to save.
+_BRIEF_GRACE_S = 1.0
+#: Exit codes after which trying again cannot help: the last two are a command that cannot be run.
+#: The trainer's marker would end the next attempt, too; here a mistake is shown at once, of any program.
+_MISTAKES = (EXIT_BAD_INPUT, 126, 127)
+
+#: Replicas that have ended, with their exit status.
+Ended = list[tuple[Replica, int]]
+#: Starts the replica of that name, which reports its events to the function.
+Start = Callable[[str, Callable[[Event], None]], Replica]
+
+
+def run_job(
+    job: CustomJob,
+    log_directory: Path,
+    *,
+    topic: str = "train",
+    show_line: ShowLine = lambda name, line: None,
+    injections: Sequence[Injection] = (),
+    network: str | None = None,
+) -> None:
+    """Runs the job and returns when it has succeeded and no process of it is left.
+
+    It has when its chief has, or all that train where the job says so. Replicas report through
+    `shardline.trainer.base.progress`; their events are reported again in this process. A signal that stops
+    this process (SIGINT, SIGTERM, SIGHUP) stops the replicas first.
+
+    Args:
+        job: The job; its commands run in the current directory and Python environment.
+        log_directory: Directory for a log file per replica, and job.json with their starts and ends; made
+            when it does not exist.
+        topic: Name under which the job itself reports.
+        show_line: Called with the replica's name for each line of output that is no event.
+        injections: Failures to rehearse.
+        network: Network of the replicas, one of `network.CHOICES`; what the environment says unless given.
+
+    Raises:
+        ProcessFailedError: When a replica failed; with EXIT_BAD_INPUT as its exit_code when the replica said
+            that the mistake is the user's, and then nothing is tried again.
+        RunError: When the job's timeout has passed.
+        PipelineError: When there is no such command, or an injection names no replica of the job.
+        processes.Stopped: When a signal stopped this process.
+    """
+    names = [member.name for member in cluster.replicas(job)]
+    rehearsal = Rehearsal(injections, names, topic)
+    with (
+        processes.stop_on_signals(),
+        job_network(len(names), topic, network) as shared,
+        processes.scratch_directory() as temporary,
+    ):
+        starts = launches(job, shared, temporary, log_directory)
+        log_directory.mkdir(parents=True, exist_ok=True)
+        history = History(job.display_name, names)
+        progress.say(topic, f"starting {', '.join(names)}")
+        with (
+            history.kept(log_directory, topic),
+            start.fork_server_for(list(starts.values())) as server,
+        ):
+
+            def start_replica(name: str, report: Callable[[Event], None]) -> Replica:
+                output = Output(name, log_directory / f"{name}.log", show_line, report)
+                replica = Replica(name, starts[name], output, server)
+                history.started(name)
+                return replica
+
+            _RunningJob(job, rehearsal, history, start_replica, topic).run()
+        rehearsal.end()
+
+
+class _RunningJob:
+    """A job in progress: its running replicas, watched together."""
+
+    def __init__(
+        self, job: CustomJob, rehearsal: Rehearsal, history: History, start: Start, topic: str
+    ) -> None:
+        self._job = job
+        self._rehearsal = rehearsal
+        self._restarts: collections.Counter[str] = collections.Counter()
+        self._history = history
+        self._start_replica = start
+        self._topic = topic
+        members = cluster.replicas(job)
+        self._names = [member.name for member in members]
+        decisive = ("chief", "worker") if job.all_succeed else ("chief",)
+        self._decisive = {member.name for member in members if member.role in decisive}
+        self._awaited: set[str] = set()
+        self._running: dict[str, Replica] = {}
+        self._selector = selectors.DefaultSelector()
+        self._deadline = time.monotonic() + (math.inf if job.timeout is None else job.timeout)
+
+    def run(self) -> None:
+        """Starts the replicas, returns when the job has succeeded, and leaves none behind."""
+        grace = 0.0
+        try:
+            self._rehearsal.start(self._running)
+            self._start_all()
+            while not self._has_succeeded():
+                pass
+            pools = self._job.worker_pools
+            if len(pools) <= 2 or not pools[2].replicas:  # workers that serve a chief never end by themselves
+                self._wait_for_all(_WORKERS_END_S)
+            grace = _BRIEF_GRACE_S
+        except ProcessFailedError:
+            grace = _BRIEF_GRACE_S
+            raise
+        except (RunError, processes.Stopped):
+            grace = processes.GRACE_S
+            raise
+        finally:
+            self._stop(grace)
+            self._selector.close()
+
+    def _has_succeeded(self) -> bool:
+        """Waits for something to happen and deals with it; returns whether the job has succeeded."""
+        ended = self._wait(min(self._deadline, self._rehearsal.next_time))
+        self._rehearsal.act()
+        self._awaited -= {replica.name for replica, code in ended if code == 0}
+        if not self._awaited:
+            return True
+        for replica, code in ended:
+            if code == 0:
+                continue
+            of_all, which = self._decide(replica, code)
+            if of_all:
+                # Whatever else has ended belongs to what is over now.
+                return self._start_all_again(
+                    code, f"{_words(replica, code)}; all replicas start again ({which})"
+                )
+            progress.say(self._topic, f"{_words(replica, code)}; it starts again ({which})")
+            self._start(replica.name)
+        if time.monotonic() >= self._deadline:
+            raise RunError(f"the job was stopped: its timeout of {self._job.timeout:g} s has passed")
+        return False
+
+    def _decide(self, replica: Replica, code: int) -> tuple[bool, str]:
+        """Returns whether all replicas start again or this one, and which time this is, in words.
+
+        A replica starts again once in its place, then all as often as the job says; a preempted one does
+        without having failed. Raises ProcessFailedError when nothing starts again.
+        """
+        mistakes = [item for item in (replica, *self._running.values()) if item.output.is_mistake]
+        if mistakes or code in _MISTAKES:
+            raise _failure(mistakes[0] if mistakes else replica, code, self._topic)
+        whole = self._job.restart_job_on_worker_restart
+        limits = [(True, "restart", "job", self._job.job_restarts)]
+        if code == EXIT_RESTART or replica.preempted:
+            limits = [(whole, "preemption", "preemption", _PREEMPTIONS)]
+        elif not whole:
+            limits.insert(0, (False, "restart", replica.name, 1))
+        for of_all, word, counted, most in limits:
+            if self._restarts[counted] < most and not self._job.disable_retries:
+                self._restarts[counted] += 1
+                return of_all, f"{word} {self._restarts[counted]} of {most}"
+        raise _failure(replica, code, self._topic)
+
+    def _start_all_again(self, code: int, words: str) -> bool:
+        """Starts the whole job again, unless the job succeeds meanwhile; returns whether it has."""
+        if code == EXIT_RESTART:
+            # The others are about to say the same, once they have saved what they have.
+            ended = self._wait_for_all(processes.GRACE_S)
+            self._awaited -= {replica.name for replica, code in ended if code == 0}
+            if not self._awaited:
+                return True
+            self._ask_to_end()
+            self._wait_for_all(PREEMPTION_GRACE_S - processes.GRACE_S)
+        others = list(self._running.values())
+        self._stop(_BRIEF_GRACE_S)
+        for other in others:
+            if other.output.is_mistake:  # of which the first one has failed
+                raise _failure(other, EXIT_BAD_INPUT, self._topic)
+        progress.say(self._topic, words)
+        self._start_all()
+        return False
+
+    def _start_all(self) -> None:
+        self._awaited = set(self._decisive)
+        for name in self._names:
+            self._start(name)
+
+    def _start(self, name: str) -> None:
+        replica = self._running[name] = self._start_replica(name, self._report)
+        self._selector.register(replica.control, selectors.EVENT_READ, (replica, "end"))
+        self._selector.register(replica.pipe, selectors.EVENT_READ, (replica, "output"))
+
+    def _report(self, event: Event) -> None:
+        if event.kind == "progress" and event.unit == "steps":
+            self._rehearsal.note_step(event.done)
+        progress.emit(event)
+
+    def _wait(self, until: float) -> Ended:
+        """Takes what the replicas print until one of them prints or ends, or the clock shows `until`.
+
+        Each is given the same share of attention, however much it prints. Returns those that have ended.
+        """
+        left = until - time.monotonic()
+        ready = [key.data for key, _ in self._selector.select(None if left == math.inf else max(0, left))]
+        for replica, what in ready:
+            if what == "output" and not replica.read():
+                self._selector.unregister(replica.pipe)
+        return [(replica, self._finish(replica)) for replica, what in ready if what == "end"]
+
+    def _wait_for_all(self, seconds: float) -> Ended:
+        """Waits until all have ended by themselves, for some seconds at most; returns those that have."""
+        ended: Ended = []
+        deadline = time.monotonic() + seconds
+        while self._running and time.monotonic() < deadline:
+            ended += self._wait(deadline)
+        return ended
+
+    def _ask_to_end(self) -> None:
+        """Sends SIGTERM to all; from now on only their logs have what they print."""
+        for replica in self._running.values():
+            replica.output.muted = True
+            replica.stop()
+
+    def _stop(self, grace: float) -> None:
+        """Ends all: SIGTERM, a grace period in seconds, then SIGKILL."""
+        with processes.undisturbed():
+            if grace:
+                self._ask_to_end()
+                self._wait_for_all(grace)
+            for replica in self._running.values():
+                replica.kill()
+            for replica in list(self._running.values()):
+                self._finish(replica)
+
+    def _finish(self, replica: Replica) -> int:
+        del self._running[replica.name]
+        self._selector.unregister(replica.control)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(replica.pipe)
+        code = replica.finish()
+        self._history.ended(replica.name, code, replica.peak_memory, stopped=replica.output.muted)
+        return code
+
+
+def _words(replica: Replica, code: int) -> str:
+    """Says how a replica has ended."""
+    if replica.preempted:
+        return f"{replica.name} was preempted after {replica.age:.0f} s"
+    if code == EXIT_RESTART:
+        return f"{replica.name} asks after {replica.age:.0f} s to be started again"
+    if replica.output.error is not None:
+        return f"{replica.name} failed after {replica.age:.0f} s: {replica.output.error.text}"
+    return f"{replica.name} {processes.describe_exit(code)} after {replica.age:.0f} s"
+
+
+def _failure(replica: Replica, code: int, topic: str) -> ProcessFailedError:
+    """Says why the job failed, in the words of the replica where it has reported an error."""
+    hint = f"; {NO_NETWORK}" if replica.isolated and replica.output.misses_network else ""
+    if (error := replica.output.error) is not None:
+        return ProcessFailedError.of(dataclasses.replace(error, text=error.text + hint))
+    words = f"{_words(replica, code)} (its log: {replica.output.log}){hint}"
+    return ProcessFailedError(
+        words, topic=topic, exit_code=EXIT_BAD_INPUT if code in _MISTAKES else EXIT_FAILED
+    )

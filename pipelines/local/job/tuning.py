@@ -1,0 +1,284 @@
+"""A tuning job on this machine: each trial a custom job with the trial's parameters in its arguments.
+
+Optuna searches in the place of the platform's own service. The trials run one after the other, whatever
+parallel_trial_count says.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from shardline.components.vertex.payload import PoolSpec, list_at
+from shardline.pipelines.local.job.custom_job import CustomJob, parse_payload
+from shardline.pipelines.local.job.replica import ShowLine
+from shardline.pipelines.local.job.supervisor import run_job
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import RunError
+from shardline.trainer.base.progress import Event, say
+from shardline.trainer.loop.measurements import FILE_VARIABLE, read_measurements
+
+_TOPIC = "tune"
+#: The job as the API would show it, beside what the task puts out.
+JOB_FILE = "tuning_job.json"
+#: Beside a trial's log files, what its chief reports.
+METRIC_FILE = "output.metrics"
+#: Rules of early stopping, for all of which Optuna's median rule stands.
+_STOPPING = ("median_automated_stopping_spec", "decay_curve_stopping_spec", "convex_automated_stopping_spec")
+_REVERSE_LOG = "UNIT_REVERSE_LOG_SCALE"
+
+#: Step, value and time.
+Measurement = tuple[int, float, float]
+Values = dict[str, float | int | str]
+
+
+class _StoppedEarlyError(RunError):
+    """Ends a trial that has been stopped early."""
+
+
+@dataclass
+class Trial:
+    """A trial and how it went.
+
+    Attributes:
+        id: Number, as text, from "1".
+        parameters: Values by name.
+        start: When it started.
+        end: When it ended.
+        measurements: What its chief has reported.
+        fault: Why it has failed; "" when it has not.
+    """
+
+    id: str
+    parameters: Mapping[str, Any]
+    start: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
+    end: datetime.datetime | None = None
+    measurements: Sequence[Measurement] = ()
+    fault: str = ""
+
+
+def run_trial(
+    trial: Trial,
+    job: CustomJob,
+    metric: str,
+    log_directory: Path,
+    should_stop: Callable[[Sequence[float]], bool],
+    run: Callable[..., None],
+) -> None:
+    """Runs a trial and records its outcome in it; raises only when a signal stops this process.
+
+    `job` is what every trial runs, `should_stop` whether one that has measured these values should be
+    stopped, `run` is `run_job` with the options that all trials have in common.
+    """
+    topic = f"trial {trial.id}"
+    log_directory.mkdir(parents=True, exist_ok=True)
+    reports = log_directory / METRIC_FILE
+
+    def show(event: Event) -> None:
+        if event.kind != "fact":  # the results of a run are those of its last training
+            outer(replace(event, topic=topic))
+        measured = read_measurements(reports, metric)
+        if len(measured) > len(trial.measurements):
+            trial.measurements = measured
+            if should_stop([value for _, value, _ in measured]):
+                raise _StoppedEarlyError(f"{metric} {measured[-1][1]:.4f} is behind the other trials")
+
+    with progress.sink(show) as outer:
+        try:
+            run(_with_parameters(job, trial, reports), log_directory, topic=topic)
+        except _StoppedEarlyError as error:
+            outer(Event("line", topic, f"stopped early: {error}"))
+        except RunError as error:
+            trial.fault = " ".join(str(error).split())
+            outer(Event("line", topic, f"failed: {trial.fault}"))
+    trial.measurements = read_measurements(reports, metric)
+    trial.end = datetime.datetime.now(datetime.UTC)
+    if not trial.measurements and not trial.fault:
+        trial.fault = f"{metric} was not reported"
+
+
+def _with_parameters(job: CustomJob, trial: Trial, reports: Path) -> CustomJob:
+    """Returns the job as the platform runs it for one trial."""
+    flags = tuple(f"--{name}={value}" for name, value in trial.parameters.items())
+
+    def pool_of(pool: PoolSpec) -> PoolSpec:
+        container = {
+            **pool.container,
+            "args": [*list_at(pool.container, "args"), *flags],
+            "env": [*pool.env, {"name": FILE_VARIABLE, "value": str(reports)}],
+        }
+        return PoolSpec({**pool.spec, "container_spec": container}) if pool.replicas else pool
+
+    return replace(
+        job,
+        worker_pools=tuple(map(pool_of, job.worker_pools)),
+        base_output_directory=f"{job.base_output_directory.rstrip('/')}/{trial.id}",
+        trial=trial.id,
+    )
+
+
+class Search:
+    """Chooses the parameters of one trial after the other, and says when to stop one early.
+
+    The same study, seed and results give the same choices.
+
+    Args:
+        spec: StudySpec in snake_case, as the launcher sends it: without what is empty or zero.
+        seed: Seed of the search.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], seed: int) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._specs = {item["parameter_id"]: item for item in spec["parameters"]}
+        self._space = {name: _distribution(item) for name, item in self._specs.items()}
+        self._algorithm = spec.get("algorithm", "")
+        self._grid: Iterator[tuple[Any, ...]] | None = None
+        if self._algorithm == "GRID_SEARCH":
+            spaces: list[Any] = list(self._space.values())
+            self._grid = itertools.product(
+                *(getattr(item, "choices", None) or range(item.low, item.high + 1) for item in spaces)
+            )
+        by_chance = self._grid or self._algorithm == "RANDOM_SEARCH"
+        sampler = optuna.samplers.RandomSampler(seed) if by_chance else optuna.samplers.TPESampler(seed=seed)
+        stops = any(rule in spec for rule in _STOPPING)
+        self._study = optuna.create_study(
+            direction="minimize" if spec["metrics"][0].get("goal") == "MINIMIZE" else "maximize",
+            sampler=sampler,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=1) if stops else optuna.pruners.NopPruner(),
+        )
+        self._trial: optuna.Trial | None = None
+
+    @property
+    def name(self) -> str:
+        """What chooses, in words."""
+        what = {"RANDOM_SEARCH": "random search", "GRID_SEARCH": "grid search"}.get(self._algorithm, "TPE")
+        return f"Optuna {optuna.__version__}, {what}"
+
+    def ask(self) -> Values | None:
+        """Returns the parameters of the next trial; None when there is nothing left to try."""
+        if self._grid is not None:  # Optuna's own grid needs its own loop
+            point = next(self._grid, None)
+            if point is None:
+                return None
+            self._study.enqueue_trial(dict(zip(self._space, point, strict=True)))
+        self._trial = self._study.ask(self._space)
+        chosen = dict(self._trial.params)
+        for name, spec in self._specs.items():
+            if spec.get("scale_type") == _REVERSE_LOG and "discrete_value_spec" not in spec:
+                distribution: Any = self._space[name]
+                chosen[name] = distribution.low + distribution.high - chosen[name]
+        return chosen
+
+    def should_stop(self, values: Sequence[float]) -> bool:
+        """Whether the trial in hand, which has measured these values so far, should be stopped.
+
+        They are compared by their number, epoch with epoch: steps differ between trials whose batches do.
+        """
+        assert self._trial is not None
+        known = self._study.trials[self._trial.number].intermediate_values
+        for index, value in enumerate(values):
+            if index not in known:
+                self._trial.report(value, index)
+        return bool(values) and self._trial.should_prune()
+
+    def tell(self, value: float | None) -> None:
+        """Ends the trial in hand with its measurement; None when it has failed."""
+        assert self._trial is not None
+        state = optuna.trial.TrialState.FAIL if value is None else optuna.trial.TrialState.COMPLETE
+        self._study.tell(self._trial, value, state=state)
+
+
+def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribution:
+    # What is dense at the bottom when it is chosen is mirrored afterwards.
+    log = spec.get("scale_type") in ("UNIT_LOG_SCALE", _REVERSE_LOG)
+    if item := spec.get("discrete_value_spec") or spec.get("categorical_value_spec"):
+        return optuna.distributions.CategoricalDistribution(item["values"])
+    item = spec.get("double_value_spec") or spec["integer_value_spec"]
+    low, high = item.get("min_value", 0), item.get("max_value", 0)
+    if "double_value_spec" in spec:
+        return optuna.distributions.FloatDistribution(low, high, log=log)
+    return optuna.distributions.IntDistribution(int(low), int(high), log=log)
+
+
+def run_trials(
+    payload: Mapping[str, Any], executor_input: str, logs: Path, *, show_line: ShowLine
+) -> list[Trial]:
+    """Runs the trials of a tuning job, which `payload` asks for; each has a directory of its own in `logs`.
+
+    Raises:
+        RunError: When more trials have failed than max_failed_trial_count allows.
+    """
+    spec, metric = payload["study_spec"], payload["study_spec"]["metrics"][0]["metric_id"]
+    one = {"display_name": payload["display_name"], "job_spec": payload["trial_job_spec"]}
+    job = parse_payload(json.dumps(one), executor_input)
+    run = partial(run_job, show_line=show_line)
+    seed = int(payload.get("labels", {}).get("seed", 0))
+    search = Search(spec, seed)
+    most, worst = int(payload["max_trial_count"]), int(payload.get("max_failed_trial_count", 0))
+    say(_TOPIC, f"{search.name}, seed {seed}: up to {most} trials, one after the other")
+    trials: list[Trial] = []
+    while len(trials) < most and (chosen := search.ask()) is not None:
+        trial = Trial(str(len(trials) + 1), chosen)
+        trials.append(trial)
+        words = ", ".join(f"{name} {value}" for name, value in chosen.items())
+        say(_TOPIC, f"trial {trial.id} of {most}: {words}")
+        run_trial(trial, job, metric, logs / f"trial-{trial.id}", search.should_stop, run)
+        search.tell(None if trial.fault else final(spec, trial)[1])
+        failed = [trial for trial in trials if trial.fault]
+        if 0 < worst <= len(failed):
+            raise RunError(
+                f"{len(failed)} trials have failed, which max_failed_trial_count allows no more; "
+                f"the last: {failed[-1].fault}"
+            )
+    return trials
+
+
+def final(spec: Mapping[str, Any], trial: Trial) -> Measurement:
+    """Returns the measurement that counts, by the study's rule; the first of equals."""
+    if spec.get("measurement_selection_type") == "LAST_MEASUREMENT":
+        return trial.measurements[-1]
+    sign = -1 if spec["metrics"][0].get("goal") == "MINIMIZE" else 1
+    return max(trial.measurements, key=lambda measurement: sign * measurement[1])
+
+
+def job_of(payload: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, Any]:
+    """Returns a job that has ended in the JSON form of the API, without what its trials ran."""
+    from google.cloud.aiplatform_v1.types import HyperparameterTuningJob
+    from google.protobuf.json_format import MessageToDict, ParseDict
+
+    spec = payload["study_spec"]
+    content = {name: value for name, value in payload.items() if name != "trial_job_spec"}
+    content |= {"trials": [_trial(spec, trial) for trial in trials], "state": "JOB_STATE_SUCCEEDED"}
+    # By way of the API's own messages: what is written here has their form.
+    return dict(MessageToDict(ParseDict(content, HyperparameterTuningJob.pb(HyperparameterTuningJob()))))
+
+
+def _trial(spec: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
+    metric = spec["metrics"][0]["metric_id"]
+
+    def message(measurement: Measurement) -> dict[str, Any]:
+        step, value, _ = measurement
+        return {"step_count": step, "metrics": [{"metric_id": metric, "value": value}]}
+
+    found: dict[str, Any] = {
+        "id": trial.id,
+        "state": "INFEASIBLE" if trial.fault else "SUCCEEDED",
+        "parameters": [{"parameter_id": key, "value": value} for key, value in trial.parameters.items()],
+        "start_time": trial.start.isoformat(),
+        "measurements": [message(measurement) for measurement in trial.measurements],
+    }
+    if trial.end:
+        found["end_time"] = trial.end.isoformat()
+    if trial.fault:
+        found["infeasible_reason"] = trial.fault
+    else:
+        found["final_measurement"] = message(final(spec, trial))
+    return found

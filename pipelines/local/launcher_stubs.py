@@ -1,0 +1,191 @@
+"""Stubs for GCPC's launchers and for containers: `python -m shardline.pipelines.local.launcher_stubs NAME`.
+
+`localize` puts a stand-in into the pipeline in the place of each launcher, with its own arguments; NAME is
+the launcher's --type. Custom jobs and tuning jobs run here. Of everything else the stand-in says what would
+be done, and nothing leaves this machine. With the NAME Container, the command of a container component
+becomes a process of whoever runs the pipeline: no image is involved, and nothing shields this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardline.components.runs.record import GCS_DIRECTORY, REPLICAS, RUN_VARIABLE
+from shardline.components.vertex.payload import read_payload
+from shardline.pipelines.local.job.custom_job import parse_payload
+from shardline.pipelines.local.job.injections import parse_injection
+from shardline.pipelines.local.job.supervisor import run_job
+from shardline.pipelines.local.process import processes
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import PipelineError, RunError
+from shardline.trainer.base.progress import errors_end_the_process, say
+
+#: Failures to rehearse, separated by spaces, in the environment.
+INJECTIONS_VARIABLE = "SHARDLINE_INJECT"
+
+#: What a launcher writes to gcp_resources.
+Resources = list[dict[str, str]]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Does what the launcher's arguments ask for, as far as it can be done here."""
+    options = _parse(argv)
+    topic, stand_in = _STAND_INS[options.name]
+    with processes.adopted_orphans(), errors_end_the_process(topic):
+        try:
+            resources = stand_in(options)
+        finally:
+            processes.stop_descendants(0)  # of a replica whose guardian was killed
+        if options.gcp_resources:
+            path = Path(options.gcp_resources)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write_json(path, {"resources": resources})
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("name", choices=tuple(_STAND_INS))
+    parser.add_argument("--executor_input", required=True)
+    for option in ("--payload", "--gcp_resources", "--parent_model_name"):
+        parser.add_argument(option, default="")
+    for ignored in ("--marker", "--type", "--project", "--location"):
+        parser.add_argument(ignored)
+    return parser.parse_args(argv)
+
+
+def _custom_job(options: argparse.Namespace) -> Resources:
+    run_job(
+        parse_payload(options.payload, options.executor_input),
+        _logs(options),
+        show_line=_print_line,
+        injections=[parse_injection(text) for text in os.environ.get(INJECTIONS_VARIABLE, "").split()],
+    )
+    return []
+
+
+def _tuning_job(options: argparse.Namespace) -> Resources:
+    from shardline.pipelines.local.job import tuning
+
+    payload, logs = _request(options), _logs(options)
+    trials = tuning.run_trials(payload, options.executor_input, logs, show_line=_print_line)
+    job = Path(options.gcp_resources).with_name(tuning.JOB_FILE)
+    job.parent.mkdir(parents=True, exist_ok=True)
+    files.write_json(job, tuning.job_of(payload, trials))
+    return [{"resourceType": "HyperparameterTuningJob", "resourceUri": job.absolute().as_uri()}]
+
+
+def _logs(options: argparse.Namespace) -> Path:
+    """Returns the directory for the replicas' logs; beside it is what stands in for /gcs/ in them."""
+    task = Path(options.gcp_resources).parent
+    run = Path(os.environ.get(RUN_VARIABLE, task))
+    os.environ.setdefault(files.GCS_ROOT_VARIABLE, str(run / GCS_DIRECTORY))
+    return run / REPLICAS / task.name
+
+
+def _print_line(name: str, line: str) -> None:
+    print(f"{name} | {line}", flush=True)
+
+
+def _request(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the request that the launcher would send."""
+    try:
+        return dict(read_payload(options.payload))
+    except ValueError as error:
+        raise PipelineError(
+            f"the payload of {options.name} is not JSON ({error}); a double quote or backslash in "
+            "display_name or another text breaks it"
+        ) from None
+
+
+def _upload(options: argparse.Namespace) -> Resources:
+    request, parent = _request(options), options.parent_model_name
+    what = f"as a new version of {parent}" if parent else "as a new model"
+    _say_only("register", f"{request['display_name']!r} is not uploaded; on Vertex AI it would be, {what}")
+    # Without a resourceName: later tasks can tell that there is no such model.
+    return _put_out(options, "model", "local:not-uploaded")
+
+
+def _endpoint(options: argparse.Namespace) -> Resources:
+    name = _request(options)["display_name"]
+    _say_only("deploy", f"no endpoint {name!r} is made; on Vertex AI it would be")
+    return _put_out(options, "endpoint", "local:not-made", {"resourceName": f"a new endpoint {name!r}"})
+
+
+def _deployment(options: argparse.Namespace) -> Resources:
+    request = _request(options)
+    machines = request["deployed_model"]["dedicated_resources"]
+    count = f"{machines['min_replica_count']} to {machines['max_replica_count']}"
+    where = f"to {request['endpoint']}, on {count} {machines['machine_spec']['machine_type']}"
+    return _say_only("deploy", f"the model is not deployed; on Vertex AI it would be, {where}")
+
+
+def _prediction(options: argparse.Namespace) -> Resources:
+    request = _request(options)
+    sources = ", ".join(request["input_config"]["gcs_source"]["uris"])
+    target = request["output_config"]["gcs_destination"]["output_uri_prefix"]
+    return _say_only("deploy", f"nothing is predicted; on Vertex AI {sources} would be, into {target}")
+
+
+def _email(options: argparse.Namespace) -> Resources:
+    recipients = ", ".join(json.loads(options.executor_input)["inputs"]["parameterValues"]["recipients"])
+    return _say_only("conclude", f"no e-mail is sent; on Vertex AI {recipients} would get one")
+
+
+def _say_only(topic: str, words: str) -> Resources:
+    say(topic, f"a local run: {words}")
+    return []  # what the launchers write when they have created nothing
+
+
+def _put_out(
+    options: argparse.Namespace, name: str, uri: str, metadata: Mapping[str, str] | None = None
+) -> Resources:
+    """Writes the output artifact of a launcher."""
+    from google_cloud_pipeline_components.container.utils.artifact_utils import update_output_artifact
+
+    update_output_artifact(options.executor_input, name, uri, metadata or {})
+    return []
+
+
+#: Topic and function of each stand-in, by the launcher's --type.
+_STAND_INS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources]]] = {
+    "CustomJob": ("train", _custom_job),
+    "HyperparameterTuningJob": ("tune", _tuning_job),
+    "UploadModel": ("register", _upload),
+    "CreateEndpoint": ("deploy", _endpoint),
+    "DeployModel": ("deploy", _deployment),
+    "BatchPredictionJob": ("deploy", _prediction),
+    "VertexNotificationEmail": ("conclude", _email),
+}
+
+
+def _become(executor_input: str, *command: str) -> None:
+    """Makes the directories of a container's outputs, as the platform does, and becomes its command."""
+    outputs = json.loads(executor_input).get("outputs", {})
+    artifacts = outputs.get("artifacts", {})
+    made = [item["uri"] for listed in artifacts.values() for item in listed["artifacts"]]
+    made += [item["outputFile"] for item in outputs.get("parameters", {}).values()]
+    if artifacts:
+        made.append(outputs["outputFile"])
+    for path in made:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    if artifacts:  # kfp.local is told of them
+        files.write_json(Path(outputs["outputFile"]), {"artifacts": artifacts})
+    say("container", f"runs {command[0]} of this machine, in no image")
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise RunError(f"cannot run {command[0]}: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["Container"]:
+        with errors_end_the_process("container"):
+            _become(*sys.argv[3:])  # after the marker
+    else:
+        main()

@@ -1,0 +1,238 @@
+"""Processes of this machine: stopped without orphans, their temporary files, and loopback ports."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import EXIT_FAILED, RunError
+from shardline.trainer.base.progress import Event
+from shardline.trainer.cluster.cluster import SECRET_VARIABLE
+
+#: Seconds between a polite SIGTERM and SIGKILL.
+GRACE_S = 5.0
+
+#: Variables that belong to one replica and must not be inherited from the shell.
+PLATFORM_VARIABLES = (
+    "TF_CONFIG",
+    "CLUSTER_SPEC",
+    "AIP_MODEL_DIR",
+    "AIP_CHECKPOINT_DIR",
+    "AIP_TENSORBOARD_LOG_DIR",
+    "CLOUD_ML_PROJECT_ID",
+    "CLOUD_ML_JOB_ID",
+    "CLOUD_ML_TRIAL_ID",
+    "CLOUD_ML_HP_METRIC_FILE",
+    SECRET_VARIABLE,
+)
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class ProcessFailedError(RunError):
+    """A process that was started here failed in a step, the topic.
+
+    The exit code is what the program as a whole should end with: EXIT_BAD_INPUT when the process said that
+    the mistake is the user's, else EXIT_FAILED.
+    """
+
+    def __init__(self, message: str, *, topic: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.exit_code = exit_code
+
+    @classmethod
+    def of(cls, event: Event) -> ProcessFailedError:
+        """Returns the error that the process itself has reported."""
+        return cls(event.text, topic=event.topic, exit_code=event.exit_code)
+
+
+class Stopped(SystemExit):
+    """A signal asked this process to stop; unless caught it ends the process with 128 + the signal."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(128 + signum)
+        self.signal_name = signal.Signals(signum).name
+
+
+def _stop(signum: int, _frame: FrameType | None) -> None:
+    raise Stopped(signum)
+
+
+@contextlib.contextmanager
+def _on_stop_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {signum: signal.signal(signum, handler) for signum in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, before in previous.items():
+            signal.signal(signum, before)
+
+
+#: Makes SIGINT, SIGTERM and SIGHUP raise `Stopped` while the context lasts (main thread only).
+stop_on_signals = partial(_on_stop_signals, _stop)
+#: Ignores further stop signals while a bounded clean-up runs (main thread only).
+undisturbed = partial(_on_stop_signals, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def adopted_orphans() -> Iterator[None]:
+    """Makes this process, while the context lasts, the parent of descendants whose own parent dies.
+
+    So they can be found and stopped however their parent came to its end.
+    """
+    before = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, before.value)
+
+
+def stop_descendants(grace: float = GRACE_S, *, with_variable: tuple[str, str] | None = None) -> None:
+    """Stops the descendants of this process: SIGTERM, `grace` seconds, then SIGKILL until none is left.
+
+    An environment variable, by name and value, marks those to be stopped; all of them unless given.
+    """
+    remaining = _descendants(with_variable)
+    _signal_all(remaining, signal.SIGTERM)
+    psutil.wait_procs(remaining, timeout=grace)
+    while remaining := _descendants(with_variable):
+        _signal_all(remaining, signal.SIGKILL)
+        psutil.wait_procs(remaining, timeout=1)
+
+
+def describe_exit(code: int) -> str:
+    """Returns an exit status in words."""
+    if name := signal_name(code):
+        return f"was killed by {name}"
+    if code == 127:
+        return "could not be started (exit code 127)"
+    return f"ended with exit code {code}"
+
+
+def signal_name(code: int) -> str | None:
+    """Returns the name of the signal that an exit status stands for: -n, or 128 + n as shells report it."""
+    number = -code if code < 0 else code - 128
+    return signal.Signals(number).name if number in {int(item) for item in signal.Signals} else None
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def _descendants(with_variable: tuple[str, str] | None) -> list[psutil.Process]:
+    alive = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            marked = with_variable is None or with_variable in process.environ().items()
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+    return alive
+
+
+def _signal_all(remaining: list[psutil.Process], signum: int) -> None:
+    for process in remaining:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signum)
+
+
+#: Where Python looks first; what is there moves the working directory to the end of the path.
+_SITE = str(Path(__file__).with_name("path"))
+
+
+def on_safe_path(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment in which the modules of the working directory come after all others."""
+    others = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", _SITE)]
+    return {**env, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([_SITE, *others])}
+
+
+HOST = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def reserve(count: int) -> Iterator[tuple[str, ...]]:
+    """Reserves `count` free ports while the context lasts.
+
+    Each port stays bound, but not listening, with SO_REUSEADDR and SO_REUSEPORT. The kernel then gives
+    it to nobody who asks for any free port, while a server that names it can still bind and listen:
+    TensorFlow's gRPC server sets SO_REUSEADDR only (checked with 2.21), other servers SO_REUSEPORT. So
+    no other process can take a port between its choice and its use, nor during a restart.
+
+    Yields:
+        Addresses "host:port", in no particular order.
+    """
+    with contextlib.ExitStack() as held:
+        addresses = []
+        for _ in range(count):
+            holder = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            holder.bind((HOST, 0))
+            addresses.append(f"{HOST}:{holder.getsockname()[1]}")
+        yield tuple(addresses)
+
+
+_PREFIX, _NEW, _LOCK = "shardline-job-", "shardline-new-", "lock"
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """Makes a directory for temporary files that lasts as long as the context.
+
+    A process that is killed removes nothing itself, nor does a runner that is killed: the next one removes
+    what it finds of those that have ended, whose locks the kernel has released.
+    """
+    parent = Path(tempfile.gettempdir())
+    for left in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, or gone
+            lock = os.open(left / _LOCK, os.O_RDWR)
+            try:
+                if files.lock(lock):
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
+    made = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
+    lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        files.lock(lock)
+        path = made.rename(parent / made.name.replace(_NEW, _PREFIX))  # from now on it may be swept
+        try:
+            yield path
+        finally:
+            with undisturbed():
+                shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def own_scratch() -> Iterator[None]:
+    """Has this process write its temporary files to a directory of its own while the context lasts."""
+    before = tempfile.tempdir
+    with scratch_directory() as path:
+        tempfile.tempdir = str(path)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before

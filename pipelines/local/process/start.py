@@ -1,0 +1,216 @@
+"""Start of guarded processes: forked from the fork server where that is sound, or plain.
+
+`python -m shardline.pipelines.local.process.start COMMAND ...` starts a task: where the run has a
+server that can do what the command does, the task is forked from it; else this process becomes the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardline.pipelines.local.kfp_internals import EXECUTOR, component_source
+from shardline.pipelines.local.process import fork_server as server_program
+from shardline.pipelines.local.process import guardian, processes
+from shardline.pipelines.local.process.fork_server import SERVER_VARIABLE, Program
+from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
+from shardline.trainer.base.errors import EXIT_FAILED
+
+#: Process id of the process that executes the pipeline, in the environment of tasks.
+EXECUTOR_VARIABLE = "SHARDLINE_EXECUTOR_PID"
+#: Module of the stand-ins for the platform's launchers, and those of them that start replicas.
+STAND_INS = "shardline.pipelines.local.launcher_stubs"
+_SUPERVISORS = ("CustomJob", "HyperparameterTuningJob")
+_TRAINERS = ("shardline.trainer.task", "shardline.trainer.program")
+#: Components whose source has one of these words will load TensorFlow anyway.
+_SIGNS = (
+    "tensorflow",
+    "keras",
+    *(f"shardline.components.{name}" for name in ("rehearse", "train", "validate")),
+)
+#: An NVIDIA driver: whether a process may be forked next to one has not been proven.
+_NVIDIA = Path("/dev/nvidiactl")
+#: Seconds for the server to load TensorFlow and fork.
+_ANSWER_S = 120.0
+#: Seconds that a task has to end its own replicas, once whoever has started it is gone.
+_TASK_GRACE_S = 7
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Command of a replica with the whole of its environment, and the descriptors of its namespaces."""
+
+    command: Sequence[str]
+    env: Mapping[str, str]
+    namespaces: Sequence[int] = ()
+
+
+def recognize(command: Sequence[str]) -> Program | None:
+    """Returns what a command does, where a process forked with TensorFlow loaded can do it as well."""
+    for trainer in _TRAINERS:
+        if list(command[:3]) == [sys.executable, "-m", trainer]:
+            return Program(trainer, command[3:])
+    if list(command[:4]) == ["python3", "-u", "-m", STAND_INS] and command[4] in _SUPERVISORS:
+        return Program(STAND_INS, command[4:])
+    source = component_source(command)
+    if source and any(sign in source for sign in _SIGNS):
+        return Program(EXECUTOR, command[4:], source)
+    return None
+
+
+@contextlib.contextmanager
+def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
+    """Has a fork server load TensorFlow and further modules, and serve while the context lasts.
+
+    Yields:
+        The path of its socket; "" where nothing may be forked on this machine.
+    """
+    if _NVIDIA.exists():
+        yield ""
+        return
+    with processes.scratch_directory() as directory:
+        path = str(directory / "s")
+        try:
+            server = _start_server(path, env, modules)
+        except OSError:
+            yield ""
+            return
+        with server:
+            try:
+                yield path
+            finally:
+                server.terminate()
+
+
+def _start_server(path: str, env: Mapping[str, str], modules: Sequence[str]) -> subprocess.Popen[bytes]:
+    with socket.socket(socket.AF_UNIX) as listener, _addressed(path) as address:
+        listener.bind(address)
+        listener.listen()
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                server_program.__name__,
+                str(listener.fileno()),
+                str(os.getpid()),
+                *modules,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # a process that loads TensorFlow by itself will say what is wrong
+            env=env,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+
+
+@contextlib.contextmanager
+def _addressed(path: str) -> Iterator[str]:
+    """Yields an address of a Unix socket's path that is never too long: an address has 107 bytes at most."""
+    directory, name = os.path.split(path)
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def fork_server_for(launches: Sequence[Launch]) -> Iterator[str]:
+    """Finds the fork server of the run, or starts one for a job where more than one replica can be forked.
+
+    Yields:
+        The path of the server's socket; "" where there is none.
+    """
+    programs = [program for launch in launches if (program := recognize(launch.command))]
+    if (path := os.environ.get(SERVER_VARIABLE)) or len(programs) < 2:  # one alone gains nothing
+        yield path or ""
+        return
+    modules = ["shardline.trainer.train", *(["kfp.dsl.executor"] if programs[0].source else [])]
+    shared = {name: value for name, value in launches[0].env.items() if name not in PLATFORM_VARIABLES}
+    with fork_server(shared, *modules) as path:
+        yield path
+
+
+def spawn(server: str, launch: Launch, output: int, control: int) -> int:
+    """Starts a guarded command in a session of its own and returns the guardian's process id.
+
+    `output` is the descriptor of its standard output and standard error, `control` that of the guardian's
+    socket; `server` is the path of the fork server's socket, or "".
+    """
+    if server and (program := recognize(launch.command)):
+        with contextlib.suppress(OSError, ValueError):
+            if pid := _ask(server, program, launch.env, output, output, control, *launch.namespaces):
+                return pid
+    passed = [(own, guardian.CONTROL_FD + place) for place, own in enumerate((control, *launch.namespaces))]
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-S", guardian.__file__, str(len(launch.namespaces)), *launch.command],
+        launch.env,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_DUP2, output, 2),
+            *((os.POSIX_SPAWN_DUP2, own, theirs) for own, theirs in passed),
+        ],
+        setsid=True,
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores
+    )
+
+
+def _ask(
+    server: str,
+    program: Program,
+    env: Mapping[str, str],
+    *descriptors: int,
+    grace: int = 0,
+) -> int:
+    """Asks the server for a process; returns its guardian's process id, 0 where the server refuses.
+
+    The descriptors are its standard output, its standard error, the control socket, and its namespaces.
+
+    Raises:
+        OSError: When there is no server any more, or it takes too long.
+        ValueError: When it has ended before it answered.
+    """
+    with socket.socket(socket.AF_UNIX) as connection, tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+        connection.settimeout(_ANSWER_S)
+        with _addressed(server) as address:
+            connection.connect(address)
+        json.dump({"program": vars(program), "env": dict(env), "grace": grace}, file)
+        file.seek(0)
+        socket.send_fds(connection, [b"."], [file.fileno(), *descriptors])
+        return int(connection.recv(32))
+
+
+def main(command: list[str]) -> None:
+    """Runs a task's command and ends as it ends; with it, when the executing process dies."""
+    if executor := os.environ.get(EXECUTOR_VARIABLE):
+        guardian.die_with(int(executor), signal.SIGTERM)
+    server, program = os.environ.get(SERVER_VARIABLE), recognize(command)
+    if server and program:
+        control, theirs = socket.socketpair()
+        pid = 0
+        with control:
+            with theirs, contextlib.suppress(OSError, ValueError):
+                pid = _ask(server, program, os.environ, 1, 2, theirs.fileno(), grace=_TASK_GRACE_S)
+            if pid:
+                if told := control.recv(64):
+                    raise SystemExit(int(told.split()[0]))
+                with contextlib.suppress(ProcessLookupError):  # the guardian was killed
+                    os.killpg(pid, signal.SIGKILL)
+                raise SystemExit(EXIT_FAILED)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

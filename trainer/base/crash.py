@@ -1,0 +1,107 @@
+"""Crashes: what becomes of an exception that nobody raised on purpose, at the end of a process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import secrets
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from shardline.trainer.base.errors import CrashError, RunError, SettingsError, ShardlineError
+from shardline.trainer.base.plugins import describe
+
+#: Names, in the environment, the directory of crash files; otherwise they are temporary files.
+DIRECTORY_VARIABLE = "SHARDLINE_CRASH_DIR"
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_AWAY = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTUNREACH)
+# The machine's fault: what is tried again later may well work.
+_OF_THE_MACHINE = {
+    **dict.fromkeys(_FULL, "make room there and try again"),
+    **dict.fromkeys(_AWAY, "a disk, a mounted bucket or the network has failed; try again"),
+    **dict.fromkeys((errno.EFBIG, errno.EMFILE, errno.ENFILE), "raise the limit (ulimit)"),
+    errno.ENOMEM: "give the machine more memory, or the work less to hold",
+}
+# The fault of a path that was given.
+_OF_A_PATH = {
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS),
+}
+_SHOWN_LETTERS = 400
+
+
+def as_error(failure: Exception) -> ShardlineError:
+    """Returns the error, of one line, that stands for an exception which nobody has raised on purpose.
+
+    A package that is not installed, a full disk and the like, a path that cannot be used: the reason and the
+    path. Anything else is a `CrashError`: what it was, and the crash file with all that is known.
+    """
+    if isinstance(failure, ShardlineError):
+        return failure
+    if isinstance(failure, ModuleNotFoundError) and failure.name:
+        return SettingsError(
+            f"{failure.name} is not installed, which this needs; pip install 'shardline[local]' has all that "
+            "Shardline's own commands need"
+        )
+    if isinstance(failure, MemoryError):
+        return RunError(f"out of memory; {_OF_THE_MACHINE[errno.ENOMEM]}")
+    if isinstance(failure, OSError) and (known := of_system(failure)):
+        return known
+    what = describe(failure)
+    for number in _FULL:
+        if os.strerror(number) in what:  # in the words of a library that writes by itself, as TensorFlow does
+            return RunError(f"{what[:_SHOWN_LETTERS]}; {_OF_THE_MACHINE[number]}")
+    return CrashError(f"{what[:_SHOWN_LETTERS]}{'...' * (len(what) > _SHOWN_LETTERS)}; {_report(failure)}")
+
+
+def of_system(failure: OSError) -> ShardlineError | None:
+    """Returns the error for what the system refused: the machine's fault, or that of a path; else None."""
+    where = f": {os.fspath(failure.filename)!r}" if failure.filename is not None else ""
+    if failure.strerror and (advice := _OF_THE_MACHINE.get(failure.errno or 0)):
+        return RunError(f"{failure.strerror}{where}; {advice}")
+    if failure.strerror and where and failure.errno in _OF_A_PATH:
+        return SettingsError(f"{failure.strerror}{where}")
+    return None
+
+
+def is_of_the_machine(error: BaseException | None) -> bool:
+    """Whether an error comes from one of the system that may be gone at the next attempt."""
+    seen = []
+    while error is not None and error not in seen:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in _OF_A_PATH):
+            return True
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def of_place(failure: OSError, text: str) -> ShardlineError:
+    """Returns the error for a place that cannot be written: the machine's fault, or that of the path."""
+    return (RunError if failure.errno in _OF_THE_MACHINE else SettingsError)(text)
+
+
+def _report(failure: Exception) -> str:
+    """Writes the crash file, and says where it is."""
+    from importlib import metadata  # 40 ms, which every process would spend
+
+    trace = "".join(traceback.format_exception(failure))
+    if "CLOUD_ML_PROJECT_ID" in os.environ and DIRECTORY_VARIABLE not in os.environ:
+        print(trace, file=sys.stderr)  # on the platform the machine goes, and only the log stays
+    packages = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-aiplatform")
+    known = [f"{one.name} {one.version}" for one in metadata.distributions() if one.name in packages]
+    versions = f"{', '.join(known)}; Python {platform.python_version()}, {platform.platform()}"
+    name = f"shardline-crash-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}.txt"
+    try:
+        file = Path(os.environ.get(DIRECTORY_VARIABLE) or tempfile.gettempdir(), name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as writer:
+            writer.write(f"{versions}\n\n{trace}")
+    except OSError as error:
+        return f"a crash file could not be written ({error.strerror})"
+    return f"all that is known is in {file}"

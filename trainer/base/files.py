@@ -1,0 +1,250 @@
+"""Files: written whole or not at all, read within limits, and the two spellings of a Cloud Storage path."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import math
+import os
+import secrets
+import stat
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from shardline.trainer.base.errors import SettingsError, ShardlineError
+
+#: Names, in the environment, the directory that stands in for /gcs/ on a machine where it is not mounted.
+GCS_ROOT_VARIABLE = "SHARDLINE_GCS_ROOT"
+
+#: What the names of unfinished files begin with.
+TEMPORARY = ".tmp-"
+
+#: Bytes that a file of settings or a record may have: the manifest of 100,000 shards has 20 MB.
+MAX_TEXT_BYTES = 64 << 20
+
+# Types of file systems behind a network, without what follows a dot; Cloud Storage FUSE is fuse.gcsfuse.
+_NETWORK = {"fuse", "nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs"}
+
+# Levels that a JSON or TOML text may have: what walks through it afterwards calls itself at each.
+_MAX_DEPTH = 100
+
+
+def local_path(uri: str | os.PathLike[str]) -> Path:
+    """Returns the path under which this machine sees a URI: gs://bucket/x is /gcs/bucket/x on Vertex.
+
+    Raises SettingsError when it would lead out of the directory in which buckets are.
+    """
+    text = os.fspath(uri)
+    for prefix in ("gs://", "/gcs/"):
+        if text.startswith(prefix):
+            if ".." in text.split("/"):
+                raise SettingsError(f"{text!r} leads out of its bucket; write the path without '..'")
+            return Path(os.environ.get(GCS_ROOT_VARIABLE) or "/gcs", text.removeprefix(prefix).lstrip("/"))
+    return Path(text)
+
+
+def bucket_uri(path: str | os.PathLike[str]) -> str:
+    """Returns the URI gs://bucket/x of a path in a bucket that is mounted below /gcs/; "" of any other."""
+    root = os.path.realpath(os.environ.get(GCS_ROOT_VARIABLE) or "/gcs")
+    real, mount, kind = _mount_of(path)
+    # Not of a directory that stands in for a bucket.
+    is_bucket = kind == "fuse" and _is_below(mount, root) and real != root
+    return f"gs://{real[len(root) :].strip('/')}" if is_bucket and _is_below(real, root) else ""
+
+
+def is_mounted(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path, or what there is of it, is on a network's file system: a mounted bucket."""
+    return _mount_of(path)[2] in _NETWORK
+
+
+def _mount_of(path: str | os.PathLike[str]) -> tuple[str, str, str]:
+    """Returns a path without links, the directory that is mounted there, and its type as in `_NETWORK`."""
+    real, best, kind = os.path.realpath(path), "", ""
+    for mount, of_kind in _mounts():
+        if len(mount) >= len(best) and _is_below(real, mount):
+            best, kind = mount, of_kind
+    return real, best, kind.partition(".")[0]
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _mounts() -> Iterator[tuple[str, str]]:
+    """Yields the directory and the type of every mounted file system (proc_pid_mountinfo(5))."""
+    try:
+        with open("/proc/self/mountinfo", "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        before, _, after = line.partition(b" - ")
+        mount = before.split(b" ")[4].decode("unicode_escape").encode("latin-1")
+        yield os.fsdecode(mount), after.split(b" ")[0].decode()
+
+
+def temporary_name(path: Path) -> Path:
+    """Returns a random name beside `path`, with its suffix, that no other container takes either."""
+    return path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}-{path.name[-100:]}")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the name of a file to write; `path`, or what it links to, is replaced by it at the end."""
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    temporary = temporary_name(target)
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(target)
+        sync(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Locks an open file until it is closed, and returns whether no other process has locked it."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def sync(path: Path) -> None:
+    """Has the system put a file, or the names in a directory, on its disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # a mounted bucket may have no fsync of directories
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a whole file or nothing; what is no file, such as /dev/stdout, is written to as it is.
+
+    Raises SettingsError for a pipe that no process reads.
+    """
+    if path.exists() and (not path.is_file() or path.parts[:2] in (("/", "dev"), ("/", "proc"))):
+        try:
+            # Of a pipe, a reader would be waited for.
+            descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as failure:
+            if not path.is_fifo():
+                raise
+            raise SettingsError(
+                f"cannot write to {path} ({failure.strerror}): nothing reads this pipe; name a file"
+            ) from None
+        os.set_blocking(descriptor, True)
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        return
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole UTF-8 text file or nothing."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Mapping[str, Any] | list[Any]) -> None:
+    """Writes a whole JSON file (indented, keys in the given order, no NaN) or nothing."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_text(path: Path, error: type[ShardlineError], *, limit: int = MAX_TEXT_BYTES) -> str:
+    """Returns the content of a UTF-8 text file.
+
+    Raises `error`, in one line, when it is missing, not to be read, no regular file, or larger than `limit`.
+    """
+    try:
+        # A pipe would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise error(f"{path} is not a file")
+            data = file.read(limit + 1)
+    except FileNotFoundError:
+        raise error(f"no file {path}") from None
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in its name
+        raise error(f"cannot read {path}: {getattr(failure, 'strerror', None) or failure}") from None
+    if len(data) > limit:
+        raise error(f"{path} has more than {limit >> 20} MiB, which no such file needs")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as failure:
+        raise error(f"{path} is not UTF-8 text: {failure.reason} at byte {failure.start}") from None
+
+
+def parse_json(text: str | bytes, what: str, error: type[ShardlineError]) -> Any:
+    """Returns the value of a JSON text.
+
+    Raises `error`, naming `what`, where it is none, has a number that is not finite or a key twice, or is
+    nested too deeply.
+    """
+    with _refused(what, "JSON", error):
+        return _shallow(
+            json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_object)
+        )
+
+
+def read_json(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
+    """Returns the object that a JSON file holds; raises `error`, in one line, when it holds none."""
+    content = parse_json(read_text(path, error), str(path), error)
+    if not isinstance(content, dict):
+        raise error(f"{path} holds no JSON object")
+    return content
+
+
+def read_toml(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
+    """Returns the tables of a TOML file; raises `error`, in one line, when it is none."""
+    text = read_text(path, error)
+    with _refused(str(path), "TOML", error):
+        tables: dict[str, Any] = _shallow(tomllib.loads(text))
+        return tables
+
+
+@contextlib.contextmanager
+def _refused(what: str, form: str, error: type[ShardlineError]) -> Iterator[None]:
+    try:
+        yield
+    except RecursionError:
+        raise error(f"{what} is nested too deeply") from None
+    except ValueError as failure:
+        raise error(f"{what} is not {form}: {failure}") from None
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:40]} is not a JSON number that can be held")
+    return number
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice[:40]!r} is there twice")
+    return found
+
+
+def _shallow(value: Any) -> Any:
+    """Returns a value as it is, unless it is nested too deeply: then a RecursionError."""
+    level: list[Any] = [[value]]
+    for _ in range(_MAX_DEPTH + 1):
+        nodes = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [item for items in nodes for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return value
+    raise RecursionError

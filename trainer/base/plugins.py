@@ -1,0 +1,195 @@
+"""Plug-ins: a user's own function or class, named by an import string such as `pkg.module:name`."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import symtable
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from shardline.trainer.base.errors import ModelError, ShardlineError
+
+#: Built-in model functions by name, as import strings.
+BUILT_IN = {
+    "mnist_cnn": "shardline.trainer.models.zoo:build_mnist_cnn",
+    "resnet50": "shardline.trainer.models.zoo:build_resnet50",
+    "mlp": "shardline.trainer.models.mlp:build_model",
+    "text": "shardline.trainer.models.mlp:build_text",
+}
+
+#: Before the name of a model of keras.applications.
+KERAS_PREFIX = "keras:"
+_APPLICATION = "shardline.trainer.models.zoo:build_application"
+
+_SHOWN_NAMES = 8
+#: Packages that are known by their versions.
+_NOT_OWN = {"", "shardline", "keras", "tensorflow"}
+
+
+def import_string(model: str) -> str:
+    """Returns the import string of a built-in name, keras:NAME, or `pkg.module:function`; loads nothing."""
+    reference = _APPLICATION if model.startswith(KERAS_PREFIX) else BUILT_IN.get(model, model)
+    module, _, name = reference.partition(":")
+    if not module or not name:
+        near = difflib.get_close_matches(model, BUILT_IN, n=1)
+        raise ModelError(
+            f"unknown model {model!r}; built in are {', '.join(BUILT_IN)} and {KERAS_PREFIX}NAME, your own "
+            f"is pkg.module:function{f'; did you mean {near[0]}?' if near else ''}"
+        )
+    return reference
+
+
+def load(
+    reference: str, kind: str, error: type[ShardlineError] = ModelError, *, known: Sequence[str] = ()
+) -> Any:
+    """Returns the object that an import string names, of a module of the working directory or another.
+
+    `kind` is what the object is for ("model", "source") and `known` other forms that it accepts, in the
+    message of the `error` that is raised where there is none, or importing fails.
+    """
+    module_name, _, name = reference.partition(":")
+    forms = f"; known: {', '.join(known)}" if known else ""
+    if not module_name or not name:
+        raise error(f"unknown {kind} {reference!r}: not an import string such as pkg.module:name{forms}")
+    _make_working_directory_importable()
+    try:
+        _load_neighbour(module_name.partition(".")[0])
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as failure:
+        missing = isinstance(failure, ModuleNotFoundError) and failure.name
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise error(
+                f"unknown {kind} {reference!r}: no module {missing!r}{_neighbours(missing)}{forms}"
+            ) from None
+        raise error(f"{kind} {reference!r}: importing {module_name} failed: {describe(failure)}") from failure
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        own = (key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name)
+        there = _closest(name, (key for key in own if not key.startswith("_"))) or "nothing public"
+        raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}") from None
+
+
+@contextlib.contextmanager
+def calling(what: str, error: type[ShardlineError]) -> Iterator[None]:
+    """Turns what a user's own code raises, SystemExit too, into one line that begins with `what`."""
+    try:
+        yield
+    except ShardlineError:
+        raise
+    except (Exception, SystemExit) as failure:
+        raise error(f"{what}: {describe(failure)}") from failure
+
+
+def look(reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
+    """Looks whether an import string names what the source of its module defines, without importing any code.
+
+    Raises `error` when the file is not there, is not Python, or defines no such name, as far as can be seen.
+    """
+    module_name = reference.partition(":")[0]
+    _make_working_directory_importable()
+    first, *others = module_name.split(".")
+    found = _neighbour(first) or importlib.util.find_spec(first)
+    for name in others:
+        if found is not None:
+            # By its last name alone: a package without a file would ask for its parent, not imported.
+            found = PathFinder.find_spec(name, list(found.submodule_search_locations or ()))
+    if found is None:
+        raise error(f"unknown {kind} {reference!r}: no module {module_name!r}{_neighbours(module_name)}")
+    look_in(Path(found.origin or ""), reference, kind, error)
+
+
+def look_in(file: Path, reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
+    """Looks whether the file of an import string's module defines its name; raises as `look` does."""
+    module_name, _, name = reference.partition(":")
+    if file.suffix != ".py":
+        return
+    source = file.read_text(encoding="utf-8-sig", errors="replace")
+    try:
+        symbols = symtable.symtable(source, file.name, "exec").get_symbols()
+    except SyntaxError as failure:
+        raise error(f"{kind} {reference!r}: {file} is not Python: {describe(failure)}") from None
+    bound = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    if not bound & {name, "__getattr__"} and "import *" not in source:
+        there = _closest(name, bound) or "nothing"
+        raise error(f"unknown {kind} {reference!r}: {module_name} has no {name!r}, it has {there}")
+
+
+def packages(references: Iterable[str]) -> list[str]:
+    """Returns the top-level packages of import strings, sorted, without those that users do not change."""
+    return sorted({reference.partition(":")[0].partition(".")[0] for reference in references} - _NOT_OWN)
+
+
+def python_files(package: str) -> Iterator[Path]:
+    """Yields the files of a package, or those beside a module that is in none, without importing it."""
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = _neighbour(package) or importlib.util.find_spec(package)
+    if spec and spec.submodule_search_locations is not None:
+        for location in spec.submodule_search_locations:
+            yield from sorted(Path(location).rglob("*.py"))
+    elif spec and spec.origin:
+        yield from sorted(Path(spec.origin).parent.glob("*.py"))
+
+
+def describe(error: BaseException) -> str:
+    """Returns one line that says what an exception of a user's code was, and in which file and line."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or isinstance(error, SyntaxError):  # a SyntaxError names its place itself
+        return text
+    place = Path(frames[-1].filename)
+    if "tensorflow" in place.parts or place.name.startswith("__autograph_generated_file"):
+        return text  # AutoGraph has put the user's own place into the text
+    return f"{text} ({place.name}, line {frames[-1].lineno})"
+
+
+def _make_working_directory_importable() -> None:
+    """Puts it last on the path: nothing that lies there stands in for a module of Python or a package."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    importlib.invalidate_caches()
+
+
+def _neighbour(name: str) -> ModuleSpec | None:
+    """Returns a module of the working directory, which may be called as a package is (`tests`), or None."""
+    if name in sys.modules or name in sys.stdlib_module_names:
+        return None
+    found = PathFinder.find_spec(name, [str(Path.cwd())])
+    return found if found is not None and found.loader is not None else None
+
+
+def _load_neighbour(name: str) -> None:
+    """Imports a module of the working directory, if it is one."""
+    spec = _neighbour(name)
+    if spec is None or spec.loader is None:
+        return
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _neighbours(module_name: str) -> str:
+    """Says which modules exist beside the one that does not."""
+    package, _, name = module_name.rpartition(".")
+    parent = sys.modules.get(package)
+    path = list(getattr(parent, "__path__", ())) if package else [str(Path.cwd())]
+    there = _closest(name, (module.name for module in pkgutil.iter_modules(path)))
+    return f", {package or 'the working directory'} has {there}" if there else ""
+
+
+def _closest(name: str, candidates: Iterable[str]) -> str:
+    """Returns some of the candidates as text, those most like `name` first."""
+    return ", ".join(difflib.get_close_matches(name, list(candidates), _SHOWN_NAMES, cutoff=0.0))

@@ -1,0 +1,192 @@
+"""Progress: what a run tells the person who watches it.
+
+By default an event becomes a plain line on standard output. A process started by Shardline's own local runner
+has a secret in its environment, SHARDLINE_EVENTS, and writes events as JSON lines marked with it, which the
+runner parses out of everything else. A command in the foreground installs its own `sink`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import json
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from shardline.trainer.base import crash
+from shardline.trainer.base.errors import RunError, ShardlineError
+
+EVENTS_VARIABLE = "SHARDLINE_EVENTS"
+#: Seconds after which a task of a pipeline ends itself, in its environment.
+TIMEOUT_VARIABLE = "SHARDLINE_TIMEOUT"
+_MARK = "@shardline "
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened.
+
+    Attributes:
+        topic: The step that speaks ("preprocess", "train", "validate", "register"); of a fact, its name.
+        done, total, unit: Work done so far and in all, in a plural unit (progress only).
+        exit_code: Status with which the process ends (errors only).
+        text, value: What a person reads, and a program (facts only).
+    """
+
+    kind: Literal["line", "progress", "fact", "error"]
+    topic: str
+    text: str
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+    exit_code: int = 0
+    value: Scalar = None
+
+
+Sink = Callable[[Event], None]
+
+
+def render(event: Event) -> str:
+    """Returns the event as one plain line of text."""
+    if event.kind == "progress":
+        amount = f"{event.done:,}/{event.total:,} {event.unit}"
+        return f"{event.topic}: {amount}  {event.text}".rstrip()
+    if event.kind == "error":
+        return f"{event.topic}: error: {event.text}"
+    return f"{event.topic}: {event.text}"
+
+
+@functools.cache
+def secret() -> str:
+    """Returns what processes that this one starts mark their events with, as SHARDLINE_EVENTS says it."""
+    return secrets.token_hex(16)
+
+
+def parse(line: str) -> Event | None:
+    """Returns the event that a line of output of a process that has the secret carries, else None."""
+    _, mark, payload = line.partition(f"{_MARK}{secret()} ")
+    if not mark:
+        return None
+    try:
+        return Event(**json.loads(payload))
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _default_sink(event: Event) -> None:
+    marked = os.environ.get(EVENTS_VARIABLE)
+    stream = sys.stderr if event.kind == "error" and not marked else sys.stdout
+    # In one call: threads report too, and print writes the end of a line apart from the line.
+    stream.write((f"{_MARK}{marked} {json.dumps(asdict(event))}" if marked else render(event)) + "\n")
+    stream.flush()
+
+
+_sink: Sink = _default_sink
+
+
+@contextlib.contextmanager
+def sink(show: Sink) -> Iterator[Sink]:
+    """Sends all events of this process to `show` while the context lasts; yields where they went before."""
+    global _sink
+    previous, _sink = _sink, show
+    try:
+        yield previous
+    finally:
+        _sink = previous
+
+
+def emit(event: Event) -> None:
+    """Reports an event as it is, which another process had reported to this one."""
+    _sink(event)
+
+
+def say(topic: str, text: str) -> None:
+    """Reports one line worth reading."""
+    _sink(Event("line", topic, text))
+
+
+def advance(topic: str, done: int, total: int, unit: str, text: str = "") -> None:
+    """Reports how far a long piece of work has come."""
+    _sink(Event("progress", topic, text, done=done, total=total, unit=unit))
+
+
+def fact(name: str, value: Scalar, text: str = "") -> None:
+    """Reports a result for the table at the end of a run; `text` is `value` unless given."""
+    _sink(Event("fact", name, text or str(value), value=value))
+
+
+def fail(topic: str, error: ShardlineError) -> None:
+    """Reports the error that ends this process."""
+    _sink(Event("error", topic, error.line, exit_code=error.exit_code))
+
+
+@contextlib.contextmanager
+def errors_end_the_process(topic: str) -> Iterator[None]:
+    """Turns an exception, and more seconds than SHARDLINE_TIMEOUT says, into one line and an exit code."""
+    timeout = float(os.environ.get(TIMEOUT_VARIABLE) or 0)
+
+    def end_late() -> None:
+        error = RunError(f"not done after {timeout:,.0f} s; give it more time, or a larger machine")
+        fail(topic, error)
+        os._exit(error.exit_code)
+
+    timer = threading.Timer(timeout, end_late)
+    timer.daemon = True
+    if timeout:
+        timer.start()
+    try:
+        yield
+    except Exception as failure:
+        error = crash.as_error(failure)
+        fail(topic, error)
+        raise SystemExit(error.exit_code) from None
+    finally:
+        timer.cancel()
+
+
+_INTERVAL_SECONDS = 2.0
+
+
+class Meter:
+    """Reports records, bytes, rates and what is left about every two seconds; nothing of a shorter pass.
+
+    The verb says what happens to the records, in the past tense; a total of 0 is not known.
+    """
+
+    def __init__(self, verb: str, total: int, *, rejected: int = 0, topic: str = "preprocess") -> None:
+        self._verb = verb
+        self._topic = topic
+        self._total = total
+        self._done = self._bytes = 0
+        self._rejected = rejected
+        self._started = self._reported = time.monotonic()
+
+    def advance(self, records: int, size: int = 0, *, rejected: int = 0) -> None:
+        """Counts records, their bytes, and those left out."""
+        self._done += records
+        self._bytes += size
+        self._rejected += rejected
+        now = time.monotonic()
+        if now - self._reported < _INTERVAL_SECONDS:
+            return
+        self._reported, seconds = now, max(now - self._started, 1e-9)
+        # A source need not know its length: then there is no total but what has come so far.
+        total, rate = max(self._total, self._done), self._done / seconds
+        parts = [f"{self._verb}, {rate:,.0f}/s"]
+        if self._bytes:
+            parts.append(f"{self._bytes / 1e6 / seconds:,.0f} MB/s")
+        if self._total:
+            left = datetime.timedelta(seconds=round((total - self._done) / max(rate, 1e-9)))
+            parts.append(f"{self._done / total:.0%}, {left} left")
+        if self._rejected:
+            parts.append(f"{self._rejected:,} rejected")
+        advance(self._topic, self._done, total, "records", ", ".join(parts))

@@ -1,0 +1,203 @@
+"""Settings of a training run: one frozen, checked value, and the directories that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from shardline.trainer.base.deserialize import check_types
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.files import local_path
+from shardline.trainer.base.plugins import KERAS_PREFIX
+
+STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu")
+COMMUNICATIONS = ("auto", "tcp", "ring", "nccl")
+
+SETTINGS_FILE = "settings.json"
+HISTORY_FILE = "history.csv"
+
+#: The settings that name places, which may differ from machine to machine: what is there is compared.
+PLACES = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir")
+
+#: The settings that take one of some words.
+CHOICES = {
+    "strategy": STRATEGIES,
+    "communication": COMMUNICATIONS,
+    "gradient_compression": ("none", "bfloat16"),
+    "cache": ("auto", "memory", "off"),
+    "jit_compile": ("auto", "on", "off"),
+    "precision": ("float32", "bfloat16", "float16"),
+}
+# The trainer seeds with one more, and NumPy takes 32 bits.
+_LARGEST_SEED = 2**32 - 2
+_AT_LEAST_ONE = (
+    "epochs",
+    "per_replica_batch_size",
+    "gradient_accumulation_steps",
+    "keep_checkpoints",
+    "peer_timeout",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Settings of one training run, the same on every replica, each with its explanation."""
+
+    dataset: Annotated[str, "Dataset directory, a path or gs://."]
+    model: Annotated[str, "Built-in model name, keras:NAME, or the user's own pkg.module:function."]
+    model_dir: Annotated[str, 'Where the chief writes the model; "" means AIP_MODEL_DIR.'] = ""
+    checkpoint_dir: Annotated[
+        str, 'Checkpoints; "" means AIP_CHECKPOINT_DIR, else model_dir/checkpoints.'
+    ] = ""
+    tensorboard_log_dir: Annotated[str, 'Logs; "" means AIP_TENSORBOARD_LOG_DIR, else model_dir/logs.'] = ""
+    hparams: Annotated[Mapping[str, Any], "Arguments of the model function."] = field(default_factory=dict)
+    initial_model: Annotated[str, "model.keras to start from, or a directory with one or a champion."] = ""
+    epochs: Annotated[int, "Passes over the training split."] = 10
+    max_steps: Annotated[int, "Steps after which training ends, whatever the epochs; 0 for no limit."] = 0
+    max_time: Annotated[float, "Seconds after which training ends; 0 for no limit."] = 0.0
+    per_replica_batch_size: Annotated[int, "Examples per replica and step."] = 16
+    gradient_accumulation_steps: Annotated[int, "Steps whose gradients are averaged into one update."] = 1
+    learning_rate: Annotated[float, "Learning rate for the model function; 0 for its own default."] = 0.0
+    scale_learning_rate: Annotated[bool, "Whether the learning rate is multiplied by the replicas."] = False
+    warmup_steps: Annotated[int, "Updates over which the learning rate rises linearly to its full value."] = 0
+    unfreeze_at_epoch: Annotated[int, "Epoch, from 1, that begins to train frozen layers; 0 for never."] = 0
+    fine_tuning_learning_rate: Annotated[float, "Learning rate from then on; 0 keeps it."] = 0.0
+    label_smoothing: Annotated[float, "Label smoothing for the model function, in 0..1."] = 0.0
+    class_weights: Annotated[str, '"balanced", or a JSON object of class names and weights.'] = ""
+    augment: Annotated[str, 'pkg.module:function applied to each training example; "" for none.'] = ""
+    transform: Annotated[str, "pkg.module:function from a batch (x, y) to what the model takes."] = ""
+    allow_unexportable: Annotated[bool, "Whether to train a model that cannot be loaded or exported."] = False
+    callbacks: Annotated[tuple[str, ...], "pkg.module:make of further Keras callbacks."] = ()
+    early_stopping: Annotated[str, 'Metric that must improve ("val_loss"); "" trains to the end.'] = ""
+    early_stopping_patience: Annotated[int, "Epochs without improvement after which training stops."] = 3
+    tuning_metric: Annotated[str, 'Metric reported to a tuning job after each epoch ("val_accuracy").'] = ""
+    precision: Annotated[str, "Type of the computation; weights stay float32."] = "float32"
+    jit_compile: Annotated[str, "Whether XLA compiles the step: on, off, or auto: as `fit` does."] = "auto"
+    seed: Annotated[int, "Seed of weights, dropout and shuffling."] = 0
+    deterministic: Annotated[bool, "Whether TensorFlow has to choose deterministic kernels."] = False
+    strategy: Annotated[str, "Strategy of tf.distribute; auto chooses by cluster and devices."] = "auto"
+    communication: Annotated[
+        str,
+        "How workers exchange gradients: tcp, a ring of sockets, which auto takes between CPUs; or "
+        "TensorFlow's own ring or nccl.",
+    ] = "auto"
+    gradient_compression: Annotated[str, "Type in which gradients travel; none is float32, exact."] = "none"
+    averaging_steps: Annotated[
+        int,
+        "Steps that each worker takes by itself until weights are averaged (local SGD, another "
+        "algorithm); 0 exchanges the gradients of every step.",
+    ] = 0
+    cache: Annotated[
+        str, "Whether decoded examples are kept: memory, off, or auto for where there is room."
+    ] = "auto"
+    steps_per_execution: Annotated[int, "Steps between two looks at the metrics; 0 for about a second."] = 0
+    checkpoint_steps: Annotated[int, "Steps between checkpoints within an epoch; 0 for none."] = 0
+    checkpoint_minutes: Annotated[float, "Minutes between checkpoints within an epoch; 0 for none."] = 10.0
+    keep_checkpoints: Annotated[int, "Newest checkpoints that are kept."] = 3
+    allow_new_data: Annotated[bool, "Whether to resume although the dataset is another one."] = False
+    evaluator: Annotated[bool, "Whether an evaluator runs, for whose last result the chief waits."] = False
+    evaluator_timeout: Annotated[float, "Seconds for which the chief waits for that result."] = 600.0
+    startup_timeout: Annotated[float, "Seconds for all replicas to come up."] = 600.0
+    peer_timeout: Annotated[float, "Seconds for which a replica may be silent until it counts as lost."] = (
+        60.0
+    )
+    grace_period: Annotated[float, "Seconds from SIGTERM until the process must have ended."] = 25.0
+    stall_timeout: Annotated[float, "Seconds without progress after which a replica ends; 0: none."] = 1800.0
+    cpu_devices: Annotated[int, "Logical devices into which the CPU is divided; 0 leaves it whole."] = 0
+    histograms: Annotated[int, "Epochs between TensorBoard histograms of the weights; 0 for none."] = 0
+    profile_steps: Annotated[str, 'First and last step that TensorBoard profiles, "10,20"; "" for none.'] = ""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for field_ in fields(self):
+            name, value = field_.name, getattr(self, field_.name)
+            # `fit`, which has no name of a dataset, trains no epoch if asked to, as Keras does.
+            least = int(name in _AT_LEAST_ONE and (name != "epochs" or bool(self.dataset)))
+            if type(value) in (int, float) and value < least:
+                rule = f"must be at least {least}" if least else "must not be negative"
+                raise SettingsError(f"{name} {rule}, got {value}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise SettingsError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(choices)}")
+        if not self.model:
+            raise SettingsError("model is empty; give a built-in name or pkg.module:function")
+        if self.seed > _LARGEST_SEED:
+            raise SettingsError(f"seed must be at most {_LARGEST_SEED:,}, got {self.seed:,}")
+        if self.label_smoothing >= 1:
+            raise SettingsError(f"label_smoothing must be below 1, got {self.label_smoothing}")
+        if self.fine_tuning_learning_rate and not self.unfreeze_at_epoch:
+            raise SettingsError("fine_tuning_learning_rate needs unfreeze_at_epoch, the epoch it starts with")
+        if self.unfreeze_at_epoch > self.epochs:
+            raise SettingsError(
+                f"unfreeze_at_epoch {self.unfreeze_at_epoch} never comes: the run has {self.epochs} epochs"
+            )
+        if self.averaging_steps and self.gradient_accumulation_steps > 1:
+            raise SettingsError(
+                "averaging_steps and gradient_accumulation_steps exclude each other; give one of them"
+            )
+        if self.transform and self.class_weights:
+            raise SettingsError(
+                "transform and class_weights exclude each other: return the weights from transform"
+            )
+        first, _, last = self.profile_steps.partition(",")
+        if first + last and not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+            raise SettingsError(
+                f"profile_steps takes a first and a last step such as 10,20, got {self.profile_steps!r}"
+            )
+
+    @property
+    def model_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the model function."""
+        chosen = {name: getattr(self, name) for name in ("learning_rate", "label_smoothing")}
+        return {**{name: value for name, value in chosen.items() if value}, **self.hparams}
+
+
+def flag_of(setting: str) -> str:
+    """Returns the command-line flag of a setting ("--per-replica-batch-size")."""
+    return "--" + {"callbacks": "callback"}.get(setting, setting).replace("_", "-")
+
+
+@dataclass(frozen=True)
+class OutputDirs:
+    """Directories of a run as this machine sees them: of the model, of checkpoints, of TensorBoard's logs."""
+
+    model: Path
+    checkpoints: Path
+    logs: Path
+
+    def make(self) -> None:
+        """Makes those that TensorFlow writes to; its own writers do not say what is wrong with one."""
+        for directory in (self.model, self.logs):
+            directory.mkdir(parents=True, exist_ok=True)
+
+
+def plugins_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the import strings among the settings of a training run, by the setting that names each."""
+    model, callbacks = settings.get("model"), settings.get("callbacks")
+    named = {
+        "model": "" if str(model).startswith(KERAS_PREFIX) else model,
+        "augment": settings.get("augment"),
+        "transform": settings.get("transform"),
+    }
+    if isinstance(callbacks, list | tuple):
+        named |= {f"callbacks[{index}]": callback for index, callback in enumerate(callbacks)}
+    return {name: value for name, value in named.items() if isinstance(value, str) and ":" in value}
+
+
+def output_dirs(settings: TrainSettings, environ: Mapping[str, str]) -> OutputDirs:
+    """Decides where the run writes: flags first, then AIP_*, then a default; the model directory has none."""
+    model = settings.model_dir or environ.get("AIP_MODEL_DIR", "")
+    if not model:
+        raise SettingsError(
+            "no place for the model: give --model-dir, or set AIP_MODEL_DIR as Vertex AI does"
+        )
+    base = local_path(model)
+    checkpoints = settings.checkpoint_dir or environ.get("AIP_CHECKPOINT_DIR", "")
+    logs = settings.tensorboard_log_dir or environ.get("AIP_TENSORBOARD_LOG_DIR", "")
+    return OutputDirs(
+        model=base,
+        checkpoints=local_path(checkpoints) if checkpoints else base / "checkpoints",
+        logs=local_path(logs) if logs else base / "logs",
+    )

@@ -1,0 +1,210 @@
+"""Examples of a dataset: kept in memory by a worker, given to a model function, and which one is to blame.
+
+An error of TensorFlow about an example that cannot be read becomes one line that names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from shardline.trainer.base.errors import DatasetError, ModelError
+from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.decode import Inputs, Targets, parse_batch
+from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
+from shardline.trainer.data.manifest import DatasetInfo, Manifest
+from shardline.trainer.keras_compat.tensorflow_internals import untuned
+
+_BATCH = 256
+
+#: Share of the memory that is free in which one process may keep its examples. Replicas may share a machine,
+#: and all of them look at the same figure.
+_SHARE = 0.125
+_CGROUP = Path("/sys/fs/cgroup")
+
+# What an error of TensorFlow says that only a dataset can cause: of `check_targets`, ParseExample, decoders.
+_OF_DATA = re.compile(
+    r"the \w+ split has a (?:label|value of)|is required but could not be found|Number of \w+ values !="
+    r"|Could not parse example input|Decode(?:Image|Png|Jpeg)|Unknown image file format|Invalid (?:PNG|JPEG)"
+)
+# Of an image of another size. A model's own code may say so too.
+_SIZE = re.compile(r"Shape of tensor|Input to reshape|inconsistent shapes")
+_AROUND = re.compile(
+    r"\{\{.*?\}\} *|\[\[?Op:.*|\[\[\{\{.*|Error in user-defined function.*? with iterator: \S+ "
+)
+
+#: What TensorFlow raises; the other where its words quote a record that is no text.
+Raised: TypeAlias = "tf.errors.OpError | UnicodeDecodeError"
+
+#: How long an example that cannot be read is looked for.
+_SEARCH_SECONDS = 60.0
+
+
+#: Decoded examples, inputs and targets, by their position among those that were loaded.
+Memory: TypeAlias = tuple[Inputs, Targets]
+
+
+def decoded_bytes(features: Iterable[Feature], records: int) -> int | None:
+    """Returns the size of so many examples of some features, decoded; None where it is not known."""
+    total = 0
+    for feature in features:
+        sizes = [size for size in feature.shape if size is not None]
+        if feature.dtype == "string" or len(sizes) < len(feature.shape):
+            return None
+        total += math.prod(sizes) * np.dtype(feature.dtype).itemsize
+    return total * records
+
+
+def room() -> int:
+    """Returns how many bytes of examples this process may keep: a share of the machine's free memory."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(known["MemAvailable"].split()[0]) * 1024
+    with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, limit - used)
+    return int(max(0, free) * _SHARE)
+
+
+def load(paths: Sequence[str], manifest: Manifest) -> Memory:
+    """Reads and decodes whole shards, one after the other."""
+    records = tf.data.TFRecordDataset(
+        list(paths), compression_type=manifest.compression.upper(), buffer_size=8 << 20
+    )
+    decoded = _decoded(records, manifest, manifest.inputs)
+    parts = [tf.nest.flatten(batch) for batch in decoded.as_numpy_iterator()]
+    with tf.device("CPU:0"):
+        whole = [tf.constant(np.concatenate(column)) for column in zip(*parts, strict=True)]
+    inputs, targets = tf.nest.pack_sequence_as(decoded.element_spec, whole)
+    return inputs, targets
+
+
+def _decoded(records: tf.data.Dataset, manifest: Manifest, inputs: Mapping[str, Feature]) -> tf.data.Dataset:
+    def parse(batch: tf.Tensor) -> tuple[Inputs, Targets]:
+        return parse_batch(batch, inputs, manifest.labels)
+
+    parsed = records.batch(_BATCH).map(
+        tf.autograph.experimental.do_not_convert(parse), num_parallel_calls=tf.data.AUTOTUNE
+    )
+    return untuned(parsed.prefetch(2))
+
+
+def describe(directory: Path, known: Manifest | None = None) -> DatasetInfo:
+    """Returns what a model function is told about a dataset directory, its training examples with it.
+
+    Args:
+        directory: Dataset directory, for a test of a model function of one's own.
+        known: Its manifest, where it is read already.
+    """
+    found = known or manifests.load(directory)
+    return replace(found.info(), reader=functools.partial(_read, directory, found))
+
+
+def _read(
+    directory: Path, manifest: Manifest, columns: Sequence[str], limit: int | None
+) -> dict[str, npt.NDArray[Any]]:
+    """Returns the first examples of the training split as `DatasetInfo.training_examples` does."""
+    inputs = manifest.inputs
+    for name in columns:
+        if name not in inputs:
+            raise ModelError(
+                f"training_examples: the dataset has no input {name!r}, it has {', '.join(inputs)}"
+            )
+    wanted = {name: inputs[name] for name in columns or inputs}
+    paths = [str(directory / shard.file) for shard in manifest.splits["train"].shards]
+    # Record by record from all shards in turn: over them preprocessing has dealt the examples at random.
+    records = tf.data.Dataset.from_tensor_slices(paths).interleave(
+        lambda path: tf.data.TFRecordDataset(path, compression_type=manifest.compression.upper()),
+        cycle_length=len(paths),
+    )
+    records = records.take(-1 if limit is None else limit)
+    try:
+        parts = [x for x, _ in _decoded(records, manifest, wanted).as_numpy_iterator()]
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
+        raise explain(error, directory, manifest) or error from error
+    if isinstance(parts[0], dict):
+        return {name: np.concatenate([part[name] for part in parts]) for name in wanted}
+    return {"image": np.concatenate(parts)}
+
+
+def check_targets(targets: Targets, labels: Sequence[Label], split: str) -> Targets:
+    """Returns targets as `parse_batch` gives them, of which reading fails when one is none of its label."""
+    if isinstance(targets, dict):
+        return {label.name: check_targets(targets[label.name], [label], split) for label in labels}
+    target, label = targets, labels[0]
+    if label.kind == REGRESSION:
+        outside = tf.boolean_mask(target, ~tf.math.is_finite(target))
+        message = f"the {split} split has a value of {label.name!r} that is no finite number:"
+    else:
+        classes = len(label.outputs) if label.kind == CLASS else 2
+        outside = tf.boolean_mask(target, (target < 0) | (target >= classes))
+        message = f"the {split} split has a label outside 0..{classes - 1}:"
+    with tf.control_dependencies([tf.debugging.Assert(tf.equal(tf.size(outside), 0), [message, outside])]):
+        return tf.identity(target)
+
+
+def explain(error: Raised, directory: Path, manifest: Manifest) -> DatasetError | None:
+    """Returns what an error of TensorFlow says about a dataset; None when it says nothing.
+
+    The example is looked for, and named by its split, shard and key.
+    """
+    text = str(error)
+    is_damage = isinstance(error, tf.errors.DataLossError) or bool(_OF_DATA.search(" ".join(text.split())))
+    if not is_damage and not isinstance(error, UnicodeDecodeError) and not _SIZE.search(text):
+        return None
+    place, found = _find(directory, manifest)
+    if not place and not is_damage:
+        return None
+    place = place or f"in {directory}, where 'shardline dataset verify --deep' names all damage"
+    cause = found or error
+    words = _AROUND.sub("", " ".join(str(cause).split())).strip()
+    what = f"the example cannot be used ({words[:200]})"
+    if isinstance(cause, UnicodeDecodeError) or "Could not parse example input" in words:
+        what = "a record of the dataset is no tf.train.Example"
+    elif isinstance(cause, tf.errors.DataLossError):
+        what = "a shard of the dataset is damaged"
+    return DatasetError(f"{place}: {what}; preprocess the data again")
+
+
+def _find(directory: Path, manifest: Manifest) -> tuple[str, Raised | None]:
+    """Reads a dataset up to an example that cannot be read; its place in words, and what was raised."""
+    until = time.monotonic() + _SEARCH_SECONDS
+    for split, of_split in manifest.splits.items():
+
+        def check(record: tf.Tensor, split: str = split) -> Targets:
+            inputs, targets = parse_batch(record[tf.newaxis], manifest.inputs, manifest.labels)
+            with tf.control_dependencies(tf.nest.flatten(inputs)):  # which nothing else needs
+                return check_targets(targets, manifest.labels, split)
+
+        for shard in of_split.shards:
+            path, compression = str(directory / shard.file), manifest.compression.upper()
+            records, number = tf.data.TFRecordDataset(path, compression_type=compression), 0
+            checked = records.map(
+                tf.autograph.experimental.do_not_convert(check), num_parallel_calls=tf.data.AUTOTUNE
+            )
+            try:
+                for _ in untuned(checked).as_numpy_iterator():
+                    number += 1
+                    if time.monotonic() > until:
+                        return "", None
+            except (tf.errors.OpError, UnicodeDecodeError) as error:
+                place, wanted = f"record {number:,}", {"key": tf.io.FixedLenFeature([], tf.string, "")}
+                with contextlib.suppress(tf.errors.OpError, UnicodeDecodeError):
+                    for record in records.skip(number).take(1):
+                        if key := tf.io.parse_single_example(record, wanted)["key"].numpy():
+                            place += f", key {key.decode('utf-8', 'replace')!r}"
+                return f"the {split} split, shard {shard.file}, {place}", error
+    return "", None

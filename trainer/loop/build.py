@@ -1,0 +1,168 @@
+"""Model building: from a model function, or what a program gives, to a compiled model with its variables."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from shardline.trainer.adapters.adapter import Batches
+from shardline.trainer.base import plugins
+from shardline.trainer.base.errors import ModelError, ShardlineError
+from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX, import_string
+from shardline.trainer.base.settings import TrainSettings
+from shardline.trainer.data.manifest import DatasetInfo
+from shardline.trainer.data.transforms import describe_structure
+from shardline.trainer.keras_compat.keras_compilation import building_only, describe_raised
+from shardline.trainer.keras_compat.keras_internals import (
+    build_symbolically,
+    noting_compile,
+    returns_own_logs,
+)
+from shardline.trainer.keras_compat.tensorflow_internals import is_seeded
+from shardline.trainer.loop.optimizers import tune_optimizer
+from shardline.trainer.loop.process import Process
+from shardline.trainer.models.zoo import find_application
+
+ModelFunction = Callable[..., keras.Model]
+
+
+def model_function(model: str) -> ModelFunction:
+    """Returns the model function of a built-in name, keras:NAME, or `pkg.module:function`."""
+    function = plugins.load(
+        import_string(model), "model", ModelError, known=(*BUILT_IN, f"{KERAS_PREFIX}NAME")
+    )
+    if not callable(function):
+        raise ModelError(f"model {model!r} is not a function but {type(function).__name__}")
+    if model.startswith(KERAS_PREFIX):
+        function = functools.partial(function, find_application(model.removeprefix(KERAS_PREFIX)))
+    checked: ModelFunction = function
+    return checked
+
+
+def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> keras.Model:
+    """Calls a model function with a dataset's facts and keyword arguments; returns a compiled model."""
+    function = model_function(model)
+    signature = inspect.signature(function)
+    try:
+        signature.bind(dataset, **arguments)
+    except TypeError as error:
+        raise ModelError(
+            f"model {model!r} cannot be called with {sorted(arguments)}: {error}; it takes {signature}"
+        ) from None
+    try:
+        with noting_compile():
+            built = function(dataset, **arguments)
+    except ShardlineError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        file = getattr(inspect.unwrap(function), "__code__", None) and inspect.getsourcefile(function)
+        lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
+        where = f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""
+        raise ModelError(f"model {model!r} failed: {text}{where}") from error
+    if not isinstance(built, keras.Model):
+        raise ModelError(f"model {model!r} returned {type(built).__name__}, not a keras.Model")
+    if not built.compiled:
+        raise ModelError(f"model {model!r} returned a model that is not compiled; call model.compile(...)")
+    return built
+
+
+def create_variables(model: keras.Model, **batches: Any) -> None:
+    """Builds model, optimizers and metrics in the strategy's scope, for each step by its name and a batch.
+
+    A batch is data of one replica or its specification. Of a model that is trained by a step of its own, what
+    the steps make is found by trying them, without a trace: all variables begin as they were created.
+    """
+    tried = returns_own_logs(model.train_step)
+    for name, data in batches.items():
+        try:
+            if tried:
+                _try(model, getattr(model, name), data)
+            else:
+                build_symbolically(model, tf.nest.map_structure(_specification, data))
+        except ShardlineError:
+            raise
+        except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
+            what = f"{name} of the model failed" if tried else "the model cannot be built"
+            words = f"on batches of {describe_structure(data)}: {describe_raised(error)}"
+            raise ModelError(f"{what} {words}") from error
+
+
+def _try(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None:
+    """Takes a step as one replica does, traced unless the model runs eagerly."""
+
+    def take(data: Any) -> None:
+        with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
+            step(data)
+
+    with building_only(model):
+        if model.run_eagerly:
+            is_spec = isinstance(tf.nest.flatten(data)[0], tf.TensorSpec)
+            spec = tf.nest.map_structure(_specification, data)
+            take(tf.nest.map_structure(lambda one: tf.zeros(one.shape, one.dtype), spec) if is_spec else data)
+        else:
+            spec = tf.nest.map_structure(_specification, data)
+            tf.function(take, autograph=False).get_concrete_function(spec)
+
+
+def _specification(one: Any) -> tf.TensorSpec:
+    return tf.TensorSpec([one.shape[0] or 1, *one.shape[1:]], one.dtype)
+
+
+BuildModel: TypeAlias = Any  # a keras.Model, or a function that returns one
+
+
+def built(
+    process: Process, build_model: BuildModel, settings: TrainSettings, **steps: Batches
+) -> keras.Model:
+    """Returns the model with all the variables of some steps, such as train_step, each with its batches.
+
+    Raises:
+        ModelError: It is no model, or not compiled although it has to be, or was built for other devices.
+    """
+    compiled = "predict_step" not in steps
+    if settings.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    if not is_seeded():
+        keras.utils.set_random_seed(settings.seed + 1)
+    if process.is_alone and isinstance(build_model, keras.Model):
+        strategy = build_model.distribute_strategy
+    else:
+        strategy = process.strategy
+    model = build_model
+    with strategy.scope():
+        if not isinstance(model, keras.Model):
+            if not callable(model):
+                raise ModelError(f"build_model is {type(model).__name__}, not a function or a keras.Model")
+            with noting_compile(), plugins.calling("build_model failed", ModelError):
+                model = model()
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"build_model gives {type(model).__name__}, not a keras.Model")
+    if compiled and not model.compiled:
+        raise ModelError("build_model gives a model that is not compiled; call model.compile(...)")
+    # Not in the scope, whose strategy a model that was built in none takes for its own.
+    if not process.is_alone and model.distribute_strategy is not process.strategy:
+        raise ModelError(
+            "the model was built outside the strategy of this process; build it in "
+            "shardline.strategy().scope(), or give the function that builds it"
+        )
+    with strategy.scope():
+        if compiled:
+            tune_optimizer(model, settings, process.replicas)
+            create_variables(model, **{name: _part(one, process.replicas) for name, one in steps.items()})
+        elif not model.built:
+            model(keras.utils.unpack_x_y_sample_weight(steps["predict_step"].first)[0])
+    return model
+
+
+def _part(batches: Batches, replicas: int) -> Any:
+    """Returns what one replica takes of the first batch, at least an example."""
+    share = 1 if batches.is_own else replicas
+    return tf.nest.map_structure(lambda one: one[: max(1, len(one) // share)], batches.first)

@@ -1,0 +1,135 @@
+"""Engine: what takes the steps of a run, chosen by its strategy: all replicas together, or one by one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from shardline.trainer.adapters.adapter import Batches
+from shardline.trainer.adapters.epochs import stateful_ops
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import ModelError, SettingsError
+from shardline.trainer.checkpoint.state import Position
+from shardline.trainer.cluster.collectives import make_summation
+from shardline.trainer.keras_compat.keras_internals import all_layers, asked_for_xla, supports_xla
+from shardline.trainer.keras_compat.replica_losses import takes_batch_as_one
+from shardline.trainer.loop.loop import Engine
+from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
+from shardline.trainer.loop.run import Run
+from shardline.trainer.loop.step import Evaluation, Loop
+
+
+def make_engine(
+    run: Run,
+    model: keras.Model,
+    training: Batches,
+    validation: Batches | None,
+    at: Position,
+    *,
+    batch: Any = None,
+) -> Engine:
+    """Returns what trains a built model on some batches, from a position on, and evaluates it on others.
+
+    On a `batch`, if there is one, the losses are tried: a line says where N replicas differ from one.
+    """
+    settings, strategy = run.settings, run.strategy
+    xla = uses_xla(run, model)
+    if run.strategy_name == "parameter_server":
+        workers = Workers(strategy, run.cluster, settings.startup_timeout)
+        served = CoordinatorLoop(model, workers, training.one_by_one(at), training.decode)
+        if validation:
+            served.evaluation = CoordinatorEvaluation(
+                model, workers, validation.one_by_one(), validation.decode, validation.steps
+            )
+        return served
+    processes = len(run.processes)
+    sized = training.gives_sizes and run.replicas > 1
+    loop = Loop(
+        model,
+        strategy,
+        iter(training.distribute(strategy, run.process, processes, at, sized=sized)),
+        make_summation(settings, strategy, run.cluster),
+        sized=sized,
+        averaging_steps=settings.averaging_steps,
+        jit_compile=xla,
+        deterministic=settings.deterministic,
+        single_loss=_tell_of_differences(run, model, batch),
+    )
+    if run.checkpoints is not None and run.cluster.is_chief:
+        said: list[str] = []
+
+        def tell(graph: tf.Graph) -> None:
+            drawing = [op for op in stateful_ops(graph.as_graph_def()) if not op.startswith("Assign")]
+            if drawing and not said:
+                said.append(f"warning: a step draws random numbers by {', '.join(drawing)} {_RANDOM_OPS}")
+                progress.say("train", said[0])
+
+        loop.traced = tell
+    if validation:
+        batches = validation.distribute(strategy, run.process, processes)
+        loop.evaluation = Evaluation(model, strategy, batches, validation.steps)
+    return loop
+
+
+def _tell_of_differences(run: Run, model: keras.Model, batch: Any) -> Callable[[], None]:
+    """Says what several replicas train on otherwise than one; returns what says so of a loss in the step."""
+    if run.replicas == 1 or run.settings.averaging_steps or not run.cluster.is_chief:
+        return lambda: None
+    if names := own_statistics(model):
+        shown = f"{', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)}"
+        progress.say(
+            "train",
+            f"BatchNormalization ({shown}) takes the statistics of each replica's part of a batch, so that "
+            f"{run.replicas} replicas do not train as one does; synchronized=True takes those of the batch",
+        )
+    say = functools.cache(lambda: progress.say("train", _SINGLE_LOSS))
+    differs = None if batch is None else takes_batch_as_one(model, batch)
+    if differs:
+        say()
+    return say if differs is None else lambda: None
+
+
+_SINGLE_LOSS = (
+    "a loss is computed of a batch as a whole, and the mean of the replicas' counts: where it is no mean of "
+    "examples (it, a regularizer or the model takes them together), N replicas do not train as one does"
+)
+
+
+def own_statistics(model: keras.Model) -> list[str]:
+    """Returns the layers that normalize each replica's part of a batch by that part's own statistics."""
+    found = [one for one in all_layers(model) if isinstance(one, keras.layers.BatchNormalization)]
+    return [layer.name for layer in found if layer.trainable and not layer.synchronized]
+
+
+_RANDOM_OPS = (
+    "(tf.random, backend.random_normal), whose state no checkpoint holds: a run that goes on draws others, "
+    "and its bits are not the same; use keras.random with a keras.random.SeedGenerator"
+)
+
+
+def uses_xla(run: Run, model: keras.Model) -> bool:
+    """Whether XLA compiles the step: as the setting says, else as `compile` was asked to, else on one GPU.
+
+    On a CPU convolutions take three times as long with it (benchmarks/RESULTS.md).
+    """
+    chosen, asked = run.settings.jit_compile, asked_for_xla(model)
+    wanted = "run_eagerly" if model.run_eagerly else "jit_compile" if asked is True else ""
+    if wanted and run.strategy_name != "one_device":
+        raise ModelError(
+            f"compile({wanted}=True) needs strategy one_device, on one replica, and this run has "
+            f"{run.strategy_name}; leave it out"
+        )
+    if model.run_eagerly and chosen == "on":
+        raise SettingsError(
+            "jit_compile on and compile(run_eagerly=True) exclude each other; give one of them"
+        )
+    if chosen != "auto" or model.run_eagerly:
+        return chosen == "on"
+    if asked != "auto":
+        return bool(asked)
+    gpus = tf.config.list_logical_devices("GPU")
+    return run.strategy_name == "one_device" and bool(gpus) and supports_xla(model)

@@ -1,0 +1,351 @@
+"""Asynchronous training: the coordinator hands out steps, workers take them, servers hold the weights.
+
+Each step is one batch, read by the coordinator (the chief) in the epoch's order and given, undecoded, to
+whichever worker is free. The worker decodes it and runs the model's own `train_step` on weights that live on
+the parameter servers. How steps interleave differs from run to run.
+
+Exact nevertheless: every example of an epoch is handed out once, steps are counted by the coordinator, and
+metrics take in every step once. Not exact, by the nature of the method: updates of one weight by two workers
+at once; moving statistics and the state of dropout; and the step of a worker that dies, which another one
+repeats although its update may have arrived.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import RunError, SettingsError
+from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.peers import answers
+from shardline.trainer.keras_compat.keras_internals import (
+    OwnMetrics,
+    flat_logs,
+    optimizers,
+    updating_optimizers,
+)
+from shardline.trainer.keras_compat.tensorflow_internals import report_workers
+from shardline.trainer.loop.step import Logs, Shapes, Stretch, is_finite, known_numbers
+
+# Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.
+_AHEAD = 2
+
+# Seconds: without any news, until the servers are asked whether they are still there; between two looks at
+# the chief; without an answer, after which it has ended; and for a connection.
+_SILENCE_S, _PROBE_S, _GONE_S, _CONNECT_S = 5.0, 1.0, 10.0, 5.0
+
+Sums: TypeAlias = npt.NDArray[np.float64]
+#: Result of a step: whether its loss is finite, what it adds to each of the model's metric variables, and the
+#: numbers that a step of the user's own returns in place of metrics.
+Outcome: TypeAlias = tuple[bool, Sums, Logs]
+Decode = Callable[[Any], Any]
+
+
+@dataclass
+class Step:
+    """A traced step of an undecoded batch, and the sizes of the parts of the vector that it gives.
+
+    `own_logs` are names and shapes of what the step returns, where it has other names than the metrics.
+    """
+
+    run: Callable[[Any], tf.Tensor]
+    metrics: int
+    own_logs: dict[str, tuple[int, ...]]
+
+    def parts(self, result: npt.NDArray[np.float64]) -> Outcome:
+        """Divides the vector."""
+        sums, rest = np.split(result[1:], [self.metrics])
+        logs: dict[str, Any] = {}
+        for name, shape in self.own_logs.items():
+            size = int(np.prod(shape))
+            logs[name] = rest[:size].reshape(shape)[()]
+            rest = rest[size:]
+        return bool(result[0]), sums, flat_logs(logs)
+
+
+class Workers:
+    """Hands out steps and notices who is gone.
+
+    A run ends when a parameter server dies, or when no worker is left for `timeout` seconds.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.ParameterServerStrategy, cluster: Cluster, timeout: float = 600.0
+    ):
+        if strategy.num_replicas_in_sync > 1:
+            raise SettingsError(
+                f"strategy parameter_server uses one GPU a worker, but workers have "
+                f"{strategy.num_replicas_in_sync}; start a worker for each GPU, or use multi_worker_mirrored"
+            )
+        self._strategy = strategy
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self._workers = cluster.tasks["worker"]
+        self._servers = cluster.tasks["ps"]
+        self._timeout = timeout
+        self._alone_since: float | None = None
+        self._scheduled: queue.SimpleQueue[tuple[Step, tf.distribute.coordinator.RemoteValue]] = (
+            queue.SimpleQueue()
+        )
+        # None where a step has failed; a mistake made in taking its outcome is raised by who waits for it.
+        self._outcomes: queue.SimpleQueue[Outcome | Exception | None] = queue.SimpleQueue()
+        # In a thread, because there is no way to wait for a step for a limited time.
+        threading.Thread(target=self._fetch, name="outcomes", daemon=True).start()
+        report_workers(lambda text: progress.say("train", text))
+
+    def trace(
+        self, model: keras.Model, step: Callable[[Any], Any], decode: Callable[[Any], Any], spec: Any
+    ) -> Step:
+        """Returns the model's `train_step` or `test_step` as a function of an undecoded batch, for `run`."""
+        variables = model.metrics_variables
+        counters = [v for one in optimizers(model) for v in one.variables if v.name == "iteration"]
+        names = flat_logs(model.get_metrics_result()).keys()
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def take(data: Any) -> tf.Tensor:
+            with OwnMetrics(variables, counters) as own:
+                logs = step(data)
+                sums = [tf.reshape(own.get_current_value(variable), [-1]) for variable in variables]
+            known = known_numbers(step, logs)
+            values = known if known.keys() != names else {}
+            shapes.update({name: tuple(value.shape) for name, value in values.items()})
+            others = [tf.reshape(value, [-1]) for value in values.values()]
+            # One vector: every tensor is fetched by a call of its own.
+            parts = ([is_finite(model, logs)], *sums, *others)
+            return tf.concat([tf.cast(part, tf.float64) for part in parts], axis=0)
+
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        def run(batch: Any) -> tf.Tensor:
+            return self._strategy.run(take, args=(decode(batch),))
+
+        any_size = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), spec)
+        traced = run.get_concrete_function(any_size)
+        return Step(traced, sum(int(np.prod(variable.shape)) for variable in variables), shapes)
+
+    def run(self, step: Step, batches: Iterable[Any]) -> Iterator[Outcome]:
+        """Hands out a step for each batch and yields the outcomes, in the order of the batches.
+
+        A RunError says that a parameter server or all workers are gone; a step's own error is TensorFlow's.
+        """
+        ahead = _AHEAD * len(self._workers)
+        pending = 0
+        for batch in batches:
+            if pending == ahead:
+                yield self._next()
+                pending -= 1
+            self._scheduled.put((step, self._coordinator.schedule(step.run, args=(batch,))))
+            pending += 1
+        for _ in range(pending):
+            yield self._next()
+
+    def _fetch(self) -> None:
+        while True:
+            try:
+                step, scheduled = self._scheduled.get()
+                self._outcomes.put(step.parts(scheduled.fetch()))
+            except tf.errors.OpError:
+                self._outcomes.put(None)
+            except Exception as error:
+                self._outcomes.put(error)
+
+    def _next(self) -> Outcome:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                outcome = self._outcomes.get(timeout=_SILENCE_S)
+                if isinstance(outcome, Exception):
+                    raise outcome
+                if outcome:
+                    self._alone_since = None
+                    return outcome
+            self._check()
+
+    def _check(self) -> None:
+        """Ends a run that cannot go on, where TensorFlow itself would wait for an hour."""
+        try:
+            self._coordinator.done()
+        except tf.errors.OpError as error:
+            self._check_servers(error)
+            raise
+        self._check_servers()
+        if any(answers(host, _CONNECT_S) for host in self._workers):
+            self._alone_since = None
+            return
+        self._alone_since = self._alone_since or time.monotonic()
+        if time.monotonic() - self._alone_since > self._timeout:
+            raise RunError(
+                f"no worker has answered for {self._timeout:g} s, of {', '.join(self._workers)}; start the "
+                "job again: it continues from the last checkpoint"
+            )
+
+    def _check_servers(self, cause: Exception | None = None) -> None:
+        # A server that was started again answers, without its weights.
+        restarted = isinstance(cause, tf.errors.UnavailableError | tf.errors.AbortedError)
+        for index, host in enumerate(self._servers):
+            named = restarted and f"/job:ps/replica:0/task:{index}" in str(cause)
+            if named or not answers(host, _CONNECT_S):
+                raise RunError(
+                    f"parameter server ps-{index} ({host}) is gone, and the weights that it held with it; "
+                    "start the job again: it continues from the last checkpoint"
+                ) from cause
+
+
+class CoordinatorLoop:
+    """Trains one model asynchronously. For the chief alone: all others only serve it.
+
+    `batches` are undecoded, one for each step; `decode` makes of one what `model.train_step` takes, on the
+    worker.
+    """
+
+    def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
+        if any(one.gradient_accumulation_steps for one in updating_optimizers(model)):
+            raise SettingsError(
+                "strategy parameter_server cannot accumulate gradients: gradient_accumulation_steps asks "
+                "for replicas that step together; use larger batches or multi_worker_mirrored"
+            )
+        self.evaluation: CoordinatorEvaluation | None = None
+        self.reset_metrics = model.reset_metrics
+        self._own_logs: Logs = {}
+        self._model = model
+        self._workers = workers
+        self._spec = batches.element_spec
+        self._batches = iter(batches)
+        self._decode = decode
+        self.retrace()
+
+    def retrace(self) -> None:
+        """Traces the step again: the set of trainable weights has changed."""
+        self._step = self._workers.trace(self._model, self._model.train_step, self._decode, self._spec)
+
+    @property
+    def own_shapes(self) -> Shapes:
+        """What the step returns in place of metrics; nothing where it returns those."""
+        return self._step.own_logs
+
+    def train(self, sizes: Sequence[int]) -> Stretch:
+        """Trains one step for each of `sizes`, and returns when all of them are done."""
+        waited = 0.0
+        diverged: list[int] = []
+
+        def taken() -> Iterator[Any]:
+            nonlocal waited
+            for _ in sizes:
+                asked = time.monotonic()
+                batch = next(self._batches)
+                waited += time.monotonic() - asked
+                yield batch
+
+        def outcomes() -> Iterator[Outcome]:
+            for index, outcome in enumerate(self._workers.run(self._step, taken())):
+                if not outcome[0]:
+                    diverged.append(index)
+                yield outcome
+
+        self._own_logs = _add_to_metrics(self._model, outcomes())
+        return Stretch(waited, diverged[0] if diverged else None)
+
+    def read_metrics(self) -> Logs:
+        """Returns the metrics since they were last reset."""
+        return self._own_logs or flat_logs(self._model.get_metrics_result())
+
+
+class CoordinatorEvaluation:
+    """Evaluation of one split, of which `batches` are one pass of `steps`, as `step.Evaluation` has it."""
+
+    def __init__(
+        self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode, steps: int
+    ):
+        self.steps = steps
+        self._model = model
+        self._workers = workers
+        self._batches = batches
+        self._iterator: Iterator[Any] = iter(())
+        self._own_logs: Logs = {}
+        self._step = workers.trace(model, model.test_step, decode, batches.element_spec)
+
+    @property
+    def own_shapes(self) -> Shapes:
+        """What the step returns in place of metrics; nothing where it returns those."""
+        return self._step.own_logs
+
+    def begin(self) -> None:
+        """Sets the metrics back to nothing, and begins the pass."""
+        self._model.reset_metrics()
+        self._iterator = iter(self._batches)
+
+    def take(self, count: int) -> None:
+        """Takes some steps."""
+        batches = itertools.islice(self._iterator, count)
+        self._own_logs = _add_to_metrics(self._model, self._workers.run(self._step, batches))
+
+    def read(self) -> Logs:
+        """Returns the exact means over the examples taken."""
+        return self._own_logs or flat_logs(self._model.get_metrics_result())
+
+
+def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> Logs:
+    """Adds what steps have counted to the model's metric variables; returns what the last returned itself."""
+    variables = model.metrics_variables
+    sums: Sums = np.zeros(sum(int(np.prod(variable.shape)) for variable in variables))
+    own_logs: Logs = {}
+    for _, added, logs in outcomes:
+        sums += added
+        own_logs = logs
+    for variable in variables:
+        size = int(np.prod(variable.shape))
+        variable.assign_add(tf.cast(sums[:size].reshape(variable.shape), variable.dtype))
+        sums = sums[size:]
+    return own_logs
+
+
+def run_server(cluster: Cluster, startup_timeout: float = 600.0) -> None:
+    """Serves until the chief, who has to come up within the timeout (seconds), no longer listens.
+
+    TensorFlow's server would never end, and outlive its job.
+    """
+    chief, name = cluster.hosts[0], cluster.name
+    if cluster.role == "ps":
+        # Weights are served from memory; TensorFlow would take all of the GPU's that a worker may need.
+        tf.config.set_visible_devices([], "GPU")
+    try:
+        server = tf.distribute.Server(
+            tf.train.ClusterSpec(cluster.tasks),
+            job_name=cluster.task_type,
+            task_index=cluster.task_index,
+            protocol="grpc",
+        )
+    except tf.errors.OpError as error:
+        raise RunError(
+            f"{name} cannot listen on {cluster.addresses[name]}: "
+            f"{str(error).splitlines()[0]}; is another process using the port?"
+        ) from error
+    if not _within(startup_timeout, lambda: answers(chief, _CONNECT_S)):
+        raise RunError(
+            f"{name} has waited {startup_timeout:g} s for the chief at {chief}, which does not answer; look "
+            "at the chief's own log, and whether the network lets its port through"
+        )
+    progress.say("train", f"{name} serves the chief at {chief}")
+    while _within(_GONE_S, lambda: answers(chief, _CONNECT_S)):
+        time.sleep(_PROBE_S)
+    progress.say("train", f"{name} ends, as the chief has")
+    del server
+
+
+def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Waits until the condition holds; returns whether it did in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PROBE_S)
+    return True

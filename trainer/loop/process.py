@@ -1,0 +1,272 @@
+"""Process: this process's place among those that train, taken once and kept for as long as it lives."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from shardline.trainer.adapters.adapter import Given
+from shardline.trainer.base import crash, progress
+from shardline.trainer.base.errors import ModelError, RunError, SettingsError, ShardlineError
+from shardline.trainer.base.settings import TrainSettings
+from shardline.trainer.cluster import strategy as strategies
+from shardline.trainer.cluster.cluster import Cluster, read_cluster
+from shardline.trainer.cluster.collectives import Collectives
+from shardline.trainer.cluster.peers import Facts, Peers, facts, watched
+from shardline.trainer.keras_compat.keras_compilation import describe_raised
+from shardline.trainer.loop.parameter_server import run_server
+
+ClusterResolver: TypeAlias = tf.distribute.cluster_resolver.ClusterResolver
+
+#: Settings that decide the strategy, and with whom it is.
+OF_STRATEGY = ("strategy", "communication", "cpu_devices", "startup_timeout", "peer_timeout")
+
+# Seconds for which a worker whose program has ended waits for the chief's to end.
+_FAREWELL_S = 300.0
+
+
+def resolved(
+    settings: TrainSettings, cluster: Cluster, environ: Mapping[str, str]
+) -> tuple[TrainSettings, str]:
+    """Returns the settings as this machine wants them, and the name of the strategy."""
+    if settings.strategy == "auto" and strategies.asks_for_tpu(environ):
+        settings = replace(settings, strategy="tpu")
+    return settings, strategies.choose(settings, cluster)
+
+
+def serves(cluster: Cluster, strategy_name: str) -> bool:
+    """Whether a process does what a chief asks for: a parameter server, or a worker beside one."""
+    return strategy_name == "parameter_server" and cluster.role in ("worker", "ps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """This process among those that train; `strategy_name` is that of the settings, with "auto" resolved."""
+
+    settings: TrainSettings
+    cluster: Cluster
+    peers: Peers
+    strategy: tf.distribute.Strategy
+    strategy_name: str
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that share each step; 1 where workers take whole steps each."""
+        several: int = self.strategy.num_replicas_in_sync
+        return 1 if self.strategy_name == "parameter_server" else several
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """Names of the processes that share each step, in TensorFlow's order: "chief-0", "worker-0"."""
+        several = self.strategy_name == "multi_worker_mirrored" and self.cluster.tasks
+        own = (self.cluster.name,)
+        return tuple(self.cluster.addresses)[: self.cluster.num_workers] if several else own
+
+    @property
+    def process(self) -> int:
+        """Number of this process among them."""
+        return self.processes.index(self.cluster.name)
+
+    @functools.cached_property
+    def collectives(self) -> Collectives:
+        """Sums over the processes that share each step."""
+        return Collectives(self.strategy, self.process, len(self.processes))
+
+    def given(
+        self, seed: int, batch_size: int | None, class_weight: Mapping[int, float] | None = None
+    ) -> Given:
+        """Returns how data that a program gives is read here."""
+        return Given(self.process, len(self.processes), self.replicas, seed, batch_size, class_weight)
+
+    def with_(self, model: Any) -> Process:
+        """Returns this process as a model takes it, perhaps built before there was a strategy."""
+        return replace(self, strategy=model.distribute_strategy) if self.is_alone else self
+
+    @contextlib.contextmanager
+    def errors_named(self) -> Iterator[None]:
+        """Says of an error which other process it comes from, or that it is of the model or the data."""
+        try:
+            yield
+        except ShardlineError:
+            raise
+        except Exception as error:
+            raise self.peers.explain(error) or explain(error) or error from error
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one device of one process trains."""
+        return self.strategy_name == "one_device"
+
+
+@contextlib.contextmanager
+def joined(settings: TrainSettings, cluster: Cluster, name: str, own: Facts) -> Iterator[Process]:
+    """Meets the peers, who must have the same facts, and creates the strategy of a name with them."""
+    peers = Peers(cluster)
+    peers.meet(settings.startup_timeout, own)
+    strategy = strategies.create(settings, cluster)
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    with watched(cluster) if several else contextlib.nullcontext():
+        yield Process(settings=settings, cluster=cluster, peers=peers, strategy=strategy, strategy_name=name)
+
+
+_process: Process | None = None
+
+
+def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None = None) -> Process:
+    """Returns this process as TF_CONFIG places it, or a resolver; the first call makes the strategy.
+
+    A task that only serves others (a parameter server, a worker beside one) serves here, and then ends the
+    program. A later call may not change the settings `OF_STRATEGY`. Raises as `strategy` does.
+    """
+    global _process
+    asked = {name: settings[name] for name in OF_STRATEGY if name in settings}
+    chosen = TrainSettings(dataset="", model="fit", **asked)
+    if _process is not None:
+        for name, value in asked.items():
+            made = getattr(_process.settings, name)
+            if value not in ("auto", made, _process.strategy_name if name == "strategy" else made):
+                raise SettingsError(
+                    f"{name} is {value!r}, but the first call, which makes the strategy, had {made!r}"
+                )
+        return _process
+    cluster = read_cluster(os.environ if resolver is None else _resolved(resolver))
+    if not cluster.tasks and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        progress.say(
+            "train",
+            "warning: this is one task of several of a Slurm step, and trains by itself without a TF_CONFIG; "
+            "call strategy(cluster_resolver=tf.distribute.cluster_resolver.SlurmClusterResolver()) first",
+        )
+    if cluster.role == "evaluator":
+        raise SettingsError(
+            "TF_CONFIG makes this process an evaluator, and shardline.fit validates on the replicas; leave "
+            "the evaluator out of the job"
+        )
+    chosen, name = resolved(chosen, cluster, os.environ)
+    if serves(cluster, name):
+        run_server(cluster, chosen.startup_timeout)
+        sys.exit(0)
+    stack = contextlib.ExitStack()
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    try:
+        _process = stack.enter_context(joined(chosen, cluster, name, facts(chosen, "", gpus)))
+    except RuntimeError as error:
+        if "program startup" not in str(error):
+            raise
+        raise SettingsError(
+            "TensorFlow was used before this process has joined the others; call shardline.strategy() before "
+            "the first tensor or dataset is made, start the program with 'shardline launch --strategy', or "
+            "give the data as a function"
+        ) from None
+    if cluster.tasks:
+        atexit.register(_leave, stack, _process)
+        if cluster.is_chief:
+            strategies.announce(cluster, os.environ)
+            progress.say("train", f"{cluster}, strategy {name}")
+    return _process
+
+
+def check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuses an option that a call of this interface does not have."""
+    if unknown := sorted(set(options) - set(known)):
+        raise SettingsError(f"{call} has no argument {unknown[0]!r}; options are {', '.join(sorted(known))}")
+
+
+def _resolved(resolver: ClusterResolver) -> dict[str, str]:
+    """Returns what a resolver says as the environment in which TF_CONFIG says it."""
+    try:
+        tasks = resolver.cluster_spec().as_dict()
+    except (RuntimeError, ValueError) as error:
+        raise SettingsError(
+            f"{type(resolver).__name__} cannot say where the processes are: {error}"
+        ) from error
+    task = {"type": resolver.task_type or "worker", "index": resolver.task_id or 0}
+    return {"TF_CONFIG": json.dumps({"cluster": tasks, "task": task})}
+
+
+def strategy(*, cluster_resolver: ClusterResolver | None = None, **options: Any) -> tf.distribute.Strategy:
+    """Returns the strategy of this process, in whose scope a model may be built before it is given to `fit`.
+
+    The first call joins the other processes of TF_CONFIG; TensorFlow must not have been used before where
+    there are any.
+
+    Args:
+        cluster_resolver: Where the processes are, in place of TF_CONFIG, such as a
+            `tf.distribute.cluster_resolver.SlurmClusterResolver`; for the first call.
+        options: Settings of the trainer: strategy, communication, cpu_devices, startup_timeout, peer_timeout.
+
+    Raises:
+        SettingsError: It is too late, or another strategy was made before, or there is no such option, or
+            the task is an evaluator.
+        ClusterError: TF_CONFIG is malformed.
+        RunError: A process did not come.
+    """
+    check_options("strategy", options, OF_STRATEGY)
+    if cluster_resolver is not None and _process is not None:
+        raise SettingsError("cluster_resolver is for the first call that needs a strategy, which was made")
+    return this_process(options, cluster_resolver).strategy
+
+
+def _leave(stack: contextlib.ExitStack, process: Process) -> None:
+    """Ends the watch over the others, and waits for the chief unless this program has failed."""
+    stack.close()
+    failed = getattr(sys, "last_value", None) is not None
+    if process.strategy_name == "multi_worker_mirrored" and not failed:
+        process.peers.leave(_FAREWELL_S)
+
+
+# What goes wrong in an op because of its inputs; anything else is of the machine, or of ours.
+_OF_INPUTS = (
+    tf.errors.DataLossError,
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    tf.errors.UnimplementedError,
+    tf.errors.UnknownError,
+)
+_STEPS = ("train_step", "test_step", "predict_step")
+_NODE = re.compile(r"Detected at node (?:while/)?(\S+) defined at")
+_STACK = re.compile(r" {2,}|Graph execution error|Detected at node|<stack traces")
+_AROUND = re.compile(
+    r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w*\](?: name: ?)?|Error in user-defined function.*? with iterator: \S+ "
+)
+_SHOWN_LETTERS = 300
+
+
+def explain(error: Exception) -> ShardlineError | None:
+    """Returns what an exception says about the user's model or data; None where it is about neither."""
+    if isinstance(error, OSError):
+        return crash.of_system(error)
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        return RunError(f"out of memory: {_words(error)}; use smaller batches or a smaller model")
+    if isinstance(error, _OF_INPUTS):
+        text = str(error)
+        if "IteratorGetNext" in text:
+            return SettingsError(f"the data cannot be read: {_words(error)}")
+        where = f" in {node[1]}" if (node := _NODE.search(text)) else ""
+        return ModelError(
+            f"a step of the model failed{where}: {_words(error)}; compare what the model returns with the "
+            "data, and the loss with both"
+        )
+    frames = traceback.extract_tb(error.__traceback__)
+    steps = [frame.name for frame in frames if frame.name in _STEPS]
+    if not steps:
+        return None
+    return ModelError(f"{steps[0]} of the model failed: {describe_raised(error)}")
+
+
+def _words(error: tf.errors.OpError) -> str:
+    """Returns TensorFlow's words without stacks of calls and the names of ops around them."""
+    text = _AROUND.sub("", str(error).partition("Traceback (most recent call last)")[0])
+    said = [one.strip() for one in text.splitlines() if one.strip() and not _STACK.match(one)]
+    return " ".join((said or ["?"])[0].split())[:_SHOWN_LETTERS]

@@ -1,0 +1,386 @@
+"""Step: the inner loop of synchronous training, and the evaluation of a split.
+
+Keras 3's `fit` fails on several workers (keras-team/keras#20585), its inner `train_step` does not: this loop
+calls it through `strategy.run`, some steps at a time. Everything that reads a metric is a collective. As in
+`fit`, AutoGraph converts nothing: that takes longer than tracing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from shardline.trainer.base.errors import ModelError
+from shardline.trainer.cluster.collectives import GradientExchange, Summation, average, own_gradients
+from shardline.trainer.keras_compat.keras_internals import (
+    Gradients,
+    flat_logs,
+    noting_results,
+    optimizers,
+    random_by_replica,
+    returns_own_logs,
+    update_after_gradients,
+)
+from shardline.trainer.keras_compat.replica_losses import exact_losses, sharing, undivided_losses
+from shardline.trainer.keras_compat.tensorflow_internals import keep_iterator, seed_by_process
+
+#: Metrics by name as callbacks get them: numbers as floats, of several numbers (F1Score) an array.
+Logs = dict[str, Any]
+#: Shapes of metrics by name; () for a number.
+Shapes = dict[str, tuple[int, ...]]
+
+# Takes steps of as many examples; returns the wait, the first step that is not finite, and the metrics.
+_Steps = Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor, Any]]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Seconds that some steps waited for input here, and the first of them whose loss was not finite."""
+
+    waited: float = 0.0
+    diverged: int | None = None
+
+
+class OwnLogs:
+    """What a `train_step` or `test_step` of the user's own returns beside metrics: the last values.
+
+    Attributes:
+        in_place: Whether the step returns other names than the metrics have, so that these are not shown.
+        shapes: Names and shapes of what is shown in their place.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        step: Callable[[Any], Any],
+        strategy: tf.distribute.Strategy,
+        batches: Iterator[Any],
+        *,
+        sized: bool = False,
+    ):
+        """Traces a step that is not Keras' own, to learn the names, types and shapes of what it returns.
+
+        A step that is to run eagerly may be of the kind that cannot be traced: its metrics alone are shown.
+        """
+        self.in_place = False
+        self.shapes: Shapes = {}
+        self._kept: dict[str, tf.Variable] = {}
+        self._metrics: dict[str, keras.metrics.Metric] = {}
+        if not returns_own_logs(step) or model.run_eagerly:
+            return
+        found: dict[str, tf.Tensor] = {}
+
+        def once(batches: Iterator[Any]) -> None:
+            def take(data: Any) -> None:
+                found.update(known_numbers(step, step(data[0] if sized else data)))
+
+            with random_by_replica():
+                strategy.run(take, args=(next(batches),))
+
+        with noting_results(model) as results:
+            tf.function(once, autograph=False).get_concrete_function(batches)
+        self.in_place = found.keys() != flat_logs(model.get_metrics_result()).keys()
+        if not self.in_place:
+            return
+        self.shapes = {name: tuple(value.shape) for name, value in found.items()}
+        self._metrics = {name: results[id(value)] for name, value in found.items() if id(value) in results}
+        with strategy.scope():
+            for name, shape in self.shapes.items():
+                if name not in self._metrics:  # each replica has its own value, and all together the mean
+                    self._kept[name] = tf.Variable(
+                        tf.zeros(shape),
+                        trainable=False,
+                        synchronization=tf.VariableSynchronization.ON_READ,
+                        aggregation=tf.VariableAggregation.MEAN,
+                    )
+
+    def keep(self, logs: Mapping[str, Any], weight: tf.Tensor) -> None:
+        """Keeps a replica's values, inside of it, with its weight among all (1 for an equal share)."""
+        if self.in_place:
+            flat = flat_logs(logs)
+            for name, variable in self._kept.items():
+                variable.assign(tf.cast(flat[name], tf.float32) * weight)
+
+    def read(self) -> dict[str, tf.Tensor]:
+        """Returns the means over all replicas, and results of metrics as they are over all of them."""
+        kept = {name: tf.convert_to_tensor(variable) for name, variable in self._kept.items()}
+        return {**kept, **{name: metric.result() for name, metric in self._metrics.items()}}
+
+
+def known_numbers(step: Callable[[Any], Any], logs: Any) -> dict[str, tf.Tensor]:
+    """Returns, of what a step has returned, the numbers by name whose shapes are known while it is traced."""
+    if not isinstance(logs, Mapping):
+        raise ModelError(
+            f"{getattr(step, '__name__', 'step')} of the model returned {type(logs).__name__}, not a "
+            'dict; return numbers by name such as {"loss": loss}, as Keras wants it'
+        )
+    values = {name: tf.convert_to_tensor(value) for name, value in flat_logs(logs).items()}
+    return {
+        name: value
+        for name, value in values.items()
+        if value.shape.is_fully_defined() and (value.dtype.is_floating or value.dtype.is_integer)
+    }
+
+
+class Loop:
+    """Trains under any strategy whose replicas take each step together, and call the same methods.
+
+    `evaluation` is that of the validation split, None where there is no such split.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        batches: Iterator[Any],
+        summation: Summation,
+        *,
+        sized: bool = False,
+        averaging_steps: int = 0,
+        jit_compile: bool = False,
+        deterministic: bool = False,
+        single_loss: Callable[[], None] = lambda: None,
+    ):
+        """Takes a model compiled and built inside the strategy's scope.
+
+        `batches` are distributed, as `model.train_step` takes them, or where they are `sized`, pairs of that
+        and the examples of all replicas. After `averaging_steps` by itself each replica averages its weights
+        with the others'; 0 sums the gradients of every step. TensorFlow, asked to be `deterministic`, refuses
+        to tell the time in a function. `single_loss` is told of a loss that is one number for a batch.
+        """
+        self.evaluation: Evaluation | None = None
+        #: Called with the graph in which a step has been traced, before the first is taken.
+        self.traced: Callable[[tf.Graph], None] = lambda graph: None
+        self._model = model
+        self._strategy = strategy
+        self._batches = keep_iterator(batches)
+        self._sized = sized
+        self._summation = summation
+        self._averaging_steps = averaging_steps
+        # Replicas that take steps by themselves do not meet in them.
+        self._losses = undivided_losses if averaging_steps else functools.partial(exact_losses, single_loss)
+        self._jit_compile = jit_compile
+        self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
+        own = own_gradients(strategy.num_replicas_in_sync)
+        self._exchange = GradientExchange(model, own if averaging_steps else summation)
+        if strategy.num_replicas_in_sync == 1 and not (jit_compile or model.run_eagerly):
+            for optimizer in optimizers(model):
+                update_after_gradients(optimizer)
+        self._own_logs = OwnLogs(model, model.train_step, strategy, self._batches, sized=sized)
+        self._metrics = Metrics(model, self._own_logs)
+        self.reset_metrics = self._metrics.reset
+        self.retrace()
+
+    def retrace(self) -> None:
+        """Traces the step again, before the next one: the set of trainable weights has changed."""
+        self._steps: _Steps | None = None
+
+    @property
+    def own_shapes(self) -> Shapes:
+        """What the step returns in place of metrics; nothing where it returns those."""
+        return self._own_logs.shapes
+
+    def read_metrics(self) -> Logs:
+        """Returns the metrics as they were after the last step."""
+        return flat_logs(self._read)
+
+    def train(self, sizes: Sequence[int]) -> Stretch:
+        """Trains one step for each of `sizes`, the examples of that step over all replicas.
+
+        A step of another size, the last of an epoch, has a call of its own: within one, TensorFlow gathers
+        sparse gradients in the shape of the first step only (`CompleteInstanceFromInitializedIRec` in
+        tensorflow/core/common_runtime/collective_param_resolver_local.cc).
+        """
+        waited, done, first = 0.0, 0, len(sizes)
+        steps = self._steps = self._steps or self._trace()
+        for _, equal in itertools.groupby(sizes):
+            call = tf.constant(list(equal), tf.float32)
+            seconds, diverged, self._read = steps(self._batches, call)
+            if (step := int(diverged.numpy())) < len(call):
+                first = min(first, done + step)
+            waited, done = waited + float(seconds.numpy()), done + len(call)
+        return Stretch(waited, first if first < len(sizes) else None)
+
+    def _trace(self) -> _Steps:
+        strategy, model = self._strategy, self._model
+        replicas = float(strategy.num_replicas_in_sync)
+        train_step = model.train_step
+        if self._jit_compile:
+            train_step = tf.function(train_step, jit_compile=True, autograph=False)
+
+        def step(data: Any, size: tf.Tensor) -> tf.Tensor:
+            data, size = data if self._sized else (data, size)
+            share = _examples(data) / size if replicas > 1 else tf.constant(1.0)
+            with self._exchange.weighted(share), sharing(lambda: share * replicas):
+                logs = train_step(data)
+            self._own_logs.keep(logs, share * replicas)
+            return is_finite(model, logs)
+
+        def take(
+            batches: Iterator[Any], i: tf.Tensor, size: tf.Tensor, waited: tf.Tensor, diverged: tf.Tensor
+        ) -> tuple[tf.Tensor, ...]:
+            asked = self._clock()
+            with tf.control_dependencies([asked]):
+                data = next(batches)
+            local = strategy.experimental_local_results
+            with tf.control_dependencies([one for value in tf.nest.flatten(data) for one in local(value)]):
+                waited += self._clock() - asked
+            seed_by_process(strategy)
+            with random_by_replica(), self._losses():
+                finite = strategy.experimental_local_results(strategy.run(step, args=(data, size)))
+            if not model.run_eagerly:
+                self.traced(tf.compat.v1.get_default_graph())
+            if self._averaging_steps:
+                due = model.optimizer.iterations % self._averaging_steps == 0
+                tf.cond(due, self._average, lambda: due)
+            return i + 1, waited, tf.where(tf.reduce_all(tf.stack(finite)), diverged, tf.minimum(diverged, i))
+
+        def steps(batches: Iterator[Any], sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Any]:
+            count = tf.size(sizes)
+            begin = (tf.constant(0), tf.constant(0.0, tf.float64), count)
+            _, waited, diverged = tf.while_loop(
+                lambda i, *_: i < count, lambda i, *rest: take(batches, i, sizes[i], *rest), begin
+            )
+            # A call of its own, to read them outside, takes as long as some small steps.
+            return waited, diverged, self._metrics.result()
+
+        return steps if model.run_eagerly else self._compiled(steps)
+
+    def _compiled(self, steps: _Steps) -> _Steps:
+        # Or the first call, of one step, and the next, of several, would each trace the whole step.
+        signature = [tf.type_spec_from_value(self._batches), tf.TensorSpec([None], tf.float32)]
+        # To look for it among the functions that have been traced takes longer than the call itself.
+        found: _Steps = tf.function(steps, signature, autograph=False).get_concrete_function()
+        return found
+
+    def _average(self) -> tf.Tensor:
+        replicas, variables = self._strategy.num_replicas_in_sync, self._model.trainable_variables
+
+        def mean(values: Gradients) -> Gradients:
+            return [total / replicas for total in self._summation(values)]
+
+        self._strategy.run(lambda: average(self._strategy, variables, mean))
+        return tf.constant(True)
+
+
+class Evaluation:
+    """Evaluation of one split: `begin`, then `take` until all of `steps` are taken, then `read`."""
+
+    def __init__(
+        self, model: keras.Model, strategy: tf.distribute.Strategy, batches: tf.data.Dataset, steps: int
+    ):
+        """Takes batches, distributed, that have every example once in `steps` elements, again and again."""
+        self.steps = steps
+        self._model = model
+        self._strategy = strategy
+        self._batches = batches
+        self._iterator: Iterator[Any] | None = None
+
+    @property
+    def own_shapes(self) -> Shapes:
+        """What the step returns in place of metrics; nothing where it returns those."""
+        if not returns_own_logs(self._model.test_step):
+            return {}
+        self._prepare()
+        return self._own_logs.shapes
+
+    def begin(self) -> None:
+        """Sets the metrics back to nothing."""
+        self._prepare()
+        self._metrics.reset()
+
+    def _prepare(self) -> None:
+        if self._iterator is None:
+            self._iterator = keep_iterator(iter(self._batches))
+            self._own_logs = OwnLogs(self._model, self._model.test_step, self._strategy, self._iterator)
+            self._metrics = Metrics(self._model, self._own_logs)
+            self._run = self._trace(self._own_logs)
+
+    def take(self, count: int) -> None:
+        """Takes some steps."""
+        self._run(self._iterator, tf.constant(count))
+
+    def read(self) -> Logs:
+        """Returns the exact means over the examples taken."""
+        return self._metrics.read()
+
+    def __call__(self) -> Logs:
+        """Returns the exact means over all examples."""
+        self.begin()
+        self.take(self.steps)
+        return self.read()
+
+    def _trace(self, own_logs: OwnLogs) -> Callable[[Any, tf.Tensor], None]:
+        def step(data: Any) -> None:
+            share = functools.cache(lambda: _share_of_all(data))
+            with sharing(share):
+                logs = self._model.test_step(data)
+            own_logs.keep(logs, share() if own_logs.in_place else tf.constant(1.0))
+
+        def run(iterator: Any, count: tf.Tensor) -> None:
+            def take(i: tf.Tensor) -> tuple[tf.Tensor]:
+                with random_by_replica(), exact_losses():
+                    self._strategy.run(step, args=(next(iterator),))
+                return (i + 1,)
+
+            tf.while_loop(lambda i: i < count, take, (tf.constant(0),))
+
+        return run if self._model.run_eagerly else tf.function(run, autograph=False)
+
+
+class Metrics:
+    """A model's metrics over all replicas, or what a step of the user's own returns in their place."""
+
+    def __init__(self, model: keras.Model, own_logs: OwnLogs) -> None:
+        read = own_logs.read if own_logs.in_place else model.get_metrics_result
+        # Metrics of a model that runs eagerly may be Python, which a function would run once.
+        eager = model.run_eagerly
+        #: Returns them as tensors, also within a function.
+        self.result: Callable[[], Any] = read if eager else tf.function(read, autograph=False)
+        #: Sets the metrics back to nothing.
+        self.reset: Callable[[], None] = (
+            model.reset_metrics if eager else tf.function(model.reset_metrics, autograph=False)
+        )
+
+    def read(self) -> Logs:
+        """Returns the metrics as they are now."""
+        return flat_logs(self.result())
+
+
+def metric_shapes(model: keras.Model) -> Shapes:
+    """Returns names and shapes of a model's metrics. A collective."""
+    return {name: np.shape(value) for name, value in flat_logs(model.get_metrics_result()).items()}
+
+
+def is_finite(model: keras.Model, logs: Mapping[str, Any]) -> tf.Tensor:
+    """Returns whether a step's losses are finite; where it returns none, whether the weights are after it.
+
+    Keras' own loss is a running mean: once not finite, it stays so until the epoch ends.
+    """
+    flat = flat_logs(logs)
+    losses = [flat["loss"]] if "loss" in flat else [v for name, v in flat.items() if name.endswith("loss")]
+    watched = losses or [tf.convert_to_tensor(variable) for variable in model.trainable_variables]
+    checks = [tf.reduce_all(tf.math.is_finite(tf.cast(value, tf.float32))) for value in watched]
+    return tf.reduce_all(tf.stack(checks)) if checks else tf.constant(True)
+
+
+def _examples(data: Any) -> tf.Tensor:
+    """Returns the number of examples of one replica's batch, as a float32 scalar."""
+    return tf.cast(tf.shape(tf.nest.flatten(data)[0])[0], tf.float32)
+
+
+def _share_of_all(data: Any) -> tf.Tensor:
+    """Returns, inside a replica, its part of the examples of all, relative to an equal part."""
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return tf.constant(1.0)
+    own = _examples(data)
+    total = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+    return tf.math.divide_no_nan(own * context.num_replicas_in_sync, total)

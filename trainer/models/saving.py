@@ -1,0 +1,177 @@
+"""Saved models: written by all replicas together and kept by the chief, loaded safely, and warm starts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import zipfile
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from shardline.trainer import models
+from shardline.trainer.base import files, plugins
+from shardline.trainer.base.errors import ModelError
+from shardline.trainer.base.plugins import import_string
+from shardline.trainer.base.settings import SETTINGS_FILE
+from shardline.trainer.data.features import LABEL
+from shardline.trainer.keras_compat.keras_compilation import reason, refuse_lambda, saveable
+from shardline.trainer.keras_compat.keras_internals import all_layers
+from shardline.trainer.models.head import Heads, is_head
+
+MODEL_FILE = "model.keras"
+METRICS_FILE = "metrics.json"
+
+
+def save_model(model: keras.Model, directory: Path, *, scratch: Path | None) -> None:
+    """Saves model.keras atomically. Collective: every replica must call it at the same point.
+
+    The chief, which has no scratch directory, writes to `directory`, the others to `scratch`.
+    """
+    with saveable(model), files.replacing((scratch or directory) / MODEL_FILE) as temporary:
+        model.save(temporary)
+
+
+def load_model(path: Path, *, function: str = "", compiled: bool = False) -> keras.Model:
+    """Loads a .keras file in safe mode, without its loss and metrics; `compiled` with them, if they can be.
+
+    `function` is the model function by which it was built, pkg.module:name, or "": its module is imported
+    first and registers the user's classes. The file and the settings.json beside it may be anybody's: what
+    they name is not imported.
+
+    Raises:
+        ModelError: When the file is missing, damaged, or needs code that safe mode refuses or nobody named.
+    """
+    if not path.is_file():
+        raise ModelError(f"no model file {path}; train one with 'shardline train DATASET OUT'")
+    with contextlib.suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:
+        for item in archive.infolist():  # Keras reads it whole
+            if item.filename.endswith(".json") and item.file_size > files.MAX_TEXT_BYTES:
+                raise ModelError(
+                    f"{path} is no model: {item.filename} in it has {item.file_size:,} bytes; train it again"
+                )
+    settings = path.with_name(SETTINGS_FILE)
+    recorded = _read_entry(settings, "model", "train the model again") if settings.is_file() else ""
+    given = import_string(function or recorded) if function or recorded else ""
+    if function or given.startswith(f"{models.__name__}."):
+        plugins.load(given, "model", ModelError)
+    if compiled:
+        with contextlib.suppress(Exception):  # losses and metrics of one's own
+            return keras.models.load_model(path, safe_mode=True)
+    try:
+        return keras.models.load_model(path, safe_mode=True, compile=False)
+    except Exception as error:  # Keras raises many kinds: of zip files, of HDF5, of deserialisation
+        refuse_lambda(error, str(path), "then train again")
+        hint = ""
+        if recorded and not function and recorded == given:
+            hint = (
+                f"; it may need the code of {recorded}, which is not run because a file names it: if you "
+                f"trust it, give it with --model-function {recorded}, or import it where your model is built"
+            )
+        raise ModelError(f"cannot load {path}: {reason(error)}{hint}") from error
+
+
+def read_recorded_heads(model_file: Path) -> Heads | None:
+    """Returns what a model's outputs are by label, as its training has recorded it; None where it has not."""
+    settings = model_file.with_name(SETTINGS_FILE)
+    if not settings.is_file():
+        return None
+    found = files.read_json(settings, ModelError).get("head")
+    given = found if isinstance(found, dict) else {LABEL: found}
+    heads = {str(name): str(said) for name, said in given.items() if is_head(said)}
+    return heads if heads and len(heads) == len(given) else None
+
+
+def _read_entry(file: Path, name: str, advice: str) -> str:
+    value = files.read_json(file, ModelError).get(name)
+    if not isinstance(value, str):
+        raise ModelError(f"{file} has no text {name!r}, it has {value!r}; {advice}")
+    return value
+
+
+_CHAMPION_FILE = "champion.json"
+
+
+def warm_start(model: keras.Model, path: str) -> None:
+    """Gives a built model the weights of a saved one; its optimizer starts anew.
+
+    `path`, also gs://, is a .keras file, a directory that holds model.keras, or a champion's directory, whose
+    champion.json names the one in force. A ModelError names the first weight that differs in name or shape.
+    """
+    file = _model_file(files.local_path(path))
+    source = load_model(file)
+    pairs = list(zip_longest(source.weights, model.weights))
+    for number, (theirs, ours) in enumerate(pairs, start=1):
+        if _describe(theirs) != _describe(ours):
+            raise ModelError(
+                f"{file} is of another architecture: weight {number} is {_describe(theirs)} there and "
+                f"{_describe(ours)} in the model; start from a model of the same function and "
+                "the same number of classes"
+            )
+    for theirs, ours in pairs:
+        ours.assign(keras.ops.convert_to_numpy(theirs))
+    # Vocabularies are no weights, and means and variances are used once they are finalized.
+    lookups = _lookups(source), _lookups(model)
+    if [type(layer) for layer in lookups[0]] != [type(layer) for layer in lookups[1]]:
+        raise ModelError(
+            f"{file} has {len(lookups[0])} vocabularies and the model {len(lookups[1])}: a column has too "
+            "many values for one now, or had before; train without initial_model"
+        )
+    for one, other in zip(*lookups, strict=True):
+        if _vocabulary(one) != _vocabulary(other):
+            other.set_vocabulary(one.get_vocabulary(include_special_tokens=False))
+    refresh_adapted(model)
+
+
+def _model_file(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    champion = path / _CHAMPION_FILE
+    if not champion.is_file():
+        return path / MODEL_FILE
+    version = Path(_read_entry(champion, "path", "register a model again"))
+    if version.is_absolute() or ".." in version.parts:
+        raise ModelError(f"{champion} names a version outside its directory: {version}")
+    return path / version / MODEL_FILE
+
+
+def _describe(weight: keras.Variable | None) -> str:
+    # Its path begins with names that Keras numbers as they come, dense_3, so the last part has to do.
+    return "missing" if weight is None else f"{weight.name} {tuple(weight.shape)}"
+
+
+def adapted_layers(model: keras.Model, *, numbers: bool = False) -> dict[str, str]:
+    """Returns what a run that goes on must have found in its data again; nothing without such layers.
+
+    Means and variances, weights that a checkpoint gives back, are in it where `numbers` says so.
+    """
+    facts: list[Any] = [_vocabulary(layer) for layer in _lookups(model)]
+    facts += [list(layer.bin_boundaries) for layer in _layers(model, keras.layers.Discretization)]
+    if numbers:
+        normalizations = _layers(model, keras.layers.Normalization)
+        facts += [[keras.ops.convert_to_numpy(one).tolist() for one in n.weights] for n in normalizations]
+    if not facts:
+        return {}
+    text = json.dumps(facts, default=str)
+    return {"adapted layers": "sha256:" + hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+def refresh_adapted(model: keras.Model) -> None:
+    """Makes layers compute with means and variances that have been given to them as weights."""
+    for layer in _layers(model, keras.layers.Normalization):
+        layer.finalize_state()
+
+
+def _lookups(model: keras.Model) -> list[Any]:
+    return _layers(model, keras.layers.StringLookup, keras.layers.IntegerLookup)
+
+
+def _layers(model: keras.Model, *kinds: type) -> list[Any]:
+    return [layer for layer in all_layers(model) if isinstance(layer, kinds)]
+
+
+def _vocabulary(layer: Any) -> list[str]:
+    return [str(word) for word in layer.get_vocabulary()]

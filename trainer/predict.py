@@ -1,0 +1,158 @@
+"""Scoring: `keras.Model.evaluate` and `predict` on the workers of a cluster, every example once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from shardline.trainer.adapters.adapter import Batches, check_numbers
+from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.fit import verbosity
+from shardline.trainer.keras_compat.keras_compilation import patches_undone, weigh_output_losses
+from shardline.trainer.loop.build import BuildModel, built
+from shardline.trainer.loop.process import OF_STRATEGY, Process, check_options, this_process
+from shardline.trainer.loop.step import Evaluation, Logs
+
+# Parts of a pass after each of which the bar moves.
+_LOOKS = 20
+
+
+def evaluate(
+    model: BuildModel,
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    verbose: str | int = "auto",
+    **options: Any,
+) -> Logs:
+    """Evaluates a compiled model on all workers; every process comes here with the same arguments.
+
+    Args:
+        model: As `fit` takes it.
+        data: As `fit` takes it; of a dataset directory the test split.
+        batch_size: Examples of a global batch of arrays, 32 unless given.
+        steps: Batches that are evaluated, the first; all unless given.
+        verbose: "auto", 0 for nothing, 1 for a bar, 2 for nothing but the result; on the chief.
+        options: Of `shardline.strategy`.
+
+    Returns:
+        Loss and metrics by name over all examples, the same on every process. Raises as `fit` does.
+    """
+    shown = verbosity(verbose)
+    check_numbers(batch_size=batch_size, steps=steps)
+    process = _process("evaluate", options)
+    with process.errors_named():
+        found = process.given(0, batch_size).read(data, "data", steps=steps, again=True)
+        compiled = built(process, model, process.settings, test_step=found)
+        process = process.with_(compiled)
+        with patches_undone(compiled):
+            with process.strategy.scope():
+                weigh_output_losses(compiled)
+            batches = found.distribute(process.strategy, process.process, len(process.processes))
+            evaluation = Evaluation(compiled, process.strategy, batches, found.steps)
+            evaluation.begin()
+            for count in _looks(found.steps, process, shown):
+                evaluation.take(count)
+            return evaluation.read()
+
+
+def predict(
+    model: BuildModel,
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    verbose: str | int = "auto",
+    **options: Any,
+) -> Any:
+    """Predicts with a model on all workers; every process comes here with the same arguments.
+
+    Args:
+        model: As `fit` takes it.
+        data: A `tf.data.Dataset` of global batches of inputs, or of (x, y), of which x alone is taken; a
+            function of an input context; or arrays, all of which are inputs.
+        batch_size: Examples of a global batch of arrays, 32 unless given.
+        steps: Batches that are predicted, the first; all unless given.
+        verbose: "auto", 0 for nothing, 1 for a bar; on the chief.
+        options: Of `shardline.strategy`.
+
+    Returns:
+        What the model returns, as arrays of all examples in the order of the data, the same on every process;
+        of a function of an input context first those of the chief, then those of each worker. Raises as
+        `fit` does.
+    """
+    shown = verbosity(verbose)
+    check_numbers(batch_size=batch_size, steps=steps)
+    process = _process("predict", options)
+    if isinstance(data, str | Path):
+        raise SettingsError(
+            "predict takes a tf.data.Dataset, a function of an input context, or arrays; what a model says "
+            "of a dataset directory is in the report of 'shardline validate'"
+        )
+    with process.errors_named():
+        if not callable(data) and not isinstance(data, tf.data.Dataset | keras.utils.PyDataset):
+            data = (tuple(data) if isinstance(data, list) else data,)
+        found = process.given(0, batch_size).read(data, "data", steps=steps, again=True, pads=True)
+        loaded = built(process, model, process.settings, predict_step=found)
+        process = process.with_(loaded)
+        strategy = process.strategy
+        batches = iter(found.distribute(strategy, process.process, len(process.processes)))
+
+        @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
+        def step(batches: Any) -> Any:
+            said = strategy.run(lambda batch: loaded.predict_step(batch), args=(next(batches),))
+            local = strategy.experimental_local_results
+            return tf.nest.map_structure(lambda one: tf.concat(local(one), 0), said)
+
+        # What this process's replicas say of their parts of each batch, one behind the other.
+        looks = _looks(found.steps, process, shown)
+        parts = [tf.nest.map_structure(np.asarray, step(batches)) for count in looks for _ in range(count)]
+        leaves = zip(*map(tf.nest.flatten, parts), strict=True)
+        kept = getattr(found, "padded", None)
+        return tf.nest.pack_sequence_as(parts[0], [_gathered(process, found, one)[:kept] for one in leaves])
+
+
+def _process(call: str, options: Mapping[str, Any]) -> Process:
+    check_options(call, options, OF_STRATEGY)
+    process = this_process(options)
+    if process.strategy_name == "parameter_server":
+        raise SettingsError(
+            f"{call} needs replicas that step together, and this job has parameter servers; call it "
+            "in a program of one process, or of workers alone"
+        )
+    return process
+
+
+def _looks(steps: int, process: Process, verbose: int) -> Iterator[int]:
+    """Yields how many steps come next, the same on all processes, and moves the bar."""
+    shown = verbose == 1 and process.cluster.is_chief
+    bar = keras.utils.Progbar(steps, verbose=1, unit_name="step") if shown else None
+    each, done = max(1, steps // _LOOKS), 0
+    while done < steps:
+        count = min(each, steps - done)
+        yield count
+        done += count
+        if bar:
+            bar.update(done, finalize=done == steps)
+
+
+def _gathered(process: Process, data: Batches, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
+    """Returns the parts of all processes in the order of the data. A collective."""
+    own = np.concatenate(parts)
+    collectives = process.collectives
+    if collectives.processes == 1:
+        return own
+    counts = [[int(count) for count in row] for row in collectives.table([len(part) for part in parts])]
+    width = own.itemsize * int(np.prod(own.shape[1:]))
+    packed = collectives.gather(own.tobytes(), [sum(row) * width for row in counts])
+    found = [np.frombuffer(one, own.dtype).reshape(-1, *own.shape[1:]) for one in packed]
+    if data.is_own:
+        return np.concatenate(found)
+    divided = [np.split(one, np.cumsum(row)[:-1]) for one, row in zip(found, counts, strict=True)]
+    return np.concatenate([part for step in zip(*divided, strict=True) for part in step])
