@@ -18,14 +18,14 @@ from shardline.trainer.loop import fail_fast
 
 # The first setting of each group of `--help`, in the order of the settings.
 _GROUPS = {
-    "dataset": "what is trained, on what, and where it goes",
-    "epochs": "how long",
+    "dataset": "data, model and output",
+    "epochs": "duration",
     "per_replica_batch_size": "batches and learning rate",
     "label_smoothing": "examples, callbacks and stopping",
-    "precision": "arithmetic",
-    "strategy": "replicas",
+    "precision": "precision",
+    "strategy": "distribution",
     "checkpoint_steps": "checkpoints and resuming",
-    "evaluator": "life of the processes",
+    "evaluator": "processes and timeouts",
     "histograms": "TensorBoard",
 }
 
@@ -54,8 +54,9 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser: a flag for every field of `TrainSettings`, explained by its annotation."""
     parser = _Parser(
         prog="python -m shardline.trainer.task",
-        description="Trains a compiled Keras 3 model on a dataset directory, alone or as one replica of the "
-        "cluster that TF_CONFIG describes.",
+        usage="%(prog)s --dataset DIR --model MODEL [OPTIONS]",
+        description="Train a compiled Keras 3 model on a dataset directory, alone or as one replica of the "
+        "cluster in TF_CONFIG.",
         allow_abbrev=False,
     )
     hints = get_type_hints(TrainSettings, include_extras=True)
@@ -73,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
         )
         if field.name == "model":
             parts = ", ".join(f"{part} ({flag_of(name)})" for name, part in _BELOW_JOB_DIR.items())
-            group.add_argument("--job-dir", default="", metavar="DIR", help=f"Directory of {parts} at once.")
+            group.add_argument("--job-dir", default="", metavar="DIR", help=f"Directory for {parts}.")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Commands that check before anything runs: `shardline check`, `settings show` and `doctor`."""
+"""Commands that check before a run: `shardline check`, `settings show` and `doctor`."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from shardline.pipelines.local.doctor import Diagnosis
 
 _COLOURS = {"error": "red", "warning": "yellow"}
-#: Places that are shown of a finding that occurs in several.
+#: Tasks that are shown of a finding that several tasks have.
 _PLACES = 3
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=PATH)
 @parameter_options
-@click.option("--cron", help="Check it for this schedule, too: 'TZ=Europe/Vienna 0 6 * * 1'.")
+@click.option("--cron", help="Check this schedule, too: 'TZ=Europe/Vienna 0 6 * * 1'.")
 @click.option("--max-concurrent-run-count", type=int, default=1, show_default=True, help="With --cron.")
-@click.option("--max-concurrent-active-run-count", type=int, help="With --cron; no limit unless given.")
+@click.option("--max-concurrent-active-run-count", type=int, help="With --cron; no limit by default.")
 @json_option
 def check(
     files: tuple[Path, ...],
@@ -48,11 +48,11 @@ def check(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Find mistakes in compiled pipelines and settings before anything runs.
+    """Find mistakes in compiled pipelines and settings before a run.
 
-    FILES are compiled pipelines (YAML or JSON), Shardline's or not, and Shardline's settings, schedules and
-    studies (TOML). Parameters are checked when --params, --param or --cron is given. Exits with 1 when there
-    are errors, with 2 when a file is none of these. docs/check.md lists the rules.
+    FILES are compiled pipelines (YAML or JSON), Shardline's or not, and settings, schedules and studies
+    (TOML). Parameters are checked with --params, --param or --cron. Exits with 1 for errors. docs/check.md
+    lists the rules.
     """
     from shardline.pipelines.check.rules.schedules import Schedule
     from shardline.pipelines.check_files import check_file
@@ -75,7 +75,7 @@ def check(
 
 
 def show_findings(name: str, found: list[Finding], *, err: bool = False) -> None:
-    """Prints the findings of a file and their number by severity; `err`, on standard error."""
+    """Prints the findings of a file and their number by severity, to standard error if `err`."""
     alike = groupby(found, key=lambda finding: (finding.code, finding.severity, finding.why, finding.fix))
     for (code, severity, why, fix), group in alike:
         places = [finding.where for finding in group]
@@ -104,7 +104,7 @@ def settings() -> None:
 @environment_flags
 @json_option
 def settings_show(settings: Path | None, as_json: bool, **flags: str) -> None:
-    """Show where on the platform commands act, the values of [vertex], and where each came from."""
+    """Show the values of [vertex] that commands use, and where each comes from."""
     from shardline.pipelines.settings import NAMES, load_environment
 
     found = load_environment(settings, flags, os.environ, needed=())
@@ -119,15 +119,14 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
 
 @click.command()
-@click.option("--local", is_flag=True, help="Check this machine only, not the platform.")
+@click.option("--local", is_flag=True, help="Check only this machine, not the platform.")
 @runs_dir_option
 @json_option
 @environment_flags
 def doctor(local: bool, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str) -> None:
     """Check this machine and the platform before a run: what is wrong, and how to fix it.
 
-    With --settings the image and the machines of the pipeline are checked, too. Nothing is changed. Exits
-    with 1 when a run would fail.
+    With --settings, checks the image and machines of the pipeline, too. Exits with 1 if a run would fail.
     """
     found = []
     with foreground(sys.stderr):
@@ -155,7 +154,7 @@ def _examine(
             environment = load_environment(settings, flags, os.environ)
             known = compiled.load(settings) if settings else None
         except SettingsError:
-            yield from here.examine(runs_dir, toy=False)  # which needs no settings
+            yield from here.examine(runs_dir, toy=False)  # it needs no settings
             raise
         yield from platform.examine(environment, known)
     yield from here.examine(runs_dir, toy=local)

@@ -1,4 +1,4 @@
-"""The commands about datasets: `shardline preprocess`, `dataset info|verify|stats` and `drift`."""
+"""Commands about datasets: `shardline preprocess`, `dataset info|stats|schema|verify` and `drift`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 
 _PROCESSES = click.option(
-    "--processes", type=int, default=0, help="Processes that read; one per core unless given."
+    "--processes", type=int, default=0, help="Reading processes.  [default: one per core]"
 )
 
 
 def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns the option for a setting: its default and type are the setting's own."""
+    """Returns the option of a setting, with the default and type of the setting."""
     default, choices = getattr(PreprocessSettings, name), CHOICES.get(name)
     more.setdefault("type", click.Choice(choices) if choices else type(default))
     shown = default != "" and default is not False
@@ -32,10 +32,10 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
 @click.command()
 @click.argument("source")
 @click.argument("out", type=PATH)
-@_setting("data_dir", "Where tfds finds prepared datasets.")
+@_setting("data_dir", "Directory of prepared tfds datasets.")
 @_setting(
     "labels",
-    "Of images:DIR or text:DIR, a file with the columns path and label, or those of --label.",
+    "Labels of images:DIR or text:DIR: a file with the columns path and label, or those of --label.",
     metavar="CSV",
 )
 @click.option(
@@ -44,12 +44,12 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
     multiple=True,
     callback=lambda context, option, values: _pairs(values, "--feature"),
     metavar="OURS=THEIRS,...",
-    help="What the source calls a feature: image=image/encoded,label=species.",
+    help="Name of a feature in the source: image=image/encoded,label=species.",
 )
-@click.option("--text", metavar="COLUMN", help="The column of text: short for --feature text=COLUMN.")
+@click.option("--text", metavar="COLUMN", help="Text column; short for --feature text=COLUMN.")
 @_setting(
     "label",
-    "What is to be predicted: regression:fare, class:species, multilabel:tags.",
+    "Column to predict: regression:fare, class:species, multilabel:tags.",
     metavar="KIND:COLUMN,...",
 )
 @click.option(
@@ -58,47 +58,51 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
     multiple=True,
     callback=lambda context, option, values: _pairs(values, "--column"),
     metavar="NAME=TYPE,...",
-    help="Type of a column, text, integer or number, where it is not what its values show.",
+    help="Type of a column: text, integer or number.  [default: from its values]",
 )
 @click.option(
     "--split",
     callback=lambda context, option, value: _shares(value) if value else {},
     metavar="NAME=SHARE,...",
-    help="Default: train=0.8,validation=0.1,test=0.1.",
+    help="Shares of the splits.  [default: train=0.8,validation=0.1,test=0.1]",
 )
-@_setting("stratify", "Each class has its share of the examples in every split.", is_flag=True)
-@_setting("key", "What identifies an example; examples of equal keys stay in one split.")
-@_setting("group", "A feature of which examples of one value stay in one split.", metavar="FEATURE")
-@_setting("split_by_time", "A column of times: training before validation before test.", metavar="COLUMN")
-@_setting("split_gap", "How long before validation and test rows are left out: 7d, 36h.", metavar="DURATION")
-@_setting("split_salt", "Number from which the split follows; another one is another split.")
-@_setting("seed", "Seed of the order.")
+@_setting("stratify", "Give each class its share of every split.", is_flag=True)
+@_setting("key", "Key of an example; equal keys stay in one split.")
+@_setting("group", "Feature whose equal values stay in one split.", metavar="FEATURE")
+@_setting(
+    "split_by_time", "Time column; training precedes validation, validation precedes test.", metavar="COLUMN"
+)
+@_setting(
+    "split_gap", "Time before validation and test whose rows are left out: 7d, 36h.", metavar="DURATION"
+)
+@_setting("split_salt", "Number that selects the split.")
+@_setting("seed", "Seed of the order of examples.")
 @click.option(
-    "--shards", type=int, help=f"Approximate number of training shards; default {PreprocessSettings.shards}."
+    "--shards",
+    type=int,
+    help=f"Approximate number of training shards.  [default: {PreprocessSettings.shards}]",
 )
 @click.option(
     "--shard-size", type=int, metavar="MIB", help="Approximate size of a shard, instead of --shards."
 )
-@_setting("readers", "Input workers that will read it; the number of shards is a multiple.")
-@_setting("image_size", "Side of the stored images in pixels; 0 keeps them.", metavar="PX")
-@_setting("resize_mode", "How an image is resized to that size.")
-@_setting("encoding", "How images are stored.")
+@_setting("readers", "Input workers; the number of shards is a multiple of it.")
+@_setting("image_size", "Side of stored images in pixels; 0 keeps them.", metavar="PX")
+@_setting("resize_mode", "How images are resized to --image-size.")
+@_setting("encoding", "Encoding of stored images.")
 @_setting("max_pixels", "Refuse images with more pixels.")
-@_setting("check_images", "How far an image that is stored as it came is checked.")
+@_setting("check_images", "Check of images that are stored unchanged.")
 @_setting("compression", "Compression of whole shards.")
-@_setting("processes", "Processes that write; the bytes do not depend on it.")
-@_setting("on_bad_record", "Stop at an unusable example, or leave it out.")
-@_setting("max_bad_fraction", "With skip: fail above this share of unusable examples, 0..1.")
+@_setting("processes", "Writing processes; 0 for one per core.")
+@_setting("on_bad_record", "Stop at an unusable example, or skip it.")
+@_setting("max_bad_fraction", "With skip: largest share of unusable examples, 0..1.")
 @_setting(
     "schema",
-    "A Table Schema (JSON), against which columns and labels are checked.",
+    "Table Schema (JSON) that columns and labels must fit.",
     metavar="FILE",
 )
-@_setting("on_anomaly", "Stop at a source that does not fit --schema, or warn.")
-@click.option("--overwrite", is_flag=True, help="Replace the dataset that is in OUT.")
-@click.option(
-    "--dry-run", is_flag=True, help="Show what would be read, and of BigQuery what is billed for it."
-)
+@_setting("on_anomaly", "Stop if the source does not fit --schema, or warn.")
+@click.option("--overwrite", is_flag=True, help="Replace the dataset in OUT.")
+@click.option("--dry-run", is_flag=True, help="Show what would be read, and what BigQuery would bill.")
 @json_option
 def preprocess(
     source: str,
@@ -112,11 +116,11 @@ def preprocess(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Turn SOURCE into TFRecord shards with a manifest in OUT.
+    """Write SOURCE to OUT as TFRecord shards with a manifest.
 
     SOURCE is digits, tfds:NAME[:CONFIG], images:DIR, text:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or
     QUERY, or pkg.module:Source.
-    A run that was interrupted goes on where it stopped when it is started again.
+    After an interruption, the same command continues.
     """
     from shardline.components.preprocess import run
     from shardline.components.preprocess.inspect import stats
@@ -124,8 +128,8 @@ def preprocess(
     if text is not None:
         if "text" in features:
             raise SettingsError(
-                f"--text {text} is --feature text={text}, and --feature text={features['text']} is given "
-                "too; give one of them"
+                f"--text {text} is --feature text={text}, and --feature text={features['text']} is set "
+                "too; use one of them"
             )
         features["text"] = text
     options |= _shard_options(shards, shard_size)
@@ -144,7 +148,7 @@ def _pairs(values: tuple[str, ...], option: str) -> dict[str, str]:
 
 
 def _show_source(settings: PreprocessSettings, as_json: bool) -> None:
-    """Shows what is known of a source without reading it, and what BigQuery would bill."""
+    """Shows a source without reading it, and what BigQuery would bill."""
     from shardline.components.configure.fingerprint import fingerprint
     from shardline.components.preprocess.sources import bigquery, check_form
 
@@ -158,7 +162,7 @@ def _show_source(settings: PreprocessSettings, as_json: bool) -> None:
 
 @click.group()
 def dataset() -> None:
-    """Look at a finished dataset directory."""
+    """Inspect a finished dataset directory."""
 
 
 @dataset.command("info")
@@ -178,7 +182,7 @@ def show_info(directory: Path, as_json: bool) -> None:
 @_PROCESSES
 @json_option
 def show_stats(directory: Path, processes: int, as_json: bool) -> None:
-    """Show labels, columns, image sizes and bytes per record of DIRECTORY."""
+    """Show labels, columns, image sizes and record sizes of DIRECTORY."""
     from shardline.components.preprocess.inspect import stats
 
     with foreground(sys.stderr):
@@ -188,19 +192,19 @@ def show_stats(directory: Path, processes: int, as_json: bool) -> None:
 
 @dataset.command("schema")
 @click.argument("directory", type=PATH)
-@click.option("--output", type=PATH, help="File to write, which must not be there; else it is printed.")
+@click.option("--output", type=PATH, help="New file to write.  [default: standard output]")
 @_PROCESSES
 def draft_schema(directory: Path, output: Path | None, processes: int) -> None:
-    """Draft a schema from the columns and labels of DIRECTORY, for `preprocess --schema`.
+    """Draft a schema from the columns and labels of DIRECTORY, for preprocess --schema.
 
-    Edit it: it says what this dataset has, not what the next one may have.
+    Edit the draft: it describes this dataset, not what the next one may contain.
     """
     from shardline.components.preprocess.inspect.stats import stats
     from shardline.components.preprocess.schema.schema import draft
     from shardline.trainer.data import manifest as manifests
 
     if output and output.exists():
-        raise SettingsError(f"{output} is there already; give another --output, or remove it")
+        raise SettingsError(f"{output} exists; choose another --output, or remove it")
     with foreground(sys.stderr):
         found = draft(manifests.load(directory), stats(directory, processes=processes))
     if not output:
@@ -213,13 +217,13 @@ def draft_schema(directory: Path, output: Path | None, processes: int) -> None:
 
 @dataset.command("verify")
 @click.argument("directory", type=PATH)
-@click.option("--deep", is_flag=True, help="Decode every image too.")
+@click.option("--deep", is_flag=True, help="Decode every image, too.")
 @_PROCESSES
 @json_option
 def run_verify(directory: Path, deep: bool, processes: int, as_json: bool) -> None:
-    """Read every record of DIRECTORY and compare it with the manifest.
+    """Compare every record of DIRECTORY with the manifest.
 
-    Names the file and the record (counted from 0) of all damage, and exits with 1 when there is any.
+    Prints the file and the record (from 0) of all damage, and exits with 1 if there is any.
     """
     from shardline.components.preprocess.inspect.verify import verify
 
@@ -234,10 +238,10 @@ def run_verify(directory: Path, deep: bool, processes: int, as_json: bool) -> No
 @click.argument("after", type=PATH, required=False)
 @json_option
 def drift(before: Path, after: Path | None, as_json: bool) -> None:
-    """Compare the training data of dataset BEFORE with those of AFTER: which features have moved, and how.
+    """Compare the training data of two datasets, feature by feature.
 
-    Without AFTER, the training split of BEFORE is compared with its test split. Exits with 0 when no feature
-    has moved, with 1 when one has, with 2 when they cannot be compared.
+    Without AFTER, compares the training split of BEFORE with its test split. Exits with 1 if a feature has
+    drifted.
     """
     from shardline.components.validate.metrics import drift
 
@@ -265,5 +269,5 @@ def _shard_options(shards: int | None, shard_size: int | None) -> dict[str, int]
     if shard_size is None:
         return {} if shards is None else {"shards": shards}
     if shards:
-        raise SettingsError(f"give --shards or --shard-size, not both ({shards} and {shard_size} MiB)")
+        raise SettingsError(f"set --shards or --shard-size, not both ({shards} and {shard_size} MiB)")
     return {"shards": 0, "shard_size": shard_size}

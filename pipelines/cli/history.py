@@ -1,4 +1,4 @@
-"""Commands that look back: `shardline runs` lists runs, `shardline runs compare` sets two side by side."""
+"""Commands about past runs: `shardline runs` and `shardline runs compare`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WIDTH = 40
 
 
 @click.group(invoke_without_command=True)
-@click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="The newest only.")
+@click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="Number of runs.")
 @runs_dir_option
 @json_option
 @environment_flags
@@ -39,7 +39,7 @@ _WIDTH = 40
 def runs(
     context: click.Context, /, limit: int, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str
 ) -> None:
-    """List the newest runs: those in RUNS_DIR, and with --settings or --project those on the platform."""
+    """List the newest runs in RUNS_DIR and, with --settings or --project, on the platform."""
     if context.invoked_subcommand is not None:
         return
     found = [_local_row(record) for record in local_runs(runs_dir, limit)]
@@ -105,9 +105,9 @@ def compare(
     settings: Path | None,
     **flags: str,
 ) -> None:
-    """Set the runs A and B side by side: parameters, data and metrics that differ.
+    """Compare the parameters, data and metrics of the runs A and B.
 
-    Each is a run directory, the name of one under RUNS_DIR, latest, or the id of a run on the platform.
+    Each is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform.
     """
     records = []
     with foreground():
@@ -143,7 +143,7 @@ def compare(
 
 
 def _sections(record: RunRecord) -> dict[str, dict[str, Any]]:
-    """Returns what is known of a run, flat and by section."""
+    """Returns the facts about a run as flat mappings by section."""
     outcome = {"state": record.state, "verdict": record.verdict, "seconds": record.duration_s}
     code = {"pipeline": record.pipeline, "sha256": record.sha256, **record.versions}
     return {

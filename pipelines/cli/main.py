@@ -1,4 +1,4 @@
-"""The command `shardline`, with its verbs that compile and begin a project."""
+"""The command `shardline`, and its subcommands `compile` and `new`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardline.trainer.base.crash import as_error
 
 
 class _Group(click.Group):
-    """Ends a command that raises an error with one line and the error's exit code, no traceback."""
+    """Group that turns an error into one line and the error's exit code, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -42,32 +42,32 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shardline")
 def main() -> None:
-    """From a dataset and a Keras model to a retraining pipeline for Vertex AI Pipelines."""
+    """Turn a dataset and a Keras model into a retraining pipeline for Vertex AI Pipelines."""
 
 
 @main.command()
-@path_option("--settings", "settings/local.toml", "Image, machines and job of the environment.")
+@path_option("--settings", "settings/local.toml", "Settings file (TOML).")
 @click.option(
     "--pipeline",
     type=click.Choice(["retrain", "tune"]),
     default="retrain",
     show_default=True,
-    help="The pipeline to compile.",
+    help="Pipeline to compile.",
 )
-@path_option("--study", "settings/tune.toml", "Search space of the tuning pipeline.")
+@path_option("--study", "settings/tune.toml", "Study file of the tuning pipeline (TOML).")
 @click.option(
     "--output",
     type=PATH,
-    help="Where to write the compiled pipeline.  [default: compiled/retrain.yaml or compiled/tune.yaml]",
+    help="File to write.  [default: compiled/retrain.yaml or compiled/tune.yaml]",
 )
 @click.option(
-    "--image", "digest", help="Image instead of the settings' own, as 'shardline image push' prints it."
+    "--image", "digest", help="Image instead of the settings', as 'shardline image push' prints it."
 )
-@click.option("--check", is_flag=True, help="Write nothing; fail when the file differs from the code.")
+@click.option("--check", is_flag=True, help="Write nothing; fail if the file is out of date.")
 def compile(
     settings: Path, pipeline: str, study: Path, output: Path | None, digest: str | None, check: bool
 ) -> None:
-    """Compile the retraining pipeline, or the tuning pipeline."""
+    """Compile the retraining or the tuning pipeline."""
     from shardline.pipelines import compile as compiling
     from shardline.pipelines import settings as environments
     from shardline.pipelines.parameters import load_study
@@ -82,7 +82,7 @@ def compile(
         click.echo(f"{output} is what the code compiles to")
     else:
         changed, warnings = compiling.write(environment, output, searched)
-        # What is no file may be standard output itself, which then holds the pipeline and nothing else.
+        # The output may be standard output, which must then hold nothing but the pipeline.
         aside = not output.is_file() or output.is_relative_to("/dev")
         if warnings:
             show_findings(str(output), warnings, err=aside)
@@ -96,14 +96,14 @@ def compile(
     type=click.Choice(list(KINDS)),
     default="images",
     show_default=True,
-    help="What the examples are.",
+    help="Kind of examples.",
 )
-@click.option("--name", default="", help="Name of the package.  [default: that of DIR]")
+@click.option("--name", default="", help="Name of the package.  [default: from DIR]")
 def new(directory: Path, kind: str, name: str) -> None:
-    """Write a project of your own to DIR: model, source, settings, parameters, tests, Makefile, CI.
+    """Write a new project to DIR: model, source, settings, parameters, tests, Makefile, CI.
 
-    What it holds runs as it is, on data of its own, here with `make run` and on Vertex AI with `make submit`;
-    model and source are then replaced by yours. DIR is new, or empty.
+    It runs at once, on sample data: 'make run' on this machine, 'make submit' on Vertex AI. Replace its model
+    and source with yours. DIR must be new or empty.
     """
     from shardline.pipelines.project import new as projects
 

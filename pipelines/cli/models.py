@@ -1,4 +1,4 @@
-"""Commands about models: `shardline rehearse`, `validate`, `probe` of a server, and `champion`."""
+"""Commands about models: `shardline rehearse`, `validate`, `probe` and `champion`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 @click.argument("dataset", type=PATH)
 @parameter_options
 def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> None:
-    """Try on a few examples of DATASET what a run of PIPELINE does from the training on, within a minute.
+    """Try training, export and gate of PIPELINE on a few examples of DATASET.
 
-    One step of training, the model saved and loaded again, its export, and its judgement by the gate, as the
-    pipeline's own task of this name does before its training job. Nothing is kept.
+    Takes less than a minute and keeps nothing. A run does the same before its training job.
     """
     from shardline.pipelines.parameters import to_rehearse
     from shardline.pipelines.spec import load_pipeline
@@ -52,33 +51,33 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
 @click.argument("model", type=PATH)
 @click.argument("dataset", type=PATH)
 @click.argument("out", type=PATH)
-@click.option("--rules", "file", type=PATH, metavar="FILE", help="TOML or JSON with rules and policy.")
+@click.option("--rules", "file", type=PATH, metavar="FILE", help="File of rules and policy (TOML or JSON).")
 @click.option(
     "--rule",
     "texts",
     multiple=True,
     metavar="RULE",
-    help="A rule, 'accuracy >= 0.9'; with a name, 'classes: off', in the place of the gate's own.",
+    help="Add a rule, 'accuracy >= 0.9', or replace a default rule by its name, 'classes: off'.",
 )
-@click.option("--min-accuracy", type=float, default=0.0, help="The rule 'accuracy >= ...'.")
-@click.option("--champion", default="", metavar="DIR", help="Where champions are published.")
+@click.option("--min-accuracy", type=float, default=0.0, help="Add the rule 'accuracy >= FLOAT'.")
+@click.option("--champion", default="", metavar="DIR", help="Directory or gs:// path of the champions.")
 @click.option(
     "--first-run",
     type=click.Choice(FIRST_RUNS),
-    help="Of a model where there is no champion yet, or too few test examples: bless (default).",
+    help="Verdict without a champion, or on too few test examples.  [default: bless]",
 )
 @click.option(
     "--model-function",
     default="",
     metavar="PKG.MODULE:NAME",
-    help="By which MODEL was built: its module is imported for the classes that it registers.",
+    help="Function that built MODEL; its module is imported, which registers custom classes.",
 )
 @click.option(
     "--also",
     "formats",
     multiple=True,
     metavar="FORMAT",
-    help="Convert to this format, too, and measure it: onnx, tflite, int8.",
+    help="Convert to this format, too, and evaluate it: onnx, tflite, int8.",
 )
 def validate(
     model: Path,
@@ -89,12 +88,10 @@ def validate(
     model_function: str,
     **rules: Any,
 ) -> None:
-    """Export MODEL.keras, evaluate the export on DATASET's test split, and write a report, all to OUT.
+    """Export MODEL.keras, evaluate it on DATASET's test split, and write the export and a report to OUT.
 
-    The gate's own rules are in force: not worse than the champion, better than always the same answer, no
-    class that is never predicted, enough test examples, and an export that answers as the model does. A rule
-    compares a metric, of all examples, of a slice or of the worst slice, with a number or with the champion,
-    which is evaluated again on the same examples:
+    The default rules of the gate apply; docs/gate.md explains them. A rule compares a metric, of all examples
+    or of a slice, with a number or with the champion, which is evaluated again on the same examples:
 
     \b
       accuracy >= 0.95
@@ -105,7 +102,7 @@ def validate(
       accuracy > champion (p < 0.05)
       champion: accuracy >= champion (within 0.02)
 
-    Exits with 0 when the model is blessed, with 1 when it is not, with 2 when it could not be evaluated.
+    Exits with 1 if the model is not blessed.
     """  # noqa: D301  # click wants the character itself
     gate = _gate(**rules)
     from shardline.trainer.keras_compat import tensorflow_internals
@@ -138,9 +135,9 @@ def _gate(file: Path | None, texts: tuple[str, ...], min_accuracy: float, first_
 @click.argument("server", metavar="URL|ENDPOINT")
 @click.argument("exported", type=PATH, metavar="EXPORTED_DIR")
 @click.option(
-    "--tolerance", default=0.01, show_default=True, help="Largest difference of a probability, 0..1."
+    "--tolerance", default=0.01, show_default=True, help="Largest accepted difference of a probability, 0..1."
 )
-@click.option("--timeout", default=30.0, show_default=True, help="Seconds that one answer may take.")
+@click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for an answer.")
 @settings_option
 @json_option
 def probe(
@@ -151,13 +148,11 @@ def probe(
     settings: Path | None,
     as_json: bool,
 ) -> None:
-    """Send the golden examples in EXPORTED_DIR to URL|ENDPOINT, and compare its answers.
+    """Send the golden examples in EXPORTED_DIR to a model server, and compare its answers.
 
-    URL is a REST predict endpoint as TensorFlow Serving has it, http://HOST:8501/v1/models/NAME; ENDPOINT is
-    projects/P/locations/L/endpoints/ID. EXPORTED_DIR is what a validation has written, or a version of the
-    champion.
-
-    Exits with 0 when the answers agree, with 1 when they do not, with 3 when the server fails.
+    URL is a REST endpoint of TensorFlow Serving, http://HOST:8501/v1/models/NAME; ENDPOINT is
+    projects/P/locations/L/endpoints/ID. EXPORTED_DIR is the output of a validation, or a version in the model
+    store. Exits with 1 if the answers differ.
     """
     from shardline.components.register import probe as probes
     from shardline.components.vertex.forms import ENDPOINT
@@ -165,7 +160,7 @@ def probe(
 
     if not 0 < timeout <= 3600:
         raise SettingsError(f"--timeout must be from 0 to 3600 seconds, got {timeout:g}")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it prints a line of its own for a lost connection
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it prints a line for each lost connection
     with progress.sink(lambda event: click.echo(progress.render(event), err=as_json)):
         if server.startswith("projects/"):
             if not ENDPOINT.fits(server):
@@ -185,22 +180,22 @@ def probe(
 
 
 _NEVER = "never the champion"
+_store_argument = click.argument("directory", metavar="CHAMPION_URI")
 
 
 @click.group()
 def champion() -> None:
-    """List published models, and say which of them is the champion, the one in use.
+    """List published models, and choose the champion, the version in use.
 
-    DIRECTORY is the champion_uri: a directory, or gs://BUCKET/PATH, which is reached through the storage
-    client and need not be mounted.
+    CHAMPION_URI is a directory, or gs://BUCKET/PATH, which need not be mounted.
     """
 
 
 @champion.command("list")
-@click.argument("directory")
+@_store_argument
 @json_option
 def list_versions(directory: str, as_json: bool) -> None:
-    """List the versions in DIRECTORY (or gs://), the newest first; * is the champion."""
+    """List the versions in CHAMPION_URI, newest first; * marks the champion."""
     from shardline.components.model_store.champions import complete_versions, require_current
     from shardline.components.text import table
 
@@ -215,11 +210,11 @@ def list_versions(directory: str, as_json: bool) -> None:
 
 
 @champion.command("show")
-@click.argument("directory")
+@_store_argument
 @click.argument("version", default="")
 @json_option
 def show_champion(directory: str, version: str, as_json: bool) -> None:
-    """Show a VERSION in DIRECTORY (or gs://), or the champion and those to which it can be rolled back."""
+    """Show VERSION in CHAMPION_URI, or the champion and the versions to roll back to."""
     from shardline.components.model_store.catalog import open_store, read_catalog
     from shardline.components.model_store.champions import complete_versions, require_current
 
@@ -244,17 +239,20 @@ def show_champion(directory: str, version: str, as_json: bool) -> None:
 
 
 @champion.command()
-@click.argument("directory")
+@_store_argument
 @click.argument("version")
 @click.option(
-    "--override", default="", metavar="REASON", help="Promote what the gate has blocked; kept in its record."
+    "--override",
+    default="",
+    metavar="REASON",
+    help="Promote a version that the gate blocked; its record keeps REASON.",
 )
 @json_option
 def promote(directory: str, version: str, override: str, as_json: bool) -> None:
-    """Make VERSION the champion in DIRECTORY (or gs://).
+    """Make VERSION the champion in CHAMPION_URI.
 
-    VERSION is one that `list` names, or the directory of a validated model, written with a slash: ./OUT of
-    `shardline validate`, or the artifact `exported` of a run that was not registered. It is copied first.
+    VERSION is a name from 'list', or the directory of a validated model, written with a slash: ./OUT of
+    'shardline validate', or the artifact 'exported' of a run. A directory is copied first.
     """
     from shardline.components.model_store import champions
 
@@ -262,34 +260,34 @@ def promote(directory: str, version: str, override: str, as_json: bool) -> None:
 
 
 @champion.command()
-@click.argument("directory")
+@_store_argument
 @click.option(
     "--to",
     "version",
     default="",
     metavar="VERSION",
-    help="Version to go back to; default: the one that the champion replaced.",
+    help="Version to go back to.  [default: the one that the champion replaced]",
 )
 @json_option
 def rollback(directory: str, version: str, as_json: bool) -> None:
-    """Roll the champion in DIRECTORY (or gs://) back to the version that it replaced."""
+    """Roll the champion in CHAMPION_URI back to the version that it replaced."""
     from shardline.components.model_store import champions
 
     _tell(champions.rollback(directory, version), as_json)
 
 
 @champion.command()
-@click.argument("directory")
+@_store_argument
 @click.option(
     "--keep",
     type=click.IntRange(min=0),
     required=True,
     metavar="N",
-    help="Versions to keep besides: the newest.",
+    help="Number of newest versions to keep as well.",
 )
 @json_option
 def prune(directory: str, keep: int, as_json: bool) -> None:
-    """Remove old versions from DIRECTORY (or gs://), but never the champion or what it replaced."""
+    """Remove old versions from CHAMPION_URI, never the champion or the one that it replaced."""
     from shardline.components.model_store import champions
 
     removed = champions.prune(directory, keep)
@@ -314,7 +312,7 @@ def _facts(directory: str, version: Version) -> dict[str, str]:
     from shardline.components.model_store.champions import read_export, where
 
     export, commit = read_export(directory, version), version.commit
-    # The first of the metrics are those of quality; `list --json` has all.
+    # The first metrics are those of quality; `list --json` has all.
     metrics = [f"{name} {value:.4g}" for name, value in version.metrics.items() if value is not None]
     known = {
         "path": where(directory, version.version),

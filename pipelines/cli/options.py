@@ -1,4 +1,4 @@
-"""Options and output that several commands have in common."""
+"""Options and output that several commands share."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from shardline.pipelines.local.terminal import Terminal
 
 _HELP = {
-    "project": "Project.",
-    "location": "Region.",
+    "project": "Google Cloud project.",
+    "location": "Region, such as europe-west4.",
     "pipeline_root": "Directory for the outputs of runs, gs://BUCKET/PATH.",
     "service_account": "Service account of the runs.",
     "registry": "KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY.",
 }
 _NEEDED = ("project", "location")
+#: Names of the platform options, which `environment_flags` adds.
+PLATFORM_OPTIONS = ("settings", *_HELP)
 
 #: Type of an argument or option that is a path.
 PATH = click.Path(path_type=Path)
@@ -38,26 +40,26 @@ def path_option(name: str, default: str, text: str) -> Callable[[Callable[..., A
     return click.option(name, type=PATH, default=Path(default), show_default=True, help=text)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print the request as JSON and send nothing.")
 settings_option = click.option(
     "--settings",
     type=PATH,
-    help="Settings file (TOML) with a table [vertex]; VERTEX_* and options override it.",
+    help="Settings file (TOML); VERTEX_* variables and options override its table [vertex].",
 )
 
 
 def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command --params and --param, and passes it `given`: values by name, or None without any."""
+    """Adds --params and --param to a command, and passes it `given`: values by name, None without any."""
 
-    @click.option("--params", "file", type=PATH, metavar="FILE", help="A file (TOML) of pipeline parameters.")
+    @click.option("--params", "file", type=PATH, metavar="FILE", help="File of pipeline parameters (TOML).")
     @click.option(
         "--param",
         "-p",
         "texts",
         multiple=True,
         metavar="NAME=VALUE",
-        help="A pipeline parameter; it overrides FILE.",
+        help="Pipeline parameter; overrides FILE.",
     )
     @functools.wraps(command)
     def with_parameters(*args: Any, file: Path | None, texts: tuple[str, ...], **values: Any) -> Any:
@@ -74,17 +76,17 @@ def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def environment_options(
     command: Callable[..., Any], *, needed: Iterable[str] = _NEEDED
 ) -> Callable[..., Any]:
-    """Gives a command the options that name the project and region, and passes it `environment`.
+    """Adds the platform options to a command, and passes it `environment`.
 
-    With --json or --dry-run standard output holds the command's result only; progress goes to standard
-    error. Fields of the environment that are `needed` must be given.
+    With --json or --dry-run, standard output has only the command's result; progress goes to standard error.
+    Raises SettingsError when a `needed` field of the environment is missing.
     """
 
     @functools.wraps(command)
     def with_environment(*args: Any, settings: Path | None, **values: Any) -> Any:
         from shardline.pipelines.settings import load_environment
 
-        # gRPC prints a line of its own for each connection that fails.
+        # gRPC prints a line for each connection that fails.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         flags = {name: values.pop(name) for name in _HELP}
         environment = load_environment(settings, flags, os.environ, needed=needed)
@@ -95,24 +97,24 @@ def environment_options(
     return environment_flags(with_environment)
 
 
-#: For commands that call only the registry.
+#: Options of commands that call only the registry.
 registry_options = functools.partial(environment_options, needed=("registry",))
 
 
 def environment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the same options as plain values: `settings` (a path, or None) and one text each."""
+    """Adds the platform options to a command as plain values: `settings` (a path or None), and texts."""
     for name, text in reversed(_HELP.items()):
         command = click.option(f"--{name.replace('_', '-')}", name, default="", help=text)(command)
     return settings_option(command)
 
 
 def show_json(content: Any) -> None:
-    """Prints the one JSON object of --json and --dry-run."""
+    """Prints the JSON object of --json and --dry-run."""
     click.echo(json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def show(as_json: bool, content: Any, *lines: str) -> None:
-    """Prints a command's result: as JSON, or in lines for a person."""
+    """Prints the result of a command: JSON with --json, otherwise lines of text."""
     if as_json:
         show_json(content)
     else:
@@ -126,13 +128,13 @@ def show_table(rows: Iterable[tuple[str, ...]]) -> None:
     click.echo(table(head, others, align="l"))
 
 
-runs_dir_option = path_option("--runs-dir", "runs", "Where run directories are made.")
+runs_dir_option = path_option("--runs-dir", "runs", "Directory of the runs on this machine.")
 
 
 def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command --proven and --runs-dir, and passes it `proofs`: the runs of this machine."""
+    """Adds --proven and --runs-dir to a command, and passes it `proofs`, the runs on this machine."""
 
-    @click.option("--proven", is_flag=True, help="Refuse a file that has not succeeded here.")
+    @click.option("--proven", is_flag=True, help="Refuse a pipeline that has not succeeded on this machine.")
     @runs_dir_option
     @functools.wraps(command)
     def with_proofs(*args: Any, proven: bool, runs_dir: Path, **values: Any) -> Any:
@@ -143,7 +145,7 @@ def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_proofs
 
 
-#: Replicas that one machine may be asked for.
+#: Largest number of replicas on one machine.
 MOST_REPLICAS = 100
 
 network_option = click.option(
@@ -153,25 +155,24 @@ network_option = click.option(
     envvar="SHARDLINE_NETWORK",
     show_envvar=True,
     show_default=True,
-    help="Network of a job with several replicas: its own, which nobody outside reaches and which reaches "
-    "nobody (isolated; auto: where the kernel allows it), or this machine's (host).",
+    help="Network of several replicas: isolated, the host's, or auto: isolated if the kernel allows it.",
 )
 inject_option = click.option(
     "--inject",
     "injections",
     multiple=True,
     metavar="FAILURE",
-    help="Rehearse a failure: preempt:worker:0@step=30, kill:chief@t=5s, slow:worker:1=2x.",
+    help="Inject a failure: preempt:worker:0@step=30, kill:chief@t=5s, slow:worker:1=2x.",
 )
 
 
-#: Modules of the extra `local` that every local run needs, and those that a run of our own pipelines needs.
+#: Modules of the extra `local` that every local run needs, and those for Shardline's pipelines.
 EVERY_RUN = ("psutil", "rich")
 OUR_RUNS = (*EVERY_RUN, "numpy", "tensorflow", "keras", "sklearn", "jinja2", "PIL", "matplotlib")
 
 
 def require_local(modules: Iterable[str]) -> None:
-    """Refuses a local run where modules are not installed; SettingsError names them and the extra."""
+    """Raises SettingsError, with the missing modules and the extra, when modules are not installed."""
     if absent := [name for name in modules if not _is_installed(name)]:
         raise SettingsError(
             f"a local run needs {', '.join(absent)}, which is not installed: pip install 'shardline[local]'"
@@ -187,7 +188,7 @@ def _is_installed(module: str) -> bool:
 
 @contextlib.contextmanager
 def foreground(stream: TextIO | None = None) -> Iterator[Terminal]:
-    """Shows the progress of this process on a stream, standard output unless given."""
+    """Shows the progress of this process on a stream, by default standard output."""
     from shardline.pipelines.local.terminal import open_terminal
 
     with open_terminal(stream) as terminal, progress.sink(terminal.show):
@@ -195,13 +196,13 @@ def foreground(stream: TextIO | None = None) -> Iterator[Terminal]:
 
 
 def pairs(texts: Iterable[str], option: str, error: type[ShardlineError]) -> dict[str, str]:
-    """Splits texts of the form NAME=VALUE; raises `error` for another form or a name that is given twice."""
+    """Splits texts of the form NAME=VALUE; raises `error` for another form or a name that occurs twice."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise error(f"{option} takes NAME=VALUE, got {text!r}")
         if name in found:
-            raise error(f"{option} {name} is given twice: {found[name]!r} and {value!r}")
+            raise error(f"{option} {name} is set twice: {found[name]!r} and {value!r}")
         found[name] = value
     return found

@@ -1,4 +1,4 @@
-"""Commands that run on this machine: `shardline run` a pipeline, `launch` a program, `train` a model."""
+"""Commands that run on this machine: `shardline run`, `launch` and `train`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ from shardline.pipelines.cli.options import (
 @click.argument("pipeline", type=PATH, required=False)
 @parameter_options
 @runs_dir_option
+@click.option("--resume", metavar="RUN", help="Failed run to continue: its directory, its name, or latest.")
 @click.option(
-    "--resume", metavar="RUN", help="Continue a run that failed: its directory, its name, or latest."
+    "--abandoned", is_flag=True, help="With --resume: the run is recorded as running, but has ended."
 )
-@click.option(
-    "--abandoned", is_flag=True, help="With --resume: a run that is recorded as running is no more."
-)
-@click.option("--require-blessing", is_flag=True, help="Exit with 1 when the model is not blessed.")
+@click.option("--require-blessing", is_flag=True, help="Exit with 1 if the model is not blessed.")
 @network_option
 @inject_option
 def run(
@@ -44,14 +42,13 @@ def run(
     abandoned: bool,
     **options: Any,
 ) -> None:
-    """Run PIPELINE, a compiled pipeline, on this machine, with a process for every replica.
+    """Run PIPELINE, a compiled pipeline, on this machine.
 
-    Everything is written to a new directory in RUNS_DIR, and RUNS_DIR/latest is a link to it. The
-    champion_uri of Shardline's own pipelines is RUNS_DIR/champions/SOURCE unless it is given; a SOURCE with
-    other characters than letters, digits, _ and single hyphens is shortened to these, and to a digest.
+    Every replica is a process. All output goes to a new directory in RUNS_DIR, to which RUNS_DIR/latest
+    links. The default champion_uri of Shardline's pipelines is RUNS_DIR/champions/SOURCE.
 
-    With --resume, a new run does what a failed one was to do: PIPELINE and parameters are that run's unless
-    they are given, and training goes on from a copy of its checkpoints.
+    --resume starts a new run with the pipeline and the parameters of a failed run, unless you set others, and
+    continues training from a copy of its checkpoints.
     """
     require_local(EVERY_RUN)
     from shardline.components.runs.directory import find_run
@@ -78,7 +75,7 @@ _ps_option = click.option(
     type=click.IntRange(0, MOST_REPLICAS),
     default=0,
     show_default=True,
-    help="Parameter servers, which need workers.",
+    help="Parameter servers; they need workers.",
 )
 
 
@@ -86,30 +83,32 @@ _ps_option = click.option(
 @click.argument("replicas", type=click.IntRange(1, MOST_REPLICAS), metavar="N")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-@click.option("-m", "module", is_flag=True, help="PROGRAM is the name of a module, as of python -m.")
+@click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m.")
 @_ps_option
 @click.option(
     "--restarts",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="How often all replicas start again when one has failed.",
+    help="Number of times that all replicas restart after one fails.",
 )
-@click.option("--timeout", type=float, help="Seconds after which all replicas are stopped.")
-@click.option("--logs", type=PATH, metavar="DIR", help="Where logs go.  [default: a new temporary directory]")
+@click.option("--timeout", type=float, help="Seconds after which all replicas are stopped.  [default: never]")
+@click.option(
+    "--logs", type=PATH, metavar="DIR", help="Directory of the logs.  [default: a temporary directory]"
+)
 @network_option
 @click.option(
     "--strategy/--no-strategy",
     default=None,
-    help="Make shardline.strategy() before the program begins.  [default: where it imports shardline]",
+    help="Create shardline.strategy() before the program starts.  [default: if it imports shardline]",
 )
 def launch(program: str, arguments: tuple[str, ...], module: bool, logs: Path | None, **options: Any) -> None:
-    """Run PROGRAM with ARGS, any Python program, as each of N replicas here, with a TF_CONFIG for each.
+    """Run a Python program as N replicas on this machine, each with its TF_CONFIG.
 
-    The first replica is the chief, the others are workers. Their lines are shown with their names in front.
-    When one fails, all are stopped, and the command fails; it succeeds when all have. None outlives it.
+    The first replica is the chief, the others are workers. Each line of output begins with its replica's
+    name. When a replica fails, all are stopped and the command fails.
 
-    Options of PROGRAM follow "--", which ends those of this command:
+    Options of PROGRAM follow "--":
 
     \b
       shardline launch 2 -- program.py --epochs 3
@@ -131,7 +130,7 @@ def launch(program: str, arguments: tuple[str, ...], module: bool, logs: Path | 
     type=click.IntRange(1, MOST_REPLICAS),
     default=1,
     show_default=True,
-    help="Replicas that train: a chief, the rest workers.",
+    help="Training replicas: a chief, the rest workers.",
 )
 @_ps_option
 @click.option("--evaluator", is_flag=True, help="Add a replica that evaluates every checkpoint.")
@@ -148,9 +147,9 @@ def train(
     injections: tuple[str, ...],
     trainer_options: tuple[str, ...],
 ) -> None:
-    """Train a model on DATASET with a cluster on this machine, without a pipeline, and write it to OUT.
+    """Train a model on DATASET with replicas on this machine, without a pipeline, and write it to OUT.
 
-    TRAINER_OPTIONS are those of `python -m shardline.trainer.task --help`; --model mnist_cnn unless given.
+    TRAINER_OPTIONS are those of python -m shardline.trainer.task; --model is mnist_cnn by default.
     """
     from shardline.pipelines.local.job.custom_job import CustomJob
     from shardline.pipelines.local.job.injections import parse_injection
@@ -171,7 +170,7 @@ def train(
         replicas,
         ps=ps,
         evaluator=evaluator,
-        # All-reduce cannot go on without a peer; a chief with parameter servers can do without a worker.
+        # All-reduce cannot continue without a peer; a chief with parameter servers can, without a worker.
         restart_job_on_worker_restart=not ps,
     )
     failures = [parse_injection(text) for text in injections]
@@ -181,7 +180,7 @@ def train(
 
 
 def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:
-    """Returns the parameters of a run here, checked, with a directory of champions of its own."""
+    """Returns the checked parameters of a local run, with a default for champion_uri."""
     from shardline.components.model_store.champions import directory_name
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.parameters import OURS
@@ -192,7 +191,7 @@ def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[s
         require_local(OUR_RUNS)
     parameters, _ = check_run(spec, given, here=True)
     if spec["pipelineInfo"]["name"] in OURS and "champion_uri" not in parameters:
-        # Models of different data, or of other labels of the same, do not replace each other.
+        # Models of different data or labels do not replace each other.
         source, label = parameters.get("source", defaults(spec)["source"]), parameters.get("label")
         of = f"{source} {label}" if label else source
         parameters["champion_uri"] = str(runs_dir.absolute() / "champions" / directory_name(of))

@@ -1,4 +1,4 @@
-"""Commands about runs: submit, status and cancel on the platform, logs and explain also on this machine."""
+"""Commands about runs: submit, status and cancel on the platform, logs and explain here, too."""
 
 from __future__ import annotations
 
@@ -38,27 +38,28 @@ if TYPE_CHECKING:
     from shardline.pipelines.settings import Environment
 
 _wait_option = click.option(
-    "--wait", "waits", is_flag=True, help="Watch it to its end; exit with 1 when it failed, 4 when cancelled."
+    "--wait",
+    "waits",
+    is_flag=True,
+    help="Wait for the end of the run; exit with 1 if it failed, 4 if it was cancelled.",
 )
 
 
 @click.command()
 @click.argument("pipeline")
 @parameter_options
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label of the run.")
-@click.option("--job-id", default="", help="Id of the run; by default one that no other run has.")
-@click.option("--no-cache", is_flag=True, help="Do every task anew.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Label of the run.")
+@click.option("--job-id", default="", help="Id of the run.  [default: a new one]")
+@click.option("--no-cache", is_flag=True, help="Run every task, without cached results.")
 @click.option(
     "--continue",
     "continued",
     default="",
     metavar="RUN",
-    help="Go on from the checkpoints of RUN, which has ended, with its parameters where none are given.",
+    help="Continue from the checkpoints of RUN, which has ended; its parameters are the defaults.",
 )
 @_wait_option
-@click.option(
-    "--dry-run", is_flag=True, help="Send nothing; show what would be sent, with --json the whole request."
-)
+@click.option("--dry-run", is_flag=True, help="Send nothing; show the request (with --json, in full).")
 @json_option
 @proof_options
 @environment_options
@@ -76,8 +77,8 @@ def submit(
     """Start a run of PIPELINE on the platform.
 
     PIPELINE is a compiled pipeline, or one in the registry:
-    https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG. It is checked as by 'shardline check', and its
-    parameters against what it declares, before anything is sent.
+    https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG. It is checked first, with its parameters, as
+    'shardline check' does.
     """
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.remote import submit as submission
@@ -110,12 +111,12 @@ def submit(
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="Without RUN.")
+@click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="Number of runs.")
 @_wait_option
 @json_option
 @environment_options
 def status(run: str | None, limit: int, waits: bool, as_json: bool, environment: Environment) -> None:
-    """Show how RUN stands, task by task; without RUN the latest runs."""
+    """Show the tasks of RUN or, without RUN, the latest runs."""
     from shardline.components.runs.platform_run import latest_runs, read_run
 
     platform = environment.platform
@@ -157,7 +158,7 @@ def cancel(run: str, as_json: bool, environment: Environment) -> None:
 @click.argument("run")
 @click.option("--task", default="", help="Only this task.")
 @click.option("--replica", default="", help="Only this replica of a custom job: chief-0, worker-1.")
-@click.option("--follow", "-f", is_flag=True, help="Wait for more until the run has ended.")
+@click.option("--follow", "-f", is_flag=True, help="Show new lines until the run ends.")
 @runs_dir_option
 @environment_flags
 def logs(
@@ -169,9 +170,9 @@ def logs(
     settings: Path | None,
     **flags: str,
 ) -> None:
-    """Show what the tasks of RUN have printed.
+    """Show the output of the tasks of RUN.
 
-    RUN is a run directory, the name of one under RUNS_DIR, or the id of a run on the platform.
+    RUN is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform.
     """
     place = find_place(run, runs_dir, settings, flags)
     with foreground(sys.stderr):
@@ -197,8 +198,8 @@ def logs(
 def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str) -> None:
     """Explain why RUN failed: step, replica, exit code, last lines, likely cause, next step.
 
-    RUN is a run directory, the name of one under RUNS_DIR, or the id of a run on the platform. Ends with 1
-    when it failed, with 4 when it was cancelled.
+    RUN is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform. Exits
+    with 1 if it failed, with 4 if it was cancelled.
     """
     place = find_place(run, runs_dir, settings, flags)
     with foreground(sys.stderr):
@@ -213,9 +214,9 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
 
 
 def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:
-    """Reads a compiled pipeline (IR) from a file, or from the registry with its address and digest there.
+    """Reads a compiled pipeline (IR) from a file or the registry.
 
-    Returns the pipeline, the address, "" for that of a file, and the bytes as they were read.
+    Returns the pipeline, its address with digest in the registry ("" for a file), and its bytes.
     """
     from shardline.pipelines.remote.upload import download
     from shardline.pipelines.spec import parse_pipeline, read_pipeline
@@ -228,7 +229,7 @@ def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:
 
 
 def show_runs(runs: list[Run], none: str, as_json: bool) -> None:
-    """Prints a list of runs; `none` says that there are none."""
+    """Prints a list of runs, or the text `none` for an empty list."""
     if as_json:
         show_json({"runs": [item.as_json() for item in runs]})
     elif runs:
@@ -271,7 +272,7 @@ def _show(found: Run) -> None:
 
 
 def local_time(moment: str) -> str:
-    """Returns a time (RFC 3339) as a clock here shows it; "" for none."""
+    """Returns a time (RFC 3339) in the local time zone; "" for none."""
     return f"{datetime.datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M %Z}" if moment else ""
 
 
@@ -287,7 +288,7 @@ def _page(found: RunRecord) -> Iterator[str]:
 
 
 def find_place(run: str, runs_dir: Path, settings: Path | None, flags: dict[str, str]) -> Path | Platform:
-    """Returns the directory of a run on this machine, or where on the platform it is."""
+    """Returns the directory of a run on this machine, or the platform for a run there."""
     from shardline.pipelines.settings import load_environment
 
     with contextlib.suppress(SettingsError):

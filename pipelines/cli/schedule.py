@@ -1,4 +1,4 @@
-"""Commands of `shardline schedule`: apply, list, pause, resume, delete, runs."""
+"""Commands about schedules: `shardline schedule apply`, list, pause, resume, delete and runs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 @click.group()
 def schedule() -> None:
-    """Run pipelines on a schedule: as a file declares it, or by hand."""
+    """Run pipelines on a schedule."""
 
 
 @schedule.command()
 @click.argument("names", nargs=-1)
-@path_option("--file", "settings/schedules.toml", "File that declares the schedules.")
-@click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
-@click.option("--check", is_flag=True, help="With --dry-run: exit with 1 when there is something to do.")
+@path_option("--file", "settings/schedules.toml", "File of schedules (TOML).")
+@click.option("--dry-run", is_flag=True, help="Show the changes and make none.")
+@click.option("--check", is_flag=True, help="With --dry-run: exit with 1 if there are changes to make.")
 @json_option
 @proof_options
 @environment_options
@@ -50,15 +50,15 @@ def apply(
     environment: Environment,
     proofs: Proofs,
 ) -> None:
-    """Make the schedules NAMES (default: all of the file) what they are declared to be.
+    """Create or update the schedules NAMES (default: all) as a file declares them.
 
-    All are checked before the first one is touched; one that is as it is declared is left alone, and so is
-    one that the file does not name. After an interruption, run it again.
+    All are checked before the first change. Schedules that are up to date or not in the file stay as they
+    are. After an interruption, run the command again.
     """
     from shardline.pipelines.remote.schedules import apply_plan, list_schedules, load_schedules, make_plan
 
     if check and not dry_run:
-        raise click.UsageError("--check needs --dry-run: it says whether there is something to do")
+        raise click.UsageError("--check needs --dry-run: it reports whether there are changes to make")
     declared = load_schedules(file)
     wanted = list(_wanted(environment, file, declared, names, proofs))
     known = list_schedules(environment.platform)
@@ -89,7 +89,7 @@ def apply(
 
 
 def _lines(plan: Plan, proof: str, kept: Existing | None, dry_run: bool) -> Iterator[str]:
-    """Yields what a plan does, or has done, for a person."""
+    """Yields lines about what a plan does or has done."""
     following = _next_run(kept) if kept else ""
     then = "; is paused" if plan.paused else f"; fires next {following}" if following else ""
     yield f"{plan.name}: {'would be ' if dry_run and plan.steps else ''}{plan.action}{then}"
@@ -125,7 +125,7 @@ def list_(as_json: bool, environment: Environment) -> None:
 @json_option
 @environment_options
 def pause(name: str, as_json: bool, environment: Environment) -> None:
-    """Start no more runs of the schedule NAME until it is resumed; runs that have begun go on."""
+    """Pause the schedule NAME; active runs continue."""
     from shardline.pipelines.remote.schedules import ACTIVE, change_state
 
     steps = [change_state(item, paused=True) for item in _find(environment, name) if item["state"] == ACTIVE]
@@ -134,11 +134,11 @@ def pause(name: str, as_json: bool, environment: Environment) -> None:
 
 @schedule.command()
 @click.argument("name")
-@click.option("--catch-up", is_flag=True, help="First start the runs that were missed while it was paused.")
+@click.option("--catch-up", is_flag=True, help="First start the runs that were missed during the pause.")
 @json_option
 @environment_options
 def resume(name: str, catch_up: bool, as_json: bool, environment: Environment) -> None:
-    """Start runs of the paused schedule NAME again."""
+    """Resume the paused schedule NAME."""
     from shardline.pipelines.remote.schedules import PAUSED, change_state
 
     found = _find(environment, name)
@@ -156,7 +156,7 @@ def resume(name: str, catch_up: bool, as_json: bool, environment: Environment) -
 @json_option
 @environment_options
 def delete(name: str, as_json: bool, environment: Environment) -> None:
-    """Delete the schedule NAME, and every other of that name; runs that have begun go on."""
+    """Delete all schedules called NAME; active runs continue."""
     from shardline.pipelines.remote.schedules import Step
 
     found = _find(environment, name, required=False)
@@ -171,11 +171,11 @@ def delete(name: str, as_json: bool, environment: Environment) -> None:
 
 @schedule.command()
 @click.argument("name")
-@click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="How many.")
+@click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="Number of runs.")
 @json_option
 @environment_options
 def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None:
-    """List the latest runs that the schedule NAME has started."""
+    """List the latest runs of the schedule NAME."""
     from shardline.components.runs.platform_run import latest_runs
     from shardline.pipelines.cli.runs import show_runs
 
@@ -187,7 +187,7 @@ def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None
 def _wanted(
     environment: Environment, file: Path, declared: dict[str, Declared], names: Sequence[str], proofs: Proofs
 ) -> Iterator[tuple[Declared, dict[str, Any], str]]:
-    """Yields the chosen schedules of a file, each checked, with the request of its runs and its proof."""
+    """Checks the chosen schedules of a file, and yields each with the request of its runs and its proof."""
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.cli.runs import read_spec
     from shardline.pipelines.remote.schedules import run_request
@@ -209,7 +209,7 @@ def _wanted(
 
 
 def _find(environment: Environment, name: str, *, required: bool = True) -> list[Existing]:
-    """Returns the schedules that are called `name`; refuses where there is none and one is required."""
+    """Returns the schedules called `name`; SettingsError if there is none and one is required."""
     from shardline.pipelines.remote.schedules import list_schedules
 
     known = list_schedules(environment.platform)
@@ -221,7 +221,7 @@ def _find(environment: Environment, name: str, *, required: bool = True) -> list
 
 
 def _do(environment: Environment, name: str, steps: Sequence[Step], done: str, as_json: bool) -> None:
-    """Makes calls about the schedule `name`, and says what was done."""
+    """Makes calls about the schedule `name`, and prints what was done."""
     from shardline.pipelines.remote.schedules import take
 
     for step in steps:
@@ -240,7 +240,7 @@ def _row(item: Existing) -> tuple[str, ...]:
 
 
 def _next_run(item: Existing) -> str:
-    """Returns when a schedule fires next, in its own zone and in UTC; "" where it does not."""
+    """Returns when a schedule fires next, in its own zone and in UTC; "" if it does not."""
     from shardline.pipelines.check.rules.schedules import split_zone, zone_of
     from shardline.pipelines.remote.schedules import ACTIVE, moment_of
 

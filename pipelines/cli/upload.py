@@ -1,4 +1,4 @@
-"""Commands that publish: `shardline upload` a pipeline, `shardline image build` and `push` its image."""
+"""Commands that publish: `shardline upload`, `shardline image build` and `shardline image push`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("pipeline", type=PATH)
-@click.option("--tag", "tags", multiple=True, help="A tag of the version; an existing one is moved.")
+@click.option(
+    "--tag", "tags", multiple=True, help="Tag for the version; an existing tag is moved. Repeatable."
+)
 @dry_run_option
 @json_option
 @proof_options
@@ -46,9 +48,9 @@ def upload(
     environment: Environment,
     proofs: Proofs,
 ) -> None:
-    """Put PIPELINE, a compiled pipeline, into the registry, and point tags at it.
+    """Upload PIPELINE, a compiled pipeline, to the registry, and tag it.
 
-    A version that is there already is not uploaded again.
+    An existing version is not uploaded again.
     """
     from shardline.pipelines.check.checks import refuse_errors
     from shardline.pipelines.check.pipeline import Aim, Pipeline
@@ -75,11 +77,11 @@ def upload(
 
 @click.group()
 def image() -> None:
-    """Build the container image of all components and of the trainer, and push it."""
+    """Build and push the container image of the components and the trainer."""
 
 
 def _image_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that say which image, and passes it `image` and its `content`."""
+    """Adds the options of an image to a command, and passes it `image` and its `content`."""
 
     @functools.wraps(command)
     def with_image(*, settings: Path, tags: tuple[str, ...], variant: str | None, **values: Any) -> None:
@@ -98,15 +100,15 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         json_option,
         click.option("--dry-run", is_flag=True, help="Print the commands as JSON and run none."),
-        click.option("--allow-dirty", is_flag=True, help="Also where files differ from the git revision."),
+        click.option("--allow-dirty", is_flag=True, help="Accept files that differ from the git revision."),
         click.option(
             "--variant",
             type=click.Choice(VARIANTS),
-            help="Instead of the one that the machines of the settings need; control, without TensorFlow, is "
-            "called NAME-control.",
+            help="Variant; control has no TensorFlow and is called NAME-control.  [default: by the settings' "
+            "machines]",
         ),
-        click.option("--tag", "tags", multiple=True, help="Instead of the settings' own; repeatable."),
-        path_option("--settings", "settings/local.toml", "Settings file whose image this is."),
+        click.option("--tag", "tags", multiple=True, help="Tag instead of the settings'. Repeatable."),
+        path_option("--settings", "settings/local.toml", "Settings file (TOML)."),
     ):
         wrapped = option(wrapped)
     return wrapped
@@ -114,10 +116,8 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @image.command()
 @_image_options
-@click.option(
-    "--context", type=PATH, help="Write what docker builds from into this directory, and build nothing."
-)
-@click.option("--revision", default="", help="Instead of what git says here.")
+@click.option("--context", type=PATH, help="Write the build context to this directory, and build nothing.")
+@click.option("--revision", default="", help="Git revision.  [default: that of the working tree]")
 def build(
     image: Image,
     content: ImageSettings,
@@ -127,9 +127,10 @@ def build(
     context: Path | None,
     revision: str,
 ) -> None:
-    """Build the image with docker or podman: Shardline, and what the table [image] of the settings names.
+    """Build the image with docker or podman.
 
-    The git revision becomes the image's label, so a tree with changes is refused.
+    It holds Shardline and what the table [image] of the settings names. Its label is the git revision, so a
+    tree with changes is refused.
     """
     from shardline.pipelines.image.context import assemble, copied
 
@@ -176,14 +177,14 @@ def _say_left_out(content: ImageSettings) -> None:
 @image.command()
 @_image_options
 def push(image: Image, content: ImageSettings, allow_dirty: bool, dry_run: bool, as_json: bool) -> None:
-    """Push the image that was built, and print the digest by which settings pin it."""
+    """Push the built image, and print the digest by which settings pin it."""
     if dry_run:
         commands = images.push_commands(images.find_tool(needed=False), image)
         show_json({"commands": [shlex.join(command) for command in commands]})
         return
     pinned, revision = images.push(images.find_tool(), image, allow_dirty=allow_dirty)
     facts = {**_facts(image), "revision": revision, "pinned": pinned, "digest": pinned.partition("@")[2]}
-    # With its tag, which the next build takes.
+    # With its tag, which the next build uses.
     name = f"{image.names[0]}@{facts['digest']}"
     pin = f'pin it in the settings, as image or as the name in [image]: "{name}"'
     show(as_json, facts, f"pushed {', '.join(image.names)}", pin)

@@ -46,68 +46,69 @@ class TrainSettings:
     """Settings of one training run, the same on every replica, each with its explanation."""
 
     dataset: Annotated[str, "Dataset directory, a path or gs://."]
-    model: Annotated[str, "Built-in model name, keras:NAME, or the user's own pkg.module:function."]
-    model_dir: Annotated[str, 'Where the chief writes the model; "" means AIP_MODEL_DIR.'] = ""
+    model: Annotated[str, "Built-in model, keras:NAME, or your own pkg.module:function."]
+    model_dir: Annotated[str, 'Directory of the model; "" for AIP_MODEL_DIR.'] = ""
     checkpoint_dir: Annotated[
-        str, 'Checkpoints; "" means AIP_CHECKPOINT_DIR, else model_dir/checkpoints.'
+        str, 'Directory of checkpoints; "" for AIP_CHECKPOINT_DIR, or model_dir/checkpoints.'
     ] = ""
-    tensorboard_log_dir: Annotated[str, 'Logs; "" means AIP_TENSORBOARD_LOG_DIR, else model_dir/logs.'] = ""
+    tensorboard_log_dir: Annotated[
+        str, 'Directory of logs; "" for AIP_TENSORBOARD_LOG_DIR, or model_dir/logs.'
+    ] = ""
     hparams: Annotated[Mapping[str, Any], "Arguments of the model function."] = field(default_factory=dict)
-    initial_model: Annotated[str, "model.keras to start from, or a directory with one or a champion."] = ""
-    epochs: Annotated[int, "Passes over the training split."] = 10
-    max_steps: Annotated[int, "Steps after which training ends, whatever the epochs; 0 for no limit."] = 0
+    initial_model: Annotated[
+        str, "model.keras to start from, or a directory with one, or a champion_uri."
+    ] = ""
+    epochs: Annotated[int, "Epochs over the training split."] = 10
+    max_steps: Annotated[int, "Steps after which training ends; 0 for no limit."] = 0
     max_time: Annotated[float, "Seconds after which training ends; 0 for no limit."] = 0.0
     per_replica_batch_size: Annotated[int, "Examples per replica and step."] = 16
     gradient_accumulation_steps: Annotated[int, "Steps whose gradients are averaged into one update."] = 1
-    learning_rate: Annotated[float, "Learning rate for the model function; 0 for its own default."] = 0.0
-    scale_learning_rate: Annotated[bool, "Whether the learning rate is multiplied by the replicas."] = False
-    warmup_steps: Annotated[int, "Updates over which the learning rate rises linearly to its full value."] = 0
-    unfreeze_at_epoch: Annotated[int, "Epoch, from 1, that begins to train frozen layers; 0 for never."] = 0
-    fine_tuning_learning_rate: Annotated[float, "Learning rate from then on; 0 keeps it."] = 0.0
-    label_smoothing: Annotated[float, "Label smoothing for the model function, in 0..1."] = 0.0
-    class_weights: Annotated[str, '"balanced", or a JSON object of class names and weights.'] = ""
+    learning_rate: Annotated[float, "Learning rate for the model function; 0 for its default."] = 0.0
+    scale_learning_rate: Annotated[bool, "Multiply the learning rate by the number of replicas."] = False
+    warmup_steps: Annotated[int, "Updates over which the learning rate rises linearly."] = 0
+    unfreeze_at_epoch: Annotated[int, "Epoch, from 1, that starts training frozen layers; 0 for never."] = 0
+    fine_tuning_learning_rate: Annotated[float, "Learning rate from that epoch on; 0 keeps it."] = 0.0
+    label_smoothing: Annotated[float, "Label smoothing for the model function, 0..1."] = 0.0
+    class_weights: Annotated[str, '"balanced", or a JSON object of weights by class name.'] = ""
     augment: Annotated[str, 'pkg.module:function applied to each training example; "" for none.'] = ""
-    transform: Annotated[str, "pkg.module:function from a batch (x, y) to what the model takes."] = ""
-    allow_unexportable: Annotated[bool, "Whether to train a model that cannot be loaded or exported."] = False
-    callbacks: Annotated[tuple[str, ...], "pkg.module:make of further Keras callbacks."] = ()
-    early_stopping: Annotated[str, 'Metric that must improve ("val_loss"); "" trains to the end.'] = ""
-    early_stopping_patience: Annotated[int, "Epochs without improvement after which training stops."] = 3
+    transform: Annotated[str, "pkg.module:function from a batch (x, y) to the model's input."] = ""
+    allow_unexportable: Annotated[bool, "Train a model even if it cannot be loaded or exported."] = False
+    callbacks: Annotated[tuple[str, ...], "pkg.module:make that returns Keras callbacks."] = ()
+    early_stopping: Annotated[str, 'Metric that must improve ("val_loss"); "" for none.'] = ""
+    early_stopping_patience: Annotated[int, "Epochs without improvement before training stops."] = 3
     tuning_metric: Annotated[str, 'Metric reported to a tuning job after each epoch ("val_accuracy").'] = ""
     precision: Annotated[str, "Type of the computation; weights stay float32."] = "float32"
-    jit_compile: Annotated[str, "Whether XLA compiles the step: on, off, or auto: as `fit` does."] = "auto"
+    jit_compile: Annotated[str, "XLA compilation of the step; auto decides as `fit` does."] = "auto"
     seed: Annotated[int, "Seed of weights, dropout and shuffling."] = 0
-    deterministic: Annotated[bool, "Whether TensorFlow has to choose deterministic kernels."] = False
-    strategy: Annotated[str, "Strategy of tf.distribute; auto chooses by cluster and devices."] = "auto"
+    deterministic: Annotated[bool, "Use deterministic TensorFlow kernels."] = False
+    strategy: Annotated[str, "tf.distribute strategy; auto chooses by cluster and devices."] = "auto"
     communication: Annotated[
         str,
-        "How workers exchange gradients: tcp, a ring of sockets, which auto takes between CPUs; or "
-        "TensorFlow's own ring or nccl.",
+        "Exchange of gradients: tcp (Shardline's ring of sockets, auto between CPUs), or TensorFlow's ring "
+        "or nccl.",
     ] = "auto"
-    gradient_compression: Annotated[str, "Type in which gradients travel; none is float32, exact."] = "none"
+    gradient_compression: Annotated[str, "Type of exchanged gradients; none is exact float32."] = "none"
     averaging_steps: Annotated[
         int,
-        "Steps that each worker takes by itself until weights are averaged (local SGD, another "
-        "algorithm); 0 exchanges the gradients of every step.",
+        "Steps between averages of the weights (local SGD); 0 exchanges gradients at every step.",
     ] = 0
-    cache: Annotated[
-        str, "Whether decoded examples are kept: memory, off, or auto for where there is room."
-    ] = "auto"
-    steps_per_execution: Annotated[int, "Steps between two looks at the metrics; 0 for about a second."] = 0
+    cache: Annotated[str, "Cache of decoded examples; auto uses memory if there is room."] = "auto"
+    steps_per_execution: Annotated[int, "Steps between readings of the metrics; 0 for about a second."] = 0
     checkpoint_steps: Annotated[int, "Steps between checkpoints within an epoch; 0 for none."] = 0
     checkpoint_minutes: Annotated[float, "Minutes between checkpoints within an epoch; 0 for none."] = 10.0
-    keep_checkpoints: Annotated[int, "Newest checkpoints that are kept."] = 3
-    allow_new_data: Annotated[bool, "Whether to resume although the dataset is another one."] = False
-    evaluator: Annotated[bool, "Whether an evaluator runs, for whose last result the chief waits."] = False
-    evaluator_timeout: Annotated[float, "Seconds for which the chief waits for that result."] = 600.0
-    startup_timeout: Annotated[float, "Seconds for all replicas to come up."] = 600.0
-    peer_timeout: Annotated[float, "Seconds for which a replica may be silent until it counts as lost."] = (
-        60.0
+    keep_checkpoints: Annotated[int, "Number of newest checkpoints to keep."] = 3
+    allow_new_data: Annotated[bool, "Resume even if the dataset has changed."] = False
+    evaluator: Annotated[bool, "Expect an evaluator, for whose last result the chief waits."] = False
+    evaluator_timeout: Annotated[float, "Seconds that the chief waits for that result."] = 600.0
+    startup_timeout: Annotated[float, "Seconds for all replicas to start."] = 600.0
+    peer_timeout: Annotated[float, "Seconds of silence after which a replica counts as lost."] = 60.0
+    grace_period: Annotated[float, "Seconds from SIGTERM to the end of the process."] = 25.0
+    stall_timeout: Annotated[float, "Seconds without progress after which a replica ends; 0 for never."] = (
+        1800.0
     )
-    grace_period: Annotated[float, "Seconds from SIGTERM until the process must have ended."] = 25.0
-    stall_timeout: Annotated[float, "Seconds without progress after which a replica ends; 0: none."] = 1800.0
-    cpu_devices: Annotated[int, "Logical devices into which the CPU is divided; 0 leaves it whole."] = 0
-    histograms: Annotated[int, "Epochs between TensorBoard histograms of the weights; 0 for none."] = 0
-    profile_steps: Annotated[str, 'First and last step that TensorBoard profiles, "10,20"; "" for none.'] = ""
+    cpu_devices: Annotated[int, "Logical devices into which the CPU is divided; 0 for one."] = 0
+    histograms: Annotated[int, "Epochs between histograms of the weights; 0 for none."] = 0
+    profile_steps: Annotated[str, 'First and last step to profile, "10,20"; "" for none.'] = ""
 
     def __post_init__(self) -> None:
         check_types(self)
