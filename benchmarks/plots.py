@@ -1,6 +1,7 @@
-"""Draws docs/_static/performance-*.svg from benchmarks/training.csv: `python -m benchmarks.plots`.
+"""Draws docs/_static/performance-*.svg and two-workers.svg: `python -m benchmarks.plots`.
 
-The file has one row for each measurement of benchmarks.training: work, batch, workers, way, milliseconds.
+It reads benchmarks/training.csv, which has one row for each measurement of benchmarks.training: work, batch,
+workers, way, milliseconds.
 """
 
 from __future__ import annotations
@@ -95,6 +96,31 @@ def workers() -> None:
     figure.savefig(_OUT / "performance-workers.svg", metadata={"Date": None})
 
 
+def rings() -> None:
+    """Efficiency of two workers with Shardline's exchange of gradients, next to TensorFlow's own ring."""
+    figure, axes = _axes("Efficiency of two workers on two cores (1.00 is twice the speed of one)")
+    shown = [
+        ("tutorial CNN", 64, "ring of Unix sockets"),
+        ("tutorial CNN", 512, "ring of Unix sockets"),
+        ("ResNet50 96 px", 16, "ring of sockets"),
+    ]
+    labels = []
+    for position, (work, batch, ours) in enumerate(shown):
+        one = step_ms(work, batch, 1, "one worker")
+        labels.append(f"{work}\n{batch} examples a worker and step")
+        ways = (("TensorFlow's ring", "#8c959f", 0.2), (ours, "#1a7f37", -0.2))
+        for way, colour, offset in ways:
+            share = one / step_ms(work, batch, 2, way)
+            axes.barh(-position + offset, share, height=0.36, color=colour)
+            axes.text(share + 0.01, -position + offset, f"{share:.2f}", va="center", fontsize=9)
+    for name, colour in (("TensorFlow's ring", "#8c959f"), ("Shardline", "#1a7f37")):
+        axes.barh([0], [0], color=colour, label=name)
+    axes.set_yticks(range(0, -len(shown), -1), labels)
+    axes.set(xlim=(0, 1.08), xticks=[0, 0.25, 0.5, 0.75, 1])
+    axes.legend(frameon=False, loc="upper right", fontsize=9)
+    figure.savefig(_OUT / "two-workers.svg", metadata={"Date": None})
+
+
 def efficiency(seconds: float, workers: int, bandwidth: float = _BANDWIDTH) -> float:
     """Returns what is predicted of the tutorial CNN: the share of so many times one worker's speed.
 
@@ -125,3 +151,4 @@ if __name__ == "__main__":
     efficiencies()
     steps()
     workers()
+    rings()
