@@ -31,7 +31,7 @@ def measure(work: str, rounds: int) -> tuple[list[float], list[float], list[floa
     from shardline.trainer.checkpoint.store import Checkpoints
     from shardline.trainer.cluster.cluster import read_cluster
     from shardline.trainer.cluster.collectives import make_summation
-    from shardline.trainer.loop.step import Loop
+    from shardline.trainer.loop.step import StepLoop
 
     name, side, batch, steps = WORKS[work]
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
@@ -42,7 +42,7 @@ def measure(work: str, rounds: int) -> tuple[list[float], list[float], list[floa
         model = training_process._model({"model": name, "side": side})
         model._symbolic_build(data_batch=data)
     batches = iter(tf.data.Dataset.from_tensors(data).repeat())
-    loop = Loop(model, strategy, batches, make_summation(settings, strategy, read_cluster({})))
+    loop = StepLoop(model, strategy, batches, make_summation(settings, strategy, read_cluster({})))
     loop.train([batch] * 3)
     state = TrainingState(model)
     without, saving, still = [], [], []

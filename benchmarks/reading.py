@@ -66,12 +66,12 @@ def contenders(directory: Path) -> dict[str, Any]:
 
     def feed(name: str) -> Any:
         from shardline.trainer.data.manifest import load
-        from shardline.trainer.data.pipeline import Feed
+        from shardline.trainer.data.pipeline import InputPipeline
         from shardline.trainer.data.sharding import EpochPlan
 
         manifest = load(directory / name)
         plan = EpochPlan(manifest.splits["train"].records, 1, _BATCH)
-        reader = Feed(directory / name, manifest, "train", plan, shuffle_seed=1)
+        reader = InputPipeline(directory / name, manifest, "train", plan, shuffle_seed=1)
         return reader.worker_dataset(1, 0, range(1000))
 
     def tutorial() -> Any:

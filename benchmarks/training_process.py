@@ -71,7 +71,7 @@ def _variant(
     from shardline.trainer.cluster import strategy as strategies
     from shardline.trainer.cluster.collectives import make_summation
     from shardline.trainer.loop.optimizers import tune_optimizer
-    from shardline.trainer.loop.step import Loop
+    from shardline.trainer.loop.step import StepLoop
 
     settings = TrainSettings(dataset="-", model=request["model"], **options)
     replicas = strategy.num_replicas_in_sync
@@ -91,7 +91,7 @@ def _variant(
     batches: Iterator[Any] = iter(
         dataset(None) if local else strategy.distribute_datasets_from_function(dataset)
     )
-    loop = Loop(model, strategy, batches, make_summation(settings, strategy, cluster))
+    loop = StepLoop(model, strategy, batches, make_summation(settings, strategy, cluster))
 
     def run(steps: int) -> None:
         loop.train([request["batch"] * replicas] * steps)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.loop.build import build
-from shardline.trainer.loop.step import Loop
+from shardline.trainer.loop.step import StepLoop
 
 #: Shape of an image, or () for a table of 20 columns; batch; steps a round; rounds.
 CASES: Mapping[str, tuple[tuple[int, ...], int, int, int]] = {
@@ -27,7 +27,7 @@ CASES: Mapping[str, tuple[tuple[int, ...], int, int, int]] = {
 }
 
 
-def make_loop(name: str, jit_compile: bool) -> Loop:
+def make_loop(name: str, jit_compile: bool) -> StepLoop:
     """Returns a loop of a built-in model over one batch, again and again."""
     shape, batch, _, _ = CASES[name]
     random = np.random.default_rng(0)
@@ -47,7 +47,7 @@ def make_loop(name: str, jit_compile: bool) -> Loop:
         model = build(name, info, {})
         model._symbolic_build(data_batch=tf.nest.map_structure(lambda one: one[:1], data))
     batches = iter(tf.data.Dataset.from_tensors(data).repeat())
-    return Loop(model, strategy, batches, lambda gradients: gradients, jit_compile=jit_compile)
+    return StepLoop(model, strategy, batches, lambda gradients: gradients, jit_compile=jit_compile)
 
 
 def main(name: str, rounds: str = "") -> None:

@@ -23,19 +23,19 @@ from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint import preemption
-from shardline.trainer.checkpoint.identity import Record
+from shardline.trainer.checkpoint.identity import IdentityRecord
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.cluster.peers import difference
+from shardline.trainer.cluster.peers import describe_difference
 from shardline.trainer.keras_compat.keras_compilation import patches_undone, weigh_output_losses
 from shardline.trainer.loop.build import BuildModel, built
 from shardline.trainer.loop.callbacks import Hooks, check_callback
 from shardline.trainer.loop.engine import make_engine
-from shardline.trainer.loop.loop import Beginning, Engine, Training
+from shardline.trainer.loop.loop import Engine, ResumePoint, Training
 from shardline.trainer.loop.optimizers import learning_rates
 from shardline.trainer.loop.process import OF_STRATEGY, Process, check_options, this_process
 from shardline.trainer.loop.reports import Counters
-from shardline.trainer.loop.run import Plan, Run, Watchdog
+from shardline.trainer.loop.run import RunPlan, TrainingRun, Watchdog
 
 #: Settings of the trainer that `fit` takes by their names.
 OPTIONS = (
@@ -47,7 +47,7 @@ OPTIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _FitRun(Run):
+class _FitRun(TrainingRun):
     """A run on a stream of batches, validated after some epochs."""
 
     judges_end: ClassVar[bool] = False  # as in `keras.Model.fit`
@@ -59,12 +59,12 @@ class _FitRun(Run):
         """Steps of a whole epoch."""
         return self.data.steps
 
-    def epoch(self, at: Position) -> Plan:
+    def epoch(self, at: Position) -> RunPlan:
         """Returns what is left of the epoch of a position."""
         done = at.steps - at.epoch * self.data.steps
-        return Plan(at.examples, done, self.data.sizes(at.epoch)[done:])
+        return RunPlan(at.examples, done, self.data.sizes(at.epoch)[done:])
 
-    def step_source(self, plan: Plan, step: int, process: int) -> str:
+    def step_source(self, plan: RunPlan, step: int, process: int) -> str:
         """Names the batch of a step."""
         return f"batch {plan.first + step + 1:,} of the epoch"
 
@@ -245,7 +245,7 @@ def _agree(run: _FitRun, model: keras.Model, validation: Batches | None) -> None
     told = [json.loads(each) for each in run.collectives.gather(blob, sizes)]
     own = told[run.process]
     for name, theirs in zip(run.processes, told, strict=True):
-        if words := difference(run.cluster.name, own, name, theirs):
+        if words := describe_difference(run.cluster.name, own, name, theirs):
             raise SettingsError(words)
 
 
@@ -270,9 +270,9 @@ def _trained(
         return make_engine(run, model, run.data, validation, position, batch=run.data.first)
 
     steps = initial_epoch * run.data.steps
-    beginning = Beginning(
+    beginning = ResumePoint(
         run.data.described,
-        Record.of(run.settings, run.replicas, learning_rates(model)),
+        IdentityRecord.of(run.settings, run.replicas, learning_rates(model)),
         {"steps_per_epoch": run.data.steps},
         Position(initial_epoch, 0, steps),
     )

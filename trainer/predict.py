@@ -16,7 +16,7 @@ from shardline.trainer.fit import verbosity
 from shardline.trainer.keras_compat.keras_compilation import patches_undone, weigh_output_losses
 from shardline.trainer.loop.build import BuildModel, built
 from shardline.trainer.loop.process import OF_STRATEGY, Process, check_options, this_process
-from shardline.trainer.loop.step import Evaluation, Logs
+from shardline.trainer.loop.step import EvaluationLoop, Logs
 
 # Parts of a pass after each of which the bar moves.
 _LOOKS = 20
@@ -55,7 +55,7 @@ def evaluate(
             with process.strategy.scope():
                 weigh_output_losses(compiled)
             batches = found.distribute(process.strategy, process.process, len(process.processes))
-            evaluation = Evaluation(compiled, process.strategy, batches, found.steps)
+            evaluation = EvaluationLoop(compiled, process.strategy, batches, found.steps)
             evaluation.begin()
             for count in _looks(found.steps, process, shown):
                 evaluation.take(count)

@@ -108,7 +108,7 @@ def run(settings: TrainSettings) -> dict[str, float]:
     cluster = read_cluster(os.environ)  # its mistakes are said before TensorFlow is loaded
     # Before NumPy and TensorFlow start threads: they must not take the signal.
     with (
-        fail_fast.remembered(settings, cluster, os.environ),
+        fail_fast.refuse_repeated_failure(settings, cluster, os.environ),
         Preemption(settings.grace_period) as preemption,
     ):
         from shardline.trainer.keras_compat import tensorflow_internals

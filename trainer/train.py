@@ -14,27 +14,27 @@ import tensorflow as tf
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.base.settings import TrainSettings, output_dirs
-from shardline.trainer.checkpoint.identity import Identity, Record, check_model_dir
+from shardline.trainer.checkpoint.identity import Identity, IdentityRecord, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
-from shardline.trainer.cluster.peers import facts
+from shardline.trainer.cluster.peers import settings_facts
 from shardline.trainer.data import split_view, transforms
-from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.keras_compat.keras_compilation import weigh_output_losses
 from shardline.trainer.loop import evaluator
 from shardline.trainer.loop.build import build, create_variables, model_function
 from shardline.trainer.loop.callbacks import Hooks, check_metrics, chief_reports, chosen_callbacks
 from shardline.trainer.loop.engine import make_engine
-from shardline.trainer.loop.loop import Beginning, Engine, Training
+from shardline.trainer.loop.loop import Engine, ResumePoint, Training
 from shardline.trainer.loop.optimizers import FrozenLayers, learning_rates, tune_optimizer
 from shardline.trainer.loop.parameter_server import run_server
 from shardline.trainer.loop.process import joined, resolved, serves
 from shardline.trainer.loop.reports import Counters, as_json
 from shardline.trainer.loop.run import DatasetRun, Watchdog, announce, load_data, write_settings
-from shardline.trainer.loop.step import Evaluation, Logs, metric_shapes
+from shardline.trainer.loop.step import EvaluationLoop, Logs, metric_shapes
 from shardline.trainer.models import saving
 from shardline.trainer.models.export_check import check_export
 from shardline.trainer.models.interface import Interface, read_interface
@@ -63,7 +63,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     model_function(settings.model)
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
-    own = facts(asked, data, len(tf.config.list_physical_devices("GPU")))
+    own = settings_facts(asked, data, len(tf.config.list_physical_devices("GPU")))
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(joined(settings, cluster, name, own))
         made = None if cluster.is_chief else tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-")
@@ -130,8 +130,8 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
 
     chosen = chosen_callbacks(run, model, frozen, retrace)
     hooks = Hooks(run, chosen, chief_reports(run, counters))
-    record = Record.of(settings, run.replicas, learning_rates(model))
-    beginning = Beginning(
+    record = IdentityRecord.of(settings, run.replicas, learning_rates(model))
+    beginning = ResumePoint(
         run.manifest.fingerprint, record, saving.adapted_layers(model, numbers=settings.evaluator)
     )
     training = Training(run, model, hooks, beginning, engine, counters=counters, preemption=preemption)
@@ -156,7 +156,7 @@ def _evaluate(run: DatasetRun) -> None:
     feed = run.feed("validation")
     model, _, interface = _assemble(run, feed, run.preparation(), evaluate_only=True)
     feed = replace(feed, forms=interface.forms, order=interface.order)
-    evaluation = Evaluation(model, run.strategy, feed.distribute(run.strategy, 0, 1), feed.steps)
+    evaluation = EvaluationLoop(model, run.strategy, feed.distribute(run.strategy, 0, 1), feed.steps)
     # An optimizer that was set up for training has variables that this one lacks: none are compared.
     identity = Identity(run.settings.model, run.manifest.fingerprint, {})
     evaluator.Evaluator(
@@ -172,7 +172,7 @@ def _evaluate(run: DatasetRun) -> None:
 
 
 def _assemble(
-    run: DatasetRun, feed: Feed, prepared: tf.Module | None, *, evaluate_only: bool = False
+    run: DatasetRun, feed: InputPipeline, prepared: tf.Module | None, *, evaluate_only: bool = False
 ) -> tuple[keras.Model, FrozenLayers | None, Interface]:
     """Returns a model built in the strategy's scope, its layers that are to be trained later, its interface.
 
@@ -220,7 +220,7 @@ def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
         checkpoints.check_writer()
         metrics = {"epochs": position.epoch, "steps": position.steps, **as_json(logs)}
         if unknown := [name for name, value in metrics.items() if value is None]:
-            progress.say("train", f"warning: {', '.join(unknown)} of the model is not finite")
+            progress.report("train", f"warning: {', '.join(unknown)} of the model is not finite")
         files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
         progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
         progress.fact("TensorBoard logs", str(run.dirs.logs))

@@ -16,7 +16,7 @@ from shardline.components.runs.logs import read_record
 from shardline.components.runs.record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
 from shardline.components.vertex.client import Platform, again, ask, platform_errors
 from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError
-from shardline.trainer.base.progress import say
+from shardline.trainer.base.progress import report
 
 TOPIC = "conclude"
 #: Has the webhook's URL in a run on this machine.
@@ -143,22 +143,22 @@ def conclude_run(
     run = _read(cast(State, state.lower()), error, job_name, job_resource_name, project)
     if run.explanation is not None:
         for name, value in run.explanation.rows():
-            say(TOPIC, f"{name}: {value}")
+            report(TOPIC, f"{name}: {value}")
         for line in run.explanation.lines:
-            say(TOPIC, f"| {line}")
+            report(TOPIC, f"| {line}")
     if history_uri:
         try:
             run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
         except (OSError, ShardlineError) as failure:
-            say(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
+            report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
     # A run that was cancelled did not go well either.
     if notify_when == "always" or (notify_when == "failure" and run.state != SUCCEEDED):
         try:
             if url := webhook_url(webhook_secret):
                 send(url, payload(run))
-                say(TOPIC, "the webhook has been called")
+                report(TOPIC, "the webhook has been called")
         except ShardlineError as failure:
-            say(TOPIC, f"no notification was sent: {failure}")
+            report(TOPIC, f"no notification was sent: {failure}")
 
 
 def _read(state: State, error: str, job_name: str, job_resource_name: str, project: str) -> RunRecord:
@@ -169,7 +169,7 @@ def _read(state: State, error: str, job_name: str, job_resource_name: str, proje
         return read_record(platform, job_resource_name, state)
     except Exception as failure:  # of files, clients and credentials; the rest of the work does not need them
         what = "" if isinstance(failure, ShardlineError) else f"{type(failure).__name__}: "
-        say(TOPIC, f"cannot read how the run ended: {what}{' '.join(str(failure).split())}")
+        report(TOPIC, f"cannot read how the run ended: {what}{' '.join(str(failure).split())}")
     error = " ".join(error.split())
     explanation = explain(Failure(error=error)) if state == FAILED else None
     return RunRecord(

@@ -39,7 +39,7 @@ from shardline.components.validate.gate.gate import GateSettings
 from shardline.trainer.base import crash, files
 from shardline.trainer.base.deserialize import load, own_fields, read, restore
 from shardline.trainer.base.errors import DatasetError, ModelError, RunError, SettingsError
-from shardline.trainer.base.progress import fact, say
+from shardline.trainer.base.progress import fact, report
 from shardline.trainer.data import manifest as manifests
 
 LATEST, DATASETS = "latest.json", "datasets"
@@ -67,7 +67,7 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult:
+class RecordedRun:
     """Result of a run that trained (RFC 3339, UTC), latest.json; docs/reports.md has the file.
 
     `champion` is the version that its model has become, "" where it has not.
@@ -91,7 +91,7 @@ class Made:
     uri: str = ""
 
 
-def differences(last: State, now: State) -> list[str]:
+def describe_changes(last: State, now: State) -> list[str]:
     """Returns what has changed between two states, a few words each; nothing if nothing has.
 
     Settings that one of the two does not have are those of another version of the pipeline: a change too.
@@ -172,7 +172,7 @@ class Configured(NamedTuple):
     gate: dict[str, Any]
 
 
-def look(
+def detect_changes(
     *,
     history_uri: str,
     force: bool,
@@ -190,7 +190,7 @@ def look(
     time = run_time(scheduled, created)
     source = bigquery.pinned(fill_in_date(settings["source"], time), time)
     if source != settings["source"]:
-        say(_TOPIC, f"the source is {source}")
+        report(_TOPIC, f"the source is {source}")
     kinds = {"data": PreprocessSettings, "training": TrainingSettings, "gate": GateSettings}
     objects = {name: own_fields(kind, {**settings, "source": source}) for name, kind in kinds.items()}
     data = read(PreprocessSettings, objects["data"], "data")
@@ -227,7 +227,7 @@ def look(
     last, reason = _compare(history, state, force)
     if last and not reason:
         return found(False, "", _say_unchanged(last, content), blessed=last.blessed)
-    say(_TOPIC, f"training: {reason}")
+    report(_TOPIC, f"training: {reason}")
     # KFP's cache does not know the weights: a model that began with older ones must not come from it.
     known = content.known_by and not force and not start
     key = dataset_key(history, _digest(content, state)) if known else _unique()
@@ -251,7 +251,7 @@ def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:
         check_installed(formats, table="image" not in found.types)
 
 
-def _compare(history: Path, state: State, force: bool) -> tuple[RunResult | None, str]:
+def _compare(history: Path, state: State, force: bool) -> tuple[RecordedRun | None, str]:
     """Returns the last run, and why this one has something to do; "" if it has nothing."""
     try:
         last = read_latest(history)
@@ -259,16 +259,16 @@ def _compare(history: Path, state: State, force: bool) -> tuple[RunResult | None
         return None, str(error)
     if last is None:
         return None, f"no run is remembered in {history}"
-    return last, "force is set" if force else "; ".join(differences(last.state, state))
+    return last, "force is set" if force else "; ".join(describe_changes(last.state, state))
 
 
-def read_latest(history: Path) -> RunResult | None:
+def read_latest(history: Path) -> RecordedRun | None:
     """Returns the last run that trained, None where there is none; raises ModelError where it is damaged."""
     path = history / LATEST
-    return load(RunResult, path, ModelError) if path.exists() else None
+    return load(RecordedRun, path, ModelError) if path.exists() else None
 
 
-def _say_unchanged(last: RunResult, content: Fingerprint) -> str:
+def _say_unchanged(last: RecordedRun, content: Fingerprint) -> str:
     """Ends the run with the result of the last one, and returns why."""
     reason = f"data ({content.text}), settings and code are those of {last.run}"
     fact("state", "unchanged", f"unchanged: {reason}, which finished {last.finished}")
@@ -301,7 +301,7 @@ def dataset_key(history: Path, key: str) -> str:
     except ModelError:  # there is none yet, or its note is damaged
         pass
     except DatasetError:
-        say(_TOPIC, f"the dataset {made.uri} is no longer whole: it is made again")
+        report(_TOPIC, f"the dataset {made.uri} is no longer whole: it is made again")
     made = Made(nonce=uuid.uuid4().hex[:8])
     files.write_json(path, asdict(made))
     return f"{key}-{made.nonce}"
@@ -327,7 +327,7 @@ def remember(
     verdict = read_part(exported, model_store.BLESSING_FILE, Verdict)
     evaluation = read_part(exported, model_store.EVALUATION_FILE, Measured)
     published = published_by(champion_uri, job_name) if verdict.blessed and champion_uri else None
-    run = RunResult(
+    run = RecordedRun(
         run=job_name,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         reason=reason,
@@ -342,4 +342,4 @@ def remember(
         files.write_json(history / LATEST, asdict(run))
     except OSError as error:  # the run before is still the last one
         raise RunError(f"cannot write to {history}: {error.strerror}; the run is not remembered") from error
-    say(_TOPIC, f"remembered in {history_uri}: the next run trains if data, settings or code change")
+    report(_TOPIC, f"remembered in {history_uri}: the next run trains if data, settings or code change")

@@ -91,7 +91,7 @@ def configure(
     from shardline.trainer.base.progress import errors_end_the_process
 
     with errors_end_the_process("changes"):
-        from shardline.components.configure.changes import look
+        from shardline.components.configure.changes import detect_changes
 
         return look(**given)
 '''

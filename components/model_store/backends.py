@@ -39,7 +39,7 @@ class TextFile(NamedTuple):
     generation: int = 0
 
 
-class Disk:
+class DiskBackend:
     """A model store in a local directory.
 
     Attributes:
@@ -182,7 +182,7 @@ def _lock(descriptor: int, path: Path) -> None:
         ) from None
 
 
-class Bucket:
+class BucketBackend:
     """A model store below a prefix of a bucket, gs://BUCKET/PREFIX."""
 
     def __init__(self, uri: str) -> None:

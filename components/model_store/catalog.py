@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from shardline.components.model_store.backends import Bucket, Disk, TextFile
+from shardline.components.model_store.backends import BucketBackend, DiskBackend, TextFile
 from shardline.components.runs.record import on_platform
 from shardline.components.text import short
 from shardline.trainer.base import files
@@ -30,7 +30,7 @@ VERSIONS = "versions"
 
 PROMOTE = "shardline champion promote"
 
-Place = Disk | Bucket
+Place = DiskBackend | BucketBackend
 
 #: How the URI of a place in a bucket begins.
 _MOUNTED = ("gs://", "/gcs/")
@@ -195,10 +195,10 @@ def open_store(champion: str | os.PathLike[str]) -> Place:
     """
     uri = os.fspath(champion)
     if not uri.startswith(_MOUNTED):
-        return Disk(Path(uri))
+        return DiskBackend(Path(uri))
     if os.environ.get(files.GCS_ROOT_VARIABLE):
-        return Disk(champion_directory(uri), mounted=True)
-    return Bucket(uri)
+        return DiskBackend(champion_directory(uri), mounted=True)
+    return BucketBackend(uri)
 
 
 def require_store(uri: str | os.PathLike[str]) -> None:
@@ -208,7 +208,7 @@ def require_store(uri: str | os.PathLike[str]) -> None:
     prefix in a bucket is there as soon as the bucket is. Raises SettingsError.
     """
     place = open_store(uri)
-    if isinstance(place, Disk) and not place.mounted and not place.path.is_dir():
+    if isinstance(place, DiskBackend) and not place.mounted and not place.path.is_dir():
         raise SettingsError(
             f"there is no directory {place.path} for champions: mount the disk that it is on, or begin anew "
             f"with mkdir -p {place.path}"

@@ -160,7 +160,7 @@ def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, ca
     try:
         page = render_card(Path(dataset.path), manifest)
     except Exception as failure:  # the dataset is there, and its card only shows it
-        progress.say(_TOPIC, f"no card of the dataset: {plugins.describe(failure)}")
+        progress.report(_TOPIC, f"no card of the dataset: {plugins.describe(failure)}")
         page = "<!doctype html><title>No card</title><p>The card could not be drawn; the log says why."
     path = page_path(card)
     files.write_text(path, page)

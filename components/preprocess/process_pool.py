@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from shardline.components.storage.prefetch import REPEATED, take_repeated
+from shardline.components.storage.prefetch import RETRIES, take_retry_count
 from shardline.trainer.base import crash, errors
 from shardline.trainer.base.errors import BadRecordError, RunError, ShardlineError
 
@@ -155,7 +155,7 @@ def _receive(output: int, state: list[Any], found: dict[str, Any], report: Repor
         if "found" in answer:
             found |= answer["found"]
             return True
-        REPEATED.append(answer["repeated"])
+        RETRIES.append(answer["repeated"])
         report(answer["records"], answer["bytes"])
     return False
 
@@ -188,7 +188,7 @@ def _work() -> None:
 
     def flush() -> None:
         nonlocal told
-        _answer({"records": done[0], "bytes": done[1], "repeated": take_repeated()})
+        _answer({"records": done[0], "bytes": done[1], "repeated": take_retry_count()})
         done[:], told = [0, 0], time.monotonic()
 
     def report(records: int, size: int) -> None:

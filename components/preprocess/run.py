@@ -18,7 +18,7 @@ from shardline.components.preprocess import work_directory
 from shardline.components.preprocess.plan.plan import (
     Plan,
     PlannedShard,
-    deal_rows,
+    assign_shards,
     load_part,
     shard_name,
     share,
@@ -40,7 +40,7 @@ from shardline.components.preprocess.write.shard_writer import (
     write_planned,
 )
 from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import persistently, take_repeated
+from shardline.components.storage.prefetch import take_retry_count, with_retries
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import Meter
@@ -115,13 +115,13 @@ def finish(out: Path, *, take_over: bool = False) -> Manifest:
 @contextlib.contextmanager
 def _working(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterator[WorkDirectory]:
     """Holds the work directory of `out`; what writing into it raises becomes one line."""
-    take_repeated()  # what an earlier run of this process has left
+    take_retry_count()  # what an earlier run of this process has left
     with work_directory.locked(out, shared=shared, take_over=take_over) as work:
         try:
-            with remote_files.kept_in(work.copies):
+            with remote_files.local_copies(work.copies):
                 yield work
-            if repeated := take_repeated():
-                progress.say(_TOPIC, f"{repeated:,} requests were sent again after an error that passed")
+            if repeated := take_retry_count():
+                progress.report(_TOPIC, f"{repeated:,} requests were sent again after an error that passed")
         except (OSError, RunError) as error:
             with contextlib.suppress(OSError):  # why it cannot be asked has been said
                 work.check()
@@ -189,7 +189,7 @@ def _complete_before(
     recorded = finishing.recorded_settings(settings, schema)
     if (manifest.source, manifest.settings) == (settings.source, recorded):
         work.remove()
-        progress.say(_TOPIC, f"{work.out} is complete already")
+        progress.report(_TOPIC, f"{work.out} is complete already")
         return manifest
     work.publishing.unlink(missing_ok=True)
     work_directory.check(work.out, overwrite=overwrite)  # also what another run has made in the meantime
@@ -221,9 +221,9 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
             found = without_bad(found, plan, work, processes, rejected)
             rejected.check(plan.records_in, settings.max_bad_fraction)
             rejected.sort()
-        plan = replace(plan, rejected=dict(rejected.reasons), shards=deal_rows(found, work))
+        plan = replace(plan, rejected=dict(rejected.reasons), shards=assign_shards(found, work))
         work.check()
-        markers.forget_others(plan, work)
+        markers.remove_other_markers(plan, work)
         for path in {*work.shards.glob("*.tfrecord")} - {work.shard(shard.file) for shard in plan.shards}:
             path.unlink()
         plan.save(work.plan)
@@ -242,7 +242,7 @@ def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, proc
     done = finishing.find_done(plan, shards, work)
     left = [shard for shard in shards if shard.file not in done]
     if len(left) < len(shards):
-        progress.say(_TOPIC, f"{len(shards) - len(left)} of {len(shards)} shards already done")
+        progress.report(_TOPIC, f"{len(shards) - len(left)} of {len(shards)} shards already done")
     left.sort(key=lambda shard: -shard.records)
     records = sum(shard.records for shard in left)
     meter = Meter("written", records, rejected=sum(plan.rejected.values()))
@@ -260,7 +260,7 @@ def _finish(plan: Plan, work: WorkDirectory) -> Manifest:
 
     shards = [shard.file for shard in plan.shards]
     if work.is_far:
-        persistently(publish, shards)
+        with_retries(publish, shards)
     else:
         publish(shards)
     work.remove()
@@ -290,7 +290,7 @@ def _report(manifest: Manifest) -> None:
             f"({', '.join(manifest.duplicates.named[0])}); key=content keeps them together"
         )
     for line in said:
-        progress.say(_TOPIC, line)
+        progress.report(_TOPIC, line)
     progress.fact("dataset", manifest.fingerprint)
     records = " / ".join(f"{name} {split.records:,}" for name, split in splits.items())
     progress.fact("records", manifest.records, records)

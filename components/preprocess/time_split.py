@@ -31,7 +31,7 @@ def feature_of(kind: str) -> str:
     return {"int64": "split_number", "float32": "split_number_millionths"}.get(kind, "split_time_us")
 
 
-def moment(value: Any, feature: str = "split_time_us") -> int | None:
+def parse_time(value: Any, feature: str = "split_time_us") -> int | None:
     """Returns a time as a feature of `MOMENTS` holds it (UTC without a zone); None for what is none."""
     if isinstance(value, str):
         try:
@@ -48,7 +48,7 @@ def moment(value: Any, feature: str = "split_time_us") -> int | None:
     return number if -(2**63) <= number < 2**63 else None
 
 
-def moment_text(number: int, feature: str) -> str:
+def time_text(number: int, feature: str) -> str:
     """Returns a time for messages."""
     if feature == "split_time_us":
         try:
@@ -58,8 +58,8 @@ def moment_text(number: int, feature: str) -> str:
     return f"{number / MOMENTS[feature]:.15g}"
 
 
-class TimeSplits:
-    """Which split a time belongs to, as `moment` gives it; `left_out` counts the rows that lie in a gap."""
+class TimeSplit:
+    """Split that a time, from `parse_time`, belongs to; `left_out` counts the rows in a gap."""
 
     def __init__(
         self, column: str, shares: Mapping[str, float], gap: str, feature: str, values: Iterable[Any]
@@ -67,7 +67,7 @@ class TimeSplits:
         """Reads all values of the column; raises SourceError where they are no times, or all the same."""
         import numpy as np
 
-        found = (moment(value, feature) for value in values)
+        found = (parse_time(value, feature) for value in values)
         times = np.sort(np.fromiter((time for time in found if time is not None), np.int64))
         if not len(times):
             raise SourceError(
@@ -82,8 +82,8 @@ class TimeSplits:
             and not (_SECONDS[0] * unit <= times[0] and times[-1] <= _SECONDS[1] * unit)
         ):
             raise SourceError(
-                f"column {column!r} holds numbers from {moment_text(int(times[0]), feature)} to "
-                f"{moment_text(int(times[-1]), feature)}, which are no seconds since 1970; give split_gap as "
+                f"column {column!r} holds numbers from {time_text(int(times[0]), feature)} to "
+                f"{time_text(int(times[-1]), feature)}, which are no seconds since 1970; give split_gap as "
                 "a number in their unit, or a column of dates"
             )
         self.left_out = 0

@@ -42,7 +42,7 @@ from typing import Any
 import xxhash
 
 from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import in_order, persistently
+from shardline.components.storage.prefetch import ordered_map, with_retries
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import DatasetError, RunError, SettingsError
 from shardline.trainer.base.files import TEMPORARY
@@ -149,7 +149,7 @@ class WorkDirectory:
             return 1
 
         directory.mkdir(exist_ok=True)
-        copied = in_order(copy, names, size=int, in_flight=TOGETHER)
+        copied = ordered_map(copy, names, size=int, in_flight=TOGETHER)
         return [each for each in copied if isinstance(each, Exception)]
 
     def left_over(self) -> list[Path]:
@@ -169,7 +169,7 @@ class WorkDirectory:
                 path.unlink(missing_ok=True)
             return 1
 
-        for _ in in_order(remove, {*self.path.glob("*")} - kept, size=int):
+        for _ in ordered_map(remove, {*self.path.glob("*")} - kept, size=int):
             pass
 
 
@@ -224,7 +224,7 @@ def locked(out: Path, *, shared: bool = False, take_over: bool = False) -> Itera
                 work = WorkDirectory(out, stack.enter_context(_scratch()))
             stack.callback(remove_empty)
             if work.is_far:
-                persistently(lambda path: path.mkdir(parents=True, exist_ok=True), work.path)
+                with_retries(lambda path: path.mkdir(parents=True, exist_ok=True), work.path)
                 if not shared:
                     name = stack.enter_context(created(work.path / _LOCK, take_over=take_over))
                     work.guard = (_LOCK, name)
@@ -355,7 +355,7 @@ def created(path: Path, *, take_over: bool) -> Iterator[str]:
 def read_small(path: Path) -> str:
     """Returns what a small file says, "" where there is none."""
     try:
-        return persistently(Path.read_bytes, path)[:4096].decode(errors="replace")
+        return with_retries(Path.read_bytes, path)[:4096].decode(errors="replace")
     except FileNotFoundError:
         return ""
 
@@ -388,7 +388,7 @@ def _create(path: Path, name: str) -> bool:
             if error.errno not in (errno.EEXIST, errno.ESTALE):
                 raise
 
-    persistently(write, path)
+    with_retries(write, path)
     return read_small(path) == name
 
 

@@ -26,9 +26,9 @@ from shardline.components.register.probe import endpoint_server, probe
 from shardline.components.register.settings import Deploy
 from shardline.components.vertex.client import Platform, ask, wait
 from shardline.components.vertex.forms import LONGEST_NAME
-from shardline.components.vertex.refusals import Kind, kind_of
+from shardline.components.vertex.refusals import RefusalKind, kind_of
 from shardline.trainer.base.errors import ModelError, PlatformError, RunError
-from shardline.trainer.base.progress import fact, say
+from shardline.trainer.base.progress import fact, report
 
 _NAME = "model"
 _A_YEAR_S = 31_536_000
@@ -90,13 +90,13 @@ class Deployment:
         if self.platform.location == _LOCAL or not self.model:
             count = f"{self.settings.min_replica_count} to {self.settings.max_replica_count}"
             where = f"to {name}, on {count} {self.settings.machine_type}"
-            say("deploy", f"a local run: the model is not deployed; on Vertex AI it would be, {where}")
+            report("deploy", f"a local run: the model is not deployed; on Vertex AI it would be, {where}")
             return ""
         before = self._deploy_beside_others(name)
         try:
             self._undeploy_idle(name, before)
         except PlatformError as error:  # the model serves, and is to become the champion
-            say("deploy", f"warning: {error}; models without traffic stay, and cost machines")
+            report("deploy", f"warning: {error}; models without traffic stay, and cost machines")
         fact("endpoint", name)
         return name
 
@@ -113,7 +113,7 @@ class Deployment:
         """Deploys the model once it has agreed on an endpoint of its own; returns the traffic of before."""
         endpoint = self._get(name)
         if self.id in _ids(endpoint):
-            say("deploy", f"{self.model} was deployed to {name} by an earlier attempt of this run")
+            report("deploy", f"{self.model} was deployed to {name} by an earlier attempt of this run")
         else:
             self._prove(endpoint)
         try:
@@ -125,7 +125,7 @@ class Deployment:
             if self.settings.traffic_percent:
                 split = share_traffic(before, self.id, self.settings.traffic_percent)
                 shares = ", ".join(f"{key} {share} %" for key, share in sorted(split.items()))
-                say("deploy", f"traffic of {name}: {shares}")
+                report("deploy", f"traffic of {name}: {shares}")
                 # Without an etag: repeated after a lost answer, the call would meet its own change.
                 traffic = {"name": name, "traffic_split": split}
                 request = {"endpoint": traffic, "update_mask": {"paths": ["traffic_split"]}}
@@ -150,7 +150,12 @@ class Deployment:
             "encryption_spec": {"kms_key_name": key} if key else None,
         }
         request = {"parent": parent, "endpoint": content, "endpoint_id": endpoint_id}
-        self._do(f"make the endpoint {name}", self.platform.endpoints.create_endpoint, request, Kind.CONFLICT)
+        self._do(
+            f"make the endpoint {name}",
+            self.platform.endpoints.create_endpoint,
+            request,
+            RefusalKind.CONFLICT,
+        )
         try:
             one = replace(self.settings, min_replica_count=1, max_replica_count=1)
             self._deploy(name, one, {"0": 100})
@@ -160,7 +165,7 @@ class Deployment:
                     f"{self.model} on {name} does not answer as it did when it was judged: {found}; compare "
                     "the serving image's TensorFlow with the one in export.json"
                 )
-            say("deploy", f"{name} answers as the model did when it was judged: {found}")
+            report("deploy", f"{name} answers as the model did when it was judged: {found}")
             self.check()
         finally:
             self._undeploy(name, self.id, delete=True)
@@ -174,12 +179,12 @@ class Deployment:
         for one in idle[self.settings.keep :]:
             self._undeploy(name, one.id)
         if kept := [one.id for one in idle[: self.settings.keep]]:
-            say("deploy", f"kept without traffic, at the price of machines: {', '.join(kept)}")
+            report("deploy", f"kept without traffic, at the price of machines: {', '.join(kept)}")
 
     def _deploy(self, name: str, settings: Deploy, traffic: Mapping[str, int]) -> None:
         if self.id in _ids(self._get(name)):
             return
-        say("deploy", f"deploying {self.model} to {name}; the platform takes some minutes for machines")
+        report("deploy", f"deploying {self.model} to {name}; the platform takes some minutes for machines")
         machine: dict[str, Any] = {"machine_type": settings.machine_type}
         if settings.accelerator_type:
             machine["accelerator_type"] = settings.accelerator_type
@@ -197,13 +202,13 @@ class Deployment:
         }
         request = {"endpoint": name, "deployed_model": deployed, "traffic_split": dict(traffic)}
         doing, end = f"deploy {self.model} to {name}", time.monotonic() + _DEPLOYMENT_S
-        self._do(doing, self.platform.endpoints.deploy_model, request, Kind.CONFLICT)
+        self._do(doing, self.platform.endpoints.deploy_model, request, RefusalKind.CONFLICT)
         while self.id not in _ids(self._get(name)):  # what an earlier attempt has begun
             if time.monotonic() > end:
                 raise PlatformError(f"cannot {doing}: an earlier attempt's deployment does not end")
             time.sleep(_POLL_S)
 
-    def _do(self, doing: str, method: Callable[..., Any], request: Any, settled: Kind) -> None:
+    def _do(self, doing: str, method: Callable[..., Any], request: Any, settled: RefusalKind) -> None:
         """Has the platform do what takes minutes; an error of the kind `settled` says that it is done."""
         try:
             wait(doing, ask(doing, method, request), _DEPLOYMENT_S)
@@ -215,11 +220,13 @@ class Deployment:
         """Undeploys a model, and with `delete` its endpoint; what cannot be is said, and fails nothing."""
         endpoints, model = self.platform.endpoints, {"endpoint": name, "deployed_model_id": deployed_id}
         try:
-            self._do(f"undeploy {deployed_id} from {name}", endpoints.undeploy_model, model, Kind.MISSING)
+            self._do(
+                f"undeploy {deployed_id} from {name}", endpoints.undeploy_model, model, RefusalKind.MISSING
+            )
             if delete:
-                self._do(f"delete {name}", endpoints.delete_endpoint, {"name": name}, Kind.MISSING)
+                self._do(f"delete {name}", endpoints.delete_endpoint, {"name": name}, RefusalKind.MISSING)
         except PlatformError as error:
-            say("deploy", f"warning: {error}; it costs machines until it is gone")
+            report("deploy", f"warning: {error}; it costs machines until it is gone")
 
     def _get(self, name: str) -> Any:
         return ask(f"read the endpoint {name}", self.platform.endpoints.get_endpoint, {"name": name})
@@ -245,7 +252,7 @@ def register_model(exported: Path, quality: str, champion_uri: str, run: str = "
         RunError: When copying fails.
     """
     if not champion_uri:
-        say("register", "champion_uri is empty: the blessed model is not published")
+        report("register", "champion_uri is empty: the blessed model is not published")
         return
     catalog.refuse_container("champion_uri", champion_uri)
     try:
@@ -259,7 +266,7 @@ def register_model(exported: Path, quality: str, champion_uri: str, run: str = "
         how = f"is the champion, replacing {published.commit.replaced}"
     else:
         how = "is the champion"
-    say("register", f"version {published.version} {how}")
+    report("register", f"version {published.version} {how}")
     fact("champion", champions.where(champion_uri, published.version))
 
 

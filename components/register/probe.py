@@ -19,7 +19,7 @@ from shardline.components.model_store import Export
 from shardline.components.validate.export.predictions import compare, is_answer
 from shardline.components.vertex.client import Platform, ask
 from shardline.trainer.base.errors import ModelError, PlatformError, RunError, SettingsError
-from shardline.trainer.base.progress import say
+from shardline.trainer.base.progress import report
 
 #: Another machine rounds differently, in 16 bits by a percent.
 TOLERANCE = 0.01
@@ -81,7 +81,7 @@ def probe(server: Server, exported: Path, *, tolerance: float = TOLERANCE) -> Pr
     if not 0 <= tolerance <= 1:
         raise SettingsError(f"the tolerance must be from 0 to 1, got {tolerance}; 0.01 is a percent")
     export, instances = _read_golden(exported)
-    say("probe", f"sending {len(instances)} golden examples")
+    report("probe", f"sending {len(instances)} golden examples")
     # One by one only where they are too long for one request.
     together = len(json.dumps(instances)) <= _LARGEST_REQUEST
     answers = [server(some) for some in ([instances] if together else [[one] for one in instances])]

@@ -118,7 +118,7 @@ def _continue(run: str, base: str, job_name: str, training: TrainingSettings) ->
         for path in sorted(paths, key=lambda path: path.match(_INDEX)):
             with files.replacing(own / path.name) as temporary:
                 shutil.copyfile(path, temporary)
-    progress.say(_TOPIC, f"the training goes on from the checkpoints in {source}")
+    progress.report(_TOPIC, f"the training goes on from the checkpoints in {source}")
 
 
 def rehearse(
@@ -140,7 +140,7 @@ def rehearse(
     from shardline.trainer.keras_compat import tensorflow_internals
 
     tensorflow_internals.import_tensorflow()  # quietly
-    from shardline.trainer.cluster.cluster import Cluster
+    from shardline.trainer.cluster.cluster import ClusterConfig
     from shardline.trainer.cluster.strategy import choose
     from shardline.trainer.loop.run import check_splits
 
@@ -153,25 +153,27 @@ def rehearse(
     check_splits(settings, manifest, max(1, readers), evaluator=settings.evaluator)
     if readers:
         hosts, servers = ("replica",) * readers, ("server",) * parameter_servers
-        cluster = Cluster(hosts=hosts if readers > 1 or servers else (), ps_hosts=servers)
+        cluster = ClusterConfig(hosts=hosts if readers > 1 or servers else (), ps_hosts=servers)
         # Whether there are GPUs for NCCL, the replicas will see.
         asked = settings if settings.communication != "nccl" else replace(settings, communication="auto")
         choose(asked, cluster)
-    progress.say(_TOPIC, f"one step of {training.model}, its export and its judgement on a few examples")
+    progress.report(_TOPIC, f"one step of {training.model}, its export and its judgement on a few examples")
     with tempfile.TemporaryDirectory(prefix="shardline-rehearsal-") as scratch:
         few, model = Path(scratch, "dataset"), Path(scratch, "model")
         sample = write_sample(dataset, manifest, few)
         with progress.sink(lambda event: None):  # of a model that nobody will see
             task.run(_one_step(settings, few, model, sample))
             _judge(model, few, sample, training.model, gate)
-    progress.say(_TOPIC, f"trains, saves, loads, exports, can be judged: {time.monotonic() - started:.0f} s")
+    progress.report(
+        _TOPIC, f"trains, saves, loads, exports, can be judged: {time.monotonic() - started:.0f} s"
+    )
 
 
 def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: GateSettings) -> None:
     """Exports a model, measures the export and the champion, and refuses rules that cannot be judged."""
     from shardline.components.validate.evaluate import Examples, measure
     from shardline.components.validate.export.formats import measure_formats
-    from shardline.components.validate.gate.champion import Challenge, challenge_champion
+    from shardline.components.validate.gate.champion import ChampionEvaluation, evaluate_champion
     from shardline.components.validate.gate.rules import NOT_MEASURED, OFF
     from shardline.components.validate.gate.verdict import judge
     from shardline.components.validate.validation import export_trained
@@ -187,9 +189,9 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     few: dict[str, Any] = {"min_slice": 1, "calls": _CALLS}
     measured = measure(out / SAVED_MODEL, examples, loaded=loaded, **few)
     measured = measure_formats(out, export.formats or (), examples, measured)
-    challenge = Challenge(measured.evaluation)
+    challenge = ChampionEvaluation(measured.evaluation)
     if gate.champion_uri:
-        challenge = challenge_champion(measured, gate.champion_uri, examples, **few)
+        challenge = evaluate_champion(measured, gate.champion_uri, examples, **few)
         wanted = any(rule.reference == "champion" and rule.operator != OFF for rule in rules.rules)
         if wanted and challenge.absence and not challenge.absence.first:
             raise ModelError(f"the champion cannot be compared with: {challenge.absence.text}")

@@ -13,7 +13,7 @@ from typing import cast
 from shardline.components.runs.record import FAILED, results, RUNNING, RunRecord, State
 from shardline.components.runs.causes import explain, Failure
 from shardline.components.vertex.client import Platform, ask, ask_all
-from shardline.components.runs.platform_run import read_run, Run
+from shardline.components.runs.platform_run import read_run, PlatformRun
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PlatformError, SettingsError
 
@@ -169,7 +169,7 @@ def read_record(platform: Platform, run: str, state: State | None = None) -> Run
     )
 
 
-def failure_of(platform: Platform, run: Run) -> Failure:
+def failure_of(platform: Platform, run: PlatformRun) -> Failure:
     """Returns what the platform and its logs tell of a failed run.
 
     What cannot be read is said, and the failure is told as well as it can be without it.
@@ -185,7 +185,7 @@ def failure_of(platform: Platform, run: Run) -> Failure:
             job = ask(f"read the job {_id(name)}", platform.jobs.get_custom_job, {"name": name})
             messages.append(str(job.error.message))
         except PlatformError as error:
-            progress.say("vertex", str(error))
+            progress.report("vertex", str(error))
     messages.append(task.error)
     # The one that names an exit code, else the first.
     message = next(filter(_STATUS.search, messages), "") or next(filter(None, messages), "")
@@ -196,7 +196,7 @@ def failure_of(platform: Platform, run: Run) -> Failure:
         try:
             lines = read_entries(platform, map(_id, task.jobs), _ENTRIES, pool)
         except PlatformError as error:
-            progress.say("vertex", str(error))
+            progress.report("vertex", str(error))
     log = [line.text for line in lines]
     own = own_error(log)
     return Failure(

@@ -1,6 +1,6 @@
 """Run of a pipeline on the platform: its tasks, with their states, durations, custom jobs and outputs.
 
-`status`, `explain`, `logs`, `submit --wait` and the exit handler all use the `Run` that `read_run` returns.
+`status`, `explain`, `logs`, `submit --wait` and the exit handler all use the `PlatformRun` that `read_run` returns.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Lasting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(_Lasting):
+class PlatformTask(_Lasting):
     """One task of a run.
 
     Attributes:
@@ -95,7 +95,7 @@ class Task(_Lasting):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(_Lasting):
+class PlatformRun(_Lasting):
     """One run.
 
     Attributes:
@@ -112,7 +112,7 @@ class Run(_Lasting):
     schedule: str
     link: str
     parameters: Mapping[str, Any]
-    tasks: tuple[Task, ...]
+    tasks: tuple[PlatformTask, ...]
 
     @property
     def job_id(self) -> str:
@@ -120,7 +120,7 @@ class Run(_Lasting):
         return self.name.rpartition("/")[2]
 
     @property
-    def failed_task(self) -> Task | None:
+    def failed_task(self) -> PlatformTask | None:
         """The task that failed first; the innermost where it is part of others."""
         failed = [task for task in self.tasks if task.state == FAILED]
         inner = [
@@ -156,7 +156,7 @@ def resource_name(platform: Platform, run: str) -> str:
     return run
 
 
-def read_run(platform: Platform, run: str, *, watching: bool = False) -> Run:
+def read_run(platform: Platform, run: str, *, watching: bool = False) -> PlatformRun:
     """Returns a run, given its id or resource name, as it stands.
 
     Raises:
@@ -168,7 +168,7 @@ def read_run(platform: Platform, run: str, *, watching: bool = False) -> Run:
     return run_of(ask(doing, platform.pipelines.get_pipeline_job, request, watching=watching), platform)
 
 
-def latest_runs(platform: Platform, limit: int, condition: str = "") -> list[Run]:
+def latest_runs(platform: Platform, limit: int, condition: str = "") -> list[PlatformRun]:
     """Returns the newest runs, `limit` at most, without their tasks; raises as `read_run` does.
 
     `condition` is a filter of ListPipelineJobs; "" for all.
@@ -184,13 +184,13 @@ def latest_runs(platform: Platform, limit: int, condition: str = "") -> list[Run
     return [run_of(job, platform) for job in found]
 
 
-def run_of(job: PipelineJob, platform: Platform) -> Run:
+def run_of(job: PipelineJob, platform: Platform) -> PlatformRun:
     """Returns the run that the API describes."""
     from google.protobuf.json_format import MessageToDict
 
     job_id = job.name.rpartition("/")[2]
     config = MessageToDict(type(job.runtime_config).pb(job.runtime_config))
-    return Run(
+    return PlatformRun(
         name=job.name,
         pipeline=job.display_name,
         state=_word(job.state.name),
@@ -205,7 +205,7 @@ def run_of(job: PipelineJob, platform: Platform) -> Run:
     )
 
 
-def _tasks(details: Sequence[PipelineTaskDetail], job_id: str) -> tuple[Task, ...]:
+def _tasks(details: Sequence[PipelineTaskDetail], job_id: str) -> tuple[PlatformTask, ...]:
     by_id = {detail.task_id: detail for detail in details}
     parents = {detail.parent_task_id for detail in details}
     # The whole run is a task as well, of the run's own name.
@@ -226,7 +226,7 @@ def _tasks(details: Sequence[PipelineTaskDetail], job_id: str) -> tuple[Task, ..
     )
 
 
-def _task(detail: PipelineTaskDetail, path: str, is_only: bool, is_group: bool) -> Task:
+def _task(detail: PipelineTaskDetail, path: str, is_only: bool, is_group: bool) -> PlatformTask:
     made = {key: item.artifacts[0] for key, item in detail.outputs.items() if item.artifacts}
     metadata = dict(detail.execution.metadata or {})
     outputs = {
@@ -235,7 +235,7 @@ def _task(detail: PipelineTaskDetail, path: str, is_only: bool, is_group: bool) 
     container, custom = detail.executor_detail.container_detail, detail.executor_detail.custom_job_detail
     jobs = (*container.failed_main_jobs, container.main_job, *custom.failed_jobs, custom.job)
     launched = [match[0] for match in _CUSTOM_JOB.finditer(str(outputs.get("gcp_resources", "")))]
-    return Task(
+    return PlatformTask(
         name=detail.task_name if is_only else path,
         path=path,
         state=_word(detail.state.name),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 from shardline.components.vertex.client import again, platform_errors
-from shardline.components.vertex.refusals import Kind, kind_of
+from shardline.components.vertex.refusals import RefusalKind, kind_of
 from shardline.trainer.base.errors import PlatformError
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Bucket:
         try:
             data = self._ask(self._doing("read", name), blob.download_as_bytes, retry=None)
         except PlatformError as error:
-            if kind_of(error.__cause__) is Kind.MISSING:
+            if kind_of(error.__cause__) is RefusalKind.MISSING:
                 return None
             raise
         return data, int(blob.generation or 0)
@@ -222,7 +222,7 @@ class Bucket:
         try:
             self._ask(self._doing("write", name), call, retry=None)
         except PlatformError as error:
-            if generation is None or kind_of(error.__cause__) is not Kind.CONFLICT:
+            if generation is None or kind_of(error.__cause__) is not RefusalKind.CONFLICT:
                 raise
             return False
         return True
@@ -240,7 +240,7 @@ class Bucket:
         try:
             self._ask(self._doing("remove", name), self._blob(name).delete, retry=None)
         except PlatformError as error:
-            if kind_of(error.__cause__) is not Kind.MISSING:
+            if kind_of(error.__cause__) is not RefusalKind.MISSING:
                 raise
 
     def _blob(self, name: str) -> Blob:

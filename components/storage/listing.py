@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 from shardline.components.storage import remote_files
 from shardline.components.storage.bucket import Bucket, Page, parse_uri
-from shardline.components.storage.prefetch import in_order
+from shardline.components.storage.prefetch import ordered_map
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import PlatformError, SourceError
 
@@ -67,7 +67,7 @@ def listed(root: str) -> Objects | Directory:
     return Directory(root)
 
 
-def tell_mount(folders: Sequence[str]) -> None:
+def report_mount(folders: Sequence[str]) -> None:
     """Has a mount list folders: of a name that it has not listed lately it asks before each read."""
 
     def count(folder: str) -> int:
@@ -75,7 +75,7 @@ def tell_mount(folders: Sequence[str]) -> None:
             return sum(1 for _ in itertools.islice(entries, _KNOWN))
 
     known = 0
-    for found in in_order(count, folders[:_FOLDERS], size=int):
+    for found in ordered_map(count, folders[:_FOLDERS], size=int):
         known += found if isinstance(found, int) else 0
         if known >= _KNOWN:
             return
@@ -107,7 +107,9 @@ def matching(pattern: str) -> Iterator[File]:
         raise NoFileError(f"no file matches {pattern!r}")
     if absent:
         shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5:,} more" if absent[5:] else "")
-        progress.say("listing", f"nothing is there for {len(absent)} of {len(absent) + len(found)}: {shown}")
+        progress.report(
+            "listing", f"nothing is there for {len(absent)} of {len(absent) + len(found)}: {shown}"
+        )
     return itertools.chain.from_iterable(found)
 
 
@@ -151,7 +153,7 @@ def _first(found: Iterator[T], bucket: Bucket, path: str) -> T | None:
 @functools.cache
 def _say(bucket: str, why: str) -> None:
     way = "through its mount, a request a file"
-    progress.say("listing", f"gs://{bucket} is listed {way}, as its API does not answer: {why}")
+    progress.report("listing", f"gs://{bucket} is listed {way}, as its API does not answer: {why}")
 
 
 class Objects:
@@ -207,7 +209,7 @@ class Objects:
             return sum(page.weight for page in found)
 
         ranges = itertools.pairwise(["", *cuts, ""])
-        for found in in_order(pages, ranges, size=weight, in_flight=_TOGETHER, room=_ROOM):
+        for found in ordered_map(pages, ranges, size=weight, in_flight=_TOGETHER, room=_ROOM):
             if isinstance(found, Exception):
                 raise found
             yield from found
@@ -251,7 +253,9 @@ def _described(found: Iterable[File], root: str) -> Iterator[File]:
 
     try:
         for file in (
-            in_order(stat, found, size=lambda _: 1) if remote_files.is_far(root) else map(stat, found)
+            ordered_map(stat, found, size=lambda _: 1)
+            if remote_files.is_on_network(root)
+            else map(stat, found)
         ):
             if isinstance(file, Exception):
                 raise file

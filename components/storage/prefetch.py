@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from shardline.components.vertex.refusals import Kind, kind_of
+from shardline.components.vertex.refusals import RefusalKind, kind_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -34,14 +34,14 @@ _AGAIN = {
 
 
 #: A 1 for each read and write of this process that was tried again, or numbers of them.
-REPEATED = list[int]()
+RETRIES = list[int]()
 
 
-def take_repeated() -> int:
+def take_retry_count() -> int:
     """Returns how many were tried again since the last call."""
     repeated = 0
-    while REPEATED:
-        repeated += REPEATED.pop()
+    while RETRIES:
+        repeated += RETRIES.pop()
     return repeated
 
 
@@ -59,14 +59,14 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, TimeoutError | ConnectionError):
         return True
     kind = kind_of(error)
-    if kind is Kind.UNREACHED:
+    if kind is RefusalKind.UNREACHED:
         return "certificate" not in str(error).lower()
     # What renews a token raises an error of its own from that of the connection.
     cause = error.__cause__ if type(error).__module__.startswith("google.auth") else None
-    return kind in (Kind.BUSY, Kind.LOST) or (cause is not None and is_transient(cause))
+    return kind in (RefusalKind.BUSY, RefusalKind.LOST) or (cause is not None and is_transient(cause))
 
 
-def persistently(request: Callable[[Item], Result], item: Item) -> Result:
+def with_retries(request: Callable[[Item], Result], item: Item) -> Result:
     """Returns what a request gives, sent again after errors that may pass, each time after a longer pause."""
     try:
         return request(item)
@@ -84,7 +84,7 @@ def persistently(request: Callable[[Item], Result], item: Item) -> Result:
         return request(item)
 
     policy = Retry(
-        is_transient, initial=0.5, maximum=8.0, timeout=PATIENCE_S, on_error=lambda _: REPEATED.append(1)
+        is_transient, initial=0.5, maximum=8.0, timeout=PATIENCE_S, on_error=lambda _: RETRIES.append(1)
     )
     try:
         return policy(attempt)()
@@ -92,7 +92,7 @@ def persistently(request: Callable[[Item], Result], item: Item) -> Result:
         raise over.cause from over.cause.__cause__
 
 
-def in_order(
+def ordered_map(
     read: Callable[[Item], Result],
     items: Iterable[Item],
     *,
@@ -111,7 +111,7 @@ def in_order(
     try:
         while True:
             for item in itertools.islice(source, max(0, window - len(waiting))):
-                waiting.append(pool.submit(persistently, read, item))
+                waiting.append(pool.submit(with_retries, read, item))
             if not waiting:
                 return
             first = waiting.popleft()

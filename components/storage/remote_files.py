@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 from shardline.components.storage.bucket import parse_uri
-from shardline.components.storage.prefetch import TruncatedError, in_order, persistently
+from shardline.components.storage.prefetch import TruncatedError, ordered_map, with_retries
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ShardlineError, SourceError
 
@@ -65,7 +65,7 @@ def one_line(path: str, what: str = "") -> Iterator[None]:
         raise SourceError(f"cannot read {what}{path!r}: {reason(error)}") from None
 
 
-def is_far(path: str) -> bool:
+def is_on_network(path: str) -> bool:
     """Returns whether a resolved path is a URL, or on a file system behind a network: a mounted bucket."""
     return is_remote(path) or files.is_mounted(path)
 
@@ -73,7 +73,7 @@ def is_far(path: str) -> bool:
 def open_read(path: str) -> BinaryIO:
     """Opens a file for reading; a local one without a buffer, as its readers ask for large blocks."""
     with one_line(path):
-        if near := find_copy(path) if is_far(path) else path:
+        if near := local_copy(path) if is_on_network(path) else path:
             return _open_local(near)
         return cast(BinaryIO, io.BufferedReader(Ranges(path), _RANGE))
 
@@ -90,7 +90,7 @@ def fetch(path: str, target: str) -> None:
             return at - start
 
         parts = range(0, source.size, _PART)
-        for copied in in_order(copy, parts, size=int, in_flight=_RANGES, room=_RANGES * _PART):
+        for copied in ordered_map(copy, parts, size=int, in_flight=_RANGES, room=_RANGES * _PART):
             if isinstance(copied, Exception):
                 raise copied
 
@@ -105,7 +105,7 @@ def upload(source: Path, target: Path, before: Callable[[], None] = lambda: None
             copy.flush()
             os.fsync(copy.fileno())  # what the bucket does not take is said here
 
-    persistently(write, source)
+    with_retries(write, source)
 
 
 def read_whole(path: str, generation: int = 0) -> bytes:
@@ -164,8 +164,8 @@ class Ranges(io.RawIOBase):
             if not self._follows:
                 first, *rest = range(self._position, self.size, _RANGE)
                 # The first one alone: of many files only the beginning is wanted.
-                others = in_order(self._range, rest, in_flight=_RANGES)
-                self._blocks, self._follows = chain([persistently(self._range, first)], others), True
+                others = ordered_map(self._range, rest, in_flight=_RANGES)
+                self._blocks, self._follows = chain([with_retries(self._range, first)], others), True
             if isinstance(block := next(self._blocks), Exception):
                 raise block
             self._block = memoryview(block)
@@ -218,7 +218,7 @@ def stamp(path: str) -> tuple[int, int]:
             return _stamp_of(file)
 
     with one_line(path):
-        return persistently(ask, path)
+        return with_retries(ask, path)
 
 
 def _stamp_of(file: BinaryIO) -> tuple[int, int]:
@@ -250,7 +250,7 @@ def reason(error: BaseException) -> str:
     return str(words).strip().partition("\n")[0]
 
 
-class _Copies:
+class _LocalCopies:
     """Copies of files that are far in a directory of this disk, each made once, some at the same time."""
 
     def __init__(self, directory: Path) -> None:
@@ -280,17 +280,17 @@ class _Copies:
             return self._begun[path]
 
 
-_copies: _Copies | None = None
+_copies: _LocalCopies | None = None
 
 
 @contextlib.contextmanager
-def kept_in(directory: Path) -> Iterator[None]:
+def local_copies(directory: Path) -> Iterator[None]:
     """Has files that are far copied to a directory when they are opened, while the context lasts."""
     global _copies
     if _copies and _copies.directory == directory:
         yield
         return
-    _copies = made = _Copies(directory)
+    _copies = made = _LocalCopies(directory)
     try:
         yield
     finally:
@@ -298,13 +298,13 @@ def kept_in(directory: Path) -> Iterator[None]:
         made.pool.shutdown(cancel_futures=True)
 
 
-def expect(paths: Iterable[str]) -> None:
+def prefetch_copies(paths: Iterable[str]) -> None:
     """Begins to copy files that will be opened, in this order; where no copies are kept, nothing happens."""
     if _copies:
         for path in paths:
             _copies.begin(path)
 
 
-def find_copy(path: str) -> str:
+def local_copy(path: str) -> str:
     """Returns the path of the copy of a file, once it is whole; "" where no copies are kept."""
     return _copies.begin(path).result() if _copies else ""

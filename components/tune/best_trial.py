@@ -18,7 +18,7 @@ from shardline.components.vertex.client import Platform, ask
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read
 from shardline.trainer.base.errors import PlatformError, RunError
-from shardline.trainer.base.progress import fact, say
+from shardline.trainer.base.progress import fact, report
 
 #: In the output directory: the job with its trials, in the JSON form of the API, and a table of them.
 TRIALS_FILE, REPORT_FILE = "trials.json", "trials.html"
@@ -33,7 +33,7 @@ class Best(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class TrialResult:
     """A trial of a tuning job, numbered from "1"; `state` is in the words of the API, as in SUCCEEDED.
 
     `value` is the study's metric, measured at training step `step`; None where it was not measured. The trial
@@ -49,7 +49,7 @@ class Trial:
     reason: str = ""
 
 
-def finish(gcp_resources: str, output: Path, report: Path, training: Mapping[str, Any]) -> Best:
+def finish(gcp_resources: str, output: Path, artifact: Path, training: Mapping[str, Any]) -> Best:
     """Returns the best trial, shows all of them, and writes trials.json and trials.html into `output`.
 
     `training` has the fields of `TrainingSettings` before tuning. Raises PlatformError when the job cannot be
@@ -64,10 +64,10 @@ def finish(gcp_resources: str, output: Path, report: Path, training: Mapping[str
         page = _page(job, trials, best)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlatformError(f"the tuning job {job.get('name', '')} cannot be read: {error!r}") from None
-    for path in (report, output / REPORT_FILE):  # the platform shows the one, people open the other
+    for path in (artifact, output / REPORT_FILE):  # the platform shows the one, people open the other
         files.write_text(path, page)
     for line in table(trials, metric["metricId"], best):
-        say("tune", line)
+        report("tune", line)
     fact("best trial", best.id, f"{best.id}: {metric['metricId']} {best.value:.4f}  {_words(best)}")
     fact("trials", str(output / REPORT_FILE))
     tuned = read(TrainingSettings, training, "training").with_tuned(best.parameters)
@@ -94,7 +94,7 @@ def read_job(gcp_resources: str) -> dict[str, Any]:
     return dict(MessageToDict(type(found).pb(found)))
 
 
-def trials_of(job: Mapping[str, Any]) -> list[Trial]:
+def trials_of(job: Mapping[str, Any]) -> list[TrialResult]:
     """Returns the trials of a job in the JSON form of the API, in the order of their numbers."""
     types = {
         spec["parameterId"]: key.removesuffix("ValueSpec")
@@ -107,14 +107,14 @@ def trials_of(job: Mapping[str, Any]) -> list[Trial]:
     return sorted(trials, key=lambda trial: int(trial.id))
 
 
-def _trial(item: Mapping[str, Any], types: Mapping[str, str], metric: str) -> Trial:
+def _trial(item: Mapping[str, Any], types: Mapping[str, str], metric: str) -> TrialResult:
     measured, seconds = item.get("finalMeasurement", {}), None
     with contextlib.suppress(KeyError, ValueError):
         start, end = (datetime.datetime.fromisoformat(item[key]) for key in ("startTime", "endTime"))
         seconds = (end - start).total_seconds()
     # A metric of 0 is a default of the message, which JSON may leave out.
     values = [entry.get("value", 0.0) for entry in measured.get("metrics", []) if entry["metricId"] == metric]
-    return Trial(
+    return TrialResult(
         id=str(item["id"]),
         state=item.get("state", "STATE_UNSPECIFIED"),
         parameters={
@@ -128,7 +128,7 @@ def _trial(item: Mapping[str, Any], types: Mapping[str, str], metric: str) -> Tr
     )
 
 
-def best_of(trials: Sequence[Trial], metric: Mapping[str, str]) -> Trial:
+def best_of(trials: Sequence[TrialResult], metric: Mapping[str, str]) -> TrialResult:
     """Returns the best trial by the study's metric, the first of equals; RunError when none has succeeded."""
     measured = [trial for trial in trials if trial.state == "SUCCEEDED" and trial.value is not None]
     if not measured:
@@ -140,7 +140,7 @@ def best_of(trials: Sequence[Trial], metric: Mapping[str, str]) -> Trial:
     return max(measured, key=lambda trial: sign * float(trial.value or 0))
 
 
-def table(trials: Sequence[Trial], metric: str, best: Trial) -> list[str]:
+def table(trials: Sequence[TrialResult], metric: str, best: TrialResult) -> list[str]:
     """Returns the trials as lines of text, a heading first."""
     names = _names(trials)
     rows = [
@@ -152,11 +152,11 @@ def table(trials: Sequence[Trial], metric: str, best: Trial) -> list[str]:
     return text.table(head, rows, align="r" * (len(head) - 1) + "l").splitlines()
 
 
-def _names(trials: Sequence[Trial]) -> list[str]:
+def _names(trials: Sequence[TrialResult]) -> list[str]:
     return list(dict.fromkeys(name for trial in trials for name in trial.parameters))
 
 
-def _outcome(trial: Trial) -> list[str]:
+def _outcome(trial: TrialResult) -> list[str]:
     value = "-" if trial.value is None else f"{trial.value:.4f}"
     seconds = "-" if trial.seconds is None else f"{trial.seconds:.0f} s"
     state = trial.state.lower() + (f": {trial.reason}" if trial.reason else "")
@@ -167,11 +167,11 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
-def _words(trial: Trial) -> str:
+def _words(trial: TrialResult) -> str:
     return ", ".join(f"{name} {_shown(value)}" for name, value in trial.parameters.items())
 
 
-def _page(job: Mapping[str, Any], trials: Sequence[Trial], best: Trial) -> str:
+def _page(job: Mapping[str, Any], trials: Sequence[TrialResult], best: TrialResult) -> str:
     study = job["studySpec"]
     facts = {
         "job": job.get("name") or job.get("displayName", ""),

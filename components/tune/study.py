@@ -19,7 +19,7 @@ from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read, restore_integers
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.base.progress import errors_end_the_process, say
+from shardline.trainer.base.progress import errors_end_the_process, report
 
 #: The trainer's option that has a metric reported; its value is the study's.
 METRIC_OPTION = "tuning_metric"
@@ -36,7 +36,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameter:
+class StudyParameter:
     """A parameter of the search.
 
     Attributes:
@@ -130,7 +130,7 @@ class Study:
     """
 
     metric: str
-    parameter: tuple[Parameter, ...] = ()
+    parameter: tuple[StudyParameter, ...] = ()
     goal: Literal["maximize", "minimize"] = "maximize"
     max_trial_count: int = 10
     parallel_trial_count: int = 1
@@ -247,7 +247,7 @@ def plan(
         container = pool.get("container_spec", {})  # none in the slot of a pool that is not there
         if container and container["image_uri"] != REDUCTION_SERVER_IMAGE:
             container.update(command=["python3", "-m", "shardline.components.tune.study"], args=[argument])
-    say(
+    report(
         "tune",
         f"up to {searched.max_trial_count} trials {searched.goal} {searched.metric} "
         f"over {', '.join(searched.types)}",

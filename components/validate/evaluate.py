@@ -19,10 +19,10 @@ import xxhash
 
 from shardline.components.validate.export.predictions import THRESHOLD, Predictions
 from shardline.components.validate.export.signatures import CALLS, REQUESTS, ServedModel, measure_costs
-from shardline.components.validate.metrics.classes import ClassOutcomes, SeveralOutcomes
+from shardline.components.validate.metrics.classes import ClassOutcomes, MultilabelOutcomes
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Mistake
 from shardline.components.validate.metrics.metrics import QUALITY
-from shardline.components.validate.metrics.regression import NumberOutcomes
+from shardline.components.validate.metrics.regression import RegressionOutcomes
 from shardline.components.validate.metrics.resampling import Outcomes, distinct
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import advance
@@ -255,13 +255,13 @@ def gather(
         name, said = label.name, joined.said[label.name]
         true = np.concatenate([b.labels[name] for b in batches])
         if label.kind != REGRESSION:
-            kind = ClassOutcomes if label.kind == CLASS else SeveralOutcomes
+            kind = ClassOutcomes if label.kind == CLASS else MultilabelOutcomes
             outcomes[name] = kind(label, true, said, columns, copies, predicted=joined.classes[name])
         else:
             numbers = true.reshape(len(true), -1).astype(np.float64), said.astype(np.float64)
             shares = model.quantiles.get(name, ())
             quantiles = joined.quantiles[name].astype(np.float64) if shares else None
-            outcomes[name] = NumberOutcomes(label, *numbers, columns, copies, quantiles, shares)
+            outcomes[name] = RegressionOutcomes(label, *numbers, columns, copies, quantiles, shares)
     mistakes = {name: tuple(mistake for *_, mistake in found) for name, found in ranked.items()}
     return outcomes, mistakes
 

@@ -19,7 +19,7 @@ from shardline.components.validate.export import predictions
 from shardline.components.validate.export.export import export_model, take_samples
 from shardline.components.validate.export.formats import REPRESENTATIVE, measure_formats
 from shardline.components.validate.export.signatures import read_quantiles
-from shardline.components.validate.gate.champion import Challenge, TrainingKeys, challenge_champion
+from shardline.components.validate.gate.champion import ChampionEvaluation, TrainingKeys, evaluate_champion
 from shardline.components.validate.gate.gate import Gate, GateSettings
 from shardline.components.validate.gate.verdict import Blessing, judge
 from shardline.components.validate.metrics.drift import add_drift
@@ -29,7 +29,7 @@ from shardline.components.validate.report.model_card import ModelCard, make_card
 from shardline.components.validate.report.report import Origin, render_report
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read
-from shardline.trainer.base.progress import fact, say
+from shardline.trainer.base.progress import fact, report
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
@@ -110,9 +110,9 @@ def validate(
         )
         gate.check_quantiles(manifest.labels, export.quantiles)
         measured = _measure(out, export, loaded, clean, examples, gate.min_slice)
-    challenge = Challenge(measured.evaluation)
+    challenge = ChampionEvaluation(measured.evaluation)
     if champion_uri:
-        challenge = challenge_champion(measured, champion_uri, examples, min_slice=gate.min_slice)
+        challenge = evaluate_champion(measured, champion_uri, examples, min_slice=gate.min_slice)
     own = keys.data is not None
     evaluation = add_drift(challenge.evaluation, dataset, manifest, out, challenge.profile, own=own)
     warnings = _warnings(manifest, evaluation, keys.warning, keys.describe_leak(examples), challenge.warning)
@@ -121,8 +121,7 @@ def validate(
     )
     described = evaluation, blessing, manifest, export, training
     origin = Origin.of(model_file, training, run)
-    report = render_report(*described, origin=origin)
-    files.write_text(out / model_store.REPORT_FILE, report)
+    files.write_text(out / model_store.REPORT_FILE, render_report(*described, origin=origin))
     card = make_card(manifest, export, training, evaluation, blessing.headline)
     _conclude(evaluation, blessing, card, out)
     return Validation(evaluation, blessing)
@@ -138,11 +137,11 @@ def export_trained(
     **known: Any,
 ) -> tuple[Export, Any]:
     """Exports a model file, with what is `known` of its training, as `export_model` does."""
-    say("validate", "loading the model")
+    report("validate", "loading the model")
     manifest, dataset, heads = examples.manifest, examples.directory, read_recorded_heads(model_file)
     # Only of a training that has not written down what the outputs are, the loss has to say it.
     model = load_model(model_file, function=model_function, compiled=heads is None)
-    say("validate", "exporting the model")
+    report("validate", "exporting the model")
     return export_model(
         model,
         manifest,
@@ -165,9 +164,9 @@ def _measure(
     min_slice: int,
 ) -> Assessment:
     """Measures an export, which a clean process is asked meanwhile, and what it was converted into."""
-    say("validate", "asking the export in a process with TensorFlow alone")
+    report("validate", "asking the export in a process with TensorFlow alone")
     agreement = predictions.ask(clean, out)
-    say("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
+    report("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
     measured = measure(
         out / model_store.SAVED_MODEL, examples, min_slice=min_slice, loaded=loaded, settle=agreement
     )
@@ -264,9 +263,9 @@ def _conclude(evaluation: Evaluation, blessing: Blessing, card: ModelCard, out: 
     fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {blessing.words}")
     for rule in blessing.rules:
         if rule.verdict != "passed":
-            say("validate", str(rule))
+            report("validate", str(rule))
     for warning in blessing.warnings:
-        say("validate", f"warning: {warning}")
+        report("validate", f"warning: {warning}")
     fact("report", str(out / model_store.REPORT_FILE))
     fact("model card", str(out / model_store.CARD_FILE))
     fact("exported model", str(out / model_store.SAVED_MODEL))

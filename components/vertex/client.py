@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from shardline.components.vertex.refusals import Kind, in_short, kind_of, refusal
+from shardline.components.vertex.refusals import RefusalKind, in_short, kind_of, refusal
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import PlatformError, SettingsError
 
@@ -187,23 +187,25 @@ def again(
     from google.api_core.retry import Retry
 
     failed = [] if failed is None else failed
-    passing = {Kind.BUSY, Kind.LOST, Kind.UNREACHED} if repeatable else {Kind.BUSY}
+    passing = (
+        {RefusalKind.BUSY, RefusalKind.LOST, RefusalKind.UNREACHED} if repeatable else {RefusalKind.BUSY}
+    )
     begin = time.monotonic()
 
     def may_pass(error: Exception) -> bool:
-        kind, expired = kind_of(error), [one for one in failed if kind_of(one) is Kind.EXPIRED]
-        if kind is Kind.EXPIRED and credentials is not None and not expired:
+        kind, expired = kind_of(error), [one for one in failed if kind_of(one) is RefusalKind.EXPIRED]
+        if kind is RefusalKind.EXPIRED and credentials is not None and not expired:
             credentials.token = None  # gRPC renews it by the clock only, and not when the platform refuses it
             return True
-        if kind is Kind.UNREACHED and not watching:
+        if kind is RefusalKind.UNREACHED and not watching:
             return repeatable and len(failed) < _UNREACHED_ATTEMPTS
         return kind in passing and time.monotonic() - begin < (_WATCHING_S if watching else _PATIENCE_S)
 
     def note(error: Exception) -> None:
         failed.append(error)
         # A service that is not reached is given up before anybody has read the line.
-        if watching or kind_of(error) is not Kind.UNREACHED:
-            progress.say("vertex", f"cannot {doing} yet ({in_short(error)}); trying again")
+        if watching or kind_of(error) is not RefusalKind.UNREACHED:
+            progress.report("vertex", f"cannot {doing} yet ({in_short(error)}); trying again")
 
     return Retry(
         predicate=may_pass,
@@ -289,7 +291,7 @@ class Rest:
         try:
             return self.ask(api, path)
         except HTTPError as error:
-            if kind_of(error) is Kind.MISSING:
+            if kind_of(error) is RefusalKind.MISSING:
                 return None
             raise
 

@@ -35,7 +35,7 @@ _UNREACHED = re.compile(
 _SIGN_IN = "run 'gcloud auth application-default login', or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
 
 
-class Kind(enum.Enum):
+class RefusalKind(enum.Enum):
     """What a failed call means for the next attempt."""
 
     BUSY = "refused for now, without having done anything (429)"
@@ -47,7 +47,7 @@ class Kind(enum.Enum):
     REFUSED = "refused for good"
 
 
-def kind_of(error: BaseException | None) -> Kind:
+def kind_of(error: BaseException | None) -> RefusalKind:
     """Returns what a failed call means for the next attempt."""
     from google.api_core import exceptions as api
     from google.auth.exceptions import TransportError
@@ -60,15 +60,15 @@ def kind_of(error: BaseException | None) -> Kind:
         *(web.ChunkedEncodingError, web.ConnectionError, web.Timeout),
     )
     if isinstance(error, lost):
-        return Kind.UNREACHED if _UNREACHED.search(str(error)) else Kind.LOST
+        return RefusalKind.UNREACHED if _UNREACHED.search(str(error)) else RefusalKind.LOST
     kinds = {
-        api.TooManyRequests: Kind.BUSY,
-        api.Unauthorized: Kind.EXPIRED,
-        api.NotFound: Kind.MISSING,
-        api.Conflict: Kind.CONFLICT,
-        api.PreconditionFailed: Kind.CONFLICT,
+        api.TooManyRequests: RefusalKind.BUSY,
+        api.Unauthorized: RefusalKind.EXPIRED,
+        api.NotFound: RefusalKind.MISSING,
+        api.Conflict: RefusalKind.CONFLICT,
+        api.PreconditionFailed: RefusalKind.CONFLICT,
     }
-    return next((kind for cls, kind in kinds.items() if isinstance(error, cls)), Kind.REFUSED)
+    return next((kind for cls, kind in kinds.items() if isinstance(error, cls)), RefusalKind.REFUSED)
 
 
 def refusal(doing: str, error: Exception) -> PlatformError:
@@ -78,7 +78,7 @@ def refusal(doing: str, error: Exception) -> PlatformError:
 
 def in_short(error: Exception) -> str:
     """Returns what happened, in a few words."""
-    if kind_of(error) is Kind.UNREACHED:
+    if kind_of(error) is RefusalKind.UNREACHED:
         return "not reached"
     error = _last(error)
     code = getattr(error, "code", None)
@@ -106,7 +106,7 @@ def _reason(error: Exception) -> str:
     kind, said = kind_of(error), short(" ".join(message.split()).rstrip("."), 300)
     if isinstance(error, DefaultCredentialsError):
         return f"no credentials of Google Cloud were found; {_SIGN_IN}"
-    if kind is Kind.UNREACHED:
+    if kind is RefusalKind.UNREACHED:
         return (
             f"Google Cloud was not reached ({said}); check this machine's network connection and the location"
         )
@@ -119,11 +119,13 @@ def _reason(error: Exception) -> str:
     if isinstance(error, (api.BadRequest, api.FailedPrecondition)):
         return f"the platform refused it: {said}"
     words = {
-        Kind.BUSY: f"too many requests, or a quota is used up: {said}; try again later or ask for more",
-        Kind.EXPIRED: f"not signed in ({said}); {_SIGN_IN}",
-        Kind.MISSING: f"not found: {said}; look for a mistyped name, project or location",
-        Kind.CONFLICT: f"it is there already: {said}; choose another id, or look at what is there",
-        Kind.LOST: f"the service did not answer as it should ({in_short(error)}: {said}); try again later",
+        RefusalKind.BUSY: f"too many requests, or a quota is used up: {said}; "
+        "try again later or ask for more",
+        RefusalKind.EXPIRED: f"not signed in ({said}); {_SIGN_IN}",
+        RefusalKind.MISSING: f"not found: {said}; look for a mistyped name, project or location",
+        RefusalKind.CONFLICT: f"it is there already: {said}; choose another id, or look at what is there",
+        RefusalKind.LOST: f"the service did not answer as it should ({in_short(error)}: {said}); "
+        "try again later",
     }
     return words.get(kind, said)
 

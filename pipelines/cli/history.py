@@ -24,7 +24,7 @@ from shardline.pipelines.cli.options import (
 from shardline.pipelines.cli.runs import find_place, local_time
 
 if TYPE_CHECKING:
-    from shardline.components.runs.platform_run import Run
+    from shardline.components.runs.platform_run import PlatformRun
 
 #: Characters of a value that are shown.
 _WIDTH = 40
@@ -73,7 +73,7 @@ def _local_row(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _platform_row(run: Run) -> dict[str, Any]:
+def _platform_row(run: PlatformRun) -> dict[str, Any]:
     return {
         "run": run.job_id,
         "place": "platform",

@@ -32,7 +32,7 @@ from shardline.pipelines.cli.options import (
 from shardline.trainer.base.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, SettingsError
 
 if TYPE_CHECKING:
-    from shardline.components.runs.platform_run import Run
+    from shardline.components.runs.platform_run import PlatformRun
     from shardline.components.vertex.client import Platform
     from shardline.pipelines.parameters import Proofs
     from shardline.pipelines.settings import Environment
@@ -228,7 +228,7 @@ def read_spec(pipeline: str) -> tuple[dict[str, Any], str, bytes]:
     return parse_pipeline(content, Path(pipeline)), "", content
 
 
-def show_runs(runs: list[Run], none: str, as_json: bool) -> None:
+def show_runs(runs: list[PlatformRun], none: str, as_json: bool) -> None:
     """Prints a list of runs, or the text `none` for an empty list."""
     if as_json:
         show_json({"runs": [item.as_json() for item in runs]})
@@ -239,7 +239,7 @@ def show_runs(runs: list[Run], none: str, as_json: bool) -> None:
         click.echo(none)
 
 
-def _finish(platform: Platform, run: Run, waits: bool, as_json: bool) -> None:
+def _finish(platform: Platform, run: PlatformRun, waits: bool, as_json: bool) -> None:
     from shardline.pipelines.remote.submit import judge, wait
 
     try:
@@ -259,7 +259,7 @@ def _finish(platform: Platform, run: Run, waits: bool, as_json: bool) -> None:
         judge(found)
 
 
-def _show(found: Run) -> None:
+def _show(found: PlatformRun) -> None:
     rows = [
         (task.name, task.state, task.duration, task.error[:80]) for task in found.tasks if not task.is_group
     ]

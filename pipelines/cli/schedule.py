@@ -24,7 +24,7 @@ from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, ShardlineE
 
 if TYPE_CHECKING:
     from shardline.pipelines.parameters import Proofs
-    from shardline.pipelines.remote.schedules import Declared, Existing, Plan, Step
+    from shardline.pipelines.remote.schedules import Declared, Existing, SchedulePlan, ScheduleStep
     from shardline.pipelines.settings import Environment
 
 
@@ -88,7 +88,7 @@ def apply(
         sys.exit(EXIT_FAILED)
 
 
-def _lines(plan: Plan, proof: str, kept: Existing | None, dry_run: bool) -> Iterator[str]:
+def _lines(plan: SchedulePlan, proof: str, kept: Existing | None, dry_run: bool) -> Iterator[str]:
     """Yields lines about what a plan does or has done."""
     following = _next_run(kept) if kept else ""
     then = "; is paused" if plan.paused else f"; fires next {following}" if following else ""
@@ -157,13 +157,13 @@ def resume(name: str, catch_up: bool, as_json: bool, environment: Environment) -
 @environment_options
 def delete(name: str, as_json: bool, environment: Environment) -> None:
     """Delete all schedules called NAME; active runs continue."""
-    from shardline.pipelines.remote.schedules import Step
+    from shardline.pipelines.remote.schedules import ScheduleStep
 
     found = _find(environment, name, required=False)
     _do(
         environment,
         name,
-        [Step("DeleteSchedule", {"name": item["name"]}) for item in found],
+        [ScheduleStep("DeleteSchedule", {"name": item["name"]}) for item in found],
         "deleted",
         as_json,
     )
@@ -220,7 +220,7 @@ def _find(environment: Environment, name: str, *, required: bool = True) -> list
     return found
 
 
-def _do(environment: Environment, name: str, steps: Sequence[Step], done: str, as_json: bool) -> None:
+def _do(environment: Environment, name: str, steps: Sequence[ScheduleStep], done: str, as_json: bool) -> None:
     """Makes calls about the schedule `name`, and prints what was done."""
     from shardline.pipelines.remote.schedules import take
 

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.trainer.base import files
-from shardline.trainer.base.progress import say
+from shardline.trainer.base.progress import report
 
 #: Module that runs a component's function.
 EXECUTOR = "kfp.dsl.executor_main"
@@ -109,7 +109,7 @@ def import_from(buckets: Path) -> None:
                 path = buckets / path.relative_to("/gcs")
             if path.exists():
                 return str(path)
-        say("import", f"{uri} is not on this machine: tasks find nothing at the artifact's path")
+        report("import", f"{uri} is not on this machine: tasks find nothing at the artifact's path")
         return uri
 
     importer_handler.get_importer_uri = local_uri

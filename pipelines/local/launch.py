@@ -91,7 +91,7 @@ def launch(
     )
     directory = Path(tempfile.mkdtemp(prefix="shardline-launch-") if logs is None else logs)
     with open_terminal() as terminal, progress.sink(terminal.show):
-        progress.say("launch", f"logs in {directory}")
+        progress.report("launch", f"logs in {directory}")
         run_job(job, directory, topic="launch", show_line=terminal.line, network=network)
 
 

@@ -24,7 +24,7 @@ from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.process import processes
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import PipelineError, RunError
-from shardline.trainer.base.progress import errors_end_the_process, say
+from shardline.trainer.base.progress import errors_end_the_process, report
 
 #: Failures to rehearse, separated by spaces, in the environment.
 INJECTIONS_VARIABLE = "SHARDLINE_INJECT"
@@ -138,7 +138,7 @@ def _email(options: argparse.Namespace) -> Resources:
 
 
 def _say_only(topic: str, words: str) -> Resources:
-    say(topic, f"a local run: {words}")
+    report(topic, f"a local run: {words}")
     return []  # what the launchers write when they have created nothing
 
 
@@ -176,7 +176,7 @@ def _become(executor_input: str, *command: str) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
     if artifacts:  # kfp.local is told of them
         files.write_json(Path(outputs["outputFile"]), {"artifacts": artifacts})
-    say("container", f"runs {command[0]} of this machine, in no image")
+    report("container", f"runs {command[0]} of this machine, in no image")
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -93,7 +93,7 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
         if not container:
             continue
         command = list_at(container, "command")
-        if name := stand_in(container):
+        if name := stub_launcher(container):
             container["command"] = command = [*_STAND_IN, name, MARKER, "--executor_input", "{{$}}"]
         elif any(EXECUTOR in part for part in [*command, *list_at(container, "args")]):
             container["command"] = command = split_installation(command)[1]
@@ -108,7 +108,7 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
     return local
 
 
-def stand_in(container: Mapping[str, Any]) -> str:
+def stub_launcher(container: Mapping[str, Any]) -> str:
     """Returns the name of the stand-in for the launcher that a container runs; "" for none."""
     return next((_STAND_INS[part] for part in list_at(container, "command") if part in _STAND_INS), "")
 
@@ -230,7 +230,7 @@ def require_parts(spec: Mapping[str, Any]) -> None:
 def _not_here(container: Mapping[str, Any]) -> str:
     """Returns why a container's command cannot run here; "" where it can."""
     image = container.get("image", "")
-    if stand_in(container):
+    if stub_launcher(container):
         return ""
     packages, command = split_installation(list_at(container, "command"))
     words = [*command, *list_at(container, "args")]

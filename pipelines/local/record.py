@@ -176,7 +176,7 @@ class History:
             if starts
         ]
         for line in table(_TITLES, rows, align="lrrlr").splitlines():
-            progress.say(topic, line)
+            progress.report(topic, line)
 
     @contextlib.contextmanager
     def kept(self, directory: Path, topic: str) -> Iterator[None]:
@@ -264,7 +264,7 @@ class FailedRun:
             start = str(self._checkpoints() or last or start)
         place = place or start
         words = f"training goes on from {place}" if place else "it has no checkpoints: training begins anew"
-        progress.say("run", f"continues {self.record.name}; {words}")
+        progress.report("run", f"continues {self.record.name}; {words}")
         return {**parameters, "continue_run": start}
 
     def _checkpoints(self) -> Path | None:

@@ -212,7 +212,7 @@ def _end(child: subprocess.Popen[bytes]) -> int:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class LocalRun:
     """How a run that finished came out.
 
     Attributes:
@@ -237,7 +237,7 @@ def run_pipeline(
     injections: Sequence[str] = (),
     network: str | None = None,
     stream: TextIO | None = None,
-) -> RunResult:
+) -> LocalRun:
     """Runs a compiled pipeline on this machine and shows how it goes.
 
     The run directory gets pipeline.yaml (an exact copy of what ran), localized.yaml, run.json (settings
@@ -305,7 +305,7 @@ def run_pipeline(
         why = f"not blessed: {run.facts['blessed'].text}" if judged else "the pipeline judged no model"
         raise RunError(f"a blessing is required; {why}")
     facts = {name: event.value for name, event in run.facts.items()}
-    return RunResult(book.directory, facts, blessed, book.duration)
+    return LocalRun(book.directory, facts, blessed, book.duration)
 
 
 def _end_run(

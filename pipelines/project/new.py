@@ -40,7 +40,7 @@ _HOME = "https://github.com/shardline/shardline"
 
 
 @dataclass(frozen=True)
-class Kind:
+class ProjectKind:
     """A kind of data: the template's, in words, the epochs that it needs, and an accuracy reached easily."""
 
     data: str
@@ -48,10 +48,10 @@ class Kind:
     min_accuracy: float
 
 
-KINDS: Mapping[str, Kind] = {
-    "images": Kind("600 drawn circles, squares and triangles", 20, 0.8),
-    "table": Kind("333 penguins, a row of text and numbers for each", 30, 0.9),
-    "text": Kind("322 sentences in five languages", 20, 0.8),
+KINDS: Mapping[str, ProjectKind] = {
+    "images": ProjectKind("600 drawn circles, squares and triangles", 20, 0.8),
+    "table": ProjectKind("333 penguins, a row of text and numbers for each", 30, 0.9),
+    "text": ProjectKind("322 sentences in five languages", 20, 0.8),
 }
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from shardline.components.text import short, timestamp
 from shardline.components.vertex.client import Platform, ask, ask_all, wait
 from shardline.components.vertex.payload import at
-from shardline.components.vertex.refusals import Kind, kind_of
+from shardline.components.vertex.refusals import RefusalKind, kind_of
 from shardline.pipelines.check.registry import Severity, apply
 from shardline.pipelines.check.rules.schedules import NO_ZONE, Schedule
 from shardline.pipelines.remote.submit import job_request
@@ -179,7 +179,7 @@ class Difference(NamedTuple):
     after: str
 
 
-class Step(NamedTuple):
+class ScheduleStep(NamedTuple):
     """One call: a method of ScheduleService and its request in the API's JSON form."""
 
     call: str
@@ -187,7 +187,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class SchedulePlan:
     """What has to be done about one declared schedule; no steps where there is nothing to do.
 
     The first of those that exist is kept, or is the one that is replaced, where it differs from the `body`
@@ -199,7 +199,7 @@ class Plan:
     action: Action = Action.NOTHING
     differences: tuple[Difference, ...] = ()
     paused: bool = False
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ScheduleStep, ...] = ()
 
     @property
     def name(self) -> str:
@@ -209,7 +209,7 @@ class Plan:
 
 def make_plan(
     declared: Declared, request: Mapping[str, Any], existing: Iterable[Existing], now: datetime.datetime
-) -> Plan:
+) -> SchedulePlan:
     """Compares a declared schedule, with the `request` of its runs, with all those of its name."""
     body = schedule_body(declared, request, now)
 
@@ -224,17 +224,20 @@ def make_plan(
             item for item in found if item["state"] != COMPLETED and item.get("endTime") != body["endTime"]
         ]
         action = Action.RETIRE if left else Action.NOTHING
-        return Plan(
-            body, found, action, steps=tuple(Step("DeleteSchedule", {"name": item["name"]}) for item in left)
+        return SchedulePlan(
+            body,
+            found,
+            action,
+            steps=tuple(ScheduleStep("DeleteSchedule", {"name": item["name"]}) for item in left),
         )
     # Of one that was paused by hand and is being replaced, the new one may not be paused yet.
     paused = any(item["state"] == PAUSED for item in found) if declared.paused is None else declared.paused
     differences = _differences(body, found[0], now) if found else []
-    steps: list[Step] = []
+    steps: list[ScheduleStep] = []
     if not found or differences:
         action, rest = (Action.REPLACE if found else Action.CREATE), found
-        steps.append(Step("CreateSchedule", {"parent": request["parent"], "schedule": body}))
-        steps += [Step("PauseSchedule", {"name": NEW})] * paused
+        steps.append(ScheduleStep("CreateSchedule", {"parent": request["parent"], "schedule": body}))
+        steps += [ScheduleStep("PauseSchedule", {"name": NEW})] * paused
     else:
         kept, rest = found[0], found[1:]
         action = Action.RETIRE if rest else Action.NOTHING
@@ -242,15 +245,15 @@ def make_plan(
             action = Action.UPDATE
             differences.append(Difference("paused", _text(not paused), _text(paused)))
             steps.append(change_state(kept, paused=paused))
-    steps += [Step("DeleteSchedule", {"name": item["name"]}) for item in rest]
-    return Plan(body, found, action, tuple(differences), paused, tuple(steps))
+    steps += [ScheduleStep("DeleteSchedule", {"name": item["name"]}) for item in rest]
+    return SchedulePlan(body, found, action, tuple(differences), paused, tuple(steps))
 
 
-def change_state(item: Existing, *, paused: bool, catch_up: bool = False) -> Step:
+def change_state(item: Existing, *, paused: bool, catch_up: bool = False) -> ScheduleStep:
     """Returns the call that pauses a schedule, or resumes it, the runs first that it has missed."""
     if paused:
-        return Step("PauseSchedule", {"name": item["name"]})
-    return Step("ResumeSchedule", {"name": item["name"], "catchUp": catch_up})
+        return ScheduleStep("PauseSchedule", {"name": item["name"]})
+    return ScheduleStep("ResumeSchedule", {"name": item["name"], "catchUp": catch_up})
 
 
 def _differences(body: Mapping[str, Any], item: Existing, now: datetime.datetime) -> list[Difference]:
@@ -280,7 +283,7 @@ def _parts(schedule: Mapping[str, Any], now: datetime.datetime) -> dict[str, Any
     }
 
 
-def apply_plan(platform: Platform, plan: Plan) -> Existing | None:
+def apply_plan(platform: Platform, plan: SchedulePlan) -> Existing | None:
     """Makes a schedule what it is declared to be; returns it as the platform has shown it last.
 
     Raises PlatformError when a call fails, or the platform has made something else of it than was asked for.
@@ -289,7 +292,7 @@ def apply_plan(platform: Platform, plan: Plan) -> Existing | None:
     last = plan.existing[0] if plan.existing else None
     for step in plan.steps:
         if last and step.request.get("name") == NEW:
-            step = Step(step.call, {"name": last["name"]})
+            step = ScheduleStep(step.call, {"name": last["name"]})
         answer = take(platform, plan.name, step)
         if step.call == "CreateSchedule":
             last = _read(answer)
@@ -301,7 +304,7 @@ def apply_plan(platform: Platform, plan: Plan) -> Existing | None:
     return last
 
 
-def take(platform: Platform, display_name: str, step: Step) -> Any:
+def take(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
     """Makes one call of ScheduleService, and returns its answer; raises PlatformError as `ask` does.
 
     A deletion is waited for; a schedule that is not there has been deleted, by us or by somebody else.
@@ -317,7 +320,7 @@ def take(platform: Platform, display_name: str, step: Step) -> Any:
         # A second schedule would be made by a second attempt, where the answer to the first one was lost.
         answer = ask(doing, method, message, repeatable=verb != "create")
     except PlatformError as error:
-        if verb == "delete" and kind_of(error.__cause__) is Kind.MISSING:
+        if verb == "delete" and kind_of(error.__cause__) is RefusalKind.MISSING:
             return None
         raise
     return wait(doing, answer, _DELETION_S) if verb == "delete" else answer

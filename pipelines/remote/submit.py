@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from shardline.components.runs.platform_run import Run, read_run, resource_name, run_of
+from shardline.components.runs.platform_run import PlatformRun, read_run, resource_name, run_of
 from shardline.components.runs.record import CANCELLED, SUCCEEDED
 from shardline.components.text import facts, short
 from shardline.components.vertex.client import Platform, ask
@@ -33,7 +33,7 @@ _ROLES = ("chief", "workers", "servers", "evaluator")
 _OLDEST_SCHEMA = (2, 1)
 
 
-def submit(platform: Platform, request: Mapping[str, Any]) -> Run:
+def submit(platform: Platform, request: Mapping[str, Any]) -> PlatformRun:
     """Starts a run, of which `job_request` has made a request with an id, and returns it.
 
     Raises PlatformError when the platform refuses or is not reached.
@@ -66,7 +66,7 @@ def continuing(platform: Platform, run: str, given: Mapping[str, Any]) -> dict[s
     return {**found.parameters, **given, "continue_run": found.job_id}
 
 
-def cancel(platform: Platform, run: str) -> tuple[bool, Run]:
+def cancel(platform: Platform, run: str) -> tuple[bool, PlatformRun]:
     """Asks the platform to cancel a run, unless it has ended; raises as `read_run` does.
 
     Returns:
@@ -80,7 +80,7 @@ def cancel(platform: Platform, run: str) -> tuple[bool, Run]:
     return True, found
 
 
-def wait(platform: Platform, run: str) -> Run:
+def wait(platform: Platform, run: str) -> PlatformRun:
     """Watches a run until it has ended, tells what becomes of its tasks, and returns it as it ended.
 
     Raises PlatformError when the platform was not reached for a quarter of an hour.
@@ -92,14 +92,14 @@ def wait(platform: Platform, run: str) -> Run:
         for task in found.tasks:
             if task.is_under_way and seen.get(task.path) != task.state:
                 seen[task.path] = task.state
-                progress.say(task.name, task.in_words)
+                progress.report(task.name, task.in_words)
         if found.has_ended:
             return found
         time.sleep(pause)
         pause = min(_LAST_S, pause * 1.3)
 
 
-def judge(run: Run) -> None:
+def judge(run: PlatformRun) -> None:
     """Returns when a run that has ended succeeded; raises RunError or CancelledRunError when it did not."""
     if run.state == SUCCEEDED:
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardline.components.vertex.client import again, platform_errors
-from shardline.components.vertex.refusals import Kind, kind_of
+from shardline.components.vertex.refusals import RefusalKind, kind_of
 from shardline.trainer.base.errors import PipelineError, PlatformError, SettingsError
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ class _Repository:
             self._ask(f"set the tag {tag}", change, package, version, tag)
         except PlatformError as error:
             # After an attempt whose answer was lost, the next one finds the tag there.
-            if kind_of(error.__cause__) is not Kind.CONFLICT or self.tagged(package, tag) != version:
+            if kind_of(error.__cause__) is not RefusalKind.CONFLICT or self.tagged(package, tag) != version:
                 raise
 
     def download(self, package: str, version: str) -> bytes:
@@ -167,7 +167,7 @@ class _Repository:
         try:
             return self._ask(doing, call, *args)
         except PlatformError as error:
-            if kind_of(error.__cause__) is Kind.MISSING:
+            if kind_of(error.__cause__) is RefusalKind.MISSING:
                 return None
             raise
 

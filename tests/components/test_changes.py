@@ -13,7 +13,7 @@ import pytest
 from kfp import dsl
 
 from shardline.components import model_store
-from shardline.components.configure.changes import State, differences, fill_in_date, run_time
+from shardline.components.configure.changes import State, describe_changes, fill_in_date, run_time
 from shardline.components.configure.component import configure, record_run
 from shardline.components.runs import record as run_record
 from shardline.components.validate.export import formats
@@ -630,14 +630,14 @@ def test_differences_are_few_words():
         settings={"a": 1, "b": "y", "c": 2, "d": True},
         code={"keras": "3.15.1", "own": "sha256:2", "tensorflow": "2.21.0"},
     )
-    assert differences(last, last) == []
-    assert differences(last, now) == [
+    assert describe_changes(last, last) == []
+    assert describe_changes(last, now) == [
         f'b was "{"x" * 56}..., is "y"',
         "c was 1, is 2",
         "gone was 1, is null",
         "3 more changes",
     ]
-    assert differences(
+    assert describe_changes(
         State(data=last.data, settings={}, code=last.code), State(**vars(now) | {"settings": {}})
     ) == [
         "keras was 3.15.0, is 3.15.1",

@@ -15,7 +15,7 @@ from benchmarks.drift import Examples, doubled, read, scaled, share_moved
 from shardline.components.model_store import PROFILE_FILE
 from shardline.components.preprocess.inspect.profile import Profile, make_profile, summarize
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.validate.gate.champion import Challenge
+from shardline.components.validate.gate.champion import ChampionEvaluation
 from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import Absence, judge
@@ -176,7 +176,7 @@ def trained_on(tmp_path: Path) -> Path:
 def beside(data: Path, out: Path, champion: Path | None):
     """Returns an evaluation of a model that was trained on a dataset, beside a champion's profile."""
     out.mkdir()
-    profile = read_profile(champion, champion.name) if champion else Challenge.profile
+    profile = read_profile(champion, champion.name) if champion else ChampionEvaluation.profile
     return add_drift(make_evaluation(CLASS_NAMES), data, manifests.load(data), out, profile)
 
 

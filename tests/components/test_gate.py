@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from shardline.components import model_store
 from shardline.components.validate.evaluate import Examples, measure
 from shardline.components.validate.export.export import export_model
-from shardline.components.validate.gate.champion import Challenge, challenge_champion, compare
+from shardline.components.validate.gate.champion import ChampionEvaluation, compare, evaluate_champion
 from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
@@ -192,8 +192,8 @@ def challenges(dataset, champion, measured, tmp_path_factory):
     @functools.cache
     def challenge(name, compared):
         if not compared:
-            return Challenge(challenger(name).evaluation)
-        return challenge_champion(challenger(name), str(champion), examples(dataset), min_slice=10)
+            return ChampionEvaluation(challenger(name).evaluation)
+        return evaluate_champion(challenger(name), str(champion), examples(dataset), min_slice=10)
 
     return challenge
 
@@ -260,7 +260,7 @@ def test_a_champion_that_cannot_be_measured_is_never_ignored(
     damage(place, publish_into)
     rules = parse_rules(["accuracy >= 0.3", "accuracy >= champion"])
 
-    beside = challenge_champion(measured, str(place), examples(dataset), min_slice=10)
+    beside = evaluate_champion(measured, str(place), examples(dataset), min_slice=10)
 
     assert because in beside.absence.text
     for first_run in ("bless", "block"):
@@ -294,7 +294,7 @@ def write_when_loaded(saved_model, path):
 
 def test_only_an_empty_place_for_champions_is_a_first_run(dataset, champion, tmp_path, measured):
     def challenge(place):
-        return challenge_champion(measured, str(place), examples(dataset), min_slice=10)
+        return evaluate_champion(measured, str(place), examples(dataset), min_slice=10)
 
     (tmp_path / "empty").mkdir()
     gone = shutil.copytree(champion, tmp_path / "gone")

@@ -212,7 +212,7 @@ def test_images_of_a_mounted_bucket_are_listed_by_its_api(
     for name in NAMES:
         (bucket.root / name).unlink()  # nobody looks
     told = list[str]()
-    monkeypatch.setattr(listing, "tell_mount", told.extend)
+    monkeypatch.setattr(listing, "report_mount", told.extend)
 
     source = open_source(PreprocessSettings(source=f"images:{bucket.root}"))
     examples = [example for example in source if isinstance(example, Example)]
@@ -251,7 +251,7 @@ def test_a_mount_lists_as_many_names_as_it_remembers(
         lambda read, folders, **_: (counted.append(read(each)) or counted[-1] for each in folders),
     )
 
-    listing.tell_mount([f"{bucket.root}/{name}" for name in ("cat", "dog", "cat-big")])
+    listing.report_mount([f"{bucket.root}/{name}" for name in ("cat", "dog", "cat-big")])
 
     assert counted == [2]
 

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from shardline.components.model_store import backends, catalog, champions
-from shardline.components.model_store.backends import Bucket, Disk
+from shardline.components.model_store.backends import BucketBackend, DiskBackend
 from shardline.components.model_store.champions import (
     complete_versions,
     current,
@@ -194,9 +194,9 @@ def test_a_record_that_is_gone_damaged_or_of_an_earlier_release_is_no_first_run(
     (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
     first, place = publish_next(exported, shelf), catalog.open_store(shelf)
     place.replace("champion.json", content or "", place.read("champion.json"))
-    if content is None and isinstance(place, Disk):
+    if content is None and isinstance(place, DiskBackend):
         (place.path / "champion.json").unlink()
-    elif isinstance(place, Bucket) and content is None:
+    elif isinstance(place, BucketBackend) and content is None:
         place._objects.remove(place._key("champion.json"))
 
     actions = (current, lambda of: publish(exported, of, **NEXT), lambda of: promote(of, first.version))
@@ -234,7 +234,7 @@ def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, monkeypatch: pyt
 
 def test_a_version_says_which_service_account_has_published_it() -> None:
     account = "training@project.iam.gserviceaccount.com"
-    shelf = Bucket("gs://bucket/champion")
+    shelf = BucketBackend("gs://bucket/champion")
     for email, expected in ((account, account), ("default", f"@{socket.gethostname()}")):
         credentials = SimpleNamespace(service_account_email=email)
         shelf._objects._client.__dict__["api"] = SimpleNamespace(_credentials=credentials)

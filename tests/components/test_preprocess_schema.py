@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from shardline.components.configure.changes import look
+from shardline.components.configure.changes import detect_changes
 from shardline.components.preprocess.inspect.card import render_card
 from shardline.components.preprocess.inspect.stats import describe, render_manifest, stats
 from shardline.components.preprocess.run import finish, plan_dataset, write_shards
@@ -196,7 +196,7 @@ def test_another_schema_is_another_run(tmp_path: Path, schema: str) -> None:
 
     def found(path: str) -> Any:
         history = {"history_uri": str(tmp_path / "history"), "job_name": "a"}
-        return look(**history, force=False, **times, **{**given, "schema": path})
+        return detect_changes(**history, force=False, **times, **{**given, "schema": path})
 
     def key() -> str:
         return found(schema).fingerprint.rpartition("-")[0]

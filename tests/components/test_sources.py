@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
-from shardline.components.preprocess.sources.example import BadExample, Source, brought
+from shardline.components.preprocess.sources.example import BadExample, Source, prefetched
 from shardline.components.preprocess.tfrecord.example import serialize
 from shardline.components.storage import remote_files
 from shardline.trainer.base import files
@@ -118,7 +118,7 @@ def test_labels_behind_a_url(bucket: str) -> None:
     put(f"{bucket}/images/2.jpg", b"two")
     put(f"{bucket}/labels.csv", b"path,label\n1.jpg,dog\nabsent.jpg,dog\n2.jpg,cat\n")
     source = opened(f"images:{bucket}/images", labels=f"{bucket}/labels.csv")
-    first, absent, second = brought(source)
+    first, absent, second = prefetched(source)
     assert (first.key, first.label, first.image) == ("1.jpg", 1, b"one")  # type: ignore[union-attr]
     assert isinstance(absent, BadExample)
     assert absent.name == "absent.jpg"

@@ -126,13 +126,13 @@ def test_a_stream_goes_on_where_it_broke_off(fake: FakeBigQuery) -> None:
     fake.calls.clear()
     source = opened(SOURCE, key="id")
     assert source.labels
-    prefetch.take_repeated()
+    prefetch.take_retry_count()
     fake.calls.clear()
     lost = RefusalError(grpc.StatusCode.UNAVAILABLE, 503, "the connection was reset")
     fake.failures["ReadRows"] = [lost, lost, lost]
     assert read(source) == whole
     assert [offset for _, offset in fake.called("ReadRows")] == [0, 3, 6, 9]
-    assert prefetch.take_repeated() == 3
+    assert prefetch.take_retry_count() == 3
 
 
 def test_images_are_bytes_or_urls(fake: FakeBigQuery) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kfp import dsl
 
-from shardline.components.model_store.backends import Disk
+from shardline.components.model_store.backends import DiskBackend
 from shardline.components.model_store.champions import complete_versions, current
 from shardline.components.register.component import register, serving_model
 from tests.contract.fake.services import PROJECT_NUMBER
@@ -48,15 +48,15 @@ def test_one_champion_whatever_failed_before(
 ) -> None:
     publication = Publication(tmp_path)
     step = where.removeprefix("after ")
-    method = getattr(Disk, step)
+    method = getattr(DiskBackend, step)
 
     def failing(*arguments: Any) -> Any:
-        monkeypatch.setattr(Disk, step, method)
+        monkeypatch.setattr(DiskBackend, step, method)
         if where != step:
             method(*arguments)
         raise SystemExit(1)
 
-    monkeypatch.setattr(Disk, step, failing)
+    monkeypatch.setattr(DiskBackend, step, failing)
     with pytest.raises(SystemExit):
         publication.do()
     publication.do()

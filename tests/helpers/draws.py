@@ -18,7 +18,7 @@ from shardline.trainer.cluster import strategy
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, make_summation
 from shardline.trainer.keras_compat.keras_internals import random_state
-from shardline.trainer.loop.step import Loop
+from shardline.trainer.loop.step import StepLoop
 
 SIZE = 16
 STEPS = 60
@@ -72,7 +72,7 @@ def main(kind, directory):
         shared = random_state()
         model(tf.ones((SIZE,)))
     batches = replicas_of.experimental_distribute_dataset(tf.data.Dataset.range(2).batch(2).repeat())
-    loop = Loop(model, replicas_of, iter(batches), make_summation(settings, replicas_of, cluster))
+    loop = StepLoop(model, replicas_of, iter(batches), make_summation(settings, replicas_of, cluster))
     drawn = []
     for _ in range(STEPS):
         loop.train([2])

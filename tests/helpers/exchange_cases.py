@@ -21,7 +21,7 @@ from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, RingSummation, make_summation
 from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.replica_losses import exact_losses
-from shardline.trainer.loop.step import Loop
+from shardline.trainer.loop.step import StepLoop
 
 STEPS = 20
 CLASSES = 3
@@ -255,7 +255,7 @@ def stretch(replicas_of, summation):
     batches = replicas_of.distribute_datasets_from_function(
         lambda context: tf.data.Dataset.from_generator(lambda: parts(context), output_signature=signature)
     )
-    loop = Loop(model, replicas_of, iter(batches), summation)
+    loop = StepLoop(model, replicas_of, iter(batches), summation)
     losses = []
     for _ in range(2):
         loop.train(sizes)

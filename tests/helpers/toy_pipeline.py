@@ -21,7 +21,7 @@ def prepare(source: str, out: dsl.Output[dsl.Dataset], greeting: Optional[str] =
     from shardline.trainer.base import progress
 
     Path(out.path).write_text(source)
-    progress.say("preprocess", f"greeting {greeting!r}")
+    progress.report("preprocess", f"greeting {greeting!r}")
     progress.advance("preprocess", 3, 3, "records")
     return 3
 

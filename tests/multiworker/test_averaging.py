@@ -20,7 +20,7 @@ import tensorflow as tf
 from shardline.trainer.cluster import strategy
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.cluster.collectives import Collectives, make_summation, replica_merger
-from shardline.trainer.loop.step import Loop
+from shardline.trainer.loop.step import StepLoop
 from shardline.trainer.base.settings import TrainSettings
 
 cluster = read_cluster(os.environ)

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.base.errors import ModelError, SettingsError
-from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.loop.parameter_server import CoordinatorLoop, Step, Workers
+from shardline.trainer.cluster.cluster import ClusterConfig
+from shardline.trainer.loop.parameter_server import CoordinatorLoop, Workers, WorkerStep
 from tests.helpers import programs
 from tests.helpers.parameter_server import BATCH, RECORDS, SIZES, decode, make_model, raw_batches
 from tests.helpers.replicas import ROOT, free_ports
@@ -213,7 +213,7 @@ class AtOnce:
 @pytest.fixture
 def workers(monkeypatch):
     monkeypatch.setattr(tf.distribute.coordinator, "ClusterCoordinator", AtOnce)
-    cluster = Cluster("chief", 0, ("127.0.0.1:1", "127.0.0.1:2"), ("127.0.0.1:3",))
+    cluster = ClusterConfig("chief", 0, ("127.0.0.1:1", "127.0.0.1:2"), ("127.0.0.1:3",))
     return Workers(tf.distribute.get_strategy(), cluster)
 
 
@@ -242,7 +242,7 @@ def test_a_step_that_returns_no_dict_is_refused(workers):
 
 
 def test_a_mistake_in_taking_an_outcome_ends_the_run(workers):
-    step = Step(lambda batch: tf.zeros([3]), 1, {"each": (None,)})
+    step = WorkerStep(lambda batch: tf.zeros([3]), 1, {"each": (None,)})
     with pytest.raises(TypeError):
         list(workers.run(step, [0]))
 

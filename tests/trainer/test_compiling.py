@@ -12,7 +12,7 @@ from shardline.trainer.base.errors import ModelError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.transforms import class_weights, load_transform
 from shardline.trainer.train import train
@@ -66,7 +66,7 @@ def settings_of(case, data, out):
 def examples(data, seed, transform, weights):
     """Returns what an epoch trains on, in its order, as arrays: inputs, class numbers, and weights if any."""
     manifest = manifests.load(data)
-    feed = Feed(
+    feed = InputPipeline(
         data,
         manifest,
         "train",

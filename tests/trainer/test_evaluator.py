@@ -16,7 +16,7 @@ from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.loop import evaluator as evaluations_module
 from shardline.trainer.loop import evaluator as evaluator_module
 from shardline.trainer.loop.evaluator import BEST_FILE, Evaluations, Evaluator, wait_for_last
-from shardline.trainer.loop.step import Evaluation, metric_shapes
+from shardline.trainer.loop.step import EvaluationLoop, metric_shapes
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3.0, 2.0, (22, 4)).astype(np.float32)
@@ -72,7 +72,7 @@ class World:
 
     def evaluator(self, metric="loss", model=None):
         model = model or make_model()
-        evaluation = Evaluation(model, tf.distribute.get_strategy(), BATCHES.repeat(), 3)
+        evaluation = EvaluationLoop(model, tf.distribute.get_strategy(), BATCHES.repeat(), 3)
 
         def evaluate():
             self.evaluated += 1

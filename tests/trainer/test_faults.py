@@ -15,7 +15,7 @@ from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest, Split
-from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.split_view import explain
 from shardline.trainer.train import train
@@ -43,7 +43,7 @@ def write_one_bad(directory: Path, bad: tf.train.Example | bytes) -> Manifest:
 def fault_of(directory: Path, manifest: Manifest) -> str:
     """Reads the training split as training does and returns what its error says."""
     with pytest.raises((tf.errors.OpError, UnicodeDecodeError)) as error:
-        list(Feed(directory, manifest, "train", EpochPlan(8, 1, 4)).worker_dataset(1, 0, range(1)))
+        list(InputPipeline(directory, manifest, "train", EpochPlan(8, 1, 4)).worker_dataset(1, 0, range(1)))
     explained = explain(error.value, directory, manifest)
     assert isinstance(explained, DatasetError)
     assert explained.exit_code == 2

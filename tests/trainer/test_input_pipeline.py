@@ -12,7 +12,7 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.data.decode import decode_batch
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import Split
-from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.transforms import class_weights, load_augmentation, load_transform
 from tests.helpers.datasets import write_dataset
@@ -28,7 +28,7 @@ def dataset(tmp_path_factory):
 def make_feed(dataset, replicas, batch, seed=7, **options):
     directory, manifest = dataset
     plan = EpochPlan(manifest.splits["train"].records, replicas, batch)
-    return Feed(directory, manifest, "train", plan, shuffle_seed=seed, **options)
+    return InputPipeline(directory, manifest, "train", plan, shuffle_seed=seed, **options)
 
 
 def steps(dataset, replicas, batch, epochs, *, workers=None, seed=7, start=0, **options):
@@ -122,7 +122,7 @@ def test_a_shard_of_another_size_is_refused(tmp_path):
     manifest = write_dataset(tmp_path)
     shard = tmp_path / manifest.splits["train"].shards[1].file
     shard.write_bytes(shard.read_bytes()[:-1])
-    feed = Feed(tmp_path, manifest, "train", EpochPlan(96, 1, 8))
+    feed = InputPipeline(tmp_path, manifest, "train", EpochPlan(96, 1, 8))
 
     with pytest.raises(DatasetError, match=f"{shard.name} has .* bytes, the manifest says"):
         feed.worker_dataset(1, 0, range(1))

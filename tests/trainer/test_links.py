@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shardline.trainer.cluster import ring
-from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.cluster import ClusterConfig
 
 
 class Together:
@@ -39,7 +39,7 @@ class Together:
 def clusters(hosts):
     addresses = tuple(f"{host}:2222" for host in hosts)
     settings = {"has_chief_task": False, "secret": "of the job"}
-    return [Cluster("worker", rank, addresses, **settings) for rank in range(len(addresses))]
+    return [ClusterConfig("worker", rank, addresses, **settings) for rank in range(len(addresses))]
 
 
 def connect(hosts, on_total=lambda values: None, **options):
@@ -94,7 +94,7 @@ def test_a_stranger_is_turned_away(knows_the_number):
         for rank, (port, number) in enumerate(values.reshape(-1, 2)):
             said = b"GET / HTTP/1.1\r\n\r\n" + b" " * 32
             if knows_the_number:  # but not the secret of the job
-                said = ring._greeting(Cluster(secret="another"), 1 - rank, int(number))
+                said = ring._greeting(ClusterConfig(secret="another"), 1 - rank, int(number))
             stranger = socket.create_connection(("127.0.0.1", int(port)))
             stranger.sendall(said)
             strangers.append(stranger)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.adapters.adapter import Given
+from shardline.trainer.adapters.adapter import DataAdapter
 from shardline.trainer.base import progress
 
 COUNT, SIZE, STEPS = 23, 4, 6
@@ -24,7 +24,7 @@ def no_global_seed():
 def stream(data, *, replicas=1, seed=7, steps=None, name="train_data", batch_size=SIZE, **options):
     """A stream of a program's data, as `fit` makes it."""
     size = None if isinstance(data, tf.data.Dataset) else batch_size
-    return Given(0, 1, replicas, seed, size).read(data, name, steps=steps, **options)
+    return DataAdapter(0, 1, replicas, seed, size).read(data, name, steps=steps, **options)
 
 
 def numbers(stream, start=0, count=3 * STEPS):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from shardline.trainer.adapters.adapter import Given
-from shardline.trainer.adapters.batches import Stream
+from shardline.trainer.adapters.adapter import DataAdapter
+from shardline.trainer.adapters.batches import BatchSequence
 from shardline.trainer.base.errors import SettingsError, ShardlineError
 from shardline.trainer.checkpoint.state import Position
 
@@ -38,12 +38,12 @@ def generated() -> tf.data.Dataset:
     )
 
 
-def stream(data: Any, steps: int | None = None, replicas: int = 1, **options: Any) -> Stream:
-    given = Given(0, 1, replicas, options.pop("seed", 0), options.pop("batch_size", None))
+def stream(data: Any, steps: int | None = None, replicas: int = 1, **options: Any) -> BatchSequence:
+    given = DataAdapter(0, 1, replicas, options.pop("seed", 0), options.pop("batch_size", None))
     return given.read(data, "train_data", steps=steps, **options)
 
 
-def read(found: Stream, start: int, count: int) -> list[list[int]]:
+def read(found: BatchSequence, start: int, count: int) -> list[list[int]]:
     return [batch.tolist() for batch in found.batches(start).take(count).as_numpy_iterator()]
 
 
@@ -86,7 +86,7 @@ def test_batches_are_read_ahead_once(asked: int | None, buffers: list[int]) -> N
 TWO = SimpleNamespace(num_replicas_in_sync=2, distribute_datasets_from_function=lambda make: make(None))
 
 
-def parts(found: Stream, count: int) -> list[tuple[list[list[int]], float]]:
+def parts(found: BatchSequence, count: int) -> list[tuple[list[list[int]], float]]:
     """The parts of two replicas in each step, and the examples that the step is said to have."""
     taken = iter(found.distribute(TWO, 0, 1, sized=True).take(2 * count).as_numpy_iterator())
     return [
@@ -138,7 +138,7 @@ def test_a_policy_that_shards_a_dataset_is_refused_between_processes(policy: str
     options.experimental_distribute.auto_shard_policy = getattr(tf.data.experimental.AutoShardPolicy, policy)
     data = shuffled().with_options(options)
     with pytest.raises(SettingsError, match=rf"asks for AutoShardPolicy.{policy}.* leave the policy out"):
-        Given(0, 2, 2, 0).read(data, "train_data", steps=None)
+        DataAdapter(0, 2, 2, 0).read(data, "train_data", steps=None)
     assert stream(data).steps == 5
 
 

@@ -12,7 +12,7 @@ from shardline.trainer.base.errors import DatasetError, ModelError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import Feature, Spread, Tally
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan
 from shardline.trainer.data.split_view import describe
 from shardline.trainer.data.transforms import load_augmentation
@@ -31,7 +31,7 @@ def table(tmp_path_factory):
 def feed(table, split, **options):
     directory, manifest = table
     plan = EpochPlan(manifest.splits[split].records, 1, 16)
-    return Feed(directory, manifest, split, plan, **options)
+    return InputPipeline(directory, manifest, split, plan, **options)
 
 
 def test_a_batch_is_a_dict_of_columns(table):

@@ -12,13 +12,13 @@ import requests
 from google.api_core import exceptions
 
 from shardline.components.storage import prefetch
-from shardline.components.storage.prefetch import in_order, persistently, take_repeated
+from shardline.components.storage.prefetch import ordered_map, take_retry_count, with_retries
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    take_repeated()
+    take_retry_count()
 
 
 def test_results_come_in_the_order_of_the_items_however_long_each_takes() -> None:
@@ -31,7 +31,7 @@ def test_results_come_in_the_order_of_the_items_however_long_each_takes() -> Non
             later.set()
         return str(number).encode()
 
-    assert list(in_order(read, range(100))) == [str(number).encode() for number in range(100)]
+    assert list(ordered_map(read, range(100))) == [str(number).encode() for number in range(100)]
 
 
 def test_an_error_stands_in_its_place_and_ends_nothing() -> None:
@@ -40,10 +40,10 @@ def test_an_error_stands_in_its_place_and_ends_nothing() -> None:
             raise FileNotFoundError(errno.ENOENT, "no such file")
         return b"x"
 
-    first, second, third = in_order(read, range(3))
+    first, second, third = ordered_map(read, range(3))
     assert (first, third) == (b"x", b"x")
     assert isinstance(second, FileNotFoundError)
-    assert take_repeated() == 0
+    assert take_retry_count() == 0
 
 
 def refused_token() -> Exception:
@@ -74,8 +74,8 @@ def test_what_may_pass_is_tried_again_and_counted(error: Exception) -> None:
             raise left.pop()
         return item
 
-    assert persistently(read, "there") == "there"
-    assert take_repeated() == 2
+    assert with_retries(read, "there") == "there"
+    assert take_retry_count() == 2
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_what_will_not_pass_is_said_at_once(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        persistently(read, "there")
-    assert take_repeated() == 0
+        with_retries(read, "there")
+    assert take_retry_count() == 0
 
 
 def test_what_never_passes_is_said_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +108,8 @@ def test_what_never_passes_is_said_in_the_end(monkeypatch: pytest.MonkeyPatch) -
         raise OSError(errno.EIO, "injected")
 
     with pytest.raises(OSError, match="injected"):
-        persistently(read, "there")
-    assert take_repeated()
+        with_retries(read, "there")
+    assert take_retry_count()
 
 
 def test_large_results_are_held_within_the_room() -> None:
@@ -122,7 +122,7 @@ def test_large_results_are_held_within_the_room() -> None:
             most = max(most, held)
         return bytes(1000)
 
-    for _ in in_order(read, range(300), room=10_000):
+    for _ in ordered_map(read, range(300), room=10_000):
         with lock:
             held -= 1
     assert most <= 20  # some are asked for before the size of any is known

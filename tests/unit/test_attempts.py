@@ -19,7 +19,7 @@ from shardline.trainer.base.errors import (
     RunError,
 )
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.loop import fail_fast
 
 WORDS = "the model returns no probabilities"
@@ -46,7 +46,7 @@ def environ(tmp_path):
 def attempt(settings, environ, failure=None, cluster=None):
     """Makes one attempt that fails so, and returns the error that ends it; None when nothing does."""
     try:
-        with fail_fast.remembered(settings, cluster or Cluster(), environ):
+        with fail_fast.refuse_repeated_failure(settings, cluster or ClusterConfig(), environ):
             if failure:
                 raise failure
     except Exception as error:
@@ -65,7 +65,7 @@ def test_the_next_attempt_ends_with_the_first_message(settings, environ, failure
 
 
 def test_every_replica_ends_and_the_first_message_stays(settings, environ):
-    cluster = Cluster("chief", 0, ("a:1", "b:1"))
+    cluster = ClusterConfig("chief", 0, ("a:1", "b:1"))
     attempt(settings, environ, ModelError(WORDS), cluster)
     worker = replace(cluster, task_type="worker", hosts=("c:7", "d:8"))  # as a restarted one may find them
 
@@ -148,7 +148,7 @@ def test_the_marker_is_in_the_runs_own_directory_and_can_be_forgotten(settings, 
     assert marker.parent == tmp_path / "base"
     assert json.loads(marker.read_text()) == {"error": WORDS, "replica": "chief-0"}
 
-    fail_fast.forget(tmp_path / "base")
+    fail_fast.forget_failure(tmp_path / "base")
     assert attempt(other, environ) is None
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.identity import Record
+from shardline.trainer.checkpoint.identity import IdentityRecord
 
 
-def record(*rates: Any, replicas: int = 2, **changes: Any) -> Record:
+def record(*rates: Any, replicas: int = 2, **changes: Any) -> IdentityRecord:
     settings = TrainSettings(**{"dataset": "data", "model": "mnist_cnn", "epochs": 4, **changes})
-    return Record.of(settings, replicas, list(rates or (0.001,)))
+    return IdentityRecord.of(settings, replicas, list(rates or (0.001,)))
 
 
 def scaled(factor: float, rate: float = 0.1) -> dict[str, Any]:
@@ -50,13 +50,15 @@ def scaled(factor: float, rate: float = 0.1) -> dict[str, Any]:
         (record(scaled(2.0)), record(scaled(3.0), replicas=3), "replicas was 2, is 3 from step 121 on"),
     ],
 )
-def test_what_changes_is_one_line_with_its_first_step(before: Record, now: Record, line: str) -> None:
+def test_what_changes_is_one_line_with_its_first_step(
+    before: IdentityRecord, now: IdentityRecord, line: str
+) -> None:
     assert now.continuing(before, 121)[1] == line
 
 
 def test_changes_are_recorded_over_all_continuations() -> None:
     first, _ = record(cache="off").continuing(record(), 121)
-    second, _ = record(cache="off", epochs=5).continuing(Record(**asdict(first)), 241)
+    second, _ = record(cache="off", epochs=5).continuing(IdentityRecord(**asdict(first)), 241)
 
     assert second.changes == [
         {"step": 121, "setting": "cache", "was": "auto", "is": "off"},
@@ -66,7 +68,7 @@ def test_changes_are_recorded_over_all_continuations() -> None:
 
 def test_settings_that_came_or_went_between_two_releases_are_not_compared() -> None:
     older = {name: value for name, value in record().settings.items() if name != "seed"}
-    assert record(seed=3).continuing(Record({**older, "gone": 1}, 2, [0.001]), 121)[1] == ""
+    assert record(seed=3).continuing(IdentityRecord({**older, "gone": 1}, 2, [0.001]), 121)[1] == ""
 
 
 def test_what_decides_the_variables_and_the_examples_to_come_is_identity() -> None:

@@ -24,7 +24,7 @@ from shardline.components.preprocess.tfrecord.example import (
     serialize,
 )
 from shardline.components.preprocess.tfrecord.framing import NO_IMAGE
-from shardline.components.preprocess.write.shard_writer import Output
+from shardline.components.preprocess.write.shard_writer import ShardFile
 from shardline.trainer.base.errors import BadRecordError
 from shardline.trainer.data.features import Feature
 
@@ -114,7 +114,7 @@ def test_random_shards_are_what_tensorflow_writes(
 ) -> None:
     path = tmp_path_factory.mktemp("shards") / "shard"
     images = [None if size is None else bytes([size % 256]) * size for size, _ in records]
-    with Output(path, packed) as output:
+    with ShardFile(path, packed) as output:
         if records:
             output.add(
                 [image or b"" for image in images],

@@ -11,9 +11,9 @@ from sklearn import metrics
 
 from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.verdict import JudgedRule, judge
-from shardline.components.validate.metrics.classes import ClassOutcomes, SeveralOutcomes
+from shardline.components.validate.metrics.classes import ClassOutcomes, MultilabelOutcomes
 from shardline.components.validate.metrics.evaluation import Evaluation
-from shardline.components.validate.metrics.regression import NumberOutcomes
+from shardline.components.validate.metrics.regression import RegressionOutcomes
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread, Tally
 from tests.helpers.labels import class_label
@@ -30,15 +30,15 @@ SOUND = {
 }  # fmt: skip
 
 
-def numbers(noise: float, label: Label = PRICE, **columns: Any) -> NumberOutcomes:
+def numbers(noise: float, label: Label = PRICE, **columns: Any) -> RegressionOutcomes:
     true = np.random.default_rng(0).normal(100, 20, (N, len(label.outputs)))
     said = (
         true + np.random.default_rng(1).normal(0, noise, true.shape) if noise else np.full_like(true, 100.0)
     )
-    return NumberOutcomes(label, true, said, columns)
+    return RegressionOutcomes(label, true, said, columns)
 
 
-def tags(right: float) -> SeveralOutcomes:
+def tags(right: float) -> MultilabelOutcomes:
     true = (np.random.default_rng(0).random((N, 3)) < (0.5, 0.3, 0.1)).astype(np.int64)
     flip = np.random.default_rng(1).random(true.shape) > right
     noise = np.random.default_rng(2).uniform(0.01, 0.49, true.shape)
@@ -46,8 +46,8 @@ def tags(right: float) -> SeveralOutcomes:
     return several(true, said)
 
 
-def several(true: Any, said: Any, **columns: Any) -> SeveralOutcomes:
-    return SeveralOutcomes(TAGS, true, said, columns, predicted=(said >= 0.5).astype(np.int64))
+def several(true: Any, said: Any, **columns: Any) -> MultilabelOutcomes:
+    return MultilabelOutcomes(TAGS, true, said, columns, predicted=(said >= 0.5).astype(np.int64))
 
 
 def classes(right: float) -> ClassOutcomes:
@@ -58,7 +58,7 @@ def classes(right: float) -> ClassOutcomes:
     return ClassOutcomes(class_label("abcdef"), labels, shares, {}, predicted=said.argmax(axis=1))
 
 
-def evaluated(outcomes: NumberOutcomes | SeveralOutcomes, trained: Tally | None = None) -> Evaluation:
+def evaluated(outcomes: RegressionOutcomes | MultilabelOutcomes, trained: Tally | None = None) -> Evaluation:
     fields = outcomes.summarize(10)
     fields["metrics"] |= SOUND
     label = outcomes.label

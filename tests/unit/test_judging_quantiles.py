@@ -15,7 +15,7 @@ from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.rules import parse_rule
 from shardline.components.validate.gate.verdict import JudgedRule, judge
 from shardline.components.validate.metrics.evaluation import Evaluation
-from shardline.components.validate.metrics.regression import NumberOutcomes
+from shardline.components.validate.metrics.regression import RegressionOutcomes
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import REGRESSION, Label
 
@@ -25,7 +25,7 @@ N = 600
 COSTS = {"peak_memory_mb": 1.0}
 
 
-def outcomes(wide: float = 1.0, shares: tuple[float, ...] = SHARES, noise: float = 0.0) -> NumberOutcomes:
+def outcomes(wide: float = 1.0, shares: tuple[float, ...] = SHARES, noise: float = 0.0) -> RegressionOutcomes:
     """Returns normally distributed numbers, and quantiles of a deviation `wide` times as large."""
     middle = np.random.default_rng(0).normal(100, 20, (N, 1))
     true = middle + np.random.default_rng(1).normal(0, 10, (N, 1))
@@ -33,10 +33,10 @@ def outcomes(wide: float = 1.0, shares: tuple[float, ...] = SHARES, noise: float
     said = middle + 10 * wide * norm.ppf(shares)
     columns: dict[str, Any] = {"sex": np.array(["f", "m"] * (N // 2))}
     quantiles = said if shares else None
-    return NumberOutcomes(PRICE, true, middle, columns, quantiles=quantiles, shares=shares)
+    return RegressionOutcomes(PRICE, true, middle, columns, quantiles=quantiles, shares=shares)
 
 
-def measured(found: NumberOutcomes) -> Assessment:
+def measured(found: RegressionOutcomes) -> Assessment:
     fields = found.summarize(10)
     fields["metrics"] |= COSTS
     evaluation = Evaluation(

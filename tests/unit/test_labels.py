@@ -11,7 +11,7 @@ import pytest
 
 from shardline.components.preprocess.plan.source_checks import Targets
 from shardline.components.preprocess.schema import labels
-from shardline.components.preprocess.schema.labels import Wanted
+from shardline.components.preprocess.schema.labels import LabelSetting
 from shardline.components.preprocess.write.markers import describe, tally
 from shardline.trainer.base.errors import BadRecordError, SettingsError, SourceError
 from shardline.trainer.data.features import Label, Tally, find_constant
@@ -25,14 +25,17 @@ TAGS = Label("tags", "multilabel", ("x", "y", "z"))
     ("text", "wanted"),
     [
         ("", ()),
-        ("fare", (Wanted("", ("fare",), ()),)),
-        ("regression:fare [USD]", (Wanted("regression", ("fare",), ("USD",)),)),
-        ("fare [USD]", (Wanted("regression", ("fare",), ("USD",)),)),
-        ("class:kind; regression: x , y [m]", (Wanted("class", ("kind",)), Wanted("regression", ("x", "y"),
-        ("", "m")))), ("multilabel:a,b", (Wanted("multilabel", ("a", "b")),)),
+        ("fare", (LabelSetting("", ("fare",), ()),)),
+        ("regression:fare [USD]", (LabelSetting("regression", ("fare",), ("USD",)),)),
+        ("fare [USD]", (LabelSetting("regression", ("fare",), ("USD",)),)),
+        (
+            "class:kind; regression: x , y [m]",
+            (LabelSetting("class", ("kind",)), LabelSetting("regression", ("x", "y"), ("", "m"))),
+        ),
+        ("multilabel:a,b", (LabelSetting("multilabel", ("a", "b")),)),
     ],
 )  # fmt: skip
-def test_the_setting_is_read(text: str, wanted: tuple[Wanted, ...]) -> None:
+def test_the_setting_is_read(text: str, wanted: tuple[LabelSetting, ...]) -> None:
     assert labels.parse(text) == wanted
 
 

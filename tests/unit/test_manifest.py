@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 
 from shardline.components.preprocess.inspect import stats
 from shardline.components.preprocess.plan.digests import HASH_BYTES
-from shardline.components.preprocess.plan.image_locations import Place
+from shardline.components.preprocess.plan.image_locations import ImageLocation
 from shardline.components.preprocess.plan.plan import Plan, PlannedShard
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import markers
-from shardline.components.preprocess.write.markers import Images, Mark
+from shardline.components.preprocess.write.markers import Images, Marker
 from shardline.trainer.base.errors import DatasetError, ShardlineError
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import Feature
@@ -52,13 +52,13 @@ PLAN = Plan(
     settings=PreprocessSettings(source="images:photos"),
     labels=(class_label("ab"),),
     features=(Feature("weight", "float32"),),
-    places=(Place("none"), Place("directory", "photos/\udcff/")),
+    places=(ImageLocation("none"), ImageLocation("directory", "photos/\udcff/")),
     surveyed=1,
     records_in=11,
     rejected={"empty file": 1},
     shards=(PlannedShard(SHARD.file, "train", 10, "hash"),),
 )
-MARK = Mark("identity", 1, SHARD, counted((4, 6)), Images(8, 8, 3, ("png",), {"alpha": 2}))
+MARK = Marker("identity", 1, SHARD, counted((4, 6)), Images(8, 8, 3, ("png",), {"alpha": 2}))
 HASHES = bytes(range(HASH_BYTES)) * SHARD.records
 
 tries = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

@@ -10,26 +10,32 @@ from typing import Any
 import pytest
 
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.time_split import TimeSplits, feature_of, moment, moment_text, parse_gap
+from shardline.components.preprocess.time_split import TimeSplit, feature_of, parse_gap, parse_time, time_text
 from shardline.trainer.base.errors import SettingsError, SourceError
 
 
-def splits(times: Iterable[Any], feature: str = "split_number", gap: str = "", **shares: float) -> TimeSplits:
+def splits(times: Iterable[Any], feature: str = "split_number", gap: str = "", **shares: float) -> TimeSplit:
     """Returns the splits by a column day, of eight, one and one tenths unless others are given."""
-    return TimeSplits("day", shares or {"train": 0.8, "validation": 0.1, "test": 0.1}, gap, feature, times)
+    return TimeSplit("day", shares or {"train": 0.8, "validation": 0.1, "test": 0.1}, gap, feature, times)
 
 
 def test_times_are_numbers_dates_and_texts() -> None:
     day = datetime.date(2026, 11, 23)
     midnight = datetime.datetime(2026, 11, 23, tzinfo=datetime.UTC)
     micros = int(midnight.timestamp()) * 1_000_000
-    assert moment("2026-11-23") == moment("2026-11-23T00:00:00Z") == moment(midnight) == moment(day) == micros
-    assert moment(midnight.replace(tzinfo=None)) == micros
-    assert moment("1969-12-31T23:59:59.999999+00:00") == -1
-    assert moment(3, "split_number") == moment(3.0, "split_number") == 3
-    assert moment(0.25, "split_number_millionths") == 250_000
+    assert (
+        parse_time("2026-11-23")
+        == parse_time("2026-11-23T00:00:00Z")
+        == parse_time(midnight)
+        == parse_time(day)
+        == micros
+    )
+    assert parse_time(midnight.replace(tzinfo=None)) == micros
+    assert parse_time("1969-12-31T23:59:59.999999+00:00") == -1
+    assert parse_time(3, "split_number") == parse_time(3.0, "split_number") == 3
+    assert parse_time(0.25, "split_number_millionths") == 250_000
     for none in ("yesterday", None, math.nan, math.inf, 1e300, [3]):
-        assert moment(none) is None
+        assert parse_time(none) is None
 
 
 def test_the_feature_of_times_says_what_it_counts() -> None:
@@ -38,10 +44,10 @@ def test_the_feature_of_times_says_what_it_counts() -> None:
         "split_number_millionths",
         *["split_time_us"] * 3,
     ]
-    assert moment_text(1_500_000, "split_time_us") == "1970-01-01T00:00:01.500000+00:00"
-    assert moment_text(2**62, "split_time_us") == f"{2**62} us"
-    assert moment_text(20261123, "split_number") == "20261123"
-    assert moment_text(250_000, "split_number_millionths") == "0.25"
+    assert time_text(1_500_000, "split_time_us") == "1970-01-01T00:00:01.500000+00:00"
+    assert time_text(2**62, "split_time_us") == f"{2**62} us"
+    assert time_text(20261123, "split_number") == "20261123"
+    assert time_text(250_000, "split_number_millionths") == "0.25"
 
 
 def test_a_gap_is_a_duration_or_a_number() -> None:

@@ -13,7 +13,7 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import ClusterError, RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import peers, ring
-from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.peers import Health, Peers
 from shardline.trainer.cluster.ring import LostPeerError
 from tests.helpers.replicas import free_ports
@@ -22,7 +22,7 @@ from tests.helpers.replicas import free_ports
 def clusters(ports, secret="of the job"):
     hosts = tuple(f"127.0.0.1:{port}" for port in ports)
     kinds = [("chief", 0), *(("worker", index) for index in range(len(hosts) - 1))]
-    return [Cluster(kind, index, hosts, secret=secret) for kind, index in kinds]
+    return [ClusterConfig(kind, index, hosts, secret=secret) for kind, index in kinds]
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def meet(*facts, ports=(), before=lambda: None):
 
 
 def made(fingerprint="one", gpus=0, **settings):
-    return peers.facts(TrainSettings(dataset="-", model="-", **settings), fingerprint, gpus)
+    return peers.settings_facts(TrainSettings(dataset="-", model="-", **settings), fingerprint, gpus)
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ def test_who_does_not_know_the_secret_is_told_nothing_and_keeps_nobody_waiting()
     ports, own = free_ports(2), made(seed=42)
     chief, _ = clusters(ports)
     _, stranger = clusters(ports, "another")
-    with ring.listen(chief.own_host, ports[0]) as listener, peers.told(listener, own, chief.proof):
+    with ring.listen(chief.own_host, ports[0]) as listener, peers.serve_facts(listener, own, chief.proof):
         with socket.create_connection(("127.0.0.1", ports[0])):
             with pytest.raises(ConnectionError, match="of another job"):
-                peers.ask(chief.hosts[0], stranger.proof)
-            assert peers.ask(chief.hosts[0], chief.proof) == own
+                peers.ask_facts(chief.hosts[0], stranger.proof)
+            assert peers.ask_facts(chief.hosts[0], chief.proof) == own
         with socket.create_connection(("127.0.0.1", ports[0])) as connection:
             connection.sendall(b"0" * 48)
             with contextlib.suppress(ConnectionResetError):
@@ -168,7 +168,7 @@ def test_what_somebody_without_the_secret_tells_is_not_believed():
     _, stranger = clusters(ports, "another")
     with (
         ring.listen("127.0.0.1", ports[1]) as listener,
-        peers.told(listener, made(seed=1), stranger.proof),
+        peers.serve_facts(listener, made(seed=1), stranger.proof),
         pytest.raises(RunError, match="no answer from worker-0"),
     ):
         Peers(chief).meet(0.1, made())
@@ -179,10 +179,10 @@ def test_what_somebody_without_the_secret_tells_is_not_believed():
     [(("127.0.0.1", "localhost"), False), (("127.0.0.1", "192.0.2.1"), True), (("127.0.0.1", "a.b"), True)],
 )
 def test_peers_that_are_all_here_listen_on_loopback_alone(hosts, reached):
-    cluster = Cluster("chief", 0, tuple(f"{host}:2222" for host in hosts))
+    cluster = ClusterConfig("chief", 0, tuple(f"{host}:2222" for host in hosts))
     with ring.listen(cluster.own_host) as listener:
         address = f"127.0.0.2:{listener.getsockname()[1]}"  # another one of this machine
-        assert peers.answers(address) is reached
+        assert peers.accepts_connections(address) is reached
 
 
 def test_the_secret_is_not_shown():
@@ -221,7 +221,7 @@ def test_a_port_in_use_is_named():
             Peers(chief).meet(60)
 
 
-@pytest.mark.parametrize("cluster", [Cluster(), Cluster("evaluator", 0, ("a:1", "b:1"))])
+@pytest.mark.parametrize("cluster", [ClusterConfig(), ClusterConfig("evaluator", 0, ("a:1", "b:1"))])
 def test_without_peers_nobody_is_waited_for(cluster):
     Peers(cluster).meet(60)
 
@@ -231,7 +231,7 @@ def test_without_peers_nobody_is_waited_for(cluster):
 def test_a_lost_peer_that_still_accepts_connections_is_named(monkeypatch):
     """A process that was killed closes its sockets one after another."""
     answers = iter([True, True, False])
-    monkeypatch.setattr(peers, "answers", lambda address: next(answers))
+    monkeypatch.setattr(peers, "accepts_connections", lambda address: next(answers))
     monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda seconds: None))
     _, worker = clusters(free_ports(2))
 
@@ -248,7 +248,7 @@ def test_only_who_is_silent_throughout_one_wait_is_lost(monkeypatch):
     """Silent once in each of two waits, an hour apart: between them it must have answered."""
     now = 5.0
     monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(peers, "refuses", lambda address: False)
+    monkeypatch.setattr(peers, "refuses_connections", lambda address: False)
     monkeypatch.setattr(peers, "check_peer", late)
     chief, _ = clusters(free_ports(2))
     looked = Health(chief, peer_timeout=60.0)

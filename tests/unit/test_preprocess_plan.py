@@ -7,8 +7,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from shardline.components.preprocess.plan.digests import SplitCodes, Strata, allot, choose_split, digests
-from shardline.components.preprocess.plan.plan import deal, shard_count
+from shardline.components.preprocess.plan.digests import (
+    SplitCodes,
+    StratifiedSplit,
+    allot,
+    choose_split,
+    digests,
+)
+from shardline.components.preprocess.plan.plan import shard_count, split_among_shards
 from shardline.components.preprocess.plan.records import Numbers
 from shardline.trainer.data.manifest import SPLITS
 
@@ -45,7 +51,9 @@ def test_deal_is_round_robin_over_all_parts(count: int, parts: list[int]) -> Non
     shards: list[list[int]] = [[] for _ in range(count)]
     first = 0
     for size in parts:
-        for shard, members in zip(shards, deal(np.arange(first, first + size), first, count), strict=True):
+        for shard, members in zip(
+            shards, split_among_shards(np.arange(first, first + size), first, count), strict=True
+        ):
             shard += members.tolist()
         first += size
     assert [shards[place % count][place // count] for place in range(10)] == list(range(10))
@@ -147,6 +155,6 @@ def _some(number: int, seed: int = 0) -> tuple[Numbers, Numbers]:
 def test_duplicates_of_two_classes_are_in_one_split() -> None:
     points, labels = _some(1000)
     points[::2] = points[1::2]
-    found = Strata(points, labels, SHARES).codes(points)
+    found = StratifiedSplit(points, labels, SHARES).codes(points)
     assert (found[::2] == found[1::2]).all()
     assert set(found.tolist()) == {0, 1, 2}

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from shardline.components.preprocess.plan import records
-from shardline.components.preprocess.plan.records import HEAD, Buckets, Rows
+from shardline.components.preprocess.plan.records import HEAD, Buckets, Records
 from shardline.components.preprocess.sources.example import WHOLE_FILE
 from shardline.trainer.data.manifest import KEY_BYTES
 
 
-def _rows(count: int) -> Rows:
+def _rows(count: int) -> Records:
     """Rows with digests that are mostly different, and texts of many lengths."""
     heads, texts, draw = np.zeros(count, HEAD), [], random.Random(0)
     for number, head in enumerate(heads):
@@ -25,13 +25,13 @@ def _rows(count: int) -> Rows:
         head["known"], head["code"] = number + 1, 1
         texts.append(b"".join(parts))
     heads["order"][10:300:10] = heads["order"][10]  # the same content under several keys
-    return Rows(heads, texts)
+    return Records(heads, texts)
 
 
 ROWS = _rows(1000)
 
 
-def _list(parts: Rows) -> list[tuple[object, ...]]:
+def _list(parts: Records) -> list[tuple[object, ...]]:
     return [(*head, text) for head, text in zip(parts.heads.tolist(), parts.texts, strict=True)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardline.components.configure.changes import differences, read_latest
+from shardline.components.configure.changes import describe_changes, read_latest
 from shardline.components.model_store import Export, Measured, champions, read_part
 from shardline.components.model_store.catalog import Version
 from shardline.components.preprocess.inspect.profile import summarize
@@ -126,7 +126,7 @@ def read_history(place: Path, content: Any) -> Any:
     write(place / "latest.json", content)
     found = read_latest(place)
     assert found is not None
-    return differences(found.state, found.state), f"{found.metrics.get('accuracy') or 0.0:.4f}"
+    return describe_changes(found.state, found.state), f"{found.metrics.get('accuracy') or 0.0:.4f}"
 
 
 def read_run(place: Path, content: Any) -> Any:

@@ -11,7 +11,7 @@ from google.auth import exceptions as auth
 from google.rpc import error_details_pb2
 
 from shardline.components.vertex.client import again, platform_errors
-from shardline.components.vertex.refusals import Kind, kind_of
+from shardline.components.vertex.refusals import RefusalKind, kind_of
 from shardline.trainer.base.errors import PlatformError
 
 
@@ -104,17 +104,17 @@ def test_a_mistake_of_our_own_is_not_the_platforms() -> None:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (api.ResourceExhausted("x"), Kind.BUSY),
-        (api.ServiceUnavailable("The service is currently unavailable."), Kind.LOST),
-        (api.ServiceUnavailable("DNS resolution failed for x"), Kind.UNREACHED),
-        (requests.ConnectionError("Connection aborted."), Kind.LOST),
-        (requests.exceptions.ChunkedEncodingError("Connection broken"), Kind.LOST),
-        (api.InvalidArgument("proxy"), Kind.REFUSED),  # an answer
-        (api.NotFound("x"), Kind.MISSING),
-        (http_error(409, "is there"), Kind.CONFLICT),
+        (api.ResourceExhausted("x"), RefusalKind.BUSY),
+        (api.ServiceUnavailable("The service is currently unavailable."), RefusalKind.LOST),
+        (api.ServiceUnavailable("DNS resolution failed for x"), RefusalKind.UNREACHED),
+        (requests.ConnectionError("Connection aborted."), RefusalKind.LOST),
+        (requests.exceptions.ChunkedEncodingError("Connection broken"), RefusalKind.LOST),
+        (api.InvalidArgument("proxy"), RefusalKind.REFUSED),  # an answer
+        (api.NotFound("x"), RefusalKind.MISSING),
+        (http_error(409, "is there"), RefusalKind.CONFLICT),
     ],
 )
-def test_kinds_of_failures(error: Exception, kind: Kind) -> None:
+def test_kinds_of_failures(error: Exception, kind: RefusalKind) -> None:
     assert kind_of(error) is kind
 
 

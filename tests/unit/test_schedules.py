@@ -16,7 +16,7 @@ from shardline.pipelines.remote.schedules import (
     Action,
     Declared,
     Existing,
-    Plan,
+    SchedulePlan,
     load_schedules,
     make_plan,
     run_request,
@@ -78,7 +78,7 @@ def test_the_example_is_right(tmp_path: Path) -> None:
     [
         ('cron = "TZ=UTC 0 6 * *"', "4 fields"),
         ('cron = "0 6 * * *"', "no time zone"),
-        ('cron = "TZ=UTC 0 6 31 2 *"', "no day"),
+        ('cron = "TZ=UTC 0 6 31 2 *"', "a day"),
         ("max_run_count = 0", "max_run_count"),
         ("allow_queuing = true", "allow_queueing"),
         ("start_time = 2027-01-01T00:00:00", "offset"),
@@ -139,11 +139,11 @@ def existing(wanted: Declared | None = None, number: int = 1, content: Any = Non
     }
 
 
-def plan(wanted: Declared, *found: Existing, **context: Any) -> Plan:
+def plan(wanted: Declared, *found: Existing, **context: Any) -> SchedulePlan:
     return make_plan(wanted, request(wanted, **context), found, NOW)
 
 
-def calls(found: Plan) -> list[str]:
+def calls(found: SchedulePlan) -> list[str]:
     """Returns the calls in short: "Create", "Pause 1"."""
     return [
         f"{step.call.removesuffix('Schedule')} {step.request.get('name', '').rpartition('/')[2]}".rstrip()

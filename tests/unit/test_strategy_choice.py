@@ -8,13 +8,13 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import strategy
-from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.cluster import ClusterConfig
 
-ALONE = Cluster()
-WORKERS = Cluster("worker", 1, ("a:1", "b:1"), has_chief_task=False)
-SERVED = Cluster("chief", 0, ("a:1", "b:1"), ("p:1",))
-EVALUATOR = Cluster("evaluator", 0, ("a:1", "b:1"), ("p:1",))
-EVALUATOR_ALONE = Cluster("evaluator", 0)
+ALONE = ClusterConfig()
+WORKERS = ClusterConfig("worker", 1, ("a:1", "b:1"), has_chief_task=False)
+SERVED = ClusterConfig("chief", 0, ("a:1", "b:1"), ("p:1",))
+EVALUATOR = ClusterConfig("evaluator", 0, ("a:1", "b:1"), ("p:1",))
+EVALUATOR_ALONE = ClusterConfig("evaluator", 0)
 
 
 def settings(**changes):

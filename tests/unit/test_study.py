@@ -15,7 +15,7 @@ from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import jso
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import (
     STOPPING,
-    Parameter,
+    StudyParameter,
     parse_study,
     plan,
     read_flags,
@@ -194,7 +194,7 @@ def test_flags_that_are_not_the_studys(flags: list[str], words: str) -> None:
 
 def test_a_text_stays_a_text() -> None:
     assert [read_value("categorical", text) for text in ("64", "true", "a=b")] == ["64", True, "a=b"]
-    assert Parameter(name="x", type="categorical", values=("1",)).spec["categorical_value_spec"]
+    assert StudyParameter(name="x", type="categorical", values=("1",)).spec["categorical_value_spec"]
 
 
 def test_the_metric_file_is_that_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,16 +12,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.adapters.batches import Stream
-from shardline.trainer.adapters.epochs import ArrayPasses, DatasetPasses
+from shardline.trainer.adapters.batches import BatchSequence
+from shardline.trainer.adapters.epochs import ArrayEpochs, DatasetEpochs
 from shardline.trainer.base import files, plugins
 from shardline.trainer.base.errors import DatasetError, SettingsError
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan
 
 #: Batches of what a program gives.
-Batches: TypeAlias = Stream | Feed
+Batches: TypeAlias = BatchSequence | InputPipeline
 
 _BATCH_SIZE = 32
 # Split that an argument of `fit` or `evaluate` takes of a dataset directory.
@@ -29,7 +29,7 @@ _SPLITS = {"train_data": "train", "validation_data": "validation", "data": "test
 
 
 @dataclass(frozen=True)
-class Given:
+class DataAdapter:
     """How data is read: by how many replicas and processes, in which order, with which weights.
 
     Attributes:
@@ -94,15 +94,17 @@ class Given:
                 raise SettingsError(f"batch_size is for arrays, and {name} is a dataset, which has its own")
             if again and steps and data.cardinality() == tf.data.UNKNOWN_CARDINALITY:
                 data = _not_ending(data, name, steps * max(1, own))
-            found: Any = DatasetPasses(self._weighted(data), name, seed)
+            found: Any = DatasetEpochs(self._weighted(data), name, seed)
         else:
             arrays = self._weighted(checked_arrays(data, name))
-            found = ArrayPasses(arrays, batch_size=self._size(), shuffle=shuffle, seed=seed)
+            found = ArrayEpochs(arrays, batch_size=self._size(), shuffle=shuffle, seed=seed)
         if again and steps and 0 <= found.cardinality <= steps * max(1, own):
             steps = 0  # all of it, and nothing twice
-        return Stream(found, name=name, replicas=self.replicas, steps=steps, again=again, own=own, pads=pads)
+        return BatchSequence(
+            found, name=name, replicas=self.replicas, steps=steps, again=again, own=own, pads=pads
+        )
 
-    def _directory(self, data: str | Path, name: str, steps: int | None, *, again: bool) -> Feed:
+    def _directory(self, data: str | Path, name: str, steps: int | None, *, again: bool) -> InputPipeline:
         """Returns the batches of the split that an argument takes of a dataset directory."""
         if steps is not None:
             raise SettingsError(
@@ -125,7 +127,7 @@ class Given:
         by_class, classes = self.class_weight, range(len(manifest.class_names))
         weights = [] if by_class is None else [by_class.get(one, 1.0) for one in classes]
         plan = EpochPlan(manifest.splits[split].records, self.replicas, batch_size // self.replicas)
-        feed = Feed(directory, manifest, split, plan, class_weights=weights)
+        feed = InputPipeline(directory, manifest, split, plan, class_weights=weights)
         return replace(feed, epochs=1) if again else replace(feed, shuffle_seed=self.seed)
 
     def _size(self) -> int:

@@ -31,7 +31,7 @@ _BEGINNING = Position()
 _as_is = tf.autograph.experimental.do_not_convert
 
 
-class Stream:
+class BatchSequence:
     """Batches of some data, pass after pass without end, in epochs of `steps` steps.
 
     Attributes:
@@ -75,7 +75,7 @@ class Stream:
                 f"{name} yields single values, {_text(passes.element_spec)}; make batches of them, .batch(64)"
             )
         if passes.random:
-            progress.say(
+            progress.report(
                 "train",
                 f"warning: {name} draws random numbers ({', '.join(passes.random)}), which processes and "
                 "resumed runs do not draw alike; use tf.random.stateless_uniform and its like, or layers",
@@ -236,7 +236,7 @@ class Stream:
             return sizes
         if self._passes.cardinality >= 0 or not counted:
             return [0] * max(0, self._passes.cardinality)
-        progress.say(
+        progress.report(
             "train",
             f"counting the batches of {self._name}, which does not know their number; give steps_per_epoch, "
             "or of a validation validation_steps, to leave this out",

@@ -55,7 +55,7 @@ _NO_GLOBAL_SEED = 87654321
 _serials = itertools.count()
 
 
-class ArrayPasses:
+class ArrayEpochs:
     """Passes over arrays of as many examples: batches of a size, shuffled or in their order."""
 
     def __init__(self, arrays: Any, *, batch_size: int, shuffle: bool, seed: int) -> None:
@@ -89,7 +89,7 @@ class ArrayPasses:
         return tf.data.Dataset.range(0, count, size).map(batch)
 
 
-class DatasetPasses:
+class DatasetEpochs:
     """Passes over a `tf.data.Dataset` of batches.
 
     Attributes:
@@ -133,7 +133,7 @@ class DatasetPasses:
         cached = {name for cache in caches for name in self._above(cache.input[0])}
         self.random = stateful_ops(self._graph)
         if Seeding(self._graph, seed, cached).decides_order:
-            progress.say(
+            progress.report(
                 "train",
                 f"warning: {name} is shuffled once and without a seed (reshuffle_each_iteration=False), so "
                 "that its order here is not the one in which the program reads it: where take and skip split "
@@ -219,7 +219,7 @@ def _tensor(reference: str) -> str:
 
 
 #: Passes of either kind.
-Passes: TypeAlias = ArrayPasses | DatasetPasses
+Passes: TypeAlias = ArrayEpochs | DatasetEpochs
 
 
 def stateful_ops(graph: Any) -> list[str]:

@@ -109,7 +109,7 @@ def emit(event: Event) -> None:
     _sink(event)
 
 
-def say(topic: str, text: str) -> None:
+def report(topic: str, text: str) -> None:
     """Reports one line worth reading."""
     _sink(Event("line", topic, text))
 

@@ -92,7 +92,7 @@ def _refuse_others(
 
 
 @dataclass(frozen=True)
-class Record:
+class IdentityRecord:
     """What a run is, as JSON, kept in its checkpoints.
 
     Attributes:
@@ -108,7 +108,7 @@ class Record:
     changes: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
-    def of(cls, settings: TrainSettings, replicas: int, learning_rates: Sequence[Any]) -> Record:
+    def of(cls, settings: TrainSettings, replicas: int, learning_rates: Sequence[Any]) -> IdentityRecord:
         """Returns the record of a run that begins."""
         values = {"settings": asdict(settings), "learning_rates": learning_rates}
         return cls(replicas=replicas, **json.loads(json.dumps(values)))
@@ -122,7 +122,7 @@ class Record:
         rates = list(map(_of_one_replica, self.learning_rates)) if tuned else ", ".join(kinds)
         return {**{name: self.settings[name] for name in _KEPT}, "learning_rate": rates}
 
-    def continuing(self, before: Record, step: int) -> tuple[Record, str]:
+    def continuing(self, before: IdentityRecord, step: int) -> tuple[IdentityRecord, str]:
         """Returns this run's record where it goes on with a step, from 1, and in words what has changed."""
         was, now = before.settings, self.settings
         names = [name for name in now if name in was and was[name] != now[name] and name not in PLACES]

@@ -61,7 +61,7 @@ class Preemption:
                 return
             if not self._ready.is_set():
                 _end("asked to stop (SIGTERM) before training began; start the same command again")
-            progress.say("train", f"asked to stop (SIGTERM): saving, for at most {self.grace_period:g} s")
+            progress.report("train", f"asked to stop (SIGTERM): saving, for at most {self.grace_period:g} s")
             self._requested.set()
         if not self._over.wait(self.grace_period):
             newest = f"checkpoint of step {self.saved_step:,}" if self.saved_step else "newest checkpoint"

@@ -156,7 +156,7 @@ class Checkpoints:
                 return self.read(steps)
             except RunError as error:
                 if self._write:
-                    progress.say("train", f"warning: {error}; continuing without it")
+                    progress.report("train", f"warning: {error}; continuing without it")
         return None
 
     def _path(self, steps: int) -> Path:

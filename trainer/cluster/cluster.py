@@ -29,7 +29,7 @@ _FORMER_NAMES = {"master": "chief"}
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterConfig:
     """One process's view of its cluster.
 
     Attributes:
@@ -114,7 +114,7 @@ class Cluster:
         return " + ".join(words) if len(words) > 1 else "one process"
 
 
-def read_cluster(environ: Mapping[str, str]) -> Cluster:
+def read_cluster(environ: Mapping[str, str]) -> ClusterConfig:
     """Reads TF_CONFIG in all its shapes; without it there is no cluster.
 
     It has a chief (formerly "master") and workers or workers only, and perhaps parameter servers. An
@@ -123,7 +123,7 @@ def read_cluster(environ: Mapping[str, str]) -> Cluster:
     """
     text = environ.get("TF_CONFIG", "").strip()
     if not text:
-        return Cluster()
+        return ClusterConfig()
     config = files.parse_json(text, "TF_CONFIG", ClusterError)
     tasks = _tasks(config, text)
     if environ.get(REDUCTION_SERVERS_VARIABLE, "").strip() not in ("", "0"):
@@ -131,8 +131,8 @@ def read_cluster(environ: Mapping[str, str]) -> Cluster:
     task_type, task_index = _this_task(config, tasks)
     hosts = (*tasks.get("chief", ()), *tasks.get("worker", ()))
     if len(hosts) == 1 and "ps" not in tasks:
-        return Cluster(task_type, task_index) if task_type == "evaluator" else Cluster()
-    return Cluster(
+        return ClusterConfig(task_type, task_index) if task_type == "evaluator" else ClusterConfig()
+    return ClusterConfig(
         task_type,
         task_index,
         hosts,

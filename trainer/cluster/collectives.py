@@ -24,7 +24,7 @@ import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import ClusterError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.peers import Health
 from shardline.trainer.cluster.ring import Numbers, Ring, make_ring, on_one_machine
 from shardline.trainer.keras_compat import keras_internals
@@ -95,7 +95,9 @@ class Collectives:
         self.total([0.0])
 
 
-def make_summation(settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: Cluster) -> Summation:
+def make_summation(
+    settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: ClusterConfig
+) -> Summation:
     """Returns how this run's gradients are summed. A collective."""
     compressed = "none" if settings.averaging_steps else settings.gradient_compression
     wire = tf.float32 if compressed == "none" else tf.as_dtype(compressed)
@@ -119,14 +121,18 @@ def make_summation(settings: TrainSettings, strategy: tf.distribute.Strategy, cl
                 "open the ports between them, or use auto"
             )
         if cluster.is_chief:
-            progress.say("train", "replicas cannot reach each other on free ports: gradients go through gRPC")
+            progress.report(
+                "train", "replicas cannot reach each other on free ports: gradients go through gRPC"
+            )
     inside = "TensorFlow's ring (gRPC)" if between else "sums in this process"
     nccl = kind == "GPU" and not (between and asked == "ring")
     _announce(settings, strategy, cluster, "NCCL" if nccl else inside)
     return TensorFlowSummation(wire)
 
 
-def _announce(settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: Cluster, way: str) -> None:
+def _announce(
+    settings: TrainSettings, strategy: tf.distribute.Strategy, cluster: ClusterConfig, way: str
+) -> None:
     """Says once, on the chief, how the replicas exchange."""
     count = strategy.num_replicas_in_sync
     if not cluster.is_chief:
@@ -136,7 +142,7 @@ def _announce(settings: TrainSettings, strategy: tf.distribute.Strategy, cluster
     asked = "none" if settings.averaging_steps else settings.gradient_compression
     wire = "float32, which costs less within a machine than" if way == _UNIX else "as"
     shorter = f", {wire} {asked}" if asked != "none" else ""
-    progress.say("train", f"{what}: {way} between {count} {kind}s{shorter}")
+    progress.report("train", f"{what}: {way} between {count} {kind}s{shorter}")
 
 
 class TensorFlowSummation:

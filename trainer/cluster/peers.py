@@ -30,7 +30,7 @@ import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import ClusterError, RunError, SettingsError
 from shardline.trainer.base.settings import PLACES, TrainSettings, flag_of
-from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.ring import LostPeerError, listen, received
 from shardline.trainer.keras_compat.tensorflow_internals import abort_collectives, check_peer
 
@@ -53,7 +53,7 @@ _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineE
 
 #: What a process trains with: JSON by kind ("settings", "versions", ...) and name.
 Facts = Mapping[str, Mapping[str, Any]]
-#: Shows that the parts of a message come from somebody who knows the secret (`Cluster.proof`).
+#: Shows that the parts of a message come from somebody who knows the secret (`ClusterConfig.proof`).
 Prove = Callable[..., bytes]
 
 _RULES = {
@@ -66,7 +66,7 @@ _RULES = {
 }
 
 
-def facts(settings: TrainSettings, fingerprint: str, gpus: int) -> Facts:
+def settings_facts(settings: TrainSettings, fingerprint: str, gpus: int) -> Facts:
     """Returns what has to be alike on all replicas: settings, dataset, versions, number of GPUs."""
     chosen = {name: value for name, value in asdict(settings).items() if name not in (*PLACES, "evaluator")}
     found: Facts = {
@@ -86,7 +86,7 @@ def _version(name: str) -> str:
         return "none"
 
 
-def difference(name: str, own: Facts, other: str, theirs: Facts) -> str:
+def describe_difference(name: str, own: Facts, other: str, theirs: Facts) -> str:
     """Says in what another replica, `other`, first differs from this one, `name`; "" when in nothing."""
     pairs = [(kind, key) for kind, values in own.items() for key in values]
     found = [(kind, key) for kind, key in pairs if theirs.get(kind, {}).get(key) != own[kind][key]]
@@ -101,7 +101,7 @@ def difference(name: str, own: Facts, other: str, theirs: Facts) -> str:
 
 
 @contextlib.contextmanager
-def told(listener: socket.socket, own: Facts, prove: Prove) -> Iterator[None]:
+def serve_facts(listener: socket.socket, own: Facts, prove: Prove) -> Iterator[None]:
     """Tells the facts to everybody who connects and knows the secret, while the context lasts."""
     message = json.dumps(own).encode()
     over = threading.Event()
@@ -134,7 +134,7 @@ def told(listener: socket.socket, own: Facts, prove: Prove) -> Iterator[None]:
         thread.join()
 
 
-def ask(address: str, prove: Prove) -> Facts | None:
+def ask_facts(address: str, prove: Prove) -> Facts | None:
     """Returns what the process at host:port tells; None when it answers in another way.
 
     Raises:
@@ -147,8 +147,8 @@ def ask(address: str, prove: Prove) -> Facts | None:
             return None
         drawn, own = found[len(_MAGIC) :], secrets.token_bytes(_DRAWN)
         connection.sendall(own + prove(b"ask", drawn, own))
-        told = received(connection, _MOST, deadline) or b""
-    proof, message = told[:_PROOF], told[_PROOF:]
+        reply = received(connection, _MOST, deadline) or b""
+    proof, message = reply[:_PROOF], reply[_PROOF:]
     if not hmac.compare_digest(proof, prove(b"tell", drawn, own, message)):
         raise ConnectionError("it has said nothing, or not all, or is of another job")
     try:
@@ -161,14 +161,14 @@ def ask(address: str, prove: Prove) -> Facts | None:
 class Peers:
     """The processes with which this one works together. Without a cluster there are none."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterConfig) -> None:
         self._cluster = cluster
         self._others = cluster.others
 
     def meet(self, startup_timeout: float, own: Facts | None = None) -> None:
         """Returns when all peers have come up; to be called just before the strategy is created.
 
-        While it waits, this process answers on its own port, with its own `facts`, if given. A
+        While it waits, this process answers on its own port, with its own `facts`, if there are any. A
         ClusterError says that another one serves the port, a RunError which peers are still missing after
         the timeout (seconds; 0 for none), a SettingsError in what a peer differs.
         """
@@ -184,7 +184,7 @@ class Peers:
                 f"that has port {port}, perhaps one of an earlier run, or give this replica another port in "
                 "TF_CONFIG"
             ) from None
-        with listener, told(listener, facts, self._cluster.proof):
+        with listener, serve_facts(listener, facts, self._cluster.proof):
             while missing := self._compared(missing, facts):
                 waited = time.monotonic() - start
                 if startup_timeout and waited > startup_timeout:
@@ -193,7 +193,7 @@ class Peers:
                         f"{_listed(missing)}; see their logs, or raise startup_timeout"
                     )
                 if waited > _PATIENCE and not said:
-                    progress.say("train", f"waiting for {_listed(missing)}")
+                    progress.report("train", f"waiting for {_listed(missing)}")
                     said = True
                 time.sleep(_PROBE_INTERVAL)
 
@@ -202,11 +202,11 @@ class Peers:
         missing, differences = {}, []
         for name, address in peers.items():
             try:
-                theirs = ask(address, self._cluster.proof)
+                theirs = ask_facts(address, self._cluster.proof)
             except OSError:
                 missing[name] = address
                 continue
-            if own and theirs and (words := difference(self._cluster.name, own, name, theirs)):
+            if own and theirs and (words := describe_difference(self._cluster.name, own, name, theirs)):
                 differences.append(words)
         if differences:
             time.sleep(_LINGER)
@@ -222,7 +222,7 @@ class Peers:
             return
         chief = next(iter(self._cluster.addresses.values()), "")
         deadline = time.monotonic() + seconds
-        while chief and answers(chief) and time.monotonic() < deadline:
+        while chief and accepts_connections(chief) and time.monotonic() < deadline:
             time.sleep(_PROBE_INTERVAL)
 
     def explain(self, error: BaseException) -> RunError | None:
@@ -239,7 +239,7 @@ class Peers:
         deadline = time.monotonic() + _FAREWELL
         # A process that was killed closes its sockets one after another.
         while not lost and time.monotonic() < deadline:
-            lost = [name for name, address in self._others.items() if not answers(address)]
+            lost = [name for name, address in self._others.items() if not accepts_connections(address)]
             time.sleep(0 if lost else _PROBE_INTERVAL)
         names = _listed({name: self._others[name] for name in lost}) or "another replica"
         return RunError(f"lost {names}: it ended or stands still; its own log says why")
@@ -250,7 +250,7 @@ def _connected(address: str, timeout: float = _TIMEOUT) -> socket.socket:
     return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
 
 
-def answers(address: str, timeout: float = _TIMEOUT) -> bool:
+def accepts_connections(address: str, timeout: float = _TIMEOUT) -> bool:
     """Whether a process accepts connections at host:port within some seconds."""
     try:
         _connected(address, timeout).close()
@@ -259,7 +259,7 @@ def answers(address: str, timeout: float = _TIMEOUT) -> bool:
     return True
 
 
-def refuses(address: str) -> bool:
+def refuses_connections(address: str) -> bool:
     """Whether the machine at host:port says that nobody serves it; else a process may be slow, or cut off."""
     try:
         _connected(address).close()
@@ -273,7 +273,7 @@ def _listed(peers: dict[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def watched(cluster: Cluster) -> Iterator[None]:
+def abort_when_peer_ends(cluster: ClusterConfig) -> Iterator[None]:
     """Ends TensorFlow's collectives while the context lasts, in a thread, when a peer's process has ended.
 
     `Peers.explain` makes words of it. How long a peer may be silent is TensorFlow's affair.
@@ -284,7 +284,9 @@ def watched(cluster: Cluster) -> Iterator[None]:
     def watch() -> None:
         refused: dict[str, int] = {}
         while not over.wait(_INTERVAL):
-            refused = {name: refused.get(name, 0) + 1 for name, at in others.items() if refuses(at)}
+            refused = {
+                name: refused.get(name, 0) + 1 for name, at in others.items() if refuses_connections(at)
+            }
             if lost := [name for name, times in refused.items() if times >= _REFUSALS]:
                 abort_collectives(f"no answer from {', '.join(map(_task, lost))}")
                 return
@@ -303,7 +305,7 @@ def watched(cluster: Cluster) -> Iterator[None]:
 class Health:
     """Health of the peers as one who waits for their numbers asks for it: whether to wait on."""
 
-    def __init__(self, cluster: Cluster, peer_timeout: float) -> None:
+    def __init__(self, cluster: ClusterConfig, peer_timeout: float) -> None:
         self._others = cluster.others
         self._timeout = peer_timeout
         self._silent: dict[str, float] = {}
@@ -317,7 +319,7 @@ class Health:
         self._silent = {name: since for name, since in self._silent.items() if since >= began}
         for name, address in self._others.items():
             words = f"no answer from {_task(name)}"
-            if refuses(address):
+            if refuses_connections(address):
                 raise LostPeerError(words)
             try:
                 check_peer(_task(name), _ANSWER_MS)

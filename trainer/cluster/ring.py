@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardline.trainer.cluster.cluster import Cluster
+from shardline.trainer.cluster.cluster import ClusterConfig
 
 # What is received is added up in pieces that stay in a core's own cache (256 KiB of float32).
 _PIECE = 1 << 16
@@ -226,13 +226,13 @@ def _taken(values: Numbers, own: Spans, first: int, count: int) -> list[Numbers]
     return [one for one in (*found, values[first:end]) if one.size]
 
 
-def on_one_machine(cluster: Cluster) -> bool:
+def on_one_machine(cluster: ClusterConfig) -> bool:
     """Whether all processes can meet at Unix sockets without a file, which Linux alone has."""
     return sys.platform == "linux" and bool(cluster.own_host)
 
 
 def make_ring(
-    cluster: Cluster,
+    cluster: ClusterConfig,
     total: Callable[[Sequence[float]], list[float]],
     check: Callable[[float], None],
     *,
@@ -289,7 +289,7 @@ def listen(host: str = "", port: int = 0, backlog: int | None = None) -> socket.
     return socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=dual)
 
 
-def _greeting(cluster: Cluster, rank: int, number: int) -> bytes:
+def _greeting(cluster: ClusterConfig, rank: int, number: int) -> bytes:
     return cluster.proof(b"ring", _GREETING.pack(rank, number))
 
 

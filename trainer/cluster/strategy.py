@@ -13,7 +13,7 @@ import tensorflow as tf
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, Cluster
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConfig
 from shardline.trainer.keras_compat.replica_losses import let_keras_compute
 from shardline.trainer.keras_compat.tensorflow_internals import (
     ended_after,
@@ -27,7 +27,7 @@ _DRIVER, _MOUNTED = "libcuda.so.1", "/usr/local/nvidia/lib64"
 _CUDA = "nvidia-cudnn-cu12"
 
 
-def choose(settings: TrainSettings, cluster: Cluster) -> str:
+def choose(settings: TrainSettings, cluster: ClusterConfig) -> str:
     """Returns the name of the strategy, with "auto" resolved.
 
     Parameter servers mean parameter_server, several training processes multi_worker_mirrored, several local
@@ -82,7 +82,7 @@ def check(settings: TrainSettings, name: str) -> None:
         )
 
 
-def _check_communication(asked: str, name: str, cluster: Cluster) -> None:
+def _check_communication(asked: str, name: str, cluster: ClusterConfig) -> None:
     """Refuses a way of exchanging gradients that this run cannot take; one replica alone exchanges none."""
     if asked == "auto" or name == "one_device":
         return
@@ -98,7 +98,7 @@ def _check_communication(asked: str, name: str, cluster: Cluster) -> None:
     raise SettingsError(f"communication {asked} {reason}; use auto")
 
 
-def create(settings: TrainSettings, cluster: Cluster) -> tf.distribute.Strategy:
+def create(settings: TrainSettings, cluster: ClusterConfig) -> tf.distribute.Strategy:
     """Creates the strategy; a multi-worker one connects to its peers here, which must have been met."""
     name = choose(settings, cluster)
     gpus = len(tf.config.list_physical_devices("GPU"))
@@ -150,11 +150,11 @@ def has_one_cpu(strategy: tf.distribute.Strategy) -> bool:
     return ["CPU" in device.upper() for device in strategy.extended.worker_devices] == [True]
 
 
-def announce(cluster: Cluster, environ: Mapping[str, str]) -> None:
+def announce(cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
     """Says what this machine computes on, on the chief and wherever it is no CPU, and checks it."""
     found = described()
     if cluster.is_chief or not found.startswith("CPU"):
-        progress.say("train", f"device: {found}")
+        progress.report("train", f"device: {found}")
     check_devices(environ)
 
 

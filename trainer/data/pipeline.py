@@ -62,7 +62,7 @@ _BEGINNING = Position()
 
 
 @dataclass(frozen=True)
-class Feed:
+class InputPipeline:
     """One split of a dataset directory, ready to be distributed.
 
     Attributes:

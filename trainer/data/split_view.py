@@ -67,7 +67,7 @@ def decoded_bytes(features: Iterable[Feature], records: int) -> int | None:
     return total * records
 
 
-def room() -> int:
+def memory_budget() -> int:
     """Returns how many bytes of examples this process may keep: a share of the machine's free memory."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, LookupError, ValueError):

@@ -39,7 +39,7 @@ def compiled_metrics(model: keras.Model) -> list[Any]:
     return [one for one in keras.tree.flatten(nested) if one is not None]
 
 
-def given_metrics(model: keras.Model) -> Any:
+def passed_metrics(model: keras.Model) -> Any:
     """Returns the metrics in the structure in which they were given to `compile`; None without any."""
     given = getattr(model, "_compile_metrics", None)
     return None if given is None or given._user_weighted_metrics else given._user_metrics

@@ -52,7 +52,7 @@ def has_batch_hooks(callback: keras.callbacks.Callback, kind: str) -> bool:
     return not all(is_default(getattr(callback, name)) for name in names)
 
 
-def returns_own_logs(step: Callable[..., Any]) -> bool:
+def returns_custom_metrics(step: Callable[..., Any]) -> bool:
     """Whether a model's `train_step` or `test_step` is not Keras' own, which returns the model's metrics."""
     return getattr(step, "__func__", step) is not getattr(keras.Model, getattr(step, "__name__", ""), None)
 

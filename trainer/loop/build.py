@@ -23,7 +23,7 @@ from shardline.trainer.keras_compat.keras_compilation import building_only, desc
 from shardline.trainer.keras_compat.keras_internals import (
     build_symbolically,
     noting_compile,
-    returns_own_logs,
+    returns_custom_metrics,
 )
 from shardline.trainer.keras_compat.tensorflow_internals import is_seeded
 from shardline.trainer.loop.optimizers import tune_optimizer
@@ -80,7 +80,7 @@ def create_variables(model: keras.Model, **batches: Any) -> None:
     A batch is data of one replica or its specification. Of a model that is trained by a step of its own, what
     the steps make is found by trying them, without a trace: all variables begin as they were created.
     """
-    tried = returns_own_logs(model.train_step)
+    tried = returns_custom_metrics(model.train_step)
     for name, data in batches.items():
         try:
             if tried:

@@ -24,7 +24,7 @@ from shardline.trainer.keras_compat.keras_internals import has_batch_hooks
 from shardline.trainer.keras_compat.tensorflow_internals import reading_own_means
 from shardline.trainer.loop.optimizers import FrozenLayers, Unfreeze
 from shardline.trainer.loop.reports import Board, Counters, HistoryFile, Report, TuningMetric
-from shardline.trainer.loop.run import DatasetRun, Run
+from shardline.trainer.loop.run import DatasetRun, TrainingRun
 from shardline.trainer.loop.step import Logs, Shapes
 
 # Of Keras' own, those that write to one path, to one address, or to the terminal.
@@ -50,7 +50,7 @@ class Hooks:
 
     def __init__(
         self,
-        run: Run,
+        run: TrainingRun,
         chosen: Sequence[keras.callbacks.Callback],
         reports: Sequence[keras.callbacks.Callback],
     ):
@@ -193,7 +193,7 @@ def chosen_callbacks(
         def changed() -> None:
             retrace()
             if chief:
-                progress.say("train", f"{len(model.trainable_weights)} weights are trained from now on")
+                progress.report("train", f"{len(model.trainable_weights)} weights are trained from now on")
 
         rate = settings.fine_tuning_learning_rate * (run.replicas if settings.scale_learning_rate else 1)
         callbacks.append(Unfreeze(frozen, settings.unfreeze_at_epoch, rate, changed))

@@ -19,12 +19,12 @@ from shardline.trainer.keras_compat.keras_internals import all_layers, asked_for
 from shardline.trainer.keras_compat.replica_losses import takes_batch_as_one
 from shardline.trainer.loop.loop import Engine
 from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
-from shardline.trainer.loop.run import Run
-from shardline.trainer.loop.step import Evaluation, Loop
+from shardline.trainer.loop.run import TrainingRun
+from shardline.trainer.loop.step import EvaluationLoop, StepLoop
 
 
 def make_engine(
-    run: Run,
+    run: TrainingRun,
     model: keras.Model,
     training: Batches,
     validation: Batches | None,
@@ -48,7 +48,7 @@ def make_engine(
         return served
     processes = len(run.processes)
     sized = training.gives_sizes and run.replicas > 1
-    loop = Loop(
+    loop = StepLoop(
         model,
         strategy,
         iter(training.distribute(strategy, run.process, processes, at, sized=sized)),
@@ -66,27 +66,27 @@ def make_engine(
             drawing = [op for op in stateful_ops(graph.as_graph_def()) if not op.startswith("Assign")]
             if drawing and not said:
                 said.append(f"warning: a step draws random numbers by {', '.join(drawing)} {_RANDOM_OPS}")
-                progress.say("train", said[0])
+                progress.report("train", said[0])
 
         loop.traced = tell
     if validation:
         batches = validation.distribute(strategy, run.process, processes)
-        loop.evaluation = Evaluation(model, strategy, batches, validation.steps)
+        loop.evaluation = EvaluationLoop(model, strategy, batches, validation.steps)
     return loop
 
 
-def _tell_of_differences(run: Run, model: keras.Model, batch: Any) -> Callable[[], None]:
+def _tell_of_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Callable[[], None]:
     """Says what several replicas train on otherwise than one; returns what says so of a loss in the step."""
     if run.replicas == 1 or run.settings.averaging_steps or not run.cluster.is_chief:
         return lambda: None
     if names := own_statistics(model):
         shown = f"{', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)}"
-        progress.say(
+        progress.report(
             "train",
             f"BatchNormalization ({shown}) takes the statistics of each replica's part of a batch, so that "
             f"{run.replicas} replicas do not train as one does; synchronized=True takes those of the batch",
         )
-    say = functools.cache(lambda: progress.say("train", _SINGLE_LOSS))
+    say = functools.cache(lambda: progress.report("train", _SINGLE_LOSS))
     differs = None if batch is None else takes_batch_as_one(model, batch)
     if differs:
         say()
@@ -111,7 +111,7 @@ _RANDOM_OPS = (
 )
 
 
-def uses_xla(run: Run, model: keras.Model) -> bool:
+def uses_xla(run: TrainingRun, model: keras.Model) -> bool:
     """Whether XLA compiles the step: as the setting says, else as `compile` was asked to, else on one GPU.
 
     On a CPU convolutions take three times as long with it (benchmarks/RESULTS.md).

@@ -150,14 +150,14 @@ class Evaluator:
             finished = seen and self._evaluations.finished
             self._evaluate_new()
             if finished:
-                progress.say("evaluate", "training has ended, and so does the evaluator")
+                progress.report("evaluate", "training has ended, and so does the evaluator")
                 return
             if (now := self._evaluations.life()) != life:
                 life, seen, alive = now, True, time.monotonic()
                 continue
             limit = gone if seen else startup_timeout or math.inf
             if time.monotonic() - alive > limit:
-                progress.say(
+                progress.report(
                     "evaluate", f"no sign of life from the chief for {limit:g} s: the evaluator ends"
                 )
                 return
@@ -173,7 +173,7 @@ class Evaluator:
                     self._skipped.add(steps)
                     # A newer one may have taken its place meanwhile, which is nothing to worry about.
                     if steps in self._checkpoints.steps():
-                        progress.say("evaluate", f"warning: {error}; it is not evaluated")
+                        progress.report("evaluate", f"warning: {error}; it is not evaluated")
                     continue
                 restore_model(self._model, snapshot)
                 metrics = self._evaluate()
@@ -186,7 +186,7 @@ class Evaluator:
                 self._keep_best(metrics[self._metric])
                 self._evaluations.write(snapshot.position, metrics)
                 at = f"step {steps:,}, epoch {snapshot.position.epoch}"
-                progress.say("evaluate", f"{at}: {metrics_text(metrics)}")
+                progress.report("evaluate", f"{at}: {metrics_text(metrics)}")
 
     def _keep_best(self, value: float) -> None:
         """Saves the model where none that was evaluated before, by an earlier process too, was better."""
@@ -210,7 +210,7 @@ def wait_for_last(run: DatasetRun, position: Position) -> Logs:
     deadline = time.monotonic() + run.settings.evaluator_timeout
     while (metrics := evaluations.read(position.steps)) is None:
         if time.monotonic() > deadline:
-            progress.say(
+            progress.report(
                 "train",
                 f"warning: no evaluation of step {position.steps:,} within evaluator_timeout "
                 f"{run.settings.evaluator_timeout:g} s; look at the evaluator's log",

@@ -19,7 +19,7 @@ from typing import Any
 from shardline.trainer.base import crash, files, plugins, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, RepeatedError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings, output_dirs, plugins_of
-from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, Cluster
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConfig
 from shardline.trainer.data.manifest import MANIFEST_FILE
 
 _MARKERS = "mistake-*.json"
@@ -30,7 +30,9 @@ _PLACES = ("model_dir", "tensorboard_log_dir")
 
 
 @contextlib.contextmanager
-def remembered(settings: TrainSettings, cluster: Cluster, environ: Mapping[str, str]) -> Iterator[None]:
+def refuse_repeated_failure(
+    settings: TrainSettings, cluster: ClusterConfig, environ: Mapping[str, str]
+) -> Iterator[None]:
     """Remembers the mistake that ends the context for the job's next attempt: there it is a RepeatedError."""
     if not any(name in environ for name in _OF_A_JOB):  # somebody tries by hand
         yield
@@ -39,7 +41,7 @@ def remembered(settings: TrainSettings, cluster: Cluster, environ: Mapping[str, 
     with contextlib.suppress(SettingsError):
         found = files.read_json(marker, SettingsError).get("error")
     if isinstance(found, str):
-        progress.say(
+        progress.report(
             "train", f"an earlier attempt has ended with this mistake, and nothing has changed: {marker}"
         )
         raise RepeatedError(found)
@@ -53,13 +55,13 @@ def remembered(settings: TrainSettings, cluster: Cluster, environ: Mapping[str, 
         raise
 
 
-def forget(directory: Path) -> None:
+def forget_failure(directory: Path) -> None:
     """Removes the markers of a directory: a new job is tried whatever ended another one."""
     for marker in directory.glob(_MARKERS):
         marker.unlink(missing_ok=True)
 
 
-def _marker(settings: TrainSettings, cluster: Cluster, environ: Mapping[str, str]) -> Path:
+def _marker(settings: TrainSettings, cluster: ClusterConfig, environ: Mapping[str, str]) -> Path:
     """Returns the path that tells this job's mistake, should it find one, from any other's."""
     own = environ.get("AIP_CHECKPOINT_DIR")
     base = files.local_path(own).parent if own else output_dirs(settings, environ).model

@@ -24,7 +24,7 @@ import keras
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import DivergedError, RestartError, RunError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint.identity import Identity, Record
+from shardline.trainer.checkpoint.identity import Identity, IdentityRecord
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position, Snapshot, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
@@ -33,11 +33,11 @@ from shardline.trainer.loop.callbacks import Hooks
 from shardline.trainer.loop.optimizers import finalize, take_changed_rates
 from shardline.trainer.loop.parameter_server import CoordinatorLoop
 from shardline.trainer.loop.reports import Counters
-from shardline.trainer.loop.run import Plan, Run
-from shardline.trainer.loop.step import Logs, Loop, Stretch
+from shardline.trainer.loop.run import RunPlan, TrainingRun
+from shardline.trainer.loop.step import Logs, StepLoop, StepsResult
 from shardline.trainer.models import saving
 
-Engine = Loop | CoordinatorLoop
+Engine = StepLoop | CoordinatorLoop
 
 # Length of a stretch: looking up, which makes all replicas meet, then costs nothing; and it is short enough
 # for a person, and for a machine that is about to be taken away.
@@ -50,7 +50,7 @@ _STOPPED = "a callback has stopped it"
 
 
 @dataclass(frozen=True)
-class Beginning:
+class ResumePoint:
     """What a run begins with, where no checkpoint says otherwise.
 
     Attributes:
@@ -61,7 +61,7 @@ class Beginning:
     """
 
     data: str
-    record: Record
+    record: IdentityRecord
     fixed: Mapping[str, object]
     position: Position = field(default_factory=Position)
 
@@ -84,10 +84,10 @@ class Training:
 
     def __init__(
         self,
-        run: Run,
+        run: TrainingRun,
         model: keras.Model,
         hooks: Hooks,
-        beginning: Beginning,
+        beginning: ResumePoint,
         make_engine: Callable[[Position], Engine],
         *,
         counters: Counters,
@@ -130,7 +130,7 @@ class Training:
         self._seconds_before = float(host.get("seconds", 0.0))
         self._ended = _STOPPED if host["stop_training"] else ""
 
-    def _restore(self, beginning: Beginning) -> Snapshot | None:
+    def _restore(self, beginning: ResumePoint) -> Snapshot | None:
         """Restores the newest checkpoint and returns it; None where there is none. A collective."""
         run, hooks = self._run, self._hooks
         run.watchdog.at("at the meeting before the first step")
@@ -148,7 +148,7 @@ class Training:
         self.state.record = asdict(record)
         if snapshot is None:
             return None
-        before = Record(**snapshot.host.get("run", self.state.record))
+        before = IdentityRecord(**snapshot.host.get("run", self.state.record))
         now, said = record.continuing(before, at.steps + 1)
         if at.examples or not at.closed:
             # What callbacks do at the beginning of an epoch (to the learning rate) is part of what is there.
@@ -160,12 +160,12 @@ class Training:
         self.state.record = asdict(now)
         if run.cluster.is_chief:
             within = f", {at.examples:,} examples into epoch {at.epoch + 1}" if at.examples else ""
-            progress.say("train", f"resuming after step {at.steps:,}{within}, from {run.checkpoints}")
+            progress.report("train", f"resuming after step {at.steps:,}{within}, from {run.checkpoints}")
             seconds, stopped = snapshot.host.get("seconds", 0.0), snapshot.host["stop_training"]
             ended = _end_of_run(run.settings, at, seconds, stopped=stopped)
             vain = f": that trains nothing, as {ended}; raise that limit, or begin in another directory"
             if said:
-                progress.say("train", f"warning: {said}{vain}" if ended else said)
+                progress.report("train", f"warning: {said}{vain}" if ended else said)
         return snapshot
 
     def run(self) -> None:
@@ -178,7 +178,7 @@ class Training:
         while not self._ended:
             self._epoch()
         if self._run.cluster.is_chief and self.position.epoch < self._run.settings.epochs:
-            progress.say("train", f"training ends after {self.position.steps:,} steps: {self._ended}")
+            progress.report("train", f"training ends after {self.position.steps:,} steps: {self._ended}")
         self.checkpoints.wait()
         # In the order of `fit`: moving averages, then `on_train_end`, where the best weights may be put back.
         finalize(self._model)
@@ -264,7 +264,7 @@ class Training:
         self.checkpoints.check_writer()
         self._hooks("on_epoch_end", epoch, logs=self.logs)
         self.position = replace(self.position, closed=True)
-        agreed = self._agree(Stretch(), 0)
+        agreed = self._agree(StepsResult(), 0)
         self._look_at_limits()
         if self._model.stop_training:
             self._ended = self._ended or _STOPPED
@@ -273,7 +273,7 @@ class Training:
         if not self._ended:
             self._stop_if(agreed.stop)
 
-    def _steps(self, plan: Plan) -> bool:
+    def _steps(self, plan: RunPlan) -> bool:
         """Trains what is left of an epoch, or as much as a limit allows; returns whether that was all."""
         settings, counters, sizes, done = self._run.settings, self._counters, plan.step_sizes, 0
         while done < len(sizes) and not self._ended:
@@ -304,7 +304,7 @@ class Training:
             self._obey(agreed, last=done == len(sizes))
         return done == len(sizes)
 
-    def _agree(self, stretch: Stretch, count: int) -> Agreement:
+    def _agree(self, stretch: StepsResult, count: int) -> Agreement:
         """Agrees with all processes; what a callback of one has stopped, stops on all. A collective."""
         self._watchdog.at(f"after step {self.position.steps:,}, to agree with the others")
         settings, chief, now = self._run.settings, self._run.cluster.is_chief, time.monotonic()
@@ -328,7 +328,7 @@ class Training:
         self._model.stop_training = stopped > 0
         return Agreement(stop > 0, time_is_up > 0, save > 0, tuple(int(step) for step in bad))
 
-    def _check_finite(self, agreed: Agreement, plan: Plan, done: int) -> None:
+    def _check_finite(self, agreed: Agreement, plan: RunPlan, done: int) -> None:
         """Ends the run when the loss of a step was not finite, naming the shards of its batch."""
         found = [(step, process) for process, step in enumerate(agreed.diverged) if step]
         if not found:

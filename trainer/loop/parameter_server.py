@@ -28,8 +28,8 @@ import tensorflow as tf
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
-from shardline.trainer.cluster.cluster import Cluster
-from shardline.trainer.cluster.peers import answers
+from shardline.trainer.cluster.cluster import ClusterConfig
+from shardline.trainer.cluster.peers import accepts_connections
 from shardline.trainer.keras_compat.keras_internals import (
     OwnMetrics,
     flat_logs,
@@ -37,7 +37,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     updating_optimizers,
 )
 from shardline.trainer.keras_compat.tensorflow_internals import report_workers
-from shardline.trainer.loop.step import Logs, Shapes, Stretch, is_finite, known_numbers
+from shardline.trainer.loop.step import Logs, Shapes, StepsResult, is_finite, reported_metrics
 
 # Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.
 _AHEAD = 2
@@ -54,7 +54,7 @@ Decode = Callable[[Any], Any]
 
 
 @dataclass
-class Step:
+class WorkerStep:
     """A traced step of an undecoded batch, and the sizes of the parts of the vector that it gives.
 
     `own_logs` are names and shapes of what the step returns, where it has other names than the metrics.
@@ -82,7 +82,7 @@ class Workers:
     """
 
     def __init__(
-        self, strategy: tf.distribute.ParameterServerStrategy, cluster: Cluster, timeout: float = 600.0
+        self, strategy: tf.distribute.ParameterServerStrategy, cluster: ClusterConfig, timeout: float = 600.0
     ):
         if strategy.num_replicas_in_sync > 1:
             raise SettingsError(
@@ -95,18 +95,18 @@ class Workers:
         self._servers = cluster.tasks["ps"]
         self._timeout = timeout
         self._alone_since: float | None = None
-        self._scheduled: queue.SimpleQueue[tuple[Step, tf.distribute.coordinator.RemoteValue]] = (
+        self._scheduled: queue.SimpleQueue[tuple[WorkerStep, tf.distribute.coordinator.RemoteValue]] = (
             queue.SimpleQueue()
         )
         # None where a step has failed; a mistake made in taking its outcome is raised by who waits for it.
         self._outcomes: queue.SimpleQueue[Outcome | Exception | None] = queue.SimpleQueue()
         # In a thread, because there is no way to wait for a step for a limited time.
         threading.Thread(target=self._fetch, name="outcomes", daemon=True).start()
-        report_workers(lambda text: progress.say("train", text))
+        report_workers(lambda text: progress.report("train", text))
 
     def trace(
         self, model: keras.Model, step: Callable[[Any], Any], decode: Callable[[Any], Any], spec: Any
-    ) -> Step:
+    ) -> WorkerStep:
         """Returns the model's `train_step` or `test_step` as a function of an undecoded batch, for `run`."""
         variables = model.metrics_variables
         counters = [v for one in optimizers(model) for v in one.variables if v.name == "iteration"]
@@ -117,7 +117,7 @@ class Workers:
             with OwnMetrics(variables, counters) as own:
                 logs = step(data)
                 sums = [tf.reshape(own.get_current_value(variable), [-1]) for variable in variables]
-            known = known_numbers(step, logs)
+            known = reported_metrics(step, logs)
             values = known if known.keys() != names else {}
             shapes.update({name: tuple(value.shape) for name, value in values.items()})
             others = [tf.reshape(value, [-1]) for value in values.values()]
@@ -131,9 +131,9 @@ class Workers:
 
         any_size = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), spec)
         traced = run.get_concrete_function(any_size)
-        return Step(traced, sum(int(np.prod(variable.shape)) for variable in variables), shapes)
+        return WorkerStep(traced, sum(int(np.prod(variable.shape)) for variable in variables), shapes)
 
-    def run(self, step: Step, batches: Iterable[Any]) -> Iterator[Outcome]:
+    def run(self, step: WorkerStep, batches: Iterable[Any]) -> Iterator[Outcome]:
         """Hands out a step for each batch and yields the outcomes, in the order of the batches.
 
         A RunError says that a parameter server or all workers are gone; a step's own error is TensorFlow's.
@@ -178,7 +178,7 @@ class Workers:
             self._check_servers(error)
             raise
         self._check_servers()
-        if any(answers(host, _CONNECT_S) for host in self._workers):
+        if any(accepts_connections(host, _CONNECT_S) for host in self._workers):
             self._alone_since = None
             return
         self._alone_since = self._alone_since or time.monotonic()
@@ -193,7 +193,7 @@ class Workers:
         restarted = isinstance(cause, tf.errors.UnavailableError | tf.errors.AbortedError)
         for index, host in enumerate(self._servers):
             named = restarted and f"/job:ps/replica:0/task:{index}" in str(cause)
-            if named or not answers(host, _CONNECT_S):
+            if named or not accepts_connections(host, _CONNECT_S):
                 raise RunError(
                     f"parameter server ps-{index} ({host}) is gone, and the weights that it held with it; "
                     "start the job again: it continues from the last checkpoint"
@@ -232,7 +232,7 @@ class CoordinatorLoop:
         """What the step returns in place of metrics; nothing where it returns those."""
         return self._step.own_logs
 
-    def train(self, sizes: Sequence[int]) -> Stretch:
+    def train(self, sizes: Sequence[int]) -> StepsResult:
         """Trains one step for each of `sizes`, and returns when all of them are done."""
         waited = 0.0
         diverged: list[int] = []
@@ -252,7 +252,7 @@ class CoordinatorLoop:
                 yield outcome
 
         self._own_logs = _add_to_metrics(self._model, outcomes())
-        return Stretch(waited, diverged[0] if diverged else None)
+        return StepsResult(waited, diverged[0] if diverged else None)
 
     def read_metrics(self) -> Logs:
         """Returns the metrics since they were last reset."""
@@ -308,7 +308,7 @@ def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> Logs:
     return own_logs
 
 
-def run_server(cluster: Cluster, startup_timeout: float = 600.0) -> None:
+def run_server(cluster: ClusterConfig, startup_timeout: float = 600.0) -> None:
     """Serves until the chief, who has to come up within the timeout (seconds), no longer listens.
 
     TensorFlow's server would never end, and outlive its job.
@@ -329,15 +329,15 @@ def run_server(cluster: Cluster, startup_timeout: float = 600.0) -> None:
             f"{name} cannot listen on {cluster.addresses[name]}: "
             f"{str(error).splitlines()[0]}; is another process using the port?"
         ) from error
-    if not _within(startup_timeout, lambda: answers(chief, _CONNECT_S)):
+    if not _within(startup_timeout, lambda: accepts_connections(chief, _CONNECT_S)):
         raise RunError(
             f"{name} has waited {startup_timeout:g} s for the chief at {chief}, which does not answer; look "
             "at the chief's own log, and whether the network lets its port through"
         )
-    progress.say("train", f"{name} serves the chief at {chief}")
-    while _within(_GONE_S, lambda: answers(chief, _CONNECT_S)):
+    progress.report("train", f"{name} serves the chief at {chief}")
+    while _within(_GONE_S, lambda: accepts_connections(chief, _CONNECT_S)):
         time.sleep(_PROBE_S)
-    progress.say("train", f"{name} ends, as the chief has")
+    progress.report("train", f"{name} ends, as the chief has")
     del server
 
 

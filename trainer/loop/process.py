@@ -16,14 +16,14 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from shardline.trainer.adapters.adapter import Given
+from shardline.trainer.adapters.adapter import DataAdapter
 from shardline.trainer.base import crash, progress
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.cluster.cluster import Cluster, read_cluster
+from shardline.trainer.cluster.cluster import ClusterConfig, read_cluster
 from shardline.trainer.cluster.collectives import Collectives
-from shardline.trainer.cluster.peers import Facts, Peers, facts, watched
+from shardline.trainer.cluster.peers import Facts, Peers, abort_when_peer_ends, settings_facts
 from shardline.trainer.keras_compat.keras_compilation import describe_raised
 from shardline.trainer.loop.parameter_server import run_server
 
@@ -37,7 +37,7 @@ _FAREWELL_S = 300.0
 
 
 def resolved(
-    settings: TrainSettings, cluster: Cluster, environ: Mapping[str, str]
+    settings: TrainSettings, cluster: ClusterConfig, environ: Mapping[str, str]
 ) -> tuple[TrainSettings, str]:
     """Returns the settings as this machine wants them, and the name of the strategy."""
     if settings.strategy == "auto" and strategies.asks_for_tpu(environ):
@@ -45,7 +45,7 @@ def resolved(
     return settings, strategies.choose(settings, cluster)
 
 
-def serves(cluster: Cluster, strategy_name: str) -> bool:
+def serves(cluster: ClusterConfig, strategy_name: str) -> bool:
     """Whether a process does what a chief asks for: a parameter server, or a worker beside one."""
     return strategy_name == "parameter_server" and cluster.role in ("worker", "ps")
 
@@ -55,7 +55,7 @@ class Process:
     """This process among those that train; `strategy_name` is that of the settings, with "auto" resolved."""
 
     settings: TrainSettings
-    cluster: Cluster
+    cluster: ClusterConfig
     peers: Peers
     strategy: tf.distribute.Strategy
     strategy_name: str
@@ -85,9 +85,9 @@ class Process:
 
     def given(
         self, seed: int, batch_size: int | None, class_weight: Mapping[int, float] | None = None
-    ) -> Given:
+    ) -> DataAdapter:
         """Returns how data that a program gives is read here."""
-        return Given(self.process, len(self.processes), self.replicas, seed, batch_size, class_weight)
+        return DataAdapter(self.process, len(self.processes), self.replicas, seed, batch_size, class_weight)
 
     def with_(self, model: Any) -> Process:
         """Returns this process as a model takes it, perhaps built before there was a strategy."""
@@ -110,13 +110,13 @@ class Process:
 
 
 @contextlib.contextmanager
-def joined(settings: TrainSettings, cluster: Cluster, name: str, own: Facts) -> Iterator[Process]:
+def joined(settings: TrainSettings, cluster: ClusterConfig, name: str, own: Facts) -> Iterator[Process]:
     """Meets the peers, who must have the same facts, and creates the strategy of a name with them."""
     peers = Peers(cluster)
     peers.meet(settings.startup_timeout, own)
     strategy = strategies.create(settings, cluster)
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    with watched(cluster) if several else contextlib.nullcontext():
+    with abort_when_peer_ends(cluster) if several else contextlib.nullcontext():
         yield Process(settings=settings, cluster=cluster, peers=peers, strategy=strategy, strategy_name=name)
 
 
@@ -142,7 +142,7 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
         return _process
     cluster = read_cluster(os.environ if resolver is None else _resolved(resolver))
     if not cluster.tasks and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        progress.say(
+        progress.report(
             "train",
             "warning: this is one task of several of a Slurm step, and trains by itself without a TF_CONFIG; "
             "call strategy(cluster_resolver=tf.distribute.cluster_resolver.SlurmClusterResolver()) first",
@@ -159,7 +159,7 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
     stack = contextlib.ExitStack()
     gpus = len(tf.config.list_physical_devices("GPU"))
     try:
-        _process = stack.enter_context(joined(chosen, cluster, name, facts(chosen, "", gpus)))
+        _process = stack.enter_context(joined(chosen, cluster, name, settings_facts(chosen, "", gpus)))
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise
@@ -172,7 +172,7 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
         atexit.register(_leave, stack, _process)
         if cluster.is_chief:
             strategies.announce(cluster, os.environ)
-            progress.say("train", f"{cluster}, strategy {name}")
+            progress.report("train", f"{cluster}, strategy {name}")
     return _process
 
 

@@ -76,9 +76,9 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         training = {name: value for name, value in shown.items() if name not in validation}
         speed = f"{self._rate:,.0f} examples/s  {self._eta()}"
         wait = f"input wait {self._wait:.0%}" if self._wait > _MUCH else ""
-        progress.say("train", f"epoch {epoch + 1}/{self._epochs}  {metrics_text(training)}  {speed}")
+        progress.report("train", f"epoch {epoch + 1}/{self._epochs}  {metrics_text(training)}  {speed}")
         if second := "  ".join(filter(None, [metrics_text(validation), wait])):
-            progress.say("train", f"  {second}")
+            progress.report("train", f"  {second}")
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Says what the run has waited for, where that was much, and what would help."""
@@ -86,7 +86,9 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         share = min(1.0, counters.waited / counters.seconds) if counters.seconds else 0.0
         if share > _MUCH:
             advice = "larger batches" if self._in_memory else "cache memory, images stored raw or smaller"
-            progress.say("train", f"steps waited for input {share:.0%} of the time; what may help: {advice}")
+            progress.report(
+                "train", f"steps waited for input {share:.0%} of the time; what may help: {advice}"
+            )
 
     def _eta(self) -> str:
         counters = self._counters
@@ -213,4 +215,4 @@ class TuningMetric(keras.callbacks.Callback):  # type: ignore[misc]  # keras has
         if math.isfinite(value):
             self._measurements.add(self._metric, value, self._counters.steps)
         else:
-            progress.say("train", f"{self._metric} is not finite and is not reported")
+            progress.report("train", f"{self._metric} is not finite and is not reported")

@@ -25,14 +25,14 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data import split_view, transforms
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
-from shardline.trainer.data.pipeline import Feed
+from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, shard_policy
 from shardline.trainer.data.transforms import USUAL_FORMS, class_weights, load_augmentation, load_transform
 from shardline.trainer.loop.process import Process
 from shardline.trainer.models.interface import Interface, only
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """Steps that are left of an epoch, of whose examples the first `start` are trained already.
 
     `first` is the number within the epoch, from 0, of the first step; `step_sizes` are the examples of each,
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Process, abc.ABC):
+class TrainingRun(Process, abc.ABC):
     """One run, as one process sees it; `checkpoints` is their directory, None to keep none."""
 
     checkpoints: Path | None
@@ -57,11 +57,11 @@ class Run(Process, abc.ABC):
         """Steps of a whole epoch."""
 
     @abc.abstractmethod
-    def epoch(self, at: Position) -> Plan:
+    def epoch(self, at: Position) -> RunPlan:
         """Returns what is left of the epoch of a position."""
 
     @abc.abstractmethod
-    def step_source(self, plan: Plan, step: int, process: int) -> str:
+    def step_source(self, plan: RunPlan, step: int, process: int) -> str:
         """Names the place of one process's examples of a step of the plan."""
 
     # Whether the validation data is evaluated at the end, since callbacks may have put other weights back.
@@ -130,7 +130,7 @@ _NAMED_SHARDS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetRun(Run):
+class DatasetRun(TrainingRun):
     """A run on a dataset directory, which leaves a model directory.
 
     The chief writes into `dirs`, any other process into `scratch`, which is None on the chief.
@@ -157,20 +157,20 @@ class DatasetRun(Run):
         """Steps of a whole epoch."""
         return self.plan("train").steps
 
-    def epoch(self, at: Position) -> Plan:
+    def epoch(self, at: Position) -> RunPlan:
         """Returns what is left of the epoch of a position."""
         plan = self.plan("train", at.examples)
-        return Plan(plan.start, plan.first, plan.step_sizes)
+        return RunPlan(plan.start, plan.first, plan.step_sizes)
 
-    def feed(self, split: str) -> Feed:
+    def feed(self, split: str) -> InputPipeline:
         """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""
         settings, manifest = self.settings, self.manifest
         # Whether this process keeps its examples of the split in memory.
         fits = settings.cache == "memory"
         if settings.cache == "auto" and self.strategy_name != "parameter_server" and settings.epochs > 1:
             size = self.memory(split)
-            fits = size is not None and size <= split_view.room()
-        feed = Feed(
+            fits = size is not None and size <= split_view.memory_budget()
+        feed = InputPipeline(
             files.local_path(settings.dataset),
             manifest,
             split,
@@ -204,7 +204,7 @@ class DatasetRun(Run):
         features = [*self.manifest.inputs.values(), *(label.feature for label in self.manifest.labels)]
         return split_view.decoded_bytes(features, records)
 
-    def step_source(self, plan: Plan, step: int, process: int) -> str:
+    def step_source(self, plan: RunPlan, step: int, process: int) -> str:
         """Names the shards that one process's examples of a step of the plan come from."""
         files = [shard.file for shard in self.manifest.splits["train"].shards]
         first = plan.start + sum(plan.step_sizes[:step])
@@ -252,25 +252,25 @@ def announce(run: DatasetRun, interface: Interface) -> None:
     updates = settings.gradient_accumulation_steps
     progress.fact("replicas", run.cluster.num_workers, f"{run.cluster.num_workers} ({run.cluster})")
     progress.fact("strategy", run.strategy_name)
-    progress.say(
+    progress.report(
         "train",
         f"{settings.model} on {run.cluster}, strategy {run.strategy_name}: global batch "
         f"{plan.global_batch_size} = {plan.replicas} x {plan.per_replica_batch_size}"
         + (f", {updates} of them to an update" if updates > 1 else "")
         + f"; {plan.steps:,} steps an epoch over {plan.records:,} examples",
     )
-    progress.say("train", f"shard policy {policy.name}: {policy.reason}")
+    progress.report("train", f"shard policy {policy.name}: {policy.reason}")
     for words in interface.described:
-        progress.say("train", f"labels: {words}")
+        progress.report("train", f"labels: {words}")
     size = run.memory("train")
     if run.feed("train").in_memory and size is not None:
         kept = f"{size / 1e6:,.1f} MB"
-        progress.say("train", f"input: each worker keeps its examples decoded in memory, {kept}")
+        progress.report("train", f"input: each worker keeps its examples decoded in memory, {kept}")
     if settings.scale_learning_rate or settings.warmup_steps:
         factor = plan.replicas if settings.scale_learning_rate else 1
-        progress.say("train", f"learning rate x {factor}, reached over {settings.warmup_steps} updates")
+        progress.report("train", f"learning rate x {factor}, reached over {settings.warmup_steps} updates")
     if settings.deterministic and settings.checkpoint_minutes:
-        progress.say("train", "deterministic: checkpoints by checkpoint_steps and epoch, not by time")
+        progress.report("train", "deterministic: checkpoints by checkpoint_steps and epoch, not by time")
 
 
 def write_settings(run: DatasetRun, interface: Interface, changes: Sequence[Mapping[str, Any]]) -> None:

@@ -25,7 +25,7 @@ from shardline.trainer.keras_compat.keras_internals import (
     noting_results,
     optimizers,
     random_by_replica,
-    returns_own_logs,
+    returns_custom_metrics,
     update_after_gradients,
 )
 from shardline.trainer.keras_compat.replica_losses import exact_losses, sharing, undivided_losses
@@ -41,14 +41,14 @@ _Steps = Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor, Any]]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class StepsResult:
     """Seconds that some steps waited for input here, and the first of them whose loss was not finite."""
 
     waited: float = 0.0
     diverged: int | None = None
 
 
-class OwnLogs:
+class CustomStepMetrics:
     """What a `train_step` or `test_step` of the user's own returns beside metrics: the last values.
 
     Attributes:
@@ -73,13 +73,13 @@ class OwnLogs:
         self.shapes: Shapes = {}
         self._kept: dict[str, tf.Variable] = {}
         self._metrics: dict[str, keras.metrics.Metric] = {}
-        if not returns_own_logs(step) or model.run_eagerly:
+        if not returns_custom_metrics(step) or model.run_eagerly:
             return
         found: dict[str, tf.Tensor] = {}
 
         def once(batches: Iterator[Any]) -> None:
             def take(data: Any) -> None:
-                found.update(known_numbers(step, step(data[0] if sized else data)))
+                found.update(reported_metrics(step, step(data[0] if sized else data)))
 
             with random_by_replica():
                 strategy.run(take, args=(next(batches),))
@@ -114,7 +114,7 @@ class OwnLogs:
         return {**kept, **{name: metric.result() for name, metric in self._metrics.items()}}
 
 
-def known_numbers(step: Callable[[Any], Any], logs: Any) -> dict[str, tf.Tensor]:
+def reported_metrics(step: Callable[[Any], Any], logs: Any) -> dict[str, tf.Tensor]:
     """Returns, of what a step has returned, the numbers by name whose shapes are known while it is traced."""
     if not isinstance(logs, Mapping):
         raise ModelError(
@@ -129,7 +129,7 @@ def known_numbers(step: Callable[[Any], Any], logs: Any) -> dict[str, tf.Tensor]
     }
 
 
-class Loop:
+class StepLoop:
     """Trains under any strategy whose replicas take each step together, and call the same methods.
 
     `evaluation` is that of the validation split, None where there is no such split.
@@ -155,7 +155,7 @@ class Loop:
         with the others'; 0 sums the gradients of every step. TensorFlow, asked to be `deterministic`, refuses
         to tell the time in a function. `single_loss` is told of a loss that is one number for a batch.
         """
-        self.evaluation: Evaluation | None = None
+        self.evaluation: EvaluationLoop | None = None
         #: Called with the graph in which a step has been traced, before the first is taken.
         self.traced: Callable[[tf.Graph], None] = lambda graph: None
         self._model = model
@@ -173,7 +173,7 @@ class Loop:
         if strategy.num_replicas_in_sync == 1 and not (jit_compile or model.run_eagerly):
             for optimizer in optimizers(model):
                 update_after_gradients(optimizer)
-        self._own_logs = OwnLogs(model, model.train_step, strategy, self._batches, sized=sized)
+        self._own_logs = CustomStepMetrics(model, model.train_step, strategy, self._batches, sized=sized)
         self._metrics = Metrics(model, self._own_logs)
         self.reset_metrics = self._metrics.reset
         self.retrace()
@@ -191,7 +191,7 @@ class Loop:
         """Returns the metrics as they were after the last step."""
         return flat_logs(self._read)
 
-    def train(self, sizes: Sequence[int]) -> Stretch:
+    def train(self, sizes: Sequence[int]) -> StepsResult:
         """Trains one step for each of `sizes`, the examples of that step over all replicas.
 
         A step of another size, the last of an epoch, has a call of its own: within one, TensorFlow gathers
@@ -206,7 +206,7 @@ class Loop:
             if (step := int(diverged.numpy())) < len(call):
                 first = min(first, done + step)
             waited, done = waited + float(seconds.numpy()), done + len(call)
-        return Stretch(waited, first if first < len(sizes) else None)
+        return StepsResult(waited, first if first < len(sizes) else None)
 
     def _trace(self) -> _Steps:
         strategy, model = self._strategy, self._model
@@ -270,7 +270,7 @@ class Loop:
         return tf.constant(True)
 
 
-class Evaluation:
+class EvaluationLoop:
     """Evaluation of one split: `begin`, then `take` until all of `steps` are taken, then `read`."""
 
     def __init__(
@@ -286,7 +286,7 @@ class Evaluation:
     @property
     def own_shapes(self) -> Shapes:
         """What the step returns in place of metrics; nothing where it returns those."""
-        if not returns_own_logs(self._model.test_step):
+        if not returns_custom_metrics(self._model.test_step):
             return {}
         self._prepare()
         return self._own_logs.shapes
@@ -299,7 +299,9 @@ class Evaluation:
     def _prepare(self) -> None:
         if self._iterator is None:
             self._iterator = keep_iterator(iter(self._batches))
-            self._own_logs = OwnLogs(self._model, self._model.test_step, self._strategy, self._iterator)
+            self._own_logs = CustomStepMetrics(
+                self._model, self._model.test_step, self._strategy, self._iterator
+            )
             self._metrics = Metrics(self._model, self._own_logs)
             self._run = self._trace(self._own_logs)
 
@@ -317,7 +319,7 @@ class Evaluation:
         self.take(self.steps)
         return self.read()
 
-    def _trace(self, own_logs: OwnLogs) -> Callable[[Any, tf.Tensor], None]:
+    def _trace(self, own_logs: CustomStepMetrics) -> Callable[[Any, tf.Tensor], None]:
         def step(data: Any) -> None:
             share = functools.cache(lambda: _share_of_all(data))
             with sharing(share):
@@ -338,7 +340,7 @@ class Evaluation:
 class Metrics:
     """A model's metrics over all replicas, or what a step of the user's own returns in their place."""
 
-    def __init__(self, model: keras.Model, own_logs: OwnLogs) -> None:
+    def __init__(self, model: keras.Model, own_logs: CustomStepMetrics) -> None:
         read = own_logs.read if own_logs.in_place else model.get_metrics_result
         # Metrics of a model that runs eagerly may be Python, which a function would run once.
         eager = model.run_eagerly

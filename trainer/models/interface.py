@@ -17,9 +17,9 @@ from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import USUAL_FORMS, LabelForm
 from shardline.trainer.keras_compat.keras_compilation import (
     compiled_metrics,
-    given_metrics,
     loss_of,
     name_of,
+    passed_metrics,
     wrapped_function,
 )
 from shardline.trainer.models.head import (
@@ -90,7 +90,7 @@ def read_interface(
         shapes = {name: tuple(one.shape) for name, one in by_label(outputs, labels, names).items()}
         order = tuple(names) if isinstance(outputs, list | tuple) else ()
     losses = losses_by_label(model, labels)
-    metrics = compiled_by_label(model, given_metrics(model), labels, compiled_metrics(model))
+    metrics = compiled_by_label(model, passed_metrics(model), labels, compiled_metrics(model))
     found: dict[str, tuple[LabelForm, str]] = {}
     for name, label in dataset.labels.items():
         found[name] = USUAL_FORMS[label.kind], ""

@@ -182,7 +182,7 @@ def build_text(
             known = f"{', '.join(texts)} have text: name one with hparam column"
         raise ModelError(f"text takes one column of text, and there is no text in column {column!r}; {known}")
     if others := [name for name in dataset.inputs if name != column]:
-        progress.say("train", f"model text reads column {column!r} alone, not {', '.join(others)}")
+        progress.report("train", f"model text reads column {column!r} alone, not {', '.join(others)}")
     inputs = {name: make_input(name, feature) for name, feature in dataset.inputs.items()}
     words = keras.layers.TextVectorization(
         max_tokens=vocabulary,

@@ -120,7 +120,7 @@ def check_pixels(encoded: bytes, header: Header) -> None:
         picture.load()
 
 
-class Picture:
+class SourceImage:
     """An image that Pillow has opened: its header is read, its pixels are not.
 
     Attributes:
@@ -177,7 +177,7 @@ class Picture:
 
 
 @contextmanager
-def opened_picture(encoded: bytes, header: Header | None) -> Iterator[Picture]:
+def opened_picture(encoded: bytes, header: Header | None) -> Iterator[SourceImage]:
     """Opens an image of any of `FORMATS`, or HEIC where pillow-heif is installed; else an UnreadableError."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the codec has a limit of its own
     formats: tuple[str, ...] = FORMATS
@@ -189,7 +189,7 @@ def opened_picture(encoded: bytes, header: Header | None) -> Iterator[Picture]:
             formats = (*FORMATS, _HEIF)
     try:
         with Image.open(io.BytesIO(encoded), formats=formats) as opened:
-            yield Picture(opened, header)
+            yield SourceImage(opened, header)
     except UnreadableError:
         raise
     except Exception as failure:  # Pillow's decoders raise OSError, SyntaxError, ValueError and more

@@ -20,7 +20,7 @@ from shardline.components.preprocess.images.codec import check_whole
 from shardline.components.preprocess.images.structure import UnreadableError, read_header
 from shardline.components.preprocess.inspect import KINDS, Values, each_shard, read_values, text
 from shardline.components.preprocess.process_pool import Report
-from shardline.components.preprocess.time_split import gap_of, moment_text
+from shardline.components.preprocess.time_split import gap_of, time_text
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.preprocess.write.markers import tally
 from shardline.components.storage import remote_files
@@ -178,7 +178,7 @@ def _summed(path: Path, advance: Callable[[], None]) -> tuple[int, str]:
 @contextlib.contextmanager
 def _near(path: Path) -> Iterator[Path]:
     """Yields the path of a file on this disk: a copy, while the context lasts, where it is far."""
-    if not remote_files.is_far(str(path)):
+    if not remote_files.is_on_network(str(path)):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="shardline-") as name:
@@ -257,8 +257,8 @@ def _check_moments(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator
         (last, key), (first, key_of_first) = max(earlier), min(later)
         if last >= first - gap_of(gap, feature):
             what = (
-                f"splits by {column!r}, and {key!r} in {before}, {moment_text(last, feature)}, is not "
-                f"{f'{gap} ' if gap else ''}before {key_of_first!r} in {name}, {moment_text(first, feature)}"
+                f"splits by {column!r}, and {key!r} in {before}, {time_text(last, feature)}, is not "
+                f"{f'{gap} ' if gap else ''}before {key_of_first!r} in {name}, {time_text(first, feature)}"
             )
             yield Damage(MANIFEST_FILE, None, what)
 

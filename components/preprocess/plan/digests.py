@@ -86,7 +86,7 @@ class SplitCodes:
         )
 
 
-class Strata:
+class StratifiedSplit:
     """The splits of some examples, as indices into `SPLITS`, and the `counts` of each.
 
     Examples of equal points are duplicates: they are together, and counted for the first of their classes.

@@ -16,10 +16,10 @@ import numpy as np
 import xxhash
 
 from shardline.components.preprocess.images.codec import Codec
-from shardline.components.preprocess.plan.records import Fields, Rows, key_text
-from shardline.components.preprocess.sources.example import WHOLE_FILE, Span, changed, read_far, read_file
+from shardline.components.preprocess.plan.records import Fields, Records, key_text
+from shardline.components.preprocess.sources.example import WHOLE_FILE, Span, changed, read_file, read_remote
 from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import TruncatedError, in_order
+from shardline.components.storage.prefetch import TruncatedError, ordered_map
 from shardline.trainer.base.errors import BadRecordError, SourceError
 
 #: Number of the place of examples without an image.
@@ -33,7 +33,7 @@ _OPEN_FILES = 128
 
 
 @dataclass(frozen=True)
-class Place:
+class ImageLocation:
     """A file or directory that images are in.
 
     Attributes:
@@ -56,7 +56,7 @@ class ImageReader:
     A file that has changed since the survey, which was `surveyed` ns since the epoch, is a SourceError.
     """
 
-    def __init__(self, places: Sequence[Place], spool: Path, surveyed: int) -> None:
+    def __init__(self, places: Sequence[ImageLocation], spool: Path, surveyed: int) -> None:
         self._places = places
         self._spool = spool
         self._surveyed = surveyed
@@ -86,9 +86,9 @@ class ImageReader:
         if first.length <= WHOLE_FILE:
             path = self._places[first.place].path + key_text(first.path or first.key)
             directories.append(os.path.dirname(path))
-        if not any(map(remote_files.is_far, directories)):
+        if not any(map(remote_files.is_on_network, directories)):
             return
-        ahead = in_order(self._read_row, chain([first], with_image))
+        ahead = ordered_map(self._read_row, chain([first], with_image))
 
         def read(*_: object) -> bytes:
             if isinstance(data := next(ahead), Exception):
@@ -106,7 +106,7 @@ class ImageReader:
             return self._read_file(prefix + (path or key), key)
         return self._read_span(place, offset, length, key)
 
-    def portions(self, block: Rows, size: int) -> Iterator[list[bytes]]:
+    def portions(self, block: Records, size: int) -> Iterator[list[bytes]]:
         """Yields the encoded images of rows, b"" for those without one, in lists of about `size` bytes."""
         places, lengths = block.heads["place"], block.heads["length"]
         place = int(places[0])
@@ -127,7 +127,7 @@ class ImageReader:
                 found = list(chain.from_iterable(self._one_by_one(block.take(np.arange(start, end)), size)))
             yield found
 
-    def _one_by_one(self, block: Rows, size: int) -> Iterator[list[bytes]]:
+    def _one_by_one(self, block: Records, size: int) -> Iterator[list[bytes]]:
         portion, held = list[bytes](), 0
         for key, path, _, _, place, offset, length in block.fields():
             data = b"" if place == NOWHERE else self.read(place, offset, length, path, key)
@@ -143,7 +143,7 @@ class ImageReader:
         key, path, _, _, place, offset, length = row
         if length <= WHOLE_FILE:
             file = self._places[place].path + key_text(path or key)
-            return read_far(file, key_text(key), self._surveyed, ~length, offset)
+            return read_remote(file, key_text(key), self._surveyed, ~length, offset)
         with self._lock:  # files are closed when there are too many
             return self._read_span(place, offset, length, key)
 
@@ -165,9 +165,9 @@ class ImageReader:
             self.close()
         place = self._places[number]
         copy = ""
-        if place.kind == "file" and remote_files.is_far(place.path):
+        if place.kind == "file" and remote_files.is_on_network(place.path):
             with remote_files.one_line(place.path):
-                copy = remote_files.find_copy(place.path)
+                copy = remote_files.local_copy(place.path)
         try:
             path = copy or (self._spool if place.kind == "spool" else place.path)
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -203,7 +203,7 @@ class ImageLocator:
     """
 
     def __init__(self, spool: Path, max_pixels: int) -> None:
-        self.places = [Place("none")]
+        self.places = [ImageLocation("none")]
         self._numbers: dict[tuple[str, str], int] = {}
         self._spool_path = spool
         self._spool: Any = None
@@ -283,7 +283,7 @@ class ImageLocator:
         known = self._numbers.setdefault((kind, path), len(self.places))
         if known == len(self.places):
             size, changed = remote_files.stamp(path) if kind == "file" else (0, 0)
-            self.places.append(Place(kind, path, size, changed))
+            self.places.append(ImageLocation(kind, path, size, changed))
         return known
 
 

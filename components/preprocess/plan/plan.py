@@ -16,19 +16,19 @@ from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.plan import records as rows
 from shardline.components.preprocess.plan.digests import (
     SplitCodes,
-    Strata,
+    StratifiedSplit,
     blocks,
     digests,
     points_of_known,
     repeated,
 )
-from shardline.components.preprocess.plan.image_locations import Place
-from shardline.components.preprocess.plan.records import Numbers, Rows
+from shardline.components.preprocess.plan.image_locations import ImageLocation
+from shardline.components.preprocess.plan.records import Numbers, Records
 from shardline.components.preprocess.plan.survey import Survey
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.work_directory import TOGETHER, WorkDirectory, read_small
 from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import in_order, persistently
+from shardline.components.storage.prefetch import ordered_map, with_retries
 from shardline.trainer.base import deserialize, files
 from shardline.trainer.base.errors import RunError, SourceError
 from shardline.trainer.data.features import Anomaly, Feature, Label
@@ -57,7 +57,7 @@ def shard_count(records: int, training_records: int, *, readers: int, shards: in
     return min(-(-wanted // readers), records // readers) * readers
 
 
-def deal(items: Numbers, first: int, count: int) -> list[Numbers]:
+def split_among_shards(items: Numbers, first: int, count: int) -> list[Numbers]:
     """Deals consecutive examples of a split, from number `first` on, to its shards: p goes to p % count."""
     return [items[(shard - first) % count :: count] for shard in range(count)]
 
@@ -92,7 +92,7 @@ class Plan:
     settings: PreprocessSettings
     labels: tuple[Label, ...]
     features: tuple[Feature, ...]
-    places: tuple[Place, ...]
+    places: tuple[ImageLocation, ...]
     surveyed: int
     records_in: int
     rejected: Mapping[str, int]
@@ -149,7 +149,7 @@ class Plan:
         return plan
 
 
-def deal_rows(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...]:
+def assign_shards(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...]:
     """Writes the rows of all shards into the work directory and returns what the shards will be."""
     settings, by_content = found.settings, found.settings.key == "content"
     split_of: Sequence[str] = SplitCodes(settings.split).splits(found.existing)
@@ -177,7 +177,9 @@ def deal_rows(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...]:
             block.heads["code"] = strata.codes(_points(block, settings))
         for split, count in counts.items():
             members = np.flatnonzero(codes[split][block.heads["code"]])
-            for name, part in zip(names[split], deal(members, dealt[split], count), strict=True):
+            for name, part in zip(
+                names[split], split_among_shards(members, dealt[split], count), strict=True
+            ):
                 if len(part):
                     hashers[name].update(rows.append(work.rows(name), block.take(part)))
                     records[name] += len(part)
@@ -209,7 +211,7 @@ def _shard_counts(found: Survey, split_of: Sequence[str]) -> dict[str, int]:
     }
 
 
-def _blocks(found: Survey) -> Iterator[Rows]:
+def _blocks(found: Survey) -> Iterator[Records]:
     """Yields all rows in order; the second, third, ... of a key KEY have the keys KEY#2, KEY#3, ..."""
     for block in found.buckets:
         order = block.heads["order"]
@@ -221,20 +223,20 @@ def _blocks(found: Survey) -> Iterator[Rows]:
         yield block.renamed(keys) if keys else block
 
 
-def _points(block: Rows, settings: PreprocessSettings) -> Numbers:
+def _points(block: Records, settings: PreprocessSettings) -> Numbers:
     """Returns the points of examples, which follow from their keys, or with the key "content" from that."""
     if settings.key == "content":
         return points_of_known(rows.known_bytes(block.heads), settings.split_salt)
     return digests(block.keys(), settings.split_salt)[1]
 
 
-def _strata(found: Survey) -> Strata:
+def _strata(found: Survey) -> StratifiedSplit:
     """Returns the splits of all examples."""
     points, labels = [], []
     for block in _blocks(found):
         points.append(_points(block, found.settings))
         labels.append(block.heads["label"].copy())
-    return Strata(np.concatenate(points), np.concatenate(labels), found.settings.split)
+    return StratifiedSplit(np.concatenate(points), np.concatenate(labels), found.settings.split)
 
 
 def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
@@ -263,7 +265,7 @@ def share(plan: Plan, work: WorkDirectory) -> None:
         return
     for name in (_PLANNED, work.plan.name):
         (work.path / name).unlink(missing_ok=True)
-    persistently(lambda path: path.mkdir(exist_ok=True), work.path / _ROWS)
+    with_retries(lambda path: path.mkdir(exist_ok=True), work.path / _ROWS)
 
     def upload(name: str) -> int:
         remote_files.upload(work.scratch / name, work.path / name, before=work.check)
@@ -271,7 +273,7 @@ def share(plan: Plan, work: WorkDirectory) -> None:
 
     names = [f"{_ROWS}/{shard.file}" for shard in plan.shards]
     names += [path.name for path in (work.spool, work.rejected) if path.exists()]
-    for uploaded in in_order(upload, names, size=int, in_flight=TOGETHER):
+    for uploaded in ordered_map(upload, names, size=int, in_flight=TOGETHER):
         if isinstance(uploaded, Exception):
             raise uploaded
     (work.scratch / _PLANNED).write_text(xxhash.xxh3_128_hexdigest(work.plan.read_bytes()))

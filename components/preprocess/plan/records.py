@@ -74,14 +74,14 @@ class Fields(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class Records:
     """Some rows: an array of `HEAD`, and their texts."""
 
     heads: Numbers
     texts: Sequence[bytes]
 
     @classmethod
-    def join(cls, parts: Sequence[Rows]) -> Rows:
+    def join(cls, parts: Sequence[Records]) -> Records:
         """Returns the rows of several, one behind the other."""
         if len(parts) == 1:
             return parts[0]
@@ -93,11 +93,11 @@ class Rows:
         """Number of the rows."""
         return len(self.heads)
 
-    def take(self, chosen: Numbers) -> Rows:
+    def take(self, chosen: Numbers) -> Records:
         """Returns the rows with these numbers, in their order."""
-        return Rows(self.heads[chosen], list(map(self.texts.__getitem__, chosen.tolist())))
+        return Records(self.heads[chosen], list(map(self.texts.__getitem__, chosen.tolist())))
 
-    def sorted(self) -> Rows:
+    def sorted(self) -> Records:
         """Returns the rows in the order of their digests."""
 
         def rank(number: int) -> tuple[Any, ...]:
@@ -120,11 +120,13 @@ class Rows:
             return self.texts
         return [text[:end] for text, end in zip(self.texts, self.heads["keys"].tolist(), strict=True)]
 
-    def renamed(self, keys: Sequence[bytes]) -> Rows:
+    def renamed(self, keys: Sequence[bytes]) -> Records:
         """Returns the rows with other keys, and the same image."""
         heads, ends = self.heads.copy(), self.heads["keys"].tolist()
         heads["keys"] = list(map(len, keys))
-        return Rows(heads, [new + text[end:] for new, text, end in zip(keys, self.texts, ends, strict=True)])
+        return Records(
+            heads, [new + text[end:] for new, text, end in zip(keys, self.texts, ends, strict=True)]
+        )
 
     def _texts(self, start: Numbers, lengths: str) -> Sequence[bytes]:
         """Returns a part of the text of each row."""
@@ -162,7 +164,7 @@ def known_bytes(heads: Numbers) -> bytes:
     return bytes(heads["known"].astype(f">u{KEY_BYTES}").tobytes())
 
 
-def append(path: Path, rows: Rows) -> bytes:
+def append(path: Path, rows: Records) -> bytes:
     """Writes rows behind those of a file, and returns what was written."""
     block = rows.to_bytes()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -175,21 +177,21 @@ def append(path: Path, rows: Rows) -> bytes:
     return block
 
 
-def read(path: Path, together: int = _ROWS_READ) -> Iterator[Rows]:
+def read(path: Path, together: int = _ROWS_READ) -> Iterator[Records]:
     """Yields the rows of a file, at most so many together, and not a few where there are more."""
-    parts: list[Rows] = []
+    parts: list[Records] = []
     with path.open("rb") as file:
         while start := file.read(_BLOCK.size):
             count, size = _BLOCK.unpack(start)
             heads = np.frombuffer(file.read(count * HEAD.itemsize), HEAD)
-            parts.append(Rows(heads, _cut(file.read(size), heads)))
+            parts.append(Records(heads, _cut(file.read(size), heads)))
             if sum(part.count for part in parts) >= together:
-                rows, parts = Rows.join(parts), []
+                rows, parts = Records.join(parts), []
                 for first in range(0, rows.count, together):
                     part = slice(first, first + together)
-                    yield Rows(rows.heads[part], rows.texts[part])
+                    yield Records(rows.heads[part], rows.texts[part])
     if parts:
-        yield Rows.join(parts)
+        yield Records.join(parts)
 
 
 def _cut(texts: bytes, heads: Numbers) -> list[bytes]:
@@ -206,13 +208,13 @@ class Buckets:
 
     def __init__(self, directory: Path) -> None:
         self.paths = [directory / f"{bucket:02d}.rows" for bucket in range(_BUCKETS)]
-        self._pending: list[Rows] = []
+        self._pending: list[Records] = []
         self._count = 0
         directory.mkdir(parents=True)
         for path in self.paths:
             path.touch()
 
-    def append(self, rows: Rows) -> None:
+    def append(self, rows: Records) -> None:
         """Takes rows."""
         self._pending.append(rows)
         self._count += rows.count
@@ -221,36 +223,36 @@ class Buckets:
 
     def flush(self) -> None:
         """Moves all rows from memory to the bucket files."""
-        rows, self._pending, self._count = Rows.join(self._pending), [], 0
+        rows, self._pending, self._count = Records.join(self._pending), [], 0
         _distribute(rows, 1, _BUCKETS, self.paths)
 
-    def __iter__(self) -> Iterator[Rows]:
+    def __iter__(self) -> Iterator[Records]:
         """Yields all rows, sorted, in parts of bounded size."""
         self.flush()
         together = max(_ROWS_TOGETHER, sum(map(_count, self.paths)) // _PARTS)
         yield from _in_order(self.paths, _BUCKETS, together)
 
 
-def _in_order(paths: Sequence[Path], parts: int, together: int) -> Iterator[Rows]:
+def _in_order(paths: Sequence[Path], parts: int, together: int) -> Iterator[Records]:
     """Yields the rows of bucket files, sorted: those of several small ones `together`.
 
     `parts` says into how many the digests were divided so that they came into these files.
     """
-    waiting: list[Rows] = []
+    waiting: list[Records] = []
     for path in paths:
         count = _count(path)
         if waiting and sum(rows.count for rows in waiting) + count > together:
-            yield Rows.join(waiting)
+            yield Records.join(waiting)
             waiting = []
         if count > together and parts < 1 << 32:
             yield from _divided(path, parts, together)
         elif count:
-            waiting.append(Rows.join(list(read(path))).sorted())
+            waiting.append(Records.join(list(read(path))).sorted())
     if waiting:
-        yield Rows.join(waiting)
+        yield Records.join(waiting)
 
 
-def _divided(path: Path, parts: int, together: int) -> Iterator[Rows]:
+def _divided(path: Path, parts: int, together: int) -> Iterator[Records]:
     """Yields the rows of a bucket that is too large, sorted, by way of smaller ones beside it."""
     times = 1 << (2 * _count(path) // together).bit_length()
     paths = [path.with_name(f"{path.stem}-{number}.rows") for number in range(times)]
@@ -263,7 +265,7 @@ def _divided(path: Path, parts: int, together: int) -> Iterator[Rows]:
             each.unlink(missing_ok=True)
 
 
-def _distribute(rows: Rows, parts: int, times: int, paths: Sequence[Path]) -> None:
+def _distribute(rows: Records, parts: int, times: int, paths: Sequence[Path]) -> None:
     """Appends rows to one file for each value of the bits of the digest that come behind those of `parts`."""
     known, more = parts.bit_length() - 1, times.bit_length() - 1
     numbers = (rows.heads["order"] >> np.uint64(64 - known - more)) & np.uint64(times - 1)

@@ -16,7 +16,7 @@ from shardline.components.preprocess.sources.example import BadExample, Example
 from shardline.components.preprocess.tfrecord.example import OWN_FEATURES, entries
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
-from shardline.trainer.base.progress import say
+from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import (
     CLASS,
     LABEL,
@@ -130,7 +130,7 @@ def check_stratified(labels: Sequence[Label], existing: Collection[str | None]) 
 def check_anomalies(found: Sequence[Anomaly], settings: PreprocessSettings) -> None:
     """Says what does not fit the schema, each in a line, and refuses it unless on_anomaly is "warn"."""
     for anomaly in found:
-        say("preprocess", f"anomaly: {anomaly}")
+        report("preprocess", f"anomaly: {anomaly}")
     blocking = [anomaly for anomaly in found if anomaly.blocks]
     if blocking and settings.on_anomaly == "fail":
         named = ", ".join(f"{one.column} ({one.problem})" for one in blocking[:_NAMED])

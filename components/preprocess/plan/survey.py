@@ -20,8 +20,8 @@ import numpy as np
 
 from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.plan.digests import SplitCodes, digests
-from shardline.components.preprocess.plan.image_locations import ImageLocator, Place
-from shardline.components.preprocess.plan.records import HEAD, Rows
+from shardline.components.preprocess.plan.image_locations import ImageLocation, ImageLocator
+from shardline.components.preprocess.plan.records import HEAD, Records
 from shardline.components.preprocess.plan.source_checks import (
     SPLIT_NAMES,
     Targets,
@@ -33,11 +33,11 @@ from shardline.components.preprocess.plan.source_checks import (
     group_of,
 )
 from shardline.components.preprocess.schema.anomalies import SchemaCheck
-from shardline.components.preprocess.schema.labels import check_slips
+from shardline.components.preprocess.schema.labels import check_malformed_values
 from shardline.components.preprocess.schema.schema import read as read_schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
-from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, brought
+from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, prefetched
 from shardline.components.preprocess.tfrecord.example import FeatureEntries
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer.base import plugins
@@ -109,7 +109,7 @@ class Survey:
     schema: str
     labels: tuple[Label, ...]
     features: tuple[Feature, ...]
-    places: Sequence[Place]
+    places: Sequence[ImageLocation]
     buckets: records.Buckets
     codes: Sequence[int]
     sizes: Sequence[int]
@@ -149,7 +149,7 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
         for columns in taken.columns(_examples(source, brings=brings)):
             taken.add(columns)
             meter.advance(len(columns.keys))
-    check_slips(getattr(source, "slips", ()), settings.group)
+    check_malformed_values(getattr(source, "slips", ()), settings.group)
     taken.check()
     return Survey(
         settings=settings,
@@ -167,7 +167,7 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
     )
 
 
-class _Columns(NamedTuple):
+class _SurveyColumns(NamedTuple):
     """What is known of some examples, value by value.
 
     Where images are is as in `Location`, of spans of one file one place and checksum for all of them. Paths,
@@ -235,7 +235,7 @@ class _Taken:
         self.bad = 0
         self.existing = set[str | None]()
 
-    def columns(self, examples: Iterator[Example | BadExample]) -> Iterator[_Columns]:
+    def columns(self, examples: Iterator[Example | BadExample]) -> Iterator[_SurveyColumns]:
         """Yields the examples that can be used."""
         found: list[tuple[Any, ...]] = []
         together, held = 1, 0
@@ -260,7 +260,7 @@ class _Taken:
         if found:
             yield self._transposed(found)
 
-    def _plain(self, batch: Sequence[Example | BadExample]) -> _Columns | None:
+    def _plain(self, batch: Sequence[Example | BadExample]) -> _SurveyColumns | None:
         """Returns plain examples, or None if one is not, or perhaps cannot be used."""
         if set(map(type, batch)) != {Example}:
             return None
@@ -283,9 +283,9 @@ class _Taken:
             files, offsets, lengths = zip(*images, strict=True)
             if len(set(files)) == 1 and min(lengths) >= 0:
                 place = self._images.locate(images[0], names[0])[0]
-                return _Columns(keys, labels, splits, place, offsets, lengths, (), 0, (), (), ())
+                return _SurveyColumns(keys, labels, splits, place, offsets, lengths, (), 0, (), (), ())
         where: tuple[Any, ...] = tuple(zip(*map(self._images.locate, images, names), strict=True))
-        return _Columns(*(keys, labels, splits, *where, (), (), ()))
+        return _SurveyColumns(*(keys, labels, splits, *where, (), (), ()))
 
     def _one(self, found: Any) -> tuple[Any, ...]:
         name, given, image, split, values = checked(found, self._classes)
@@ -303,15 +303,15 @@ class _Taken:
             self._looked.append((name, given, values))
         return (key, label, split, *where, extra, identity, group)
 
-    def _transposed(self, found: Sequence[tuple[Any, ...]]) -> _Columns:
+    def _transposed(self, found: Sequence[tuple[Any, ...]]) -> _SurveyColumns:
         if self._check:
             self._check.take(*zip(*self._looked, strict=True))
             self._looked = []
-        columns = _Columns(*zip(*found, strict=True))
+        columns = _SurveyColumns(*zip(*found, strict=True))
         columns = columns if self._by_content else columns._replace(identities=())
         return columns if self._group else columns._replace(groups=())
 
-    def add(self, columns: _Columns) -> None:
+    def add(self, columns: _SurveyColumns) -> None:
         """Takes examples as rows."""
         heads = np.zeros(len(columns.keys), HEAD)
         for name in ("label", "place", "offset", "length", "checksum"):
@@ -343,7 +343,7 @@ class _Taken:
                 paths = (path or key for path, key in zip(columns.paths, columns.keys, strict=True))
                 sizes = list(map(self._images.size, columns.lengths, paths, heads["place"].tolist()))
             self.sizes += np.bincount(heads["code"], sizes, len(self.sizes)).astype(np.int64)
-        self._buckets.append(Rows(heads, texts))
+        self._buckets.append(Records(heads, texts))
 
     def check(self) -> None:
         """Refuses examples of which, all together, no dataset can be made."""
@@ -369,4 +369,4 @@ def _examples(source: Source, *, brings: bool) -> Iterator[Example | BadExample]
     `brings`: whether images that are far are brought here, since they will be looked at more than once.
     """
     with plugins.calling("the source failed", SourceError):
-        yield from brought(source) if brings else source
+        yield from prefetched(source) if brings else source

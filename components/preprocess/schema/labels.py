@@ -12,7 +12,7 @@ from typing import Any
 
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import SettingsError, SourceError, printable
-from shardline.trainer.base.progress import say
+from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import CLASS, LABEL, LABEL_KINDS, MULTILABEL, REGRESSION, Label
 
 #: How labels are named, for messages.
@@ -44,7 +44,7 @@ _COLUMN = re.compile(r"(?P<name>.*?)\s*(?:\[(?P<unit>[^\[\]]*)\])?")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LabelSetting:
     """One label that the setting names: its kind, "" if that has to be found, and its columns with units."""
 
     kind: str
@@ -52,7 +52,7 @@ class Wanted:
     units: tuple[str, ...] = ()
 
 
-def parse(text: str) -> tuple[Wanted, ...]:
+def parse(text: str) -> tuple[LabelSetting, ...]:
     """Reads the setting: KIND:COLUMN[,COLUMN], each with its [UNIT] if wanted, and ; between several labels.
 
     Raises:
@@ -68,7 +68,7 @@ def parse(text: str) -> tuple[Wanted, ...]:
     return wanted
 
 
-def _parse_one(text: str) -> Wanted:
+def _parse_one(text: str) -> LabelSetting:
     kind, colon, rest = text.partition(":")
     if not colon:
         kind, rest = "", text
@@ -89,11 +89,11 @@ def _parse_one(text: str) -> Wanted:
         )
     if any(units) and kind not in ("", REGRESSION):
         raise SettingsError(f"label {text!r} has a unit; only numbers have one, regression:{rest}")
-    return Wanted(kind or (REGRESSION if any(units) else ""), columns, units if any(units) else ())
+    return LabelSetting(kind or (REGRESSION if any(units) else ""), columns, units if any(units) else ())
 
 
 def find(
-    wanted: Sequence[Wanted], types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
+    wanted: Sequence[LabelSetting], types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
 ) -> list[Label]:
     """Returns the labels that some columns of a table hold.
 
@@ -110,7 +110,7 @@ def find(
 
 
 def _find_one(
-    name: str, wanted: Wanted, types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
+    name: str, wanted: LabelSetting, types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
 ) -> Label:
     for column in wanted.columns:
         if wanted.kind == REGRESSION and types[column] == "string":
@@ -242,7 +242,7 @@ def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool
 
 
 @dataclass
-class Slip:
+class MalformedValue:
     """A column of text, the first value that is no number, and how many rows have a value, and a number."""
 
     column: str
@@ -252,11 +252,11 @@ class Slip:
     numbers: int = 0
 
 
-class Slips:
+class MalformedValues:
     """Looks for slips in columns of text, row by row."""
 
     def __init__(self, columns: Iterable[str]) -> None:
-        self._seen = list(map(Slip, columns))
+        self._seen = list(map(MalformedValue, columns))
 
     def look(self, number: int, values: Mapping[str, Any]) -> None:
         """Counts the numbers in a row's columns of text."""
@@ -272,12 +272,12 @@ class Slips:
             if seen.texts == _ENOUGH and seen.numbers < _MOSTLY * seen.texts:
                 self._seen.remove(seen)
 
-    def found(self) -> list[Slip]:
+    def found(self) -> list[MalformedValue]:
         """Returns the columns that are nearly all numbers."""
         return [one for one in self._seen if one.row and one.numbers >= max(1, _MOSTLY * one.texts)]
 
 
-def check_slips(found: Sequence[Slip], group: str) -> None:
+def check_malformed_values(found: Sequence[MalformedValue], group: str) -> None:
     """Tells of columns that are nearly all numbers, but for groups; so few others are a SourceError."""
     for slip in found:
         if slip.column == group:
@@ -292,10 +292,10 @@ def check_slips(found: Sequence[Slip], group: str) -> None:
                 f"{told}; correct it, or leave it empty, or if the column is text, say so: --column "
                 f"{printable(slip.column)}=text (columns in a pipeline)"
             )
-        say("preprocess", f"warning: {told}: it is text")
+        report("preprocess", f"warning: {told}: it is text")
 
 
-def tell_rounding(
+def report_rounding(
     batches: Iterable[Mapping[str, Sequence[Any]]], columns: Sequence[str]
 ) -> Iterator[Mapping[str, Sequence[Any]]]:
     """Yields batches of columns; says in which of some columns 32 bits make different values one."""
@@ -313,7 +313,7 @@ def tell_rounding(
     if told:
         named = ", ".join(printable(repr(column)) for column in told[:5])
         more = f" and {len(told) - 5} more columns" if told[5:] else ""
-        say(
+        report(
             "preprocess",
             f"numbers are stored in 32 bits, in which different values become one: {named}{more}; "
             "--column NAME=text (columns in a pipeline) keeps them",

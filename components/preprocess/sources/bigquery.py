@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import TypedColumns, as_lists, as_said
-from shardline.components.preprocess.sources.csv_text import NOTHING_SAID, Batch, Found, Types
+from shardline.components.preprocess.sources.csv_text import NOTHING_SAID, Batch, CsvScan, Types
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Span
-from shardline.components.preprocess.sources.table import Rows
+from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import persistently
+from shardline.components.storage.prefetch import with_retries
 from shardline.components.text import size as size_text
 from shardline.components.vertex.refusals import refusal
 from shardline.trainer.base.errors import ShardlineError, SourceError
-from shardline.trainer.base.progress import say
+from shardline.trainer.base.progress import report
 
 PREFIX = "bigquery:"
 #: Where a query has its moment.
@@ -226,7 +226,7 @@ class Service:
             )
 
 
-class _Stream:
+class _ReadStream:
     """A stream of a session, read message by message; after an error, again from where it was."""
 
     def __init__(self, reader: Any, name: str) -> None:
@@ -234,7 +234,7 @@ class _Stream:
         self._messages: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        while (message := persistently(_Stream._next, self)) is not None:
+        while (message := with_retries(_ReadStream._next, self)) is not None:
             yield message.arrow_record_batch.serialized_record_batch
 
     def _next(self) -> Any:
@@ -250,7 +250,7 @@ class _Stream:
         return message
 
 
-class _Columns(TypedColumns):
+class _QueryColumns(TypedColumns):
     """Columns of a table, or of what a query gives; of the query nothing is billed until they are read."""
 
     def __init__(self, reference: Reference, said: Types = NOTHING_SAID) -> None:
@@ -261,7 +261,7 @@ class _Columns(TypedColumns):
             schema, self._processed = job.schema, job.total_bytes_processed or 0
         else:
             schema, self._processed = self._service.find_table(reference.table).schema, 0
-        super().__init__(Found(as_said({field.name: _word(field) for field in schema or ()}, said)))
+        super().__init__(CsvScan(as_said({field.name: _word(field) for field in schema or ()}, said)))
 
     @functools.cached_property
     def _table(self) -> str:
@@ -280,7 +280,7 @@ class _Columns(TypedColumns):
 
         session = self._service.session(self._table, names, self._reference)
         schema = pa.ipc.read_schema(pa.py_buffer(session.arrow_schema.serialized_schema))
-        streams = (_Stream(self._service.reader, stream.name) for stream in session.streams)
+        streams = (_ReadStream(self._service.reader, stream.name) for stream in session.streams)
         with self._service.calling(self._reference.snapshot):
             for message in chain.from_iterable(streams):
                 rows = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
@@ -295,7 +295,7 @@ def _word(field: Any) -> str:
     return _TYPES.get(field.field_type) or str(field.field_type)
 
 
-class BigQuery(Rows):
+class BigQuery(TableRows):
     """Rows of a table, or of what a query gives.
 
     A column image holds encoded images (BYTES), or URLs (gs://...). Without a column key, the key is a hash
@@ -308,12 +308,12 @@ class BigQuery(Rows):
 
     def __init__(self, settings: PreprocessSettings) -> None:
         reference = parse(settings.source)
-        self._own = _Columns(reference, settings.columns)
+        self._own = _QueryColumns(reference, settings.columns)
         super().__init__(reference.name, self._own, settings, ("string", "bytes"))
         self.numbers_copies = "key" not in self._names
 
     def __iter__(self) -> Iterator[Any]:
-        say("preprocess", f"{self._name}: {self.cost()}")
+        report("preprocess", f"{self._name}: {self.cost()}")
         return super().__iter__()
 
     def cost(self) -> str:
@@ -337,7 +337,7 @@ class BigQuery(Rows):
 
 def open_columns(source: str) -> TypedColumns:
     """Returns the columns of a source, of which nothing is read."""
-    return _Columns(parse(source))
+    return _QueryColumns(parse(source))
 
 
 def version(source: str, features: Mapping[str, str]) -> tuple[str, str]:

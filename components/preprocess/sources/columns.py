@@ -20,7 +20,7 @@ from shardline.components.preprocess.sources.csv_text import (
     EXACT,
     NOTHING_SAID,
     Batch,
-    Found,
+    CsvScan,
     Types,
     arrow_type,
     codec_of,
@@ -72,7 +72,7 @@ class TypedColumns:
     guessed = False
     about: Sequence[str] = ()
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: CsvScan) -> None:
         self.types, self.gaps, self.wide, self.codes = found
 
     def batches(self, names: Sequence[str]) -> Iterator[Batch]:
@@ -111,7 +111,7 @@ class Columns(TypedColumns):
         gaps: Set[str] = frozenset().union(*(one.gaps for one in found))
         wide: Set[str] = frozenset().union(*(one.wide for one in found))
         codes = {name: code for one in reversed(found) for name, code in one.codes.items()}
-        super().__init__(Found(types, gaps, wide, codes))
+        super().__init__(CsvScan(types, gaps, wide, codes))
         self._types = types
 
     def batches(self, names: Sequence[str]) -> Iterator[Batch]:
@@ -135,7 +135,7 @@ class Columns(TypedColumns):
                         for name in names
                     }
 
-    def _found(self, path: str, said: Types) -> Found:
+    def _found(self, path: str, said: Types) -> CsvScan:
         suffix, partitions = _suffix(path), self._partitions(path)
         if suffix not in _FORMATS or (codec_of(path)[0] and suffix == ".parquet"):
             raise SourceError(
@@ -178,7 +178,7 @@ def _suffix(path: str) -> str:
     return PurePosixPath(path.removesuffix(codec_of(path)[1])).suffix.lower()
 
 
-def _parquet_types(path: str, said: Types) -> Found:
+def _parquet_types(path: str, said: Types) -> CsvScan:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
     import pyarrow.types as kinds
@@ -205,7 +205,7 @@ def _parquet_types(path: str, said: Types) -> Found:
         for batch in opened.iter_batches(_PARQUET_ROWS, columns=whole) if whole else ():
             gaps |= {name for name in whole if batch[name].null_count}
             wide |= {name for name in whole if is_wide(*pc.min_max(batch[name]).as_py().values())}
-        return Found(as_said(types, said), gaps, wide)
+        return CsvScan(as_said(types, said), gaps, wide)
 
 
 def as_said(types: Types, said: Types) -> Types:
@@ -235,7 +235,7 @@ def as_lists(batch: Any, types: Types, names: Sequence[str]) -> Batch:
 
 # Not through pyarrow.json, which takes a column's type from the first block and refuses the first float
 # below whole numbers.
-def _json_types(path: str, said: Types) -> Found:
+def _json_types(path: str, said: Types) -> CsvScan:
     types: dict[str, str] = {}
     present, wide = Counter[str](), set[str]()
     number = 0
@@ -259,7 +259,7 @@ def _json_types(path: str, said: Types) -> Found:
                     f"{path!r}, row {number}: {reprlib.repr(value)} in column {name!r} is {kind}, in the "
                     f"rows before it is {known}; make them the same"
                 )
-    return Found(as_said(types, said), {name for name in types if present[name] < number}, wide)
+    return CsvScan(as_said(types, said), {name for name in types if present[name] < number}, wide)
 
 
 def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
@@ -307,7 +307,7 @@ def _one_line(path: str) -> Iterator[None]:
 _JSON = (_json_types, _json_batches)
 #: By the end of a file's name, what finds the types of its columns, and what reads them.
 _FORMATS: Mapping[
-    str, tuple[Callable[[str, Types], Found], Callable[[str, Types, Sequence[str]], Iterator[Batch]]]
+    str, tuple[Callable[[str, Types], CsvScan], Callable[[str, Types, Sequence[str]], Iterator[Batch]]]
 ] = {
     ".csv": (csv_found, csv_batches),
     ".jsonl": _JSON,

@@ -42,7 +42,7 @@ _LONG_CODE = rf"{_CODE}|^-?[0-9]{{19,}}$"
 _SHARE, _NUMBERS, _LINES = 0.9, 2, 20
 
 
-class Found(NamedTuple):
+class CsvScan(NamedTuple):
     """What is found out of columns before they are read; each as `columns.TypedColumns` has it."""
 
     types: Types
@@ -71,7 +71,7 @@ def opened(path: str) -> Iterator[Any]:
             yield plain
 
 
-class Stream(io.RawIOBase):
+class DecodedText(io.RawIOBase):
     """A CSV file from its beginning on, and behind its last row one of ours, of so many columns.
 
     Its `delimiter` is the one of its first line, its `encoding` UTF-16 by its first two bytes, else UTF-8.
@@ -115,7 +115,7 @@ class ColumnTypes:
         self._suspects: list[tuple[int, int, str]] = []
 
     def take(self, batch: Any) -> None:
-        """Takes rows, the last of them that of `Stream`."""
+        """Takes rows, the last of them that of `DecodedText`."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -140,7 +140,7 @@ class ColumnTypes:
                 break
         self._look_at_quotes(batch)
 
-    def finish(self, path: str) -> Found:
+    def finish(self, path: str) -> CsvScan:
         """Returns what is found; raises SourceError where a quote takes in rows."""
         if not self._has_ended:
             raise SourceError(f"{path!r} ends within the quotes that open in line {self._last:,}; close them")
@@ -150,7 +150,7 @@ class ColumnTypes:
                     f"{path!r}, line {line:,}: the quotes that open there take in the next "
                     f"{value.count(chr(10)):,} lines, which are rows of the table; close them"
                 )
-        return Found(self.types, self.gaps, self.wide, self.codes)
+        return CsvScan(self.types, self.gaps, self.wide, self.codes)
 
     def _look_at_quotes(self, batch: Any) -> None:
         """Notes values of several lines that have as many delimiters as rows of so many lines would."""
@@ -190,20 +190,20 @@ def is_wide(least: int | None, largest: int | None) -> bool:
     return max(abs(least or 0), abs(largest or 0)) > EXACT
 
 
-def csv_found(path: str, said: Types) -> Found:
+def csv_found(path: str, said: Types) -> CsvScan:
     """Returns what the values of a CSV file say of its columns."""
     import pyarrow as pa
 
     line = 2
     try:
-        with opened(path) as file, _csv_reader(Stream(file)) as reader:
+        with opened(path) as file, _csv_reader(DecodedText(file)) as reader:
             names = reader.schema.names
         for name in names:
             if names.count(name) > 1 or not name:
                 raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
         as_text = dict.fromkeys(names, pa.string())
         with opened(path) as file:
-            stream = Stream(file, len(names))
+            stream = DecodedText(file, len(names))
             found = ColumnTypes(names, said, stream.delimiter)
             with _csv_reader(stream, as_text, empty_is_none=True) as reader:
                 for batch in reader:
@@ -223,13 +223,13 @@ def csv_found(path: str, said: Types) -> Found:
 def csv_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
     """Yields the values of some columns, row by row."""
     all_types = {name: arrow_type(kind) for name, kind in types.items()}
-    with opened(path) as file, _csv_reader(Stream(file), all_types) as reader:
+    with opened(path) as file, _csv_reader(DecodedText(file), all_types) as reader:
         for batch in reader:
             yield {name: batch[name].to_pylist() for name in names}
 
 
 def _csv_reader(
-    stream: Stream, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False
+    stream: DecodedText, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False
 ) -> Any:
     """Opens values below a line with the names. Empty fields and NA, null, NaN are no value."""
     import pyarrow.csv

@@ -76,7 +76,7 @@ class Tfds:
         self._splits = [split for split in SPLITS if split in there]
         if others := [f"{split} ({there[split].num_examples:,})" for split in there if split not in SPLITS]:
             left_out = f"only {', '.join(SPLITS)} are read, not {', '.join(others)}"
-            progress.say("preprocess", f"tfds:{name}: {left_out}")
+            progress.report("preprocess", f"tfds:{name}: {left_out}")
 
     def __len__(self) -> int:
         return sum(self._builder.info.splits[split].num_examples for split in self._splits)
@@ -115,7 +115,7 @@ def _prepared_builder(tfds: Any, name: str, data_dir: str) -> Any:
             f"'tfds:{name}' is not prepared in {data_dir}; prepare it with 'tfds build {builder.name} "
             f"--data_dir {data_dir}', or leave data_dir empty to download it"
         )
-    progress.say("preprocess", f"downloading tfds:{name} to {builder.data_dir}")
+    progress.report("preprocess", f"downloading tfds:{name} to {builder.data_dir}")
     try:
         builder.download_and_prepare()
     except Exception as failure:  # of the network, the disk, or the dataset's own code

@@ -15,8 +15,8 @@ from typing import Any
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import Columns
-from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, brought
-from shardline.components.preprocess.sources.table import Rows, inside
+from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, prefetched
+from shardline.components.preprocess.sources.table import TableRows, inside
 from shardline.components.storage import listing, remote_files
 from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
@@ -68,7 +68,7 @@ class ClassFolders:
         labels = {name: label for label, name in enumerate(self.class_names)}
         seen = bytearray(len(labels))
         if isinstance(self._listing, listing.Objects) and not remote_files.is_remote(self._root):
-            listing.tell_mount([os.path.join(self._root, name) for name in self.class_names])
+            listing.report_mount([os.path.join(self._root, name) for name in self.class_names])
         for file in self._listing.files():
             label = labels.get(file.name.partition("/")[0])
             if label is None:
@@ -82,11 +82,15 @@ class ClassFolders:
             raise SourceError(f"class folder {folder!r} of {self._root} is empty; remove it or fill it")
 
 
-class ListedFiles(Rows):
+class ListedFiles(TableRows):
     """Files that the column path of a table lists, with labels of any kind; the key is the path."""
 
     def __init__(self, root: str, settings: PreprocessSettings) -> None:
-        self._root, self._far, table = root, remote_files.is_far(root), remote_files.resolve(settings.labels)
+        self._root, self._far, table = (
+            root,
+            remote_files.is_on_network(root),
+            remote_files.resolve(settings.labels),
+        )
         columns = Columns(table, said={_PATH: "text?", **settings.columns})
         if _PATH not in columns.types:
             there = printable(", ".join(columns.types))[:300]
@@ -127,7 +131,7 @@ class Texts:
         return declared or (Label(LABEL, CLASS, tuple(self._files.class_names)),)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        for example in brought(self._files):
+        for example in prefetched(self._files):
             yield example if isinstance(example, BadExample) else _read(example)
 
 

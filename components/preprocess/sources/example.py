@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import TruncatedError, in_order, is_transient, persistently
+from shardline.components.storage.prefetch import TruncatedError, is_transient, ordered_map, with_retries
 from shardline.trainer.base.errors import BadRecordError, SourceError
 from shardline.trainer.data.features import Scalar
 
@@ -94,7 +94,7 @@ class Source(Protocol):
         """Yields every example once, in any order; of those that cannot be used, their name and why."""
 
 
-def read_far(path: str, key: str, surveyed: int, size: int = 0, generation: int = 0) -> bytes:
+def read_remote(path: str, key: str, surveyed: int, size: int = 0, generation: int = 0) -> bytes:
     """Returns the content of an image file that is far, in as few requests as there can be.
 
     Args:
@@ -118,7 +118,7 @@ def read_far(path: str, key: str, surveyed: int, size: int = 0, generation: int 
         return data, 0
 
     try:
-        data, changed_at = persistently(read, path)
+        data, changed_at = with_retries(read, path)
     except FileNotFoundError:
         if generation:
             raise changed(key, "was replaced or removed") from None
@@ -148,7 +148,7 @@ def read_file(path: str | bytes) -> tuple[bytes, int]:
     return data, status.st_ctime_ns
 
 
-def brought(examples: Iterable[Example | BadExample]) -> Iterator[Example | BadExample]:
+def prefetched(examples: Iterable[Example | BadExample]) -> Iterator[Example | BadExample]:
     """Yields examples, with the content of their images in the place of files that are far.
 
     So that what must be looked at twice is read once. The first image tells for all of them.
@@ -159,24 +159,24 @@ def brought(examples: Iterable[Example | BadExample]) -> Iterator[Example | BadE
         before.append(example)
         if isinstance(example, Example):
             break
-    if not before or not _far_path(before[-1]):
+    if not before or not _remote_path(before[-1]):
         yield from chain(before, examples)
         return
-    for found in in_order(_bring, chain(before, examples), size=_size):
+    for found in ordered_map(_prefetch, chain(before, examples), size=_size):
         if isinstance(found, Exception):
             raise found
         yield found
 
 
-def _bring(example: Example | BadExample) -> Example | BadExample:
-    path = _far_path(example)
+def _prefetch(example: Example | BadExample) -> Example | BadExample:
+    path = _remote_path(example)
     if not path or not isinstance(example, Example):
         return example
     image, size, generation = example.image, 0, 0
     if isinstance(image, Span):
         size, generation = ~image.length, image.offset
     try:
-        return example._replace(image=read_far(path, example.key, sys.maxsize, size, generation))
+        return example._replace(image=read_remote(path, example.key, sys.maxsize, size, generation))
     except BadRecordError as error:
         return BadExample(error.name, error.reason)
 
@@ -186,12 +186,12 @@ def _size(example: Example | BadExample) -> int:
     return len(image) if isinstance(image, bytes) else 0
 
 
-def _far_path(example: Example | BadExample) -> str:
+def _remote_path(example: Example | BadExample) -> str:
     """Returns the path of an example's image if it is a file that is far."""
     image = example.image if isinstance(example, Example) else None
     path = image.file if isinstance(image, Span) and image.length <= WHOLE_FILE else image
     text = str(path) if isinstance(path, str | Path) else ""
-    return text if text and remote_files.is_far(os.path.dirname(text)) else ""
+    return text if text and remote_files.is_on_network(os.path.dirname(text)) else ""
 
 
 def changed(name: str, how: str) -> SourceError:

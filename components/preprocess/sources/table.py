@@ -10,15 +10,20 @@ from itertools import chain
 from typing import Any
 
 from shardline.components.preprocess.schema import labels
-from shardline.components.preprocess.schema.labels import LARGEST_CLASS, LARGEST_FLOAT, Slips, tell_rounding
+from shardline.components.preprocess.schema.labels import (
+    LARGEST_CLASS,
+    LARGEST_FLOAT,
+    MalformedValues,
+    report_rounding,
+)
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns, open_table
 from shardline.components.preprocess.sources.csv_text import Types
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
-from shardline.components.preprocess.time_split import TimeSplits, feature_of, moment
+from shardline.components.preprocess.time_split import TimeSplit, feature_of, parse_time
 from shardline.components.storage import remote_files
 from shardline.trainer.base.errors import SourceError, printable
-from shardline.trainer.base.progress import say
+from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, MULTILABEL, REGRESSION, Feature, Label
 
 _ROLES = ("image", "key")
@@ -29,7 +34,7 @@ _SCALARS = ("int64", "float32", "string")
 _TRUTHS: Mapping[Any, int] = {0: 0, 1: 1, "false": 0, "true": 1}
 
 
-class Rows:
+class TableRows:
     """Rows of columns as examples.
 
     The key is a column, or what `_row_name` makes of a row.
@@ -94,12 +99,12 @@ class Rows:
     def __iter__(self) -> Iterator[Example | BadExample]:
         time, about, checks = self._settings.split_by_time, self._columns.about, self._checks()
         shares, gap = self._settings.split, self._settings.split_gap
-        splits = TimeSplits(time, shares, gap, self._moment, self._values(time)) if time else None
+        splits = TimeSplit(time, shares, gap, self._moment, self._values(time)) if time else None
         read = _Labels(self._wanted, self.labels, self._columns.types)
         self._tell_of_texts()
         known = {*self._said, *self._columns.codes} if self._columns.guessed else {*self._columns.types}
         # Those of which values that are no numbers may have made text.
-        slips = Slips(
+        slips = MalformedValues(
             ours
             for ours, theirs in self._names.items()
             if self._columns.types[theirs] == "string" and theirs not in known and ours not in _ROLES
@@ -107,7 +112,7 @@ class Rows:
         floats = [theirs for _, theirs, kind in checks if kind == "float32"]
         theirs = [*self._targets, *self._names.values(), *([time] if time else []), *about]
         first, last = len(self._targets), len(self._targets) + len(self._names)
-        batches = tell_rounding(self._columns.batches(theirs), floats)
+        batches = report_rounding(self._columns.batches(theirs), floats)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
             told = dict(zip(about, row[len(row) - len(about) :], strict=True))
@@ -120,7 +125,7 @@ class Rows:
                 for fault in filter(None, (told.get(FAULT), *map(_fault, row, checks))):
                     raise ValueError(fault)
                 key, image = self._roles(name, values)
-                at = moment(row[last], self._moment) if time else 0
+                at = parse_time(row[last], self._moment) if time else 0
                 if at is None:
                     raise ValueError(f"has no time in column {time!r}")
                 label = read(row[:first])
@@ -132,7 +137,9 @@ class Rows:
             values |= self._missing(values) | ({self._moment: at} if time else {})
             yield Example(key, label, image, split, values)
         if splits and splits.left_out:
-            say("preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test")
+            report(
+                "preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test"
+            )
         self.slips = slips.found()
 
     def _roles(self, name: str, values: dict[str, Any]) -> tuple[str, Span | bytes | None]:
@@ -159,7 +166,7 @@ class Rows:
             why[column] = f"{printable(repr(codes[column]))[:60]}, of which a number would lose something"
         for column in sorted(why):
             instead = f"--column {column}=number (columns in a pipeline) makes it a number"
-            say("preprocess", f"column {column!r} is text, since it has {why[column]}; {instead}")
+            report("preprocess", f"column {column!r} is text, since it has {why[column]}; {instead}")
 
     def _named(self, features: Mapping[str, str]) -> dict[str, str]:
         """Returns the columns of features by our names: those that are asked for, or all that are left."""
@@ -233,13 +240,13 @@ class Rows:
 
 def _wanted(
     name: str, types: Mapping[str, str], features: Mapping[str, str], label: str
-) -> Sequence[labels.Wanted]:
+) -> Sequence[labels.LabelSetting]:
     """Returns the labels that are asked for, in columns that are there."""
     if label and LABEL in features:
         raise SourceError(
             f"label is given twice, as {label!r} and as label={features[LABEL]} of features; leave one out"
         )
-    wanted = labels.parse(label) if label else (labels.Wanted("", (features.get(LABEL, LABEL),)),)
+    wanted = labels.parse(label) if label else (labels.LabelSetting("", (features.get(LABEL, LABEL),)),)
     for one in wanted:
         for column in one.columns:
             if column not in types:
@@ -251,7 +258,7 @@ class _Labels:
     """Makes of the labels' columns in a row what an Example holds, or says what is wrong with them."""
 
     def __init__(
-        self, wanted: Sequence[labels.Wanted], found: Sequence[Label], types: Mapping[str, str]
+        self, wanted: Sequence[labels.LabelSetting], found: Sequence[Label], types: Mapping[str, str]
     ) -> None:
         self._parts = [
             (label, one.columns, types[one.columns[0]], {n: at for at, n in enumerate(label.class_names)})
@@ -283,7 +290,7 @@ class _Labels:
         return given[LABEL] if len(given) == 1 else given
 
 
-class Table(Rows):
+class Table(TableRows):
     """Rows of a CSV, JSONL or Parquet file, or of all files that a pattern matches.
 
     A column image holds paths relative to the table, or to the directory before the pattern. Without a column

@@ -14,13 +14,13 @@ import xxhash
 from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns
-from shardline.components.preprocess.sources.csv_text import Batch, Found, is_wide
+from shardline.components.preprocess.sources.csv_text import Batch, CsvScan, is_wide
 from shardline.components.preprocess.sources.example import Span
-from shardline.components.preprocess.sources.table import Rows
+from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.preprocess.tfrecord.example import (
     Kind,
-    Place,
     Value,
+    ValuePosition,
     locate,
     only_span,
     parse,
@@ -34,7 +34,7 @@ _DTYPES: Mapping[Kind, str] = {"bytes": "string", "float": "float32", "int64": "
 _ROWS = 1024
 
 
-class File(NamedTuple):
+class TfRecordFile(NamedTuple):
     """A TFRecord file: its path, "gzip" or "", and the split that its folder says."""
 
     path: str
@@ -51,7 +51,7 @@ def to_text(value: Value, name: str) -> str:
     raise ValueError(f"feature {printable(name)!r} is {value!r:.60}, no printable text in UTF-8")
 
 
-class ExampleRows(Rows):
+class ExampleRows(TableRows):
     """Examples of TFRecord files as rows: each feature a column, of one value or of a list of fixed length.
 
     The key is a hash of the whole record unless a feature is it. An image is an encoded one; beside it only
@@ -61,7 +61,7 @@ class ExampleRows(Rows):
         SourceError: A file cannot be read, or the features are not these.
     """
 
-    def __init__(self, name: str, files: Sequence[File], settings: PreprocessSettings) -> None:
+    def __init__(self, name: str, files: Sequence[TfRecordFile], settings: PreprocessSettings) -> None:
         features, said = settings.features, settings.columns
         image = features.get("image", "image")
         targets = {column for one in labels.parse(settings.label) for column in one.columns}
@@ -79,7 +79,9 @@ class ExampleRows(Rows):
             types[image] = "bytes"
         gaps = {column for column, one in found.items() if one.lengths[0]}
         wide = {column for column, one in found.items() if one.is_wide}
-        super().__init__(name, _Columns(files, Found(types, gaps, wide), image), settings, ("bytes",))
+        super().__init__(
+            name, _ExampleColumns(files, CsvScan(types, gaps, wide), image), settings, ("bytes",)
+        )
 
     def _image(self, value: Any) -> Any:
         return value
@@ -126,7 +128,7 @@ class _Found:
         return _DTYPES[self.kind] + (f"[{sizes[0]}]" if sizes[0] > 1 else "")
 
 
-def _survey(files: Sequence[File]) -> dict[str, _Found]:
+def _survey(files: Sequence[TfRecordFile]) -> dict[str, _Found]:
     """Reads all records once, and returns what features they have; those that are none are left out."""
     found, count = dict[str, _Found](), 0
     for path, compression, _ in files:
@@ -146,12 +148,12 @@ def _survey(files: Sequence[File]) -> dict[str, _Found]:
     return found
 
 
-class _Columns(TypedColumns):
+class _ExampleColumns(TypedColumns):
     """Features of the records of some files, as columns by their names."""
 
     about = (ROW, SPLIT, FAULT)
 
-    def __init__(self, files: Sequence[File], found: Found, image: str) -> None:
+    def __init__(self, files: Sequence[TfRecordFile], found: CsvScan, image: str) -> None:
         super().__init__(found)
         self._files, self._image = files, image
         self._root = os.path.commonpath([path for path, *_ in files])
@@ -164,7 +166,7 @@ class _Columns(TypedColumns):
                 rows = (self._row(file, record, names) for record in some)
                 yield dict(zip(names, zip(*rows, strict=True), strict=True))
 
-    def _row(self, file: File, record: Record | BadRecordError, names: Sequence[str]) -> list[Any]:
+    def _row(self, file: TfRecordFile, record: Record | BadRecordError, names: Sequence[str]) -> list[Any]:
         number = record.number if isinstance(record, Record) else record.name.rpartition(" ")[2]
         told = {ROW: f"record {number}", SPLIT: file.split, FAULT: ""}
         if len(self._files) > 1:
@@ -185,7 +187,7 @@ class _Columns(TypedColumns):
             told[FAULT] = str(fault)
             return [told.get(name) for name in names]
 
-    def _value(self, file: File, record: Record, place: Place, name: str) -> Any:
+    def _value(self, file: TfRecordFile, record: Record, place: ValuePosition, name: str) -> Any:
         if name == self._image and place.kind == "bytes":
             start, length = only_span(record.data, {name.encode(): place}, name.encode())
             here = Span(file.path, record.offset + start, length)

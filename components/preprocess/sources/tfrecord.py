@@ -13,13 +13,13 @@ import xxhash
 from shardline.components.preprocess.schema.labels import LARGEST_CLASS
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
-from shardline.components.preprocess.sources.tf_examples import ExampleRows, File, to_text
+from shardline.components.preprocess.sources.tf_examples import ExampleRows, TfRecordFile, to_text
 from shardline.components.preprocess.tfrecord.example import Value, locate, only_span, only_value
 from shardline.components.preprocess.tfrecord.framing import Record, detect_compression, read_records
 from shardline.components.storage import remote_files
 from shardline.components.storage.listing import find_files
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
-from shardline.trainer.base.progress import say
+from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import Feature
 
 _ROLES = ("image", "label", "key")
@@ -40,9 +40,11 @@ def open_tfrecords(pattern: str, settings: PreprocessSettings) -> Source:
         SourceError: No file matches, one is not a TFRecord file, or the first record has not these features.
     """
     paths = find_files(pattern)
-    remote_files.expect(filter(remote_files.is_far, paths))
+    remote_files.prefetch_copies(filter(remote_files.is_on_network, paths))
     splits = _splits_of(paths)
-    files = [File(path, detect_compression(path), split) for path, split in zip(paths, splits, strict=True)]
+    files = [
+        TfRecordFile(path, detect_compression(path), split) for path, split in zip(paths, splits, strict=True)
+    ]
     path, first = next(_sound_records(files), ("", None))
     try:
         places = locate(first.data) if first else {}
@@ -69,11 +71,11 @@ def _splits_of(paths: Sequence[str]) -> list[str | None]:
             "pattern"
         )
     if "eval" in names:
-        say("preprocess", f"Split-eval is the {known['eval']} split")
+        report("preprocess", f"Split-eval is the {known['eval']} split")
     return [known[name] for name in names if name]
 
 
-def _sound_records(files: Sequence[File]) -> Iterator[tuple[str, Record]]:
+def _sound_records(files: Sequence[TfRecordFile]) -> Iterator[tuple[str, Record]]:
     """Yields the records that are not damaged, with their files."""
     for path, compression, _ in files:
         for record in read_records(path, compression=compression):
@@ -92,7 +94,7 @@ class TfRecords:
         SourceError: The first record has not these features.
     """
 
-    def __init__(self, files: Sequence[File], features: Mapping[str, str]) -> None:
+    def __init__(self, files: Sequence[TfRecordFile], features: Mapping[str, str]) -> None:
         self._files = files
         names = {"image": "image", "label": "label"} | dict(features)
         self._image = names.pop("image").encode()

@@ -46,7 +46,7 @@ _SEQUENCE = (
 )
 
 
-class Place(NamedTuple):
+class ValuePosition(NamedTuple):
     """A feature's list of values in a serialized Example: its kind, and the bytes from start to end."""
 
     kind: Kind
@@ -144,9 +144,9 @@ def parse(data: bytes) -> dict[str, tuple[Kind, list[Value]]]:
     return {name.decode(): (place.kind, values(data, place)) for name, place in locate(data).items()}
 
 
-def locate(data: bytes) -> dict[bytes, Place]:
+def locate(data: bytes) -> dict[bytes, ValuePosition]:
     """Returns where the features of a serialized Example lie, by name; ValueError if it is none."""
-    found: dict[bytes, Place] = {}
+    found: dict[bytes, ValuePosition] = {}
     try:
         for features, start, end in _fields(data, 0, len(data)):
             if features == _TAG_2:
@@ -159,7 +159,7 @@ def locate(data: bytes) -> dict[bytes, Place]:
     return found
 
 
-def values(data: bytes, place: Place) -> list[Value]:
+def values(data: bytes, place: ValuePosition) -> list[Value]:
     """Returns the values of one feature of a serialized Example; ValueError if one is cut off."""
     kind, start, end = place
     found: list[Value] = []
@@ -180,7 +180,7 @@ def values(data: bytes, place: Place) -> list[Value]:
     return found
 
 
-def only_value(data: bytes, places: Mapping[bytes, Place], name: bytes) -> Value:
+def only_value(data: bytes, places: Mapping[bytes, ValuePosition], name: bytes) -> Value:
     """Returns the value of a feature that has one; if not, a ValueError fits behind "the record"."""
     place = places.get(name) or _absent(name)
     kind, start, end = place
@@ -191,7 +191,7 @@ def only_value(data: bytes, places: Mapping[bytes, Place], name: bytes) -> Value
     return _only(values(data, place), name)
 
 
-def only_span(data: bytes, places: Mapping[bytes, Place], name: bytes) -> tuple[int, int]:
+def only_span(data: bytes, places: Mapping[bytes, ValuePosition], name: bytes) -> tuple[int, int]:
     """Returns start and length of the one value of a bytes feature; ValueError as `only_value`."""
     kind, start, end = places.get(name) or _absent(name)
     if kind != "bytes":
@@ -215,7 +215,7 @@ def _only(found: Sequence[_Item], name: bytes) -> _Item:
     return found[0]
 
 
-def _locate_usual_entry(data: bytes, position: int, end: int, found: dict[bytes, Place]) -> bool:
+def _locate_usual_entry(data: bytes, position: int, end: int, found: dict[bytes, ValuePosition]) -> bool:
     """Reads an entry of its name and one list, as writers write it; False if it has more or less."""
     length = data[position + 1]
     name, feature = position + 2, position + 2 + length
@@ -232,11 +232,11 @@ def _locate_usual_entry(data: bytes, position: int, end: int, found: dict[bytes,
         length, start = _read_varint(data, start - 1)
     if kind is None or start + length != end:
         return False
-    found[data[name:feature]] = Place(kind, start, end)
+    found[data[name:feature]] = ValuePosition(kind, start, end)
     return True
 
 
-def _locate_entry(data: bytes, position: int, end: int, found: dict[bytes, Place]) -> None:
+def _locate_entry(data: bytes, position: int, end: int, found: dict[bytes, ValuePosition]) -> None:
     """Reads one entry of the map of features."""
     name, feature = b"", (end, end)
     for tag, first, last in _fields(data, position, end):
@@ -246,7 +246,7 @@ def _locate_entry(data: bytes, position: int, end: int, found: dict[bytes, Place
             feature = first, last
     for tag, first, last in _fields(data, *feature):
         if tag in _KINDS:
-            found[name] = Place(_KINDS[tag], first, last)
+            found[name] = ValuePosition(_KINDS[tag], first, last)
 
 
 def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:

@@ -21,9 +21,9 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import WHOLE_FILE
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import markers
-from shardline.components.preprocess.write.markers import Found, Images, Mark
+from shardline.components.preprocess.write.markers import FoundMarker, Images, Marker
 from shardline.components.storage import remote_files
-from shardline.components.storage.prefetch import in_order
+from shardline.components.storage.prefetch import ordered_map
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import RunError, SourceError
 from shardline.trainer.data.features import Feature, Label, Tally
@@ -106,7 +106,7 @@ def recorded_settings(settings: PreprocessSettings, schema: str) -> dict[str, ob
     return {name: values[name] for name in names} | columns | checked
 
 
-def find_done(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory) -> dict[str, Found]:
+def find_done(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory) -> dict[str, FoundMarker]:
     """Returns the marks of those shards that are done exactly as the plan wants them, by file."""
     known = markers.load(work)
     # To ask a bucket for each one would be a request; its mount knows the sizes of what it has listed.
@@ -119,7 +119,7 @@ def find_done(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory) -
     }
 
 
-def _is_done(shard: PlannedShard, mark: Mark, plan: Plan, work: WorkDirectory, there: set[str]) -> bool:
+def _is_done(shard: PlannedShard, mark: Marker, plan: Plan, work: WorkDirectory, there: set[str]) -> bool:
     if mark.identity != plan.identity(shard) or mark.shard.records != shard.records:
         return False
     if mark.labels.keys() != {label.name for label in plan.labels}:
@@ -147,9 +147,9 @@ def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: 
     first = next(paths, None)  # objects whose generation is known are part of the plan
     if first is None:
         return True
-    if not remote_files.is_far(os.fsdecode(os.path.dirname(first))):
+    if not remote_files.is_on_network(os.fsdecode(os.path.dirname(first))):
         return all(os.stat(path).st_ctime_ns <= since for path in chain([first], paths))
-    found = in_order(os.stat, chain([first], paths), size=lambda status: 1)
+    found = ordered_map(os.stat, chain([first], paths), size=lambda status: 1)
     return all(not isinstance(each, Exception) and each.st_ctime_ns <= since for each in found)
 
 
@@ -167,7 +167,7 @@ def _fingerprint(
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, Found]) -> Duplicates:
+def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, FoundMarker]) -> Duplicates:
     """Finds the examples of a dataset whose stored content is the same to the byte."""
     shards = plan.shards
     starts = np.array([0, *accumulate(shard.records for shard in shards)])

@@ -23,7 +23,7 @@ import numpy as np
 from shardline.components.preprocess.images.codec import Kind
 from shardline.components.preprocess.plan.digests import HASH_BYTES, blocks
 from shardline.components.preprocess.plan.plan import Plan
-from shardline.components.preprocess.plan.records import Rows
+from shardline.components.preprocess.plan.records import Records
 from shardline.components.preprocess.tfrecord.example import parse_entries
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.storage import remote_files
@@ -93,7 +93,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Mark:
+class Marker:
     """Facts about a shard that is done, if its plan gives this `identity`; `surveyed` is that of the plan."""
 
     identity: str
@@ -104,10 +104,10 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundMarker:
     """A mark that was found: the file that it is in, and where in it the shard's hashes are."""
 
-    mark: Mark
+    mark: Marker
     path: Path
     offset: int
 
@@ -125,7 +125,7 @@ class Counts:
         self._values: dict[str, list[list[Any]]] = {label.name: [] for label in labels}
         self.records = 0
 
-    def add(self, block: Rows) -> None:
+    def add(self, block: Records) -> None:
         """Counts some rows."""
         self.records += block.count
         if self._classes is not None:
@@ -143,14 +143,14 @@ class Counts:
         return {label.name: tally(label, self._values[label.name]) for label in self._labels}
 
 
-class Delivery:
+class ShardUpload:
     """Brings shards to where they belong and marks them, while the next are written. A context manager."""
 
     def __init__(self, work: WorkDirectory) -> None:
         self._work = work
         self._pool = ThreadPoolExecutor(_UPLOADS, "upload") if work.is_far else None
         self._uploads: deque[Future[None]] = deque()
-        self._marks: list[tuple[Mark, bytes]] = []
+        self._marks: list[tuple[Marker, bytes]] = []
         self._lock = threading.Lock()
         self._saved = time.monotonic()
 
@@ -167,7 +167,7 @@ class Delivery:
             if self._marks:  # what is done stays done, whatever else went wrong
                 write(self._work, self._marks)
 
-    def take(self, temporary: Path, mark: Mark, hashes: bytes) -> None:
+    def take(self, temporary: Path, mark: Marker, hashes: bytes) -> None:
         """Takes a shard that is whole on this machine's disk, and the hashes of what is in it."""
         if self._pool is None:
             temporary.replace(self._work.shard(mark.shard.file))
@@ -177,7 +177,7 @@ class Delivery:
             self._uploads.popleft().result()
         self._uploads.append(self._pool.submit(self._upload, temporary, mark, hashes))
 
-    def _upload(self, temporary: Path, mark: Mark, hashes: bytes) -> None:
+    def _upload(self, temporary: Path, mark: Marker, hashes: bytes) -> None:
         path = self._work.shard(mark.shard.file)
         try:
             remote_files.upload(temporary, path, before=self._work.check)
@@ -199,7 +199,7 @@ def unwritable(path: Path, error: OSError) -> RunError:
     )
 
 
-def write(work: WorkDirectory, marks: Sequence[tuple[Mark, bytes]]) -> None:
+def write(work: WorkDirectory, marks: Sequence[tuple[Marker, bytes]]) -> None:
     """Marks shards that lie whole where they belong, given the hashes of each."""
     facts = json.dumps([asdict(mark) for mark, _ in marks])
     # Of a part that is written twice at once, marks of several shards are not the same ones.
@@ -210,15 +210,15 @@ def write(work: WorkDirectory, marks: Sequence[tuple[Mark, bytes]]) -> None:
         remote_files.upload(path, work.path / path.name, before=work.check)
 
 
-def load(work: WorkDirectory) -> dict[str, list[Found]]:
+def load(work: WorkDirectory) -> dict[str, list[FoundMarker]]:
     """Returns all marks that can be read, by the file of their shard."""
-    found: dict[str, list[Found]] = {}
+    found: dict[str, list[FoundMarker]] = {}
     for each in (each for path in work.marks() for each in _read(path)):
         found.setdefault(each.mark.shard.file, []).append(each)
     return found
 
 
-def forget_others(plan: Plan, work: WorkDirectory) -> None:
+def remove_other_markers(plan: Plan, work: WorkDirectory) -> None:
     """Removes marks that another plan wanted, before their shards are written anew."""
     wanted = {(shard.file, plan.identity(shard)) for shard in plan.shards}
     for path in work.marks():
@@ -228,17 +228,17 @@ def forget_others(plan: Plan, work: WorkDirectory) -> None:
                 copy.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> list[Found]:
+def _read(path: Path) -> list[FoundMarker]:
     try:
         with path.open("rb") as file:
             line, size = file.readline(files.MAX_TEXT_BYTES), os.fstat(file.fileno()).st_size
         facts = files.parse_json(line, str(path), RunError)
-        marks = [deserialize.restore(Mark, each, str(path), RunError) for each in facts]
+        marks = [deserialize.restore(Marker, each, str(path), RunError) for each in facts]
     except (OSError, RunError, TypeError, ValueError):
         return []
     found, offset = [], len(line)
     for mark in marks:
-        found.append(Found(mark, path, offset))
+        found.append(FoundMarker(mark, path, offset))
         offset += HASH_BYTES * mark.shard.records
     return found if size == offset else []
 

@@ -27,14 +27,14 @@ from shardline.components.preprocess.images.codec import Kind
 from shardline.components.preprocess.plan import records as rows
 from shardline.components.preprocess.plan.image_locations import NOWHERE, ImageReader
 from shardline.components.preprocess.plan.plan import Plan, PlannedShard
-from shardline.components.preprocess.plan.records import Rows
+from shardline.components.preprocess.plan.records import Records
 from shardline.components.preprocess.plan.survey import Rejected, Survey
 from shardline.components.preprocess.process_pool import Processes, Report
 from shardline.components.preprocess.sources.example import changed
 from shardline.components.preprocess.tfrecord.example import entries, key_head
 from shardline.components.preprocess.tfrecord.framing import NO_IMAGE, image_start, mask
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write.markers import Counts, Delivery, Images, Mark, unwritable
+from shardline.components.preprocess.write.markers import Counts, Images, Marker, ShardUpload, unwritable
 from shardline.components.storage import remote_files
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import BadRecordError
@@ -68,20 +68,20 @@ class ShardWriter:
         classes = plan.labels[0].outputs if is_class(plan.labels) else ()
         self._labels = [entries({LABEL: index}) for index in range(len(classes))]
 
-    def write(self, shard: PlannedShard, delivery: Delivery) -> None:
+    def write(self, shard: PlannedShard, delivery: ShardUpload) -> None:
         """Writes a shard under a temporary name, fsyncs it and hands it to `delivery` with its mark."""
         temporary = files.temporary_name(self._work.scratch / shard.file)
         try:
             counts, kinds = Counts(self._plan.labels), Counter[Kind | None]()
             hashes = list[bytes]()
-            with Output(temporary, self._plan.settings.compression) as output:
+            with ShardFile(temporary, self._plan.settings.compression) as output:
                 for block in rows.read(self._work.rows(shard.file)):
                     counts.add(block)
                     hashes += self._write_block(block, output, kinds)
             written = Shard(shard.file, counts.records, output.size, f"{output.checksum:08x}")
             images = Images.of({kind: count for kind, count in kinds.items() if kind})
             identity, surveyed = self._plan.identity(shard), self._plan.surveyed
-            mark = Mark(identity, surveyed, written, counts.tallies(), images)
+            mark = Marker(identity, surveyed, written, counts.tallies(), images)
             delivery.take(temporary, mark, b"".join(hashes))
         except BaseException as error:
             temporary.unlink(missing_ok=True)
@@ -92,7 +92,7 @@ class ShardWriter:
                 raise unwritable(self._work.shard(shard.file), error) from None
             raise
 
-    def _write_block(self, block: Rows, output: Output, kinds: Counter[Kind | None]) -> Iterator[bytes]:
+    def _write_block(self, block: Records, output: ShardFile, kinds: Counter[Kind | None]) -> Iterator[bytes]:
         """Writes records, counts kinds of images, and yields the hashes of the contents, many together."""
         keys, extras = block.keys(), block.features()
         labels = (
@@ -139,9 +139,9 @@ def write_planned(given: Mapping[str, Any], items: Iterable[str], report: Report
     planned = {shard.file: shard for shard in plan.shards}
     with (
         rarely_collecting(),
-        remote_files.kept_in(work.copies),
+        remote_files.local_copies(work.copies),
         ImageReader(plan.places, work.spool, plan.surveyed) as images,
-        Delivery(work) as delivery,
+        ShardUpload(work) as delivery,
     ):
         writer = ShardWriter(plan, work, images, report)
         items, ahead = tee(items)
@@ -210,7 +210,7 @@ def rarely_collecting() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-class Output:
+class ShardFile:
     """A file that is written in large blocks: `size` and `checksum` are of what was written."""
 
     def __init__(self, path: Path, compression: str) -> None:

@@ -24,7 +24,7 @@ from shardline.components.validate.export.formats import check_formats, convert
 from shardline.components.validate.export.predictions import largest_gap, name_outputs, read_deviations
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import DatasetError
-from shardline.trainer.base.progress import say
+from shardline.trainer.base.progress import report
 from shardline.trainer.data import transforms
 from shardline.trainer.data.decode import Prepare, parse_batch
 from shardline.trainer.data.features import CLASS
@@ -127,7 +127,7 @@ def export_model(
         training_keys.write(out)
         export = replace(export, training_data=training_keys.data)
     if samples:
-        say("validate", f"comparing the export with the model on {len(samples):,} examples")
+        report("validate", f"comparing the export with the model on {len(samples):,} examples")
         export = replace(
             export,
             compared_examples=len(samples),

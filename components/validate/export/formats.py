@@ -19,7 +19,7 @@ from shardline.components.validate.metrics.evaluation import Converted
 from shardline.components.validate.metrics.metrics import MAIN
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ModelError, SettingsError
-from shardline.trainer.base.progress import say
+from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import CLASS, REGRESSION
 from shardline.trainer.data.manifest import Manifest
 
@@ -146,7 +146,7 @@ def measure_formats(
     """Returns what was measured of an export with the same of formats in `out`, on the same examples."""
     found = []
     for name in formats:
-        say("validate", f"evaluating {FORMATS[name].file} on the same examples")
+        report("validate", f"evaluating {FORMATS[name].file} on the same examples")
         found.append(_measure(name, out, examples, exported))
     return replace(exported, evaluation=replace(exported.evaluation, formats=tuple(found)))
 

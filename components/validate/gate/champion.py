@@ -26,7 +26,7 @@ from shardline.components.validate.metrics.drift import Before, read_profile
 from shardline.components.validate.metrics.evaluation import Evaluation, Lead
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import DatasetError, ModelError, ShardlineError
-from shardline.trainer.base.progress import say
+from shardline.trainer.base.progress import report
 from shardline.trainer.data.manifest import KEY_BYTES, Manifest
 
 #: Examples on which a model and the champion must at least be compared, where others are left out.
@@ -40,7 +40,7 @@ _RULES = ("stratify", "group", "split_by_time", "split_gap")
 
 
 @dataclass(frozen=True)
-class Challenge:
+class ChampionEvaluation:
     """A challenger beside the champion.
 
     Attributes:
@@ -58,22 +58,24 @@ class Challenge:
     profile: Before = "there is no champion to compare with"
 
 
-def challenge_champion(
+def evaluate_champion(
     challenger: Assessment, champion_uri: str, examples: Examples, *, min_slice: int, calls: int = CALLS
-) -> Challenge:
+) -> ChampionEvaluation:
     """Measures the champion in the same way as the challenger (see `measure`), and puts it beside it.
 
     Raises:
         SettingsError, PlatformError: When the place for champions is not there or cannot be read, so that
             it cannot be said whether it has one.
     """
-    alone, version, profile = challenger.evaluation, "", Challenge.profile
+    alone, version, profile = challenger.evaluation, "", ChampionEvaluation.profile
     catalog.require_store(champion_uri)
-    say("validate", f"measuring the champion in {champion_uri} on the same examples")
+    report("validate", f"measuring the champion in {champion_uri} on the same examples")
     try:
         present = champions.current(champion_uri)
         if present is None:
-            return Challenge(alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True))
+            return ChampionEvaluation(
+                alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True)
+            )
         version = present.version
         with champions.fetched(champion_uri, present) as published:
             profile = read_profile(published, version)
@@ -83,10 +85,10 @@ def challenge_champion(
             saved_model = published / model_store.SAVED_MODEL
             champion = measure(saved_model, examples, min_slice=min_slice, calls=calls)
     except (ModelError, DatasetError) as error:
-        return Challenge(alone, version, Absence(str(error)), profile=profile)
+        return ChampionEvaluation(alone, version, Absence(str(error)), profile=profile)
     compared = compare(challenger, champion, trained_on)
     warning = describe_overlap(trained_on, export.training_data)
-    return Challenge(compared, version, warning=warning, profile=profile)
+    return ChampionEvaluation(compared, version, warning=warning, profile=profile)
 
 
 def compare(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardline.components.text import enumerate_names
 from shardline.components.validate.export.formats import check_names
-from shardline.components.validate.gate.rules import DRIFT, OFF, Rule, parse_rule, parse_rules, vocabulary
+from shardline.components.validate.gate.rules import DRIFT, OFF, GateRule, parse_rule, parse_rules, vocabulary
 from shardline.components.validate.metrics.evaluation import MIN_SLICE
 from shardline.components.validate.metrics.metrics import (
     BY_KIND,
@@ -35,11 +35,11 @@ EXAMPLES = "examples"
 VARIETY = "variety"
 
 
-def _own(text: str, why: str) -> Rule:
+def _own(text: str, why: str) -> GateRule:
     return replace(parse_rule(text), why=why)
 
 
-def _own_of(champion: str, baseline: str) -> tuple[Rule, ...]:
+def _own_of(champion: str, baseline: str) -> tuple[GateRule, ...]:
     return (
         _own(f"{CHAMPION}: {champion}", "A model that is worse replaces none that is better."),
         _own(f"baseline: {baseline}", "Whoever always gives the same answer needs no model."),
@@ -78,7 +78,7 @@ class Gate:
         allow_undecided: Whether a model may pass though a rule could not be judged.
     """
 
-    rules: tuple[Rule, ...] = DEFAULTS
+    rules: tuple[GateRule, ...] = DEFAULTS
     first_run: str = FIRST_RUN
     min_slice: int = MIN_SLICE
     allow_undecided: bool = False
@@ -125,7 +125,7 @@ class Gate:
         Raises SettingsError when a rule that a user has written does not say which of several labels it is
         about, names one that is not there, or a metric that its kind does not have.
         """
-        rules: list[Rule] = []
+        rules: list[GateRule] = []
         for rule in self.rules:
             if rule.why and rule.name in (CHAMPION, "baseline"):
                 written = {one.label for one in self.rules if one.name == rule.name and not one.why}
@@ -210,12 +210,12 @@ class Gate:
                 )
 
 
-def _find_label(rule: Rule, labels: Sequence[Label]) -> Label:
+def _find_label(rule: GateRule, labels: Sequence[Label]) -> Label:
     """Returns the label that a rule is about; of several the first where it is about none of them."""
     return next((label for label in labels if label.name == rule.label), labels[0])
 
 
-def _check_label(rule: Rule, labels: Sequence[Label]) -> None:
+def _check_label(rule: GateRule, labels: Sequence[Label]) -> None:
     """Refuses a rule about a label or a metric that is not there."""
     names = [label.name for label in labels]
     if rule.label and (rule.label not in names or len(labels) == 1):

@@ -79,7 +79,7 @@ _RULE = re.compile(
 
 
 @dataclass(frozen=True)
-class Rule:
+class GateRule:
     """One comparison that a model must pass.
 
     Attributes:
@@ -134,12 +134,12 @@ class Rule:
         return self.metric in (DRIFT, "drifted")
 
 
-def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
+def parse_rules(texts: Iterable[str]) -> tuple[GateRule, ...]:
     """Reads some rules; raises SettingsError as `parse_rule` does."""
     return tuple(map(parse_rule, texts))
 
 
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> GateRule:
     """Reads one rule; raises SettingsError when it is none, or names an unknown metric."""
     match = _RULE.fullmatch(text)
     if not match or (match["off"] and not match["name"]):
@@ -153,12 +153,12 @@ def parse_rule(text: str) -> Rule:
     if part["name"]:
         written = written.partition(":")[2].lstrip()
     if part["off"]:
-        return Rule(OFF, "", OFF, 0.0, name=part["name"])
+        return GateRule(OFF, "", OFF, 0.0, name=part["name"])
     number = float(part["offset"] or 0)
     offset = {"-": -number, "*": 0.0}.get(part["sign"], number)
     feature, _, value = (part["slice"] or "").partition("=")
     of_slice = f"{feature.strip()}={value.strip()}" if part["slice"] else ""
-    rule = Rule(
+    rule = GateRule(
         text=written,
         metric=DRIFT if part["drift"] else part["worst"] or part["metric"],
         operator=part["operator"],
@@ -180,7 +180,7 @@ def parse_rule(text: str) -> Rule:
     return rule
 
 
-def vocabulary(rule: Rule, kinds: Collection[str] = tuple(BY_KIND)) -> tuple[str, ...]:
+def vocabulary(rule: GateRule, kinds: Collection[str] = tuple(BY_KIND)) -> tuple[str, ...]:
     """Returns the metrics that the left side of such a rule may name, of labels of these kinds."""
     part, main = rule.slice.partition("=")[0], [MAIN[kind] for kind in kinds]
     if rule.metric == DRIFT and rule.slice:
@@ -197,7 +197,7 @@ def vocabulary(rule: Rule, kinds: Collection[str] = tuple(BY_KIND)) -> tuple[str
     return tuple(dict.fromkeys(metric.name for metric in (*of_kinds, *SERVING, *CHECKS)))
 
 
-def _check_metric(rule: Rule) -> None:
+def _check_metric(rule: GateRule) -> None:
     known = LED if rule.reference == "baseline" and not (rule.slice or rule.worst) else vocabulary(rule)
     if rule.metric not in known:
         where = f" of the slice {rule.slice!r}" if rule.slice else " of slices" if rule.worst else ""
@@ -211,7 +211,7 @@ def _check_metric(rule: Rule) -> None:
         raise SettingsError(f"the baseline has no slices (in the rule {rule.text!r}); compare all examples")
 
 
-def _check_tail(rule: Rule) -> None:
+def _check_tail(rule: GateRule) -> None:
     sound = bool(rule.reference) and rule.limit == 0 and rule.factor == 1  # the reference's own value
     falling = rule.metric in FALLING
     whole = LED if rule.reference == "baseline" else LED_BY_CHAMPION
@@ -233,7 +233,7 @@ def _check_tail(rule: Rule) -> None:
         )
 
 
-def measure_left(rule: Rule, evaluation: Evaluation) -> tuple[float | None, Interval | None, str]:
+def measure_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float | None, Interval | None, str]:
     """Returns the value of a rule's left side, None where it is unknown, its 95 % interval, and a note."""
     part = evaluation.of(rule.label)
     interval, value, note = evaluation.intervals.get(rule.left), None, NOT_MEASURED

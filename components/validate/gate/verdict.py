@@ -10,7 +10,7 @@ from typing import Literal
 from shardline.components.model_store import BLESSED, NOT_BLESSED, Verdict
 from shardline.components.text import enumerate_names
 from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, VARIETY, Gate
-from shardline.components.validate.gate.rules import OFF, OPERATORS, Rule, measure_left
+from shardline.components.validate.gate.rules import OFF, OPERATORS, GateRule, measure_expression
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead
 from shardline.components.validate.metrics.metrics import CHECKS, SHARES
 
@@ -174,12 +174,12 @@ def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Ab
     return found
 
 
-def _judge(rule: Rule, evaluation: Evaluation, gate: Gate, absence: Absence | None) -> JudgedRule:
+def _judge(rule: GateRule, evaluation: Evaluation, gate: Gate, absence: Absence | None) -> JudgedRule:
     if rule.operator == OFF:
         return JudgedRule(OFF, "", None, "", None, "off", name=rule.name)
     if rule.reference == "champion":
         evaluation = evaluation.beside_champion
-    left, interval, note = measure_left(rule, evaluation)
+    left, interval, note = measure_expression(rule, evaluation)
     judged = JudgedRule(rule.text, rule.left, left, rule.operator, rule.limit, "undecided", interval)
     judged = replace(judged, note=note, name=rule.name, why=rule.why)
     no_drift = rule.is_drift and not evaluation.drift
@@ -222,7 +222,7 @@ def _without_champion(
     return replace(judged, right=None if about_it else judged.right, verdict=verdict, note=note)
 
 
-def _beside(rule: Rule, judged: JudgedRule, evaluation: Evaluation) -> tuple[JudgedRule, Lead | None]:
+def _beside(rule: GateRule, judged: JudgedRule, evaluation: Evaluation) -> tuple[JudgedRule, Lead | None]:
     """Returns a rule with the value of the other that it compares with, and the lead over it."""
     if rule.reference == "baseline":
         other = evaluation.of(rule.label).baseline
@@ -231,7 +231,7 @@ def _beside(rule: Rule, judged: JudgedRule, evaluation: Evaluation) -> tuple[Jud
         note = f"always answering {other.answer}" if other else "the baseline was not measured"
     else:
         assert evaluation.champion is not None
-        theirs, _, reason = measure_left(rule, evaluation.champion)
+        theirs, _, reason = measure_expression(rule, evaluation.champion)
         lead = evaluation.leads.get(rule.left)
         note = f"of the champion {reason}" if theirs is None else ""
     return replace(
@@ -244,7 +244,7 @@ def _beside(rule: Rule, judged: JudgedRule, evaluation: Evaluation) -> tuple[Jud
     ), lead
 
 
-def _judge_within(rule: Rule, judged: JudgedRule, lead: Lead | None, examples: int) -> JudgedRule:
+def _judge_within(rule: GateRule, judged: JudgedRule, lead: Lead | None, examples: int) -> JudgedRule:
     """Judges a rule that allows a model to be somewhat worse, unless it is surely worse."""
     assert rule.within is not None
     assert judged.left is not None

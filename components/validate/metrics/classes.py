@@ -41,7 +41,7 @@ _BINS = 15
 _CHUNK = 100
 _DRAWS_OF_A_CELL = 8
 
-# What is counted of several labels, in the order of `SeveralOutcomes._measure_counts`.
+# What is counted of several labels, in the order of `MultilabelOutcomes._measure_counts`.
 _COUNTED = ("macro_f1", "micro_f1", "macro_precision", "macro_recall", "subset_accuracy", "hamming_loss")
 # And of each class or label.
 _PARTS = ("precision", "recall", "f1")
@@ -260,7 +260,7 @@ def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[Curve, ...]]:
 
 
 @dataclass(frozen=True)
-class SeveralOutcomes(Probabilities):
+class MultilabelOutcomes(Probabilities):
     """Several labels: of each 0 or 1, [n, outputs]."""
 
     def score(self) -> dict[str, float]:

@@ -28,7 +28,7 @@ _SUMS = 6
 
 
 @dataclass(frozen=True)
-class NumberOutcomes(Outcomes):
+class RegressionOutcomes(Outcomes):
     """Truth and predictions of numbers, float64 [n, outputs] each.
 
     Of one number a model may give `quantiles`, float64 [n, shares], of rising `shares`.
@@ -76,7 +76,7 @@ class NumberOutcomes(Outcomes):
         """Returns the 95 % intervals of the metrics that follow from sums, and of each of several numbers."""
         return resampling.intervals(self._terms(), self._measure)
 
-    def leads(self, other: NumberOutcomes) -> dict[str, Lead]:
+    def leads(self, other: RegressionOutcomes) -> dict[str, Lead]:
         """Returns the lead over another model on the same examples, where the answers of both are finite."""
         both = self.finite & other.finite
         ours, theirs = self.only(both), other.only(both)

@@ -231,7 +231,7 @@ def _drawn(terms: npt.NDArray[Any]) -> Floats:
 
 
 @dataclass(frozen=True)
-class Areas:
+class RocPrAreas:
     """Areas under the curves of the `classes` that some, not all, examples are of, [areas] each.
 
     `influence`, [n, 2], is how far the means of `roc` and `pr` move with the weight of each example.
@@ -256,7 +256,7 @@ class Areas:
         )
 
 
-def measure_areas(true: Ints, probabilities: npt.NDArray[Any]) -> Areas:
+def measure_roc_pr(true: Ints, probabilities: npt.NDArray[Any]) -> RocPrAreas:
     """Returns the areas of finite probabilities, [n, classes]; the truth is [n] or of each class 0 or 1."""
     examples, classes = probabilities.shape
     if true.ndim == 1:
@@ -271,7 +271,7 @@ def measure_areas(true: Ints, probabilities: npt.NDArray[Any]) -> Areas:
         columns = np.ascontiguousarray(probabilities[:, some].T)
         for place, label in enumerate(some):
             roc[start + place], pr[start + place] = _area(columns[place], members[label], influence)
-    return Areas(mixed, roc, pr, influence / max(1, len(mixed)))
+    return RocPrAreas(mixed, roc, pr, influence / max(1, len(mixed)))
 
 
 def _area(scores: npt.NDArray[Any], mine: Ints, influence: Floats) -> tuple[float, float]:
@@ -358,9 +358,9 @@ class Probabilities(Outcomes):
         """The log loss of each example, and which examples have one; all probabilities have to be finite."""
 
     @cached_property
-    def areas(self) -> Areas:
+    def areas(self) -> RocPrAreas:
         """Areas under the curves; all probabilities have to be finite."""
-        return measure_areas(self.true, self.said)
+        return measure_roc_pr(self.true, self.said)
 
     @property
     def means(self) -> dict[str, float]:

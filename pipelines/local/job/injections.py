@@ -126,15 +126,15 @@ class Rehearsal:
         for injection in self._waiting:
             when = f"step {injection.step}" if injection.step is not None else f"{injection.seconds:g} s"
             what = f"{injection.action} {injection.replica} at {when}"
-            progress.say(self._topic, f"not injected: {what}; the job ended first")
+            progress.report(self._topic, f"not injected: {what}; the job ended first")
 
     def _inject(self, injection: Injection) -> None:
         self._waiting.remove(injection)
         what, replica = f"{injection.action} {injection.replica}", self._replicas.get(injection.replica)
         if replica is None:
-            progress.say(self._topic, f"not injected: {what}, which has ended")
+            progress.report(self._topic, f"not injected: {what}, which has ended")
             return
-        progress.say(self._topic, f"injected: {what}")
+        progress.report(self._topic, f"injected: {what}")
         if injection.action == "kill":
             replica.kill()
         else:

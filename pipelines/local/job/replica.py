@@ -95,7 +95,7 @@ class LineBuffer:
 ShowLine = Callable[[str, str], None]
 
 
-class Output:
+class ReplicaOutput:
     """Output of one replica.
 
     All of it goes to the log file, line by line; events (`trainer.base.progress`) as readable lines.
@@ -162,7 +162,7 @@ class Replica:
         peak_memory: Largest resident set of any of its processes, in bytes, once it has been finished.
     """
 
-    def __init__(self, name: str, launch: Launch, output: Output, server: str) -> None:
+    def __init__(self, name: str, launch: Launch, output: ReplicaOutput, server: str) -> None:
         """Starts the replica; `server` is the path of the fork server's socket, or "" (see `start`)."""
         self.name = name
         self.output = output

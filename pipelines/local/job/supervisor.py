@@ -14,7 +14,7 @@ from pathlib import Path
 from shardline.pipelines.local.job import custom_job as cluster
 from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.injections import PREEMPTION_GRACE_S, Injection, Rehearsal
-from shardline.pipelines.local.job.replica import Output, Replica, ShowLine, launches
+from shardline.pipelines.local.job.replica import Replica, ReplicaOutput, ShowLine, launches
 from shardline.pipelines.local.process import processes, start
 from shardline.pipelines.local.process.network import NO_NETWORK, job_network
 from shardline.pipelines.local.process.processes import ProcessFailedError
@@ -80,14 +80,14 @@ def run_job(
         starts = launches(job, shared, temporary, log_directory)
         log_directory.mkdir(parents=True, exist_ok=True)
         history = History(job.display_name, names)
-        progress.say(topic, f"starting {', '.join(names)}")
+        progress.report(topic, f"starting {', '.join(names)}")
         with (
             history.kept(log_directory, topic),
             start.fork_server_for(list(starts.values())) as server,
         ):
 
             def start_replica(name: str, report: Callable[[Event], None]) -> Replica:
-                output = Output(name, log_directory / f"{name}.log", show_line, report)
+                output = ReplicaOutput(name, log_directory / f"{name}.log", show_line, report)
                 replica = Replica(name, starts[name], output, server)
                 history.started(name)
                 return replica
@@ -155,7 +155,7 @@ class _RunningJob:
                 return self._start_all_again(
                     code, f"{_words(replica, code)}; all replicas start again ({which})"
                 )
-            progress.say(self._topic, f"{_words(replica, code)}; it starts again ({which})")
+            progress.report(self._topic, f"{_words(replica, code)}; it starts again ({which})")
             self._start(replica.name)
         if time.monotonic() >= self._deadline:
             raise RunError(f"the job was stopped: its timeout of {self._job.timeout:g} s has passed")
@@ -197,7 +197,7 @@ class _RunningJob:
         for other in others:
             if other.output.is_mistake:  # of which the first one has failed
                 raise _failure(other, EXIT_BAD_INPUT, self._topic)
-        progress.say(self._topic, words)
+        progress.report(self._topic, words)
         self._start_all()
         return False
 

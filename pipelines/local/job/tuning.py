@@ -23,7 +23,7 @@ from shardline.pipelines.local.job.replica import ShowLine
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError
-from shardline.trainer.base.progress import Event, say
+from shardline.trainer.base.progress import Event, report
 from shardline.trainer.loop.measurements import FILE_VARIABLE, read_measurements
 
 _TOPIC = "tune"
@@ -223,13 +223,13 @@ def run_trials(
     seed = int(payload.get("labels", {}).get("seed", 0))
     search = Search(spec, seed)
     most, worst = int(payload["max_trial_count"]), int(payload.get("max_failed_trial_count", 0))
-    say(_TOPIC, f"{search.name}, seed {seed}: up to {most} trials, one after the other")
+    report(_TOPIC, f"{search.name}, seed {seed}: up to {most} trials, one after the other")
     trials: list[Trial] = []
     while len(trials) < most and (chosen := search.ask()) is not None:
         trial = Trial(str(len(trials) + 1), chosen)
         trials.append(trial)
         words = ", ".join(f"{name} {value}" for name, value in chosen.items())
-        say(_TOPIC, f"trial {trial.id} of {most}: {words}")
+        report(_TOPIC, f"trial {trial.id} of {most}: {words}")
         run_trial(trial, job, metric, logs / f"trial-{trial.id}", search.should_stop, run)
         search.tell(None if trial.fault else final(spec, trial)[1])
         failed = [trial for trial in trials if trial.fault]

@@ -96,7 +96,7 @@ def job_network(
                 if reason
                 else "leave out --network host"
             )
-            progress.say(
+            progress.report(
                 topic,
                 "warning: TensorFlow's servers of this job listen on all addresses of this machine (ports "
                 f"{ports}): who reaches one reads and writes files as you; close them with a firewall ({no})",
