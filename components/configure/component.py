@@ -87,13 +87,13 @@ def configure(
         training: Fields of `shardline.components.train.settings.TrainingSettings`.
         gate: Fields of `shardline.components.validate.gate.gate.GateSettings`.
     """
-    given = dict(locals())
+    arguments = dict(locals())
     from shardline.trainer.base.progress import errors_end_the_process
 
     with errors_end_the_process("changes"):
         from shardline.components.configure.changes import detect_changes
 
-        return look(**given)
+        return detect_changes(**arguments)
 '''
 
 
