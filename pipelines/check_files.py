@@ -74,7 +74,7 @@ The rules that `shardline check` applies to a file before anything runs:
     shardline check settings/schedules.toml settings/tune.toml
     shardline check anybodys.yaml --param epochs=3 --cron 'TZ=Europe/Vienna 0 6 * * 1'
 
-It reads compiled pipelines (KFP 2, YAML or JSON, yours or anybody's), settings files, schedules with their
+It reads compiled pipelines (KFP 2, YAML or JSON, Shardline's or not), settings files, schedules with their
 pipelines and parameters, and studies. It needs no network, no TensorFlow and no Google Cloud client. Each
 finding prints what was found and how to fix it.
 

@@ -212,7 +212,7 @@ def draft_schema(directory: Path, output: Path | None, processes: int) -> None:
         return
     text = json.dumps(found, indent=2, ensure_ascii=False)
     files.write_text(output, f"{text}\n")
-    click.echo(f"{output}: {len(found['fields']):,} fields; edit what the dataset does not show")
+    click.echo(f"{output}: {len(found['fields']):,} fields; edit the draft before you use it")
 
 
 @dataset.command("verify")

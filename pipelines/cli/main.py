@@ -79,7 +79,7 @@ def compile(
     output = output or Path("compiled", f"{pipeline}.yaml")
     if check:
         compiling.check(environment, output, searched)
-        click.echo(f"{output} is what the code compiles to")
+        click.echo(f"{output} is up to date")
     else:
         changed, warnings = compiling.write(environment, output, searched)
         # The output may be standard output, which must then hold nothing but the pipeline.
@@ -109,7 +109,7 @@ def new(directory: Path, kind: str, name: str) -> None:
 
     name = name or projects.package_name(directory)
     files = projects.write(directory, kind, name, projects.origin())
-    head = f"{directory}: {KINDS[kind].data}, and a model of them, in a package {name} for you to replace"
+    head = f"{directory}: a package {name} with {KINDS[kind].data} and a model of them, for you to replace"
     steps = (f"cd {shlex.quote(str(directory))}", "make run", "make test")
     show(False, None, head, "", *map(str, files), "", "Next:", "", *(f"    {step}" for step in steps))
 

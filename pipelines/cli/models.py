@@ -319,7 +319,7 @@ def _facts(directory: str, version: Version) -> dict[str, str]:
         "quality": version.quality,
         "metrics": ", ".join(metrics[:8]),
         "dataset": version.fingerprint,
-        "put here": " by ".join(filter(None, (version.created, version.by))),
+        "stored": " by ".join(filter(None, (version.created, version.by))),
         "run": version.run,
         "copied from": version.source,
         "verdict": version.verdict,

@@ -186,8 +186,8 @@ def logs(
             click.echo(line)
         record = RunRecord.read(place) if follow and isinstance(place, Path) else None
         if record and (record.state == RUNNING or record.error == ABANDONED):
-            why = record.error or "its record names no machine that it runs on"
-            click.echo(f"{record.name} is followed no longer: {why}", err=True)
+            why = record.error or "its record does not name the machine on which it runs"
+            click.echo(f"no longer following {record.name}: {why}", err=True)
 
 
 @click.command()
@@ -246,7 +246,7 @@ def _finish(platform: Platform, run: PlatformRun, waits: bool, as_json: bool) ->
         found = wait(platform, run.name) if waits else run
     except KeyboardInterrupt:
         raise RestartError(
-            f"no longer watching; the run goes on: 'shardline status {run.job_id} --wait' watches it "
+            f"no longer watching; the run continues: 'shardline status {run.job_id} --wait' watches it "
             f"again, 'shardline cancel {run.job_id}' ends it"
         ) from None
     if as_json:
@@ -296,7 +296,7 @@ def find_place(run: str, runs_dir: Path, settings: Path | None, flags: dict[str,
     try:
         return load_environment(settings, flags, os.environ).platform
     except SettingsError as error:
-        raise SettingsError(f"{run} is no run directory; for a run on the platform {error}") from None
+        raise SettingsError(f"{run} is not a run directory; for a run on the platform {error}") from None
 
 
 def _pool_name(replica: str) -> str:

@@ -67,11 +67,11 @@ def upload(
         show_json(registry.upload_requests(address, name, pipeline, tags))
         return
     done = registry.upload(address, name, pipeline, tags)
-    lines = [f"{'uploaded' if done.is_new else 'is there already:'} {done.url}"]
+    lines = [f"{'uploaded' if done.is_new else 'already in the registry:'} {done.url}"]
     for tag in dict.fromkeys(tags):
         before = done.moved.get(tag)
-        how = "already" if before is None else f"now{f', and not at {before}' if before else ''}"
-        lines.append(f"tag {tag} points at it {how}")
+        moved = "already" if before is None else "now"
+        lines.append(f"tag {tag} {moved} points to it{f', no longer to {before}' if before else ''}")
     show(as_json, {**dataclasses.asdict(done), "url": done.url, "proof": proof}, *lines, f"proof: {proof}")
 
 
@@ -171,7 +171,7 @@ def _say_left_out(content: ImageSettings) -> None:
             some = ", ".join(map(str, ignored[:3])) + (", ..." if len(ignored) > 3 else "")
             count = f"{len(ignored)} files" if len(ignored) > 1 else "1 file"
             name = package.resolve().name
-            click.echo(f"{count} of {name} that git ignores left out of the image: {some}", err=True)
+            click.echo(f"left out of the image: {count} of {name} that git ignores: {some}", err=True)
 
 
 @image.command()

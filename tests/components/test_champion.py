@@ -272,7 +272,7 @@ def test_a_version_that_never_was_the_champion_is_shown_as_such(shelf, tmp_path)
 
     lines = invoke("show", shelf, never.version).output.splitlines()
 
-    assert f"put here    {never.created} by {never.by}" in lines
+    assert f"stored      {never.created} by {never.by}" in lines
     assert "committed   never the champion" in lines
     assert not any(line.startswith(("replaced", "published")) for line in lines)
     assert "replaced    nothing" in invoke("show", shelf, first.version).output.splitlines()

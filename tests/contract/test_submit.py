@@ -319,7 +319,7 @@ def test_who_stops_watching_leaves_the_run_alone(fake: FakeVertex) -> None:
         run.send_signal(signal.SIGINT)
         _, err = run.communicate(timeout=60)
     assert run.returncode == 75
-    assert "the run goes on: 'shardline status toy-1 --wait' watches it again" in err
+    assert "the run continues: 'shardline status toy-1 --wait' watches it again" in err
     assert "CancelPipelineJob" not in fake.services.calls
 
 

@@ -81,7 +81,7 @@ def test_a_pipeline_is_uploaded_once_and_its_tags_move(fake: FakeVertex) -> None
 
     said = shardline("upload", "pipeline.yaml", "--tag", "latest").stdout
     assert said.startswith(
-        f"is there already: {REGISTRY}/toy/{first}\ntag latest points at it already\nproof: "
+        f"already in the registry: {REGISTRY}/toy/{first}\ntag latest already points to it\nproof: "
     )
     again = upload("--tag", "latest", "--tag", "v1", "--tag", "v1")
     assert (again["is_new"], again["moved"]) == (False, {})

@@ -20,7 +20,7 @@ def test_a_working_week(tmp_path: Path) -> None:
     monday, tuesday, wednesday, thursday, friday = ("\n".join(day.lines) for day in week.days)
 
     assert "ERROR    image:" in monday
-    assert "tag latest points at it now" in monday
+    assert "tag latest now points to it" in monday
     assert tuesday.count("retrain-nightly: created") == 1
     assert tuesday.count("retrain-nightly: nothing to do") == 1
     assert "unchanged (data (80 files" in tuesday

@@ -271,7 +271,7 @@ def test_what_is_not_built_and_what_is_said_of_it(clone: Clone) -> None:
     (clone.root / "leafnet" / "first.h5").touch()
     clone.settings.write_text(clone.settings.read_text().replace("[train]", 'base = "python:3.11"\n[train]'))
     done = clone.run("build", "--allow-dirty")
-    assert "1 file of leafnet that git ignores left out of the image: first.h5" in done.stderr
+    assert "left out of the image: 1 file of leafnet that git ignores: first.h5" in done.stderr
     assert "the base python:3.11 is named with a tag" in done.stderr
 
     (clone.root / ".git").rename(clone.root.parent / "git")

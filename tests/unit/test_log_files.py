@@ -114,7 +114,7 @@ def test_a_run_whose_process_is_gone_has_failed_and_is_followed_no_longer(run: P
 
     followed = logs(run, "--follow")
     assert followed.stdout.endswith("train | chief-0 | epoch 1\n")
-    assert "today is followed no longer: its process has ended without a word" in followed.stderr
+    assert "no longer following today: its process has ended without a word" in followed.stderr
     done = CliRunner().invoke(main, ["explain", run.name, "--runs-dir", str(run.parent)])
     assert done.exit_code == 1
     assert "error        its process has ended without a word" in done.output
@@ -127,7 +127,7 @@ def test_a_run_whose_record_names_no_machine_is_not_followed(run: Path) -> None:
     followed = logs(run, "--follow")
 
     assert (followed.exit_code, len(followed.stdout.splitlines())) == (0, 2)
-    assert "is followed no longer" in followed.stderr
+    assert "no longer following" in followed.stderr
 
 
 def test_a_run_on_another_host_is_not_judged_by_locks_of_this_one(run: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_name_that_is_no_run_says_what_a_run_is(tmp_path: Path, monkeypatch: p
     result = CliRunner().invoke(main, ["logs", "yesterday", "--runs-dir", str(tmp_path)])
 
     assert result.exit_code == 2
-    assert "yesterday is no run directory; for a run on the platform project is missing" in result.output
+    assert "yesterday is not a run directory; for a run on the platform project is missing" in result.output
 
 
 def test_explain_ends_as_the_run_did(run: Path) -> None:

@@ -88,7 +88,7 @@ def test_the_command_shows_the_tree_and_what_to_do_next(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert (tmp_path / "leaf-net" / "leaf_net" / "penguins.csv").is_file()
     lines = done.output.splitlines()
-    assert lines[0].startswith(f"{tmp_path / 'leaf-net'}: 333 penguins")
+    assert lines[0].startswith(f"{tmp_path / 'leaf-net'}: a package leaf_net with 333 penguins")
     assert "leaf_net/penguins.csv" in lines
     assert [line.strip() for line in lines[-3:]] == [f"cd {tmp_path / 'leaf-net'}", "make run", "make test"]
 
