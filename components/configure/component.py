@@ -93,11 +93,7 @@ def configure(
     with errors_end_the_process("changes"):
         from shardline.components.configure.changes import detect_changes
 
-<<<<<<< HEAD
         return detect_changes(**arguments)
-=======
-        return detect_changes(**given)
->>>>>>> 25a8b55 (The first task calls what detects changes by its name)
 '''
 
 
