@@ -38,7 +38,8 @@ from tests.helpers.markdown import (
 PLATFORM = {"submit", "upload", "schedule", "status", "cancel", "logs", "explain", "doctor", "image"}
 
 COMMANDS = commands()
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+#: The pages that name files of the repository.
+OF_FILES = "".join((ROOT / page).read_text() for page in ("docs/architecture.md", "CONTRIBUTING.md"))
 
 
 def context_of(command: Command) -> click.Context:
@@ -176,9 +177,9 @@ def test_the_quickstart_has_every_parameter_of_the_pipeline() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(set(re.findall(r"`((?:trainer|components|pipelines)/[\w/.]*)`", PAGE)))
+    "path", sorted(set(re.findall(r"`((?:trainer|components|pipelines|tests)/[\w/.]*)`", OF_FILES)))
 )
-def test_a_file_that_the_architecture_names_is_there(path: str) -> None:
+def test_a_file_that_a_page_names_is_there(path: str) -> None:
     assert (ROOT / path).exists()
 
 
