@@ -210,7 +210,7 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
     if here:
         if os.path.isdir(gate.champion_uri):
             require_store(gate.champion_uri)
-        plugins.look(function, "model")
+        plugins.check_reference(function, "model")
         if (run := parameters.get("continue_run", "")) and "/" not in run:
             raise SettingsError(
                 f"continue_run is {run!r}, of the platform; here 'shardline run --resume RUN' continues "
@@ -225,7 +225,7 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
     if here and not elsewhere and (source.startswith(("images:", "text:")) or ":" not in source):
         open_source(data)
     elif here and is_plugin(source):
-        plugins.look(source, "source", SourceError)
+        plugins.check_reference(source, "source", SourceError)
     if name == TUNE:
         for count in ("max_trial_count", "trial_epochs"):
             if parameters[count] < 0:

@@ -30,5 +30,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with progress.errors_end_the_process("handshake"):
+    with progress.exit_on_error("handshake"):
         main()

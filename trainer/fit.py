@@ -27,7 +27,7 @@ from shardline.trainer.checkpoint.identity import IdentityRecord
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.peers import describe_difference
-from shardline.trainer.keras_compat.keras_compilation import patches_undone, weigh_output_losses
+from shardline.trainer.keras_compat.keras_compilation import undo_patches, weigh_output_losses
 from shardline.trainer.loop.build import BuildModel, built
 from shardline.trainer.loop.callbacks import Hooks, check_callback
 from shardline.trainer.loop.engine import make_engine
@@ -147,7 +147,7 @@ def fit(
     )
     if not isinstance(shuffle, bool | np.bool):
         raise SettingsError(f"shuffle must be true or false, not {shuffle!r}")
-    frequency, shown = _frequency(validation_freq), verbosity(verbose)
+    frequency, shown = _validation_epochs(validation_freq), verbosity(verbose)
     backups = [one for one in chosen if isinstance(one, keras.callbacks.BackupAndRestore)]
     if backups and checkpoint_dir is None:  # whose part checkpoints take, as often
         checkpoint_dir, often = str(backups[0].backup_dir), backups[0].save_freq
@@ -168,11 +168,11 @@ def fit(
             validation = judged.read(validation_data, "validation_data", steps=validation_steps, again=True)
         steps = {"train_step": data, **({"test_step": validation} if validation else {})}
         model = built(process, build_model, settings, **steps)
-        run = _run(process.with_(model), settings, data, checkpoint_dir, frequency)
-        _agree(run, model, validation)
+        run = _make_run(process.with_(model), settings, data, checkpoint_dir, frequency)
+        _check_same_call(run, model, validation)
         held = [callback for callback in chosen if callback not in backups]
-        with patches_undone(model), run.watchdog, _signal(settings) as asked:
-            history = _trained(run, model, held, validation, asked, int(initial_epoch), shown)
+        with undo_patches(model), run.watchdog, _sigterm(settings) as asked:
+            history = _train(run, model, held, validation, asked, int(initial_epoch), shown)
         run.collectives.barrier()
         if run.cluster.is_chief and not settings.max_steps and not settings.max_time:
             for backup in backups:  # which removes the checkpoints of a training that is done
@@ -199,21 +199,21 @@ def _settings(
     return TrainSettings(dataset="", model=model, epochs=epochs, **options)
 
 
-def _frequency(given: int | Collection[int]) -> int | Collection[int]:
+def _validation_epochs(given: int | Collection[int]) -> int | Collection[int]:
     """Returns the number of epochs between validations, or the numbers of those that have one."""
     if isinstance(given, Collection) and not isinstance(given, str | bytes):
         return frozenset(whole_number("validation_freq", epoch) for epoch in given)
     return whole_number("validation_freq", given)
 
 
-def _run(
+def _make_run(
     process: Process,
     settings: TrainSettings,
     data: Batches,
     checkpoint_dir: str | Path | None,
     frequency: int | Collection[int],
 ) -> _FitRun:
-    strategies.check(settings, process.strategy_name)
+    strategies.check_settings(settings, process.strategy_name)
     limit = settings.stall_timeout if process.cluster.tasks else 0.0
     return _FitRun(
         settings=settings,
@@ -228,7 +228,7 @@ def _run(
     )
 
 
-def _agree(run: _FitRun, model: keras.Model, validation: Batches | None) -> None:
+def _check_same_call(run: _FitRun, model: keras.Model, validation: Batches | None) -> None:
     """Ends a call that is not the same on all processes, before the first step. A collective."""
     if run.collectives.processes == 1:
         return
@@ -241,15 +241,15 @@ def _agree(run: _FitRun, model: keras.Model, validation: Batches | None) -> None
     for name, data in (("train_data", run.data), ("validation_data", validation)):
         call[name], found["data"][f"a first batch of {name} of sum"] = data.digest if data else ("", "")
     blob = json.dumps(found, default=repr).encode()
-    sizes = [int(row[0]) for row in run.collectives.table([len(blob)])]
-    told = [json.loads(each) for each in run.collectives.gather(blob, sizes)]
+    sizes = [int(row[0]) for row in run.collectives.gather_values([len(blob)])]
+    told = [json.loads(each) for each in run.collectives.gather_bytes(blob, sizes)]
     own = told[run.process]
     for name, theirs in zip(run.processes, told, strict=True):
         if words := describe_difference(run.cluster.name, own, name, theirs):
             raise SettingsError(words)
 
 
-def _trained(
+def _train(
     run: _FitRun,
     model: keras.Model,
     callbacks: Sequence[keras.callbacks.Callback],
@@ -284,7 +284,7 @@ def _trained(
 
 
 @contextlib.contextmanager
-def _signal(settings: TrainSettings) -> Iterator[Any]:
+def _sigterm(settings: TrainSettings) -> Iterator[Any]:
     """Yields what notices SIGTERM: that of the program that has started this one, or a handler."""
     if preemption.current is not None:
         preemption.current.grace_period = settings.grace_period

@@ -13,13 +13,13 @@ import tensorflow as tf
 from shardline.trainer.adapters.adapter import Batches, check_numbers
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.fit import verbosity
-from shardline.trainer.keras_compat.keras_compilation import patches_undone, weigh_output_losses
+from shardline.trainer.keras_compat.keras_compilation import undo_patches, weigh_output_losses
 from shardline.trainer.loop.build import BuildModel, built
 from shardline.trainer.loop.process import OF_STRATEGY, Process, check_options, this_process
 from shardline.trainer.loop.step import EvaluationLoop, Logs
 
 # Parts of a pass after each of which the bar moves.
-_LOOKS = 20
+_BAR_UPDATES = 20
 
 
 def evaluate(
@@ -51,13 +51,13 @@ def evaluate(
         found = process.given(0, batch_size).read(data, "data", steps=steps, again=True)
         compiled = built(process, model, process.settings, test_step=found)
         process = process.with_(compiled)
-        with patches_undone(compiled):
+        with undo_patches(compiled):
             with process.strategy.scope():
                 weigh_output_losses(compiled)
             batches = found.distribute(process.strategy, process.process, len(process.processes))
             evaluation = EvaluationLoop(compiled, process.strategy, batches, found.steps)
             evaluation.begin()
-            for count in _looks(found.steps, process, shown):
+            for count in _step_counts(found.steps, process, shown):
                 evaluation.take(count)
             return evaluation.read()
 
@@ -111,11 +111,11 @@ def predict(
             return tf.nest.map_structure(lambda one: tf.concat(local(one), 0), said)
 
         # What this process's replicas say of their parts of each batch, one behind the other.
-        looks = _looks(found.steps, process, shown)
+        looks = _step_counts(found.steps, process, shown)
         parts = [tf.nest.map_structure(np.asarray, step(batches)) for count in looks for _ in range(count)]
         leaves = zip(*map(tf.nest.flatten, parts), strict=True)
         kept = getattr(found, "padded", None)
-        return tf.nest.pack_sequence_as(parts[0], [_gathered(process, found, one)[:kept] for one in leaves])
+        return tf.nest.pack_sequence_as(parts[0], [_gather(process, found, one)[:kept] for one in leaves])
 
 
 def _process(call: str, options: Mapping[str, Any]) -> Process:
@@ -129,11 +129,11 @@ def _process(call: str, options: Mapping[str, Any]) -> Process:
     return process
 
 
-def _looks(steps: int, process: Process, verbose: int) -> Iterator[int]:
+def _step_counts(steps: int, process: Process, verbose: int) -> Iterator[int]:
     """Yields how many steps come next, the same on all processes, and moves the bar."""
     shown = verbose == 1 and process.cluster.is_chief
     bar = keras.utils.Progbar(steps, verbose=1, unit_name="step") if shown else None
-    each, done = max(1, steps // _LOOKS), 0
+    each, done = max(1, steps // _BAR_UPDATES), 0
     while done < steps:
         count = min(each, steps - done)
         yield count
@@ -142,15 +142,16 @@ def _looks(steps: int, process: Process, verbose: int) -> Iterator[int]:
             bar.update(done, finalize=done == steps)
 
 
-def _gathered(process: Process, data: Batches, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
+def _gather(process: Process, data: Batches, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
     """Returns the parts of all processes in the order of the data. A collective."""
     own = np.concatenate(parts)
     collectives = process.collectives
     if collectives.processes == 1:
         return own
-    counts = [[int(count) for count in row] for row in collectives.table([len(part) for part in parts])]
+    table = collectives.gather_values([len(part) for part in parts])
+    counts = [[int(count) for count in row] for row in table]
     width = own.itemsize * int(np.prod(own.shape[1:]))
-    packed = collectives.gather(own.tobytes(), [sum(row) * width for row in counts])
+    packed = collectives.gather_bytes(own.tobytes(), [sum(row) * width for row in counts])
     found = [np.frombuffer(one, own.dtype).reshape(-1, *own.shape[1:]) for one in packed]
     if data.is_own:
         return np.concatenate(found)

@@ -10,8 +10,8 @@ from typing import Any, NoReturn, get_type_hints
 
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.base.progress import errors_end_the_process
-from shardline.trainer.base.settings import CHOICES, TrainSettings, flag_of
+from shardline.trainer.base.progress import exit_on_error
+from shardline.trainer.base.settings import CHOICES, TrainSettings, flag_name
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.loop import fail_fast
@@ -31,7 +31,7 @@ _GROUPS = {
 
 
 # Directories below --job-dir, as the platform's AIP_* variables name them below the job's base directory.
-_BELOW_JOB_DIR = {"model_dir": "model", "checkpoint_dir": "checkpoints", "tensorboard_log_dir": "logs"}
+_JOB_SUBDIRECTORIES = {"model_dir": "model", "checkpoint_dir": "checkpoints", "tensorboard_log_dir": "logs"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str] | None = None) -> TrainSettings:
     """Turns command-line flags into settings; a wrong one is a SettingsError."""
     values: dict[str, Any] = vars(parser().parse_args(arguments))
     base = values.pop("job_dir").rstrip("/")
-    for name, part in _BELOW_JOB_DIR.items():
+    for name, part in _JOB_SUBDIRECTORIES.items():
         values[name] = values[name] or (f"{base}/{part}" if base else "")
     return TrainSettings(**{**values, "callbacks": tuple(values["callbacks"])})
 
@@ -68,17 +68,17 @@ def parser() -> argparse.ArgumentParser:
         required = default is MISSING
         text = hints[field.name].__metadata__[0].replace("%", "%%")
         shown = f" (default {default})" if default not in (MISSING, "", False, (), {}) else ""
-        options = {"default": None if required else default, **_reading(field.name, default)}
+        options = {"default": None if required else default, **_argument_options(field.name, default)}
         group.add_argument(
-            flag_of(field.name), dest=field.name, required=required, help=text + shown, **options
+            flag_name(field.name), dest=field.name, required=required, help=text + shown, **options
         )
         if field.name == "model":
-            parts = ", ".join(f"{part} ({flag_of(name)})" for name, part in _BELOW_JOB_DIR.items())
+            parts = ", ".join(f"{part} ({flag_name(name)})" for name, part in _JOB_SUBDIRECTORIES.items())
             group.add_argument("--job-dir", default="", metavar="DIR", help=f"Directory for {parts}.")
     return parser
 
 
-def _reading(name: str, default: Any) -> dict[str, Any]:
+def _argument_options(name: str, default: Any) -> dict[str, Any]:
     """Says how argparse reads the value of a setting."""
     if name in CHOICES:
         return {"choices": CHOICES[name]}
@@ -122,7 +122,7 @@ def run(settings: TrainSettings) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    with errors_end_the_process("train"):
+    with exit_on_error("train"):
         run(parse(arguments))
 
 

@@ -20,7 +20,7 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
-from shardline.trainer.cluster.peers import settings_facts
+from shardline.trainer.cluster.peers import peer_config
 from shardline.trainer.data import split_view, transforms
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.keras_compat.keras_compilation import weigh_output_losses
@@ -63,7 +63,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     model_function(settings.model)
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
-    own = settings_facts(asked, data, len(tf.config.list_physical_devices("GPU")))
+    own = peer_config(asked, data, len(tf.config.list_physical_devices("GPU")))
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(joined(settings, cluster, name, own))
         made = None if cluster.is_chief else tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-")
@@ -79,7 +79,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
             manifest=manifest,
             scratch=Path(stack.enter_context(made)) if made else None,
         )
-        with _explained(run):
+        with _explain_errors(run):
             if cluster.role == "evaluator":
                 _evaluate(run)
                 return {}
@@ -93,7 +93,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
 
 
 @contextlib.contextmanager
-def _explained(run: DatasetRun) -> Iterator[None]:
+def _explain_errors(run: DatasetRun) -> Iterator[None]:
     """Says of an error from inside TensorFlow which record or which peer it comes from, where one does."""
     try:
         yield

@@ -26,9 +26,9 @@ def conclude(
         webhook_secret: Secret Manager's name of the webhook's URL,
             projects/PROJECT/secrets/NAME/versions/latest; "" for the variable SHARDLINE_WEBHOOK.
     """
-    from shardline.trainer.base.progress import errors_end_the_process
+    from shardline.trainer.base.progress import exit_on_error
 
-    with errors_end_the_process("conclude"):
+    with exit_on_error("conclude"):
         from shardline.components.conclude.notification import conclude_run
 
         conclude_run(

@@ -218,7 +218,7 @@ def detect_changes(
         (history / DATASETS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         what = f"cannot write to {history}: {error.strerror}; choose another history_uri"
-        raise crash.of_place(error, what) from None
+        raise crash.output_error(error, what) from None
     content = fingerprint(data)
     start = training.train_options.get("initial_model")
     if start:

@@ -88,9 +88,9 @@ def configure(
         gate: Fields of `shardline.components.validate.gate.gate.GateSettings`.
     """
     arguments = dict(locals())
-    from shardline.trainer.base.progress import errors_end_the_process
+    from shardline.trainer.base.progress import exit_on_error
 
-    with errors_end_the_process("changes"):
+    with exit_on_error("changes"):
         from shardline.components.configure.changes import detect_changes
 
         return detect_changes(**arguments)
@@ -136,9 +136,9 @@ def record_run(
     """
     from pathlib import Path
 
-    from shardline.trainer.base.progress import errors_end_the_process
+    from shardline.trainer.base.progress import exit_on_error
 
-    with errors_end_the_process("changes"):
+    with exit_on_error("changes"):
         from shardline.components.configure.changes import remember
 
         remember(Path(exported.path), state, reason, history_uri, champion_uri, job_name)

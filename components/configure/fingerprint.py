@@ -27,7 +27,7 @@ from shardline.components.storage.listing import File, below, find_files, matchi
 from shardline.components.text import size as size_text
 from shardline.trainer.base import plugins
 from shardline.trainer.base.errors import ShardlineError, SourceError
-from shardline.trainer.base.settings import plugins_of as of_training
+from shardline.trainer.base.settings import plugin_references as of_training
 
 #: How a listing is known, by whether its versions are generations of a bucket's objects.
 _LISTINGS = {

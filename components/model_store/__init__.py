@@ -202,7 +202,7 @@ def clear(out: Path) -> None:
         if (out / SAVED_MODEL).exists():
             shutil.rmtree(out / SAVED_MODEL)
     except OSError as error:
-        raise crash.of_place(
+        raise crash.output_error(
             error, f"cannot write to the output directory {out}: {error.strerror}; choose another one"
         ) from None
 

@@ -63,7 +63,7 @@ class DiskBackend:
         except (FileNotFoundError, NotADirectoryError):
             return TextFile(None)
         except OSError as error:
-            raise crash.of_place(error, f"cannot read {path}: {error.strerror}") from None
+            raise crash.output_error(error, f"cannot read {path}: {error.strerror}") from None
         return TextFile(files.read_text(path, ModelError))
 
     def replace(self, name: str, text: str, seen: TextFile) -> bool:
@@ -88,7 +88,9 @@ class DiskBackend:
         except (FileNotFoundError, NotADirectoryError):  # writing says what is wrong
             return []
         except OSError as error:
-            raise crash.of_place(error, f"cannot list {self.path / directory}: {error.strerror}") from None
+            raise crash.output_error(
+                error, f"cannot list {self.path / directory}: {error.strerror}"
+            ) from None
 
     def put(self, source: Path, directory: str) -> None:
         """Copies the files of a directory into a new one, all on disk; a copy that fails is removed."""
@@ -116,7 +118,7 @@ class DiskBackend:
             pass
         except OSError as error:
             text = f"cannot remove {self.path / directory}: {error.strerror}"
-            raise crash.of_place(error, text) from error
+            raise crash.output_error(error, text) from error
 
     @contextlib.contextmanager
     def fetched(self, directory: str) -> Iterator[Path]:
@@ -156,7 +158,7 @@ class DiskBackend:
             yield
         except OSError as error:
             text = f"cannot write to {self.path}: {error.strerror}; choose another champion_uri"
-            raise crash.of_place(error, text) from None
+            raise crash.output_error(error, text) from None
 
 
 def _lock(descriptor: int, path: Path) -> None:

@@ -105,7 +105,7 @@ def preprocess_artifact(
     """Writes a source into a Dataset artifact, and its metrics and card."""
     from shardline.components.preprocess.run import preprocess
 
-    with progress.errors_end_the_process(_TOPIC):
+    with progress.exit_on_error(_TOPIC):
         # A task that is tried again finds what the first try has left: its lock, a whole dataset perhaps.
         manifest = preprocess(_settings(data, processes), Path(dataset.path), overwrite=True, take_over=True)
         _describe(manifest, dataset, metrics, card)
@@ -115,7 +115,7 @@ def plan_artifact(data: Mapping[str, Any], processes: int, dataset: dsl.Dataset,
     """Plans a dataset in the directory of an artifact and returns its parts, at most so many."""
     from shardline.components.preprocess.run import plan_dataset
 
-    with progress.errors_end_the_process(_TOPIC):
+    with progress.exit_on_error(_TOPIC):
         plan = plan_dataset(_settings(data, processes), Path(dataset.path), overwrite=True, take_over=True)
         parts = plan.useful_parts(most)
         return [f"{part}/{parts}" for part in range(parts)]
@@ -125,7 +125,7 @@ def write_artifact(dataset: dsl.Dataset, part: str) -> None:
     """Writes the shards of one part into the directory of an artifact that was planned."""
     from shardline.components.preprocess.run import write_shards
 
-    with progress.errors_end_the_process(_TOPIC):
+    with progress.exit_on_error(_TOPIC):
         number, _, parts = part.partition("/")
         write_shards(Path(dataset.path), int(number), int(parts))
 
@@ -134,7 +134,7 @@ def finish_artifact(planned: dsl.Dataset, dataset: dsl.Dataset, metrics: dsl.Met
     """Makes a dataset of the written shards; `dataset` becomes another name of the directory `planned`."""
     from shardline.components.preprocess.run import finish
 
-    with progress.errors_end_the_process(_TOPIC):
+    with progress.exit_on_error(_TOPIC):
         manifest = finish(Path(planned.path), take_over=True)
         dataset.uri = planned.uri
         _describe(manifest, dataset, metrics, card)

@@ -43,9 +43,9 @@ def register(
     from shardline.components.register.deployment import register_model
     from shardline.components.validate.gate.gate import GateSettings
     from shardline.trainer.base.deserialize import read
-    from shardline.trainer.base.progress import errors_end_the_process
+    from shardline.trainer.base.progress import exit_on_error
 
-    with errors_end_the_process("register"):
+    with exit_on_error("register"):
         champion_uri = read(GateSettings, gate, "gate").champion_uri
         register_model(Path(exported.path), quality, champion_uri, job_name)
 
@@ -79,9 +79,9 @@ def serving_model(
     from shardline.components.register.deployment import container_spec, describe, lay_out
     from shardline.components.validate.gate.gate import GateSettings
     from shardline.trainer.base.deserialize import read
-    from shardline.trainer.base.progress import errors_end_the_process
+    from shardline.trainer.base.progress import exit_on_error
 
-    with errors_end_the_process("register"):
+    with exit_on_error("register"):
         check_judged(Path(exported.path), read(GateSettings, gate, "gate").champion_uri, job_name)
         lay_out(Path(exported.path), Path(serving.path))
         serving.metadata["containerSpec"] = container_spec(image_uri)
@@ -122,9 +122,9 @@ def model_deploy(
     from shardline.components.validate.gate.gate import GateSettings
     from shardline.components.vertex.client import Platform
     from shardline.trainer.base.deserialize import read
-    from shardline.trainer.base.progress import errors_end_the_process
+    from shardline.trainer.base.progress import exit_on_error
 
-    with errors_end_the_process("deploy"):
+    with exit_on_error("deploy"):
         platform, champion = Platform(project, location), read(GateSettings, gate, "gate").champion_uri
         name = Deployment(
             platform=platform,

@@ -37,9 +37,9 @@ def rehearse(
         Where the job keeps its checkpoints, the same in all of its attempts: its base_output_directory.
     """
     given = dict(locals())
-    from shardline.trainer.base.progress import errors_end_the_process
+    from shardline.trainer.base.progress import exit_on_error
 
-    with errors_end_the_process("rehearse"):
+    with exit_on_error("rehearse"):
         from shardline.components.rehearse.rehearsal import rehearse_run
 
         return rehearse_run(**given)

@@ -13,7 +13,7 @@ from kfp import dsl
 from shardline.components.train.settings import TrainingSettings
 from shardline.trainer import task
 from shardline.trainer.base.deserialize import read
-from shardline.trainer.base.progress import errors_end_the_process
+from shardline.trainer.base.progress import exit_on_error
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.data import manifest as manifests
@@ -31,7 +31,7 @@ def run(
     `training` has the fields of `TrainingSettings`, `tuned` the parameters of a trial by name. A mistake of
     the user ends the process with `EXIT_BAD_INPUT`, after one line that says which.
     """
-    with errors_end_the_process("train"):
+    with exit_on_error("train"):
         settings = read(TrainingSettings, training, "training").with_tuned(tuned or {})
         usual = 0 if settings.per_replica_batch_size else _usual_batch_size(Path(dataset.path))
         metrics = task.run(

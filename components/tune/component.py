@@ -53,9 +53,9 @@ def plan_study(
         The tuning job's fields, whatever is no number as text: JSON that no step on the way can change.
     """
     from shardline.components.tune.study import plan
-    from shardline.trainer.base.progress import errors_end_the_process
+    from shardline.trainer.base.progress import exit_on_error
 
-    with errors_end_the_process("tune"):
+    with exit_on_error("tune"):
         return plan(
             study,
             worker_pool_specs,
@@ -88,9 +88,9 @@ def best_trial(
 
     from shardline.components.html import page_path
     from shardline.components.tune.best_trial import finish
-    from shardline.trainer.base.progress import errors_end_the_process
+    from shardline.trainer.base.progress import exit_on_error
 
-    with errors_end_the_process("tune"):
+    with exit_on_error("tune"):
         return finish(gcp_resources, Path(trials.path), page_path(report), training)
 
 

@@ -19,7 +19,7 @@ from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read, restore_integers
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.base.progress import errors_end_the_process, report
+from shardline.trainer.base.progress import exit_on_error, report
 
 #: The trainer's option that has a metric reported; its value is the study's.
 METRIC_OPTION = "tuning_metric"
@@ -270,7 +270,7 @@ def main(argument: str, flags: Sequence[str]) -> None:
     from shardline.components.train.replica import run
 
     given = json.loads(argument)
-    with errors_end_the_process("train"):
+    with exit_on_error("train"):
         tuned = read_flags(flags, given["parameters"])
     dataset, model = dsl.Dataset(uri=given["dataset"]), dsl.Model(uri="")
     run(dataset=dataset, model=model, training=given["training"], tuned=tuned)

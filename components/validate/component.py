@@ -32,9 +32,9 @@ def export_validate(
     Returns:
         Whether the model is blessed, and how good it is on the test split: "accuracy 0.9812".
     """
-    from shardline.trainer.base.progress import errors_end_the_process
+    from shardline.trainer.base.progress import exit_on_error
 
-    with errors_end_the_process("validate"):
+    with exit_on_error("validate"):
         from shardline.components.validate.validation import validate_artifacts
 
         return validate_artifacts(

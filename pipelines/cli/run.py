@@ -164,7 +164,7 @@ def train(
     # Refuses mistakes before any replica starts.
     given = task.parse(arguments)
     manifests.load(Path(given.dataset))
-    plugins.look(import_string(given.model), "model")
+    plugins.check_reference(import_string(given.model), "model")
     job = CustomJob.with_roles(
         [sys.executable, "-m", "shardline.trainer.task", *arguments],
         replicas,

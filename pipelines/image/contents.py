@@ -134,7 +134,7 @@ def missing_from_image(image: ImageSettings, parameters: Mapping[str, Any]) -> l
             found.append(f"{name}={reference}: {why}")
         elif file := next(filter(Path.is_file, (at for at in there if at.suffix == ".py")), None):
             try:
-                plugins.look_in(file, reference, name)
+                plugins.check_defined_in(file, reference, name)
             except ModelError as error:
                 found.append(error.line)
     return found

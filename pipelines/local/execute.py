@@ -63,7 +63,7 @@ def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -
     kfp_internals.leave_client_out()
     try:
         text = Path(pipeline).read_text(encoding="utf-8")
-        with processes.adopted_orphans(), _fork_server(text), progress.errors_end_the_process(TOPIC):
+        with processes.adopted_orphans(), _fork_server(text), progress.exit_on_error(TOPIC):
             _run(text, json.loads(Path(parameters).read_text()), root)
     finally:
         processes.stop_descendants()
@@ -119,7 +119,7 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
 
 
 if __name__ == "__main__":
-    with progress.errors_end_the_process(TOPIC):
+    with progress.exit_on_error(TOPIC):
         if len(sys.argv) != 6 or not sys.argv[5].isdecimal():
             raise SettingsError(
                 "takes PIPELINE PARAMETERS ROOT SCRATCH PARENT, as 'shardline run' gives them"

@@ -24,7 +24,7 @@ from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.process import processes
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import PipelineError, RunError
-from shardline.trainer.base.progress import errors_end_the_process, report
+from shardline.trainer.base.progress import exit_on_error, report
 
 #: Failures to rehearse, separated by spaces, in the environment.
 INJECTIONS_VARIABLE = "SHARDLINE_INJECT"
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Does what the launcher's arguments ask for, as far as it can be done here."""
     options = _parse(argv)
     topic, stand_in = _STAND_INS[options.name]
-    with processes.adopted_orphans(), errors_end_the_process(topic):
+    with processes.adopted_orphans(), exit_on_error(topic):
         try:
             resources = stand_in(options)
         finally:
@@ -185,7 +185,7 @@ def _become(executor_input: str, *command: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["Container"]:
-        with errors_end_the_process("container"):
+        with exit_on_error("container"):
             _become(*sys.argv[3:])  # after the marker
     else:
         main()

@@ -66,7 +66,7 @@ class RunDirectory:
             (self.directory / LOG).touch()
         except OSError as error:
             text = f"cannot write the run directory {runs}: {error.strerror}; choose another with --runs-dir"
-            raise crash.of_place(error, text) from None
+            raise crash.output_error(error, text) from None
         self.record = RunRecord(
             name=self.directory.name,
             pipeline=pipeline,

@@ -133,7 +133,7 @@ def test_a_mistake_of_the_user_is_told_in_the_replicas_words_and_not_tried_again
     program = f"""
         assert start_number({str(tmp_path)!r}) == 1
         if chief:
-            with progress.errors_end_the_process("train"):
+            with progress.exit_on_error("train"):
                 raise ModelError("no such model")
         time.sleep(600)
     """
@@ -246,7 +246,7 @@ def test_replicas_share_a_secret_that_no_other_job_and_no_file_has(
 
 def test_the_crash_file_of_a_replica_lies_beside_its_log(tmp_path: Path) -> None:
     program = """
-        with progress.errors_end_the_process("train"):
+        with progress.exit_on_error("train"):
             raise ZeroDivisionError("a bug")
     """
     with pytest.raises(ProcessFailedError, match="ZeroDivisionError: a bug") as caught:

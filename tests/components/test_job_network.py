@@ -169,7 +169,7 @@ def test_a_choice_that_there_is_not_is_refused(tmp_path: Path, monkeypatch: pyte
 
 _DOWNLOAD = """
     import urllib.request
-    with progress.errors_end_the_process("train"):
+    with progress.exit_on_error("train"):
         try:
             urllib.request.build_opener(urllib.request.ProxyHandler(dict())).open("https://example.invalid/weights")
         except OSError as error:

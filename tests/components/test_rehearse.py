@@ -187,8 +187,8 @@ def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path,
 
 def test_a_task_that_takes_too_long_ends_itself():
     program = (
-        "import time\nfrom shardline.trainer.base.progress import errors_end_the_process\n"
-        "with errors_end_the_process('validate'):\n    time.sleep(60)\n"
+        "import time\nfrom shardline.trainer.base.progress import exit_on_error\n"
+        "with exit_on_error('validate'):\n    time.sleep(60)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -75,7 +75,7 @@ rate = float(flags["rate"])
 report.add("score", rate, 10)
 report.add("score", rate / 2, 20)
 if task["trial"] == "2":
-    with progress.errors_end_the_process("train"):
+    with progress.exit_on_error("train"):
         raise ModelError("such units do not fit")
 """
     done, resources = launch(payload(_TRIAL + program, tmp_path, replicas=2), tmp_path)

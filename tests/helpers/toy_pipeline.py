@@ -64,7 +64,7 @@ def train(
         progress.fact("blessed", True)
     elif way != "succeed":
         if task["type"] == "worker" and way == "mistake":
-            with progress.errors_end_the_process("train"):
+            with progress.exit_on_error("train"):
                 raise ModelError("no such model 'nosuch'; there are: toy")
         if task["type"] == "worker" and way == "crash":
             raise ValueError("a bug in the trainer")
@@ -178,7 +178,7 @@ def write_toy(path: Path) -> Path:
 
 def main(path: str, runs: str, *parameters: str) -> None:
     """Runs a pipeline as the command line does; parameters are NAME=VALUE."""
-    with progress.errors_end_the_process("run"):
+    with progress.exit_on_error("run"):
         run_pipeline(Path(path), dict(item.split("=", 1) for item in parameters), runs_dir=Path(runs))
 
 

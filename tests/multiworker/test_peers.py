@@ -25,8 +25,8 @@ from shardline.trainer.base.settings import TrainSettings
 cluster = read_cluster(os.environ)
 settings = TrainSettings(dataset="-", model="-", peer_timeout=float(sys.argv[1]))
 peers = Peers(cluster)
-with progress.errors_end_the_process("train"):
-    peers.meet(60)
+with progress.exit_on_error("train"):
+    peers.handshake(60)
     workers = strategy.create(settings, cluster)
     collectives, ring = Collectives(workers), make_summation(settings, workers, cluster)
     step = tf.function(lambda value: workers.run(lambda: ring([value])[0]))

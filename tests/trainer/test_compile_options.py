@@ -12,7 +12,7 @@ from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data.manifest import load
 from shardline.trainer.keras_compat.keras_internals import build_symbolically
-from shardline.trainer.keras_compat.replica_losses import takes_batch_as_one
+from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
 from shardline.trainer.loop import engine
 from shardline.trainer.loop.build import build
 from shardline.trainer.loop.engine import own_statistics
@@ -164,7 +164,7 @@ def test_a_loss_that_takes_a_batch_as_one_is_found(build, differs):
     model = build()
     build_symbolically(model, batch)
     before = [variable.numpy() for variable in model.variables]
-    assert takes_batch_as_one(model, batch) is differs
+    assert loss_couples_examples(model, batch) is differs
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
 

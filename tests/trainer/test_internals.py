@@ -49,11 +49,11 @@ def test_keras_draws_alike_on_all_replicas():
 def test_keras_forgets_whether_xla_was_asked_for():
     compiled = []
     for asked in ("auto", False):
-        with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), keras_internals.noting_compile():
+        with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), keras_internals.record_jit_compile():
             compiled.append(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
             compiled[-1].compile("sgd", "mse", jit_compile=asked)
     assert [model.jit_compile for model in compiled] == [False, False]
-    assert [keras_internals.asked_for_xla(model) for model in compiled] == ["auto", False]
+    assert [keras_internals.requested_jit_compile(model) for model in compiled] == ["auto", False]
 
 
 def test_keras_divides_a_loss_by_the_weights_of_one_replica():
@@ -172,7 +172,7 @@ def test_an_import_of_tensorflow_prints_notices_and_loads_what_no_training_uses(
 
 
 def test_tensorflow_leaves_the_patience_with_silent_peers_at_its_default():
-    """Else `wait_for_silent_peers` would have to agree with it; or has become an option of the strategy."""
+    """Else `set_heartbeat_timeout` would have to agree with it; or has become an option of the strategy."""
     source = inspect.getsource(collective_all_reduce_strategy)
     assert "context.context().coordination_service is None" in source
     assert "heartbeat" not in source.replace("its internal heartbeat to detect", "")

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from shardline.pipelines.cli import main as command_line
 from shardline.trainer.base import crash
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_CRASH, EXIT_FAILED, DatasetError, SettingsError
-from shardline.trainer.base.progress import errors_end_the_process
+from shardline.trainer.base.progress import exit_on_error
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_exception_is_one_line(
     crashes: Path, capsys: pytest.CaptureFixture[str], failure: Exception, code: int, line: str
 ) -> None:
-    with pytest.raises(SystemExit) as ended, errors_end_the_process("train"):
+    with pytest.raises(SystemExit) as ended, exit_on_error("train"):
         raise failure
     assert ended.value.code == code
     printed = capsys.readouterr().err
@@ -87,7 +87,7 @@ def test_on_the_platform_the_log_has_what_the_file_has(
     monkeypatch.delenv(crash.DIRECTORY_VARIABLE, raising=False)
     monkeypatch.setenv("CLOUD_ML_PROJECT_ID", "123")
     monkeypatch.setattr(crash.tempfile, "gettempdir", lambda: str(tmp_path))
-    with pytest.raises(SystemExit), errors_end_the_process("train"):
+    with pytest.raises(SystemExit), exit_on_error("train"):
         raise RuntimeError("nobody foresaw this")
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[0].startswith("Traceback")
@@ -99,7 +99,7 @@ def test_a_crash_file_that_cannot_be_written(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(crash.DIRECTORY_VARIABLE, "/dev/null/crashes")
-    with pytest.raises(SystemExit) as ended, errors_end_the_process("train"):
+    with pytest.raises(SystemExit) as ended, exit_on_error("train"):
         raise RuntimeError("nobody foresaw this")
     assert ended.value.code == EXIT_CRASH
     assert "a crash file could not be written (Not a directory)" in capsys.readouterr().err

@@ -33,14 +33,14 @@ def seen(monkeypatch):
 )
 def test_names_the_gpus(seen, models, words):
     seen(*models)
-    assert strategy.described() == words
+    assert strategy.describe_devices() == words
 
 
 @pytest.mark.parametrize(("cores", "words"), [({0}, "CPU, 1 core"), ({0, 3}, "CPU, 2 cores")])
 def test_names_the_cores_that_it_may_use(seen, monkeypatch, cores, words):
     seen()
     monkeypatch.setattr(strategy.os, "sched_getaffinity", lambda pid: cores)
-    assert strategy.described() == words
+    assert strategy.describe_devices() == words
 
 
 @pytest.mark.parametrize("asked", ["", "1 NVIDIA_TESLA_T4", "4 TPU"])

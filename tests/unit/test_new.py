@@ -78,8 +78,8 @@ def test_plug_ins_are_where_the_parameters_say(project: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "path", [*sys.path])
     for file in (project / "params").iterdir():
         given = tomllib.loads(file.read_text())
-        plugins.look(given["source"], "source")
-        plugins.look(given["model"], "model")
+        plugins.check_reference(given["source"], "source")
+        plugins.check_reference(given["model"], "model")
 
 
 def test_the_command_shows_the_tree_and_what_to_do_next(tmp_path: Path) -> None:

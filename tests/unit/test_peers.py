@@ -55,7 +55,7 @@ def meet(*facts, ports=(), before=lambda: None):
         if rank == len(facts) - 1:
             before()
         try:
-            Peers(cluster).meet(30, facts[rank])
+            Peers(cluster).handshake(30, facts[rank])
         except ShardlineError as error:
             found[rank] = error
             return
@@ -72,7 +72,7 @@ def meet(*facts, ports=(), before=lambda: None):
 
 
 def made(fingerprint="one", gpus=0, **settings):
-    return peers.settings_facts(TrainSettings(dataset="-", model="-", **settings), fingerprint, gpus)
+    return peers.peer_config(TrainSettings(dataset="-", model="-", **settings), fingerprint, gpus)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def made(fingerprint="one", gpus=0, **settings):
     ],
 )
 def test_a_difference_is_named_on_both_sides(monkeypatch, chief, worker, name, message):
-    monkeypatch.setattr(peers, "_LINGER", 1.0)
+    monkeypatch.setattr(peers, "_LINGER_S", 1.0)
     first, second = meet(made(**chief), made(**worker))
 
     assert isinstance(first, SettingsError)
@@ -105,7 +105,7 @@ def test_places_may_differ():
 
 
 def test_all_hear_of_one_that_differs(monkeypatch):
-    monkeypatch.setattr(peers, "_LINGER", 2.0)
+    monkeypatch.setattr(peers, "_LINGER_S", 2.0)
     found = meet(made(), made(seed=1), made())
 
     assert [isinstance(error, SettingsError) for error in found] == [True] * 3
@@ -115,7 +115,7 @@ def test_all_hear_of_one_that_differs(monkeypatch):
 @pytest.mark.parametrize("said", [b"", b"shardline facts 2\n[[[", b"shardline facts 2\n" + b"0" * 200])
 def test_strangers_and_damaged_answers_are_harmless(monkeypatch, said):
     """A stranger's connection to this process, and an answer that breaks off."""
-    monkeypatch.setattr(peers, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(peers, "_TIMEOUT_S", 0.2)
     ports = free_ports(2)
 
     def disturb():
@@ -133,11 +133,11 @@ def test_who_does_not_know_the_secret_is_told_nothing_and_keeps_nobody_waiting()
     ports, own = free_ports(2), made(seed=42)
     chief, _ = clusters(ports)
     _, stranger = clusters(ports, "another")
-    with ring.listen(chief.own_host, ports[0]) as listener, peers.serve_facts(listener, own, chief.proof):
+    with ring.listen(chief.own_host, ports[0]) as listener, peers.serve_config(listener, own, chief.sign):
         with socket.create_connection(("127.0.0.1", ports[0])):
             with pytest.raises(ConnectionError, match="of another job"):
-                peers.ask_facts(chief.hosts[0], stranger.proof)
-            assert peers.ask_facts(chief.hosts[0], chief.proof) == own
+                peers.request_config(chief.hosts[0], stranger.sign)
+            assert peers.request_config(chief.hosts[0], chief.sign) == own
         with socket.create_connection(("127.0.0.1", ports[0])) as connection:
             connection.sendall(b"0" * 48)
             with contextlib.suppress(ConnectionResetError):
@@ -159,7 +159,7 @@ def test_a_greeting_that_comes_in_pieces_is_accepted():
         there.sendall(b"g" * 32)
         accepted = iter([(connection, None)])
         listener = SimpleNamespace(settimeout=lambda seconds: None, accept=lambda: next(accepted))
-        assert ring._accepted(listener, b"g" * 32) is connection
+        assert ring._accept(listener, b"g" * 32) is connection
 
 
 def test_what_somebody_without_the_secret_tells_is_not_believed():
@@ -168,10 +168,10 @@ def test_what_somebody_without_the_secret_tells_is_not_believed():
     _, stranger = clusters(ports, "another")
     with (
         ring.listen("127.0.0.1", ports[1]) as listener,
-        peers.serve_facts(listener, made(seed=1), stranger.proof),
+        peers.serve_config(listener, made(seed=1), stranger.sign),
         pytest.raises(RunError, match="no answer from worker-0"),
     ):
-        Peers(chief).meet(0.1, made())
+        Peers(chief).handshake(0.1, made())
 
 
 @pytest.mark.parametrize(
@@ -199,16 +199,16 @@ def test_names_the_host_that_is_missing():
     with tensorflow(ports[1]):
         expected = f"within 0.1 s: no answer from worker-1 (127.0.0.1:{ports[2]})"
         with pytest.raises(RunError, match=re.escape(expected)):
-            Peers(chief).meet(0.1)
+            Peers(chief).handshake(0.1)
 
 
 def test_each_says_for_whom_it_waits(monkeypatch):
-    monkeypatch.setattr("shardline.trainer.cluster.peers._PATIENCE", 0.0)
+    monkeypatch.setattr("shardline.trainer.cluster.peers._REPORT_AFTER_S", 0.0)
     chief, worker = clusters(free_ports(2))
     said = []
     for cluster in (chief, worker):
         with progress.sink(lambda event: said.append(event.text)), pytest.raises(RunError):
-            Peers(cluster).meet(0.5)
+            Peers(cluster).handshake(0.5)
 
     assert said == [f"waiting for worker-0 ({chief.hosts[1]})", f"waiting for chief-0 ({chief.hosts[0]})"]
 
@@ -218,12 +218,12 @@ def test_a_port_in_use_is_named():
         port = other.getsockname()[1]
         chief, _ = clusters([port, *free_ports(1)])
         with pytest.raises(ClusterError, match=f"chief-0 cannot serve its address 127.0.0.1:{port}.*in use"):
-            Peers(chief).meet(60)
+            Peers(chief).handshake(60)
 
 
 @pytest.mark.parametrize("cluster", [ClusterConfig(), ClusterConfig("evaluator", 0, ("a:1", "b:1"))])
 def test_without_peers_nobody_is_waited_for(cluster):
-    Peers(cluster).meet(60)
+    Peers(cluster).handshake(60)
 
     assert Peers(cluster).explain(ValueError("no")) is None
 

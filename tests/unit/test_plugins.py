@@ -42,30 +42,30 @@ def test_what_a_module_defines_is_seen_without_running_it(working_directory: Pat
         "raise SystemExit\nfrom x import given\ndef build(): hidden = 1\nclass Built: ...\nmade = 1\n"
         "try: either = 1\nexcept E: pass\n"
     )
-    plugins.look(f"looked_at:{name}", "model")
+    plugins.check_reference(f"looked_at:{name}", "model")
     with pytest.raises(ModelError, match=r"looked_at has no 'hidden', it has .*build"):
-        plugins.look("looked_at:hidden", "model")
+        plugins.check_reference("looked_at:hidden", "model")
 
 
 def test_a_module_that_is_not_there_or_no_python_is_refused(working_directory: Path) -> None:
     (working_directory / "half.py").write_text("def build(:\n")
     (working_directory / "all_of_it.py").write_text("from half import *\n")
-    plugins.look("all_of_it:anything", "model")
-    plugins.look("shardline.trainer.models.zoo:build_mnist_cnn", "model")
+    plugins.check_reference("all_of_it:anything", "model")
+    plugins.check_reference("shardline.trainer.models.zoo:build_mnist_cnn", "model")
     for reference, message in (
         ("halv:build", r"no module 'halv', the working directory has half"),
         ("shardline.trainer.modles:build", r"no module 'shardline.trainer.modles'"),
         ("half:build", r"half.py is not Python: SyntaxError"),
     ):
         with pytest.raises(ModelError, match=message):
-            plugins.look(reference, "model")
+            plugins.check_reference(reference, "model")
 
 
 def test_a_folder_without_init_is_a_package(working_directory: Path) -> None:
     (working_directory / "mine" / "own").mkdir(parents=True)
     (working_directory / "mine" / "source.py").write_text("class Shapes: ...\n")
     (working_directory / "mine" / "own" / "model.py").write_text("def build(): ...\n")
-    plugins.look("mine.own.model:build", "model")
+    plugins.check_reference("mine.own.model:build", "model")
     assert plugins.load("mine.source:Shapes", "source", SourceError).__name__ == "Shapes"
 
 

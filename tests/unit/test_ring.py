@@ -126,7 +126,7 @@ def test_places_that_are_out_of_step_do_not_mix_their_numbers():
 
 
 def test_in_a_long_silence_it_is_asked_whether_the_others_are_there(monkeypatch):
-    monkeypatch.setattr(ring, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(ring, "_SILENCE_S", 0.01)
     asked, looks, start = threading.Event(), [], time.monotonic()
 
     def check(began):
@@ -148,7 +148,7 @@ def test_in_a_long_silence_it_is_asked_whether_the_others_are_there(monkeypatch)
 
 
 def test_a_peer_that_does_not_answer_ends_the_wait(monkeypatch):
-    monkeypatch.setattr(ring, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(ring, "_SILENCE_S", 0.01)
     ended = threading.Event()
 
     def check(began):

@@ -20,7 +20,7 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
-from shardline.trainer.keras_compat.tensorflow_internals import untuned
+from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning
 
 _AHEAD_BATCHES = 2
 # TensorFlow's number of the elements of a dataset without end; more passes than are ever made.
@@ -191,7 +191,9 @@ class BatchSequence:
                 replicas = range(worker * local, (worker + 1) * local)
                 parts = batches.flat_map(_as_is(lambda *batch: self._parts(_joined(batch), replicas, sized)))
             ahead = self._passes.ahead
-            return untuned(parts.prefetch(ahead if ahead < 0 else max(ahead, _AHEAD_BATCHES) * local))
+            return without_autotuning(
+                parts.prefetch(ahead if ahead < 0 else max(ahead, _AHEAD_BATCHES) * local)
+            )
 
         if strategies.has_one_cpu(strategy):
             return of_worker()

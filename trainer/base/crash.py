@@ -18,21 +18,28 @@ from shardline.trainer.base.plugins import describe
 #: Names, in the environment, the directory of crash files; otherwise they are temporary files.
 DIRECTORY_VARIABLE = "SHARDLINE_CRASH_DIR"
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_AWAY = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTUNREACH)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_STORAGE_LOST = (
+    errno.EIO,
+    errno.ESTALE,
+    errno.ENOTCONN,
+    errno.ETIMEDOUT,
+    errno.ECONNRESET,
+    errno.EHOSTUNREACH,
+)
 # The machine's fault: what is tried again later may well work.
-_OF_THE_MACHINE = {
-    **dict.fromkeys(_FULL, "make room there and try again"),
-    **dict.fromkeys(_AWAY, "a disk, a mounted bucket or the network has failed; try again"),
+_MACHINE_FAILURES = {
+    **dict.fromkeys(_DISK_FULL, "make room there and try again"),
+    **dict.fromkeys(_STORAGE_LOST, "a disk, a mounted bucket or the network has failed; try again"),
     **dict.fromkeys((errno.EFBIG, errno.EMFILE, errno.ENFILE), "raise the limit (ulimit)"),
     errno.ENOMEM: "give the machine more memory, or the work less to hold",
 }
 # The fault of a path that was given.
-_OF_A_PATH = {
+_PATH_ERRORS = {
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS),
 }
-_SHOWN_LETTERS = 400
+_MAX_CHARS = 400
 
 
 def as_error(failure: Exception) -> ShardlineError:
@@ -49,43 +56,43 @@ def as_error(failure: Exception) -> ShardlineError:
             "Shardline's own commands need"
         )
     if isinstance(failure, MemoryError):
-        return RunError(f"out of memory; {_OF_THE_MACHINE[errno.ENOMEM]}")
-    if isinstance(failure, OSError) and (known := of_system(failure)):
+        return RunError(f"out of memory; {_MACHINE_FAILURES[errno.ENOMEM]}")
+    if isinstance(failure, OSError) and (known := from_os_error(failure)):
         return known
     what = describe(failure)
-    for number in _FULL:
+    for number in _DISK_FULL:
         if os.strerror(number) in what:  # in the words of a library that writes by itself, as TensorFlow does
-            return RunError(f"{what[:_SHOWN_LETTERS]}; {_OF_THE_MACHINE[number]}")
-    return CrashError(f"{what[:_SHOWN_LETTERS]}{'...' * (len(what) > _SHOWN_LETTERS)}; {_report(failure)}")
+            return RunError(f"{what[:_MAX_CHARS]}; {_MACHINE_FAILURES[number]}")
+    return CrashError(f"{what[:_MAX_CHARS]}{'...' * (len(what) > _MAX_CHARS)}; {_write_crash_file(failure)}")
 
 
-def of_system(failure: OSError) -> ShardlineError | None:
+def from_os_error(failure: OSError) -> ShardlineError | None:
     """Returns the error for what the system refused: the machine's fault, or that of a path; else None."""
     where = f": {os.fspath(failure.filename)!r}" if failure.filename is not None else ""
-    if failure.strerror and (advice := _OF_THE_MACHINE.get(failure.errno or 0)):
+    if failure.strerror and (advice := _MACHINE_FAILURES.get(failure.errno or 0)):
         return RunError(f"{failure.strerror}{where}; {advice}")
-    if failure.strerror and where and failure.errno in _OF_A_PATH:
+    if failure.strerror and where and failure.errno in _PATH_ERRORS:
         return SettingsError(f"{failure.strerror}{where}")
     return None
 
 
-def is_of_the_machine(error: BaseException | None) -> bool:
+def is_machine_failure(error: BaseException | None) -> bool:
     """Whether an error comes from one of the system that may be gone at the next attempt."""
     seen = []
     while error is not None and error not in seen:
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in _OF_A_PATH):
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in _PATH_ERRORS):
             return True
         seen.append(error)
         error = error.__cause__ or error.__context__
     return False
 
 
-def of_place(failure: OSError, text: str) -> ShardlineError:
+def output_error(failure: OSError, text: str) -> ShardlineError:
     """Returns the error for a place that cannot be written: the machine's fault, or that of the path."""
-    return (RunError if failure.errno in _OF_THE_MACHINE else SettingsError)(text)
+    return (RunError if failure.errno in _MACHINE_FAILURES else SettingsError)(text)
 
 
-def _report(failure: Exception) -> str:
+def _write_crash_file(failure: Exception) -> str:
     """Writes the crash file, and says where it is."""
     from importlib import metadata  # 40 ms, which every process would spend
 

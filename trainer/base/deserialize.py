@@ -23,7 +23,7 @@ from shardline.trainer.base.errors import SettingsError, ShardlineError, printab
 
 _T = TypeVar("_T")
 
-_WORDS: Mapping[Any, str] = {
+_TYPE_NAMES: Mapping[Any, str] = {
     str: "text",
     int: "a whole number",
     float: "a finite number",
@@ -39,7 +39,7 @@ def restore(kind: type[_T], content: Any, what: str, error: type[ShardlineError]
     Raises `error`, which names `what`, the field, what was found, and the remedy, where it does not fit.
     """
     try:
-        return typing.cast(_T, _as(kind, content, ""))
+        return typing.cast(_T, _convert(kind, content, ""))
     except _REFUSED as failure:
         raise error(f"{what} is damaged: {failure}{f'; {remedy}' if remedy else ''}") from None
 
@@ -88,7 +88,9 @@ def read_fields(
         raise SettingsError(f"{prefix}{missing[0]} is missing")
     given = {key: value for key, value in values.items() if key in known}
     try:
-        return {key: _as(known[key], value, f"{prefix}{key}", strict=True) for key, value in given.items()}
+        return {
+            key: _convert(known[key], value, f"{prefix}{key}", strict=True) for key, value in given.items()
+        }
     except (TypeError, ValueError, OverflowError) as error:
         raise SettingsError(str(error)) from None
 
@@ -97,7 +99,7 @@ def check_types(settings: Any) -> None:
     """Checks that each field of a dataclass holds what its type says; SettingsError when one does not."""
     for name, kind in field_types(type(settings)).items():
         try:
-            _as(kind, getattr(settings, name), name, strict=True)
+            _convert(kind, getattr(settings, name), name, strict=True)
         except (TypeError, ValueError, OverflowError) as error:
             raise SettingsError(str(error)) from None
 
@@ -147,7 +149,7 @@ def restore_integers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _as(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
+def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
     """Returns a value as a field of this type has it; TypeError or ValueError where it does not fit.
 
     `strict` is for what a person wrote: it refuses keys that a dataclass does not know.
@@ -159,7 +161,7 @@ def _as(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
         failures = []
         for each in inner:
             try:
-                return _as(each, value, name, strict=strict)
+                return _convert(each, value, name, strict=strict)
             except (TypeError, ValueError) as failure:
                 failures.append(failure)
         raise failures[0]  # of the first, as None comes last
@@ -170,32 +172,37 @@ def _as(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
         return value
     if is_record:
         wanted = f" with {', '.join(field_types(kind))}" if strict else ""
-        content = _checked(value, Mapping, f"a mapping{wanted}", name)
+        content = _check_instance(value, Mapping, f"a mapping{wanted}", name)
         if strict:
             return kind(**read_fields(kind, content, f"{name}."))
         if missing := [each for each in _required(kind) if each not in content]:
             raise TypeError(f"{name}.{missing[0]} is missing".lstrip("."))
         hints = {each: hint for each, hint in field_types(kind).items() if each in content}
         return kind(
-            **{each: _as(hint, content[each], f"{name}.{each}".lstrip(".")) for each, hint in hints.items()}
+            **{
+                each: _convert(hint, content[each], f"{name}.{each}".lstrip("."))
+                for each, hint in hints.items()
+            }
         )
     if origin is tuple:
-        items = _checked(value, list | tuple, f"a list{_of(inner[0])}", name)
+        items = _check_instance(value, list | tuple, f"a list{_items_text(inner[0])}", name)
         kinds = inner[:1] * len(items) if inner[-1] is Ellipsis else inner
         pairs = enumerate(zip(kinds, items, strict=True))
-        return tuple(_as(each, item, f"{name}[{index}]", strict=strict) for index, (each, item) in pairs)
+        return tuple(_convert(each, item, f"{name}[{index}]", strict=strict) for index, (each, item) in pairs)
     if origin is not None:
-        found = _checked(value, Mapping, f"a mapping{_of(inner[1])}", name).items()
-        return {key: _as(inner[1], item, f"{name}.{printable(key)}", strict=strict) for key, item in found}
-    return _as_plain(kind, value, name, strict)
+        found = _check_instance(value, Mapping, f"a mapping{_items_text(inner[1])}", name).items()
+        return {
+            key: _convert(inner[1], item, f"{name}.{printable(key)}", strict=strict) for key, item in found
+        }
+    return _convert_scalar(kind, value, name, strict)
 
 
-def _as_plain(kind: Any, value: Any, name: str, strict: bool) -> Any:
+def _convert_scalar(kind: Any, value: Any, name: str, strict: bool) -> Any:
     if kind is float and type(value) is int:
         return value if strict else float(value)  # as it was written: 1 and not 1.0
     is_wrong = (kind is float and not math.isfinite(value)) if type(value) is kind else True
     if is_wrong:
-        raise TypeError(f"{name or 'it'} must be {_WORDS.get(kind, 'null')}, got {reprlib.repr(value)}")
+        raise TypeError(f"{name or 'it'} must be {_TYPE_NAMES.get(kind, 'null')}, got {reprlib.repr(value)}")
     if kind is int and not -(2**63) <= value < 2**63:
         raise TypeError(f"{name or 'it'} must be a whole number of 64 bits, got {reprlib.repr(value)}")
     if kind is str:
@@ -203,7 +210,7 @@ def _as_plain(kind: Any, value: Any, name: str, strict: bool) -> Any:
     return value
 
 
-def _of(kind: Any) -> str:
+def _items_text(kind: Any) -> str:
     plural = {str: "texts", int: "whole numbers", float: "numbers"}
     return f" of {plural[kind]}" if kind in plural else " of mappings" if is_dataclass(kind) else ""
 
@@ -212,7 +219,7 @@ def _required(kind: Any) -> tuple[str, ...]:
     return tuple(item.name for item in fields(kind) if item.default is item.default_factory is MISSING)
 
 
-def _checked(value: Any, kind: Any, words: str, name: str) -> Any:
+def _check_instance(value: Any, kind: Any, words: str, name: str) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{name or 'it'} must be {words}, got {reprlib.repr(value)}")
     return value

@@ -193,9 +193,14 @@ def parse_json(text: str | bytes, what: str, error: type[ShardlineError]) -> Any
     Raises `error`, naming `what`, where it is none, has a number that is not finite or a key twice, or is
     nested too deeply.
     """
-    with _refused(what, "JSON", error):
-        return _shallow(
-            json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_object)
+    with _parse_errors(what, "JSON", error):
+        return _check_depth(
+            json.loads(
+                text,
+                parse_constant=_finite,
+                parse_float=_finite,
+                object_pairs_hook=_unique_keys,
+            )
         )
 
 
@@ -210,13 +215,13 @@ def read_json(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
 def read_toml(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
     """Returns the tables of a TOML file; raises `error`, in one line, when it is none."""
     text = read_text(path, error)
-    with _refused(str(path), "TOML", error):
-        tables: dict[str, Any] = _shallow(tomllib.loads(text))
+    with _parse_errors(str(path), "TOML", error):
+        tables: dict[str, Any] = _check_depth(tomllib.loads(text))
         return tables
 
 
 @contextlib.contextmanager
-def _refused(what: str, form: str, error: type[ShardlineError]) -> Iterator[None]:
+def _parse_errors(what: str, form: str, error: type[ShardlineError]) -> Iterator[None]:
     try:
         yield
     except RecursionError:
@@ -231,7 +236,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
@@ -239,7 +244,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _shallow(value: Any) -> Any:
+def _check_depth(value: Any) -> Any:
     """Returns a value as it is, unless it is nested too deeply: then a RecursionError."""
     level: list[Any] = [[value]]
     for _ in range(_MAX_DEPTH + 1):

@@ -31,7 +31,7 @@ _APPLICATION = "shardline.trainer.models.zoo:build_application"
 
 _SHOWN_NAMES = 8
 #: Packages that are known by their versions.
-_NOT_OWN = {"", "shardline", "keras", "tensorflow"}
+_VERSIONED_PACKAGES = {"", "shardline", "keras", "tensorflow"}
 
 
 def import_string(model: str) -> str:
@@ -61,13 +61,13 @@ def load(
         raise error(f"unknown {kind} {reference!r}: not an import string such as pkg.module:name{forms}")
     _make_working_directory_importable()
     try:
-        _load_neighbour(module_name.partition(".")[0])
+        _load_local_module(module_name.partition(".")[0])
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as failure:
         missing = isinstance(failure, ModuleNotFoundError) and failure.name
         if missing and f"{module_name}.".startswith(f"{missing}."):
             raise error(
-                f"unknown {kind} {reference!r}: no module {missing!r}{_neighbours(missing)}{forms}"
+                f"unknown {kind} {reference!r}: no module {missing!r}{_available_modules(missing)}{forms}"
             ) from None
         raise error(f"{kind} {reference!r}: importing {module_name} failed: {describe(failure)}") from failure
     try:
@@ -89,26 +89,28 @@ def calling(what: str, error: type[ShardlineError]) -> Iterator[None]:
         raise error(f"{what}: {describe(failure)}") from failure
 
 
-def look(reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
-    """Looks whether an import string names what the source of its module defines, without importing any code.
+def check_reference(reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
+    """Looks whether an import string names what the source of its module defines, importing nothing.
 
     Raises `error` when the file is not there, is not Python, or defines no such name, as far as can be seen.
     """
     module_name = reference.partition(":")[0]
     _make_working_directory_importable()
     first, *others = module_name.split(".")
-    found = _neighbour(first) or importlib.util.find_spec(first)
+    found = _find_local_module(first) or importlib.util.find_spec(first)
     for name in others:
         if found is not None:
             # By its last name alone: a package without a file would ask for its parent, not imported.
             found = PathFinder.find_spec(name, list(found.submodule_search_locations or ()))
     if found is None:
-        raise error(f"unknown {kind} {reference!r}: no module {module_name!r}{_neighbours(module_name)}")
-    look_in(Path(found.origin or ""), reference, kind, error)
+        raise error(
+            f"unknown {kind} {reference!r}: no module {module_name!r}{_available_modules(module_name)}"
+        )
+    check_defined_in(Path(found.origin or ""), reference, kind, error)
 
 
-def look_in(file: Path, reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
-    """Looks whether the file of an import string's module defines its name; raises as `look` does."""
+def check_defined_in(file: Path, reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
+    """Checks that the file of an import string's module defines the name; raises as `check_reference`."""
     module_name, _, name = reference.partition(":")
     if file.suffix != ".py":
         return
@@ -125,14 +127,16 @@ def look_in(file: Path, reference: str, kind: str, error: type[ShardlineError] =
 
 def packages(references: Iterable[str]) -> list[str]:
     """Returns the top-level packages of import strings, sorted, without those that users do not change."""
-    return sorted({reference.partition(":")[0].partition(".")[0] for reference in references} - _NOT_OWN)
+    return sorted(
+        {reference.partition(":")[0].partition(".")[0] for reference in references} - _VERSIONED_PACKAGES
+    )
 
 
 def python_files(package: str) -> Iterator[Path]:
     """Yields the files of a package, or those beside a module that is in none, without importing it."""
     spec = None
     with contextlib.suppress(ImportError, ValueError):
-        spec = _neighbour(package) or importlib.util.find_spec(package)
+        spec = _find_local_module(package) or importlib.util.find_spec(package)
     if spec and spec.submodule_search_locations is not None:
         for location in spec.submodule_search_locations:
             yield from sorted(Path(location).rglob("*.py"))
@@ -160,7 +164,7 @@ def _make_working_directory_importable() -> None:
     importlib.invalidate_caches()
 
 
-def _neighbour(name: str) -> ModuleSpec | None:
+def _find_local_module(name: str) -> ModuleSpec | None:
     """Returns a module of the working directory, which may be called as a package is (`tests`), or None."""
     if name in sys.modules or name in sys.stdlib_module_names:
         return None
@@ -168,9 +172,9 @@ def _neighbour(name: str) -> ModuleSpec | None:
     return found if found is not None and found.loader is not None else None
 
 
-def _load_neighbour(name: str) -> None:
+def _load_local_module(name: str) -> None:
     """Imports a module of the working directory, if it is one."""
-    spec = _neighbour(name)
+    spec = _find_local_module(name)
     if spec is None or spec.loader is None:
         return
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -181,7 +185,7 @@ def _load_neighbour(name: str) -> None:
         raise
 
 
-def _neighbours(module_name: str) -> str:
+def _available_modules(module_name: str) -> str:
     """Says which modules exist beside the one that does not."""
     package, _, name = module_name.rpartition(".")
     parent = sys.modules.get(package)

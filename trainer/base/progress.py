@@ -130,7 +130,7 @@ def fail(topic: str, error: ShardlineError) -> None:
 
 
 @contextlib.contextmanager
-def errors_end_the_process(topic: str) -> Iterator[None]:
+def exit_on_error(topic: str) -> Iterator[None]:
     """Turns an exception, and more seconds than SHARDLINE_TIMEOUT says, into one line and an exit code."""
     timeout = float(os.environ.get(TIMEOUT_VARIABLE) or 0)
 

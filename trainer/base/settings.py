@@ -19,7 +19,7 @@ SETTINGS_FILE = "settings.json"
 HISTORY_FILE = "history.csv"
 
 #: The settings that name places, which may differ from machine to machine: what is there is compared.
-PLACES = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir")
+PATH_SETTINGS = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir")
 
 #: The settings that take one of some words.
 CHOICES = {
@@ -155,7 +155,7 @@ class TrainSettings:
         return {**{name: value for name, value in chosen.items() if value}, **self.hparams}
 
 
-def flag_of(setting: str) -> str:
+def flag_name(setting: str) -> str:
     """Returns the command-line flag of a setting ("--per-replica-batch-size")."""
     return "--" + {"callbacks": "callback"}.get(setting, setting).replace("_", "-")
 
@@ -174,7 +174,7 @@ class OutputDirs:
             directory.mkdir(parents=True, exist_ok=True)
 
 
-def plugins_of(settings: Mapping[str, Any]) -> dict[str, str]:
+def plugin_references(settings: Mapping[str, Any]) -> dict[str, str]:
     """Returns the import strings among the settings of a training run, by the setting that names each."""
     model, callbacks = settings.get("model"), settings.get("callbacks")
     named = {

@@ -10,12 +10,12 @@ from typing import Any
 
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.base.settings import PLACES, SETTINGS_FILE, TrainSettings
+from shardline.trainer.base.settings import PATH_SETTINGS, SETTINGS_FILE, TrainSettings
 
 IDENTITY_FILE = "run.json"
 
 # Settings that decide which variables there are, with what they began, or which examples are still to come.
-_KEPT = (
+_FIXED_SETTINGS = (
     "fine_tuning_learning_rate",
     "gradient_accumulation_steps",
     "initial_model",
@@ -43,7 +43,7 @@ def claim(directory: Path, identity: Identity, *, allow_new_data: bool, write: b
     path = directory / IDENTITY_FILE
     found = _read(path)
     own = asdict(identity)
-    _refuse_others(f"{directory} holds checkpoints", found, own, allow_new_data=allow_new_data)
+    _check_same_run(f"{directory} holds checkpoints", found, own, allow_new_data=allow_new_data)
     if write and found != own:
         directory.mkdir(parents=True, exist_ok=True)
         files.write_json(path, own)
@@ -54,7 +54,7 @@ def check_model_dir(directory: Path, *, model: str, dataset: str, allow_new_data
     found = _read(directory / SETTINGS_FILE)
     before = {"model": found.get("model"), "dataset": found.get("fingerprint")} if found else {}
     own = {"model": model, "dataset": dataset}
-    _refuse_others(f"{directory} holds the model", before, own, allow_new_data=allow_new_data)
+    _check_same_run(f"{directory} holds the model", before, own, allow_new_data=allow_new_data)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{error}; choose another directory or delete it") from None
 
 
-def _refuse_others(
+def _check_same_run(
     what: str, found: Mapping[str, Any], own: Mapping[str, Any], *, allow_new_data: bool
 ) -> None:
     """Names the first thing in which what was found, if anything, differs from this run."""
@@ -119,41 +119,43 @@ class IdentityRecord:
         kinds = ["number" if isinstance(rate, float) else "schedule" for rate in self.learning_rates]
         # What fine-tuning begins with takes the place of the rate before it.
         tuned = self.settings["fine_tuning_learning_rate"]
-        rates = list(map(_of_one_replica, self.learning_rates)) if tuned else ", ".join(kinds)
-        return {**{name: self.settings[name] for name in _KEPT}, "learning_rate": rates}
+        rates = list(map(_unscaled_rate, self.learning_rates)) if tuned else ", ".join(kinds)
+        return {**{name: self.settings[name] for name in _FIXED_SETTINGS}, "learning_rate": rates}
 
     def continuing(self, before: IdentityRecord, step: int) -> tuple[IdentityRecord, str]:
         """Returns this run's record where it goes on with a step, from 1, and in words what has changed."""
         was, now = before.settings, self.settings
-        names = [name for name in now if name in was and was[name] != now[name] and name not in PLACES]
+        names = [name for name in now if name in was and was[name] != now[name] and name not in PATH_SETTINGS]
         found = {name: (was[name], now[name]) for name in names}
         if before.replicas != self.replicas:
             found["replicas"] = (before.replicas, self.replicas)
         for one, other in zip(before.learning_rates, self.learning_rates, strict=False):
             # What the optimizer has counts, whichever setting, or code, it comes from.
-            if _of_one_replica(one) != _of_one_replica(other):
-                found["learning_rate"] = (_shown(one), _shown(other))
+            if _unscaled_rate(one) != _unscaled_rate(other):
+                found["learning_rate"] = (_format_rate(one), _format_rate(other))
         changes = [{"step": step, "setting": name, "was": a, "is": b} for name, (a, b) in found.items()]
-        said = ", ".join(f"{name} was {_text(a)}, is {_text(b)}" for name, (a, b) in found.items())
+        said = ", ".join(
+            f"{name} was {_format_value(a)}, is {_format_value(b)}" for name, (a, b) in found.items()
+        )
         return replace(self, changes=[*before.changes, *changes]), said and f"{said} from step {step:,} on"
 
 
-def _of_one_replica(rate: Any) -> Any:
+def _unscaled_rate(rate: Any) -> Any:
     """Returns a learning rate without the factor that follows from the number of replicas."""
     if not isinstance(rate, dict) or rate.get("class_name") != "ScaledWarmup":
         return rate
     return {name: value for name, value in rate["config"].items() if name != "factor"}
 
 
-def _shown(rate: Any) -> Any:
+def _format_rate(rate: Any) -> Any:
     """Returns a learning rate, a schedule as text: "CosineDecay(decay_steps=30, ...)"."""
     if not isinstance(rate, dict):
         return rate
-    config = ", ".join(f"{name}={_shown(value)}" for name, value in rate.get("config", {}).items())
+    config = ", ".join(f"{name}={_format_rate(value)}" for name, value in rate.get("config", {}).items())
     return f"{rate.get('class_name')}({config})"
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, str):
         return value or "not given"
     return f"{value:g}" if isinstance(value, float) else json.dumps(value)

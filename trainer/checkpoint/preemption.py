@@ -60,12 +60,12 @@ class Preemption:
             if self._over.is_set():
                 return
             if not self._ready.is_set():
-                _end("asked to stop (SIGTERM) before training began; start the same command again")
+                _exit("asked to stop (SIGTERM) before training began; start the same command again")
             progress.report("train", f"asked to stop (SIGTERM): saving, for at most {self.grace_period:g} s")
             self._requested.set()
         if not self._over.wait(self.grace_period):
             newest = f"checkpoint of step {self.saved_step:,}" if self.saved_step else "newest checkpoint"
-            _end(
+            _exit(
                 f"asked to stop (SIGTERM), and not done with it within the grace_period of "
                 f"{self.grace_period:g} s; started again, the run goes on from the {newest}"
             )
@@ -117,7 +117,7 @@ class Termination:
         self.requested = True
 
 
-def _end(text: str) -> None:
+def _exit(text: str) -> None:
     """Ends the process from any thread; the main thread may be in TensorFlow and never come back."""
     progress.fail("train", RestartError(text))
     sys.stdout.flush()

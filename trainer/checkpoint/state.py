@@ -28,7 +28,7 @@ from shardline.trainer.keras_compat.keras_internals import (
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 # Relative difference of the squares of two replicas' weights, which machines of two kinds round differently.
-_APART = 1e-4
+_WEIGHTS_TOLERANCE = 1e-4
 
 # Set by Keras, not by the training: `min_delta` it negates when it knows which way the metric improves, which
 # a resumed run finds out anew (keras/src/callbacks/monitor_callback.py, `_set_monitor_op`).
@@ -58,7 +58,7 @@ class CallbackStates:
         host: dict[str, Any] = {}
         arrays: dict[str, npt.NDArray[Any]] = {}
         for name, callback in self._callbacks.items():
-            initial = {} if _keeps_its_own(callback) else self._initial[name]
+            initial = {} if _has_state_methods(callback) else self._initial[name]
             state = {key: v for key, v in _state(name, callback).items() if v != initial.get(key)}
             host[name] = {key: value.json for key, value in state.items()}
             for value in state.values():
@@ -71,7 +71,7 @@ class CallbackStates:
             if name in host:
                 kept = {key: value for key, value in host[name].items() if key not in _NOT_STATE}
                 state = {key: _decode(value, arrays) for key, value in kept.items()}
-                (callback.set_state if _keeps_its_own(callback) else vars(callback).update)(state)
+                (callback.set_state if _has_state_methods(callback) else vars(callback).update)(state)
 
     def pack(self, snapshot: Snapshot) -> bytes:
         """Returns these callbacks' part of a snapshot as bytes, the same for the same content."""
@@ -108,12 +108,12 @@ class _Encoded:
         )
 
 
-def _keeps_its_own(callback: keras.callbacks.Callback) -> bool:
+def _has_state_methods(callback: keras.callbacks.Callback) -> bool:
     return hasattr(callback, "get_state") and hasattr(callback, "set_state")
 
 
 def _state(name: str, callback: keras.callbacks.Callback) -> dict[str, _Encoded]:
-    own = _keeps_its_own(callback)
+    own = _has_state_methods(callback)
     values = callback.get_state() if own else vars(callback)
     encoded = {}
     for key, value in values.items():
@@ -250,7 +250,7 @@ class TrainingState:
         }
         return Snapshot(position, arrays, host)
 
-    def not_finite(self, snapshot: Snapshot) -> str:
+    def first_not_finite(self, snapshot: Snapshot) -> str:
         """Returns the name of the first variable of model or optimizer that is not finite, or ""."""
         for name in self._variables:
             value = snapshot.arrays[name]
@@ -262,13 +262,13 @@ class TrainingState:
                     return name
         return ""
 
-    def squares(self, snapshot: Snapshot) -> float:
+    def sum_of_squares(self, snapshot: Snapshot) -> float:
         """Returns the sum of the squares of the trainable weights: the same everywhere, but for rounding."""
         trained = {id(variable) for variable in self._model.trainable_variables}
         names = [name for name, variable in self._variables.items() if id(variable) in trained]
         return float(sum(np.sum(np.square(snapshot.arrays[name], dtype=np.float64)) for name in names))
 
-    def share(self, snapshot: Snapshot, collectives: Collectives) -> Snapshot:
+    def gather_callbacks(self, snapshot: Snapshot, collectives: Collectives) -> Snapshot:
         """Adds what the callbacks of other replicas remember, where that is something else. A collective.
 
         A DivergedError says that the weights of a replica are no longer those of the others.
@@ -278,14 +278,14 @@ class TrainingState:
         packed = self._callbacks.pack(snapshot)
         digest = int.from_bytes(hashlib.blake2b(packed, digest_size=6).digest())
         rates = [float(keras.ops.convert_to_numpy(one)) for one in current_rates(self._model)]
-        table = collectives.table([digest, len(packed), self.squares(snapshot), sum(rates)])
+        table = collectives.gather_values([digest, len(packed), self.sum_of_squares(snapshot), sum(rates)])
         if len({row[3] for row in table}) > 1:
             raise DivergedError(
                 f"the replicas' learning rates are not the same after step {snapshot.position.steps:,}: "
                 f"{', '.join(f'{row[3]:.7g}' for row in table)}; a callback that sets one has to run on all"
             )
         weights = [row[2] for row in table]
-        if max(weights) - min(weights) > _APART * max(weights):
+        if max(weights) - min(weights) > _WEIGHTS_TOLERANCE * max(weights):
             raise DivergedError(
                 f"the replicas' weights are not the same after step {snapshot.position.steps:,}: the sum of "
                 f"their squares is {', '.join(f'{one:.7g}' for one in weights)}; look for a callback that "
@@ -294,7 +294,7 @@ class TrainingState:
         if len({row[0] for row in table}) == 1:
             return snapshot
         arrays, others = dict(snapshot.arrays), {}
-        for process, data in enumerate(collectives.gather(packed, [int(row[1]) for row in table])):
+        for process, data in enumerate(collectives.gather_bytes(packed, [int(row[1]) for row in table])):
             if process and table[process][0] != table[0][0]:
                 others[str(process)], values = unpack(data)
                 arrays |= {f"process-{process}/{name}": value for name, value in values.items()}

@@ -101,7 +101,7 @@ class ClusterConfig:
         found = {name: host.rpartition(":")[0].strip("[]") for name, host in self.addresses.items()}
         return found.get(self.name, "") if all(map(is_loopback, found.values())) else ""
 
-    def proof(self, *parts: bytes) -> bytes:
+    def sign(self, *parts: bytes) -> bytes:
         """Returns 32 bytes by which who knows the job's secret shows that a message is his."""
         return hmac.digest(self.secret.encode(), b"".join(parts), "sha256")
 

@@ -36,8 +36,8 @@ from shardline.trainer.keras_compat.tensorflow_internals import SumBuffers, assi
 Summation = Callable[[Gradients], Gradients]
 
 # Numbers of an array from which on it is sent from where it lies: fewer are copied, which costs less.
-_LARGE = 1 << 14
-_UNIX = "own Unix ring"
+_MIN_UNCOPIED = 1 << 14
+_UNIX_RING = "own Unix ring"
 
 
 class Collectives:
@@ -71,14 +71,14 @@ class Collectives:
             return own
         return [float(value) for value in self._sum(tf.constant(own, tf.float64)).numpy()]
 
-    def table(self, values: Sequence[float]) -> list[list[float]]:
+    def gather_values(self, values: Sequence[float]) -> list[list[float]]:
         """Returns the values of each process, by its number; as many on each."""
         rows = np.zeros((self.processes, len(values)))
         rows[self.process] = values
         found: list[list[float]] = np.array(self.total(rows.ravel().tolist())).reshape(rows.shape).tolist()
         return found
 
-    def gather(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
+    def gather_bytes(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
         """Returns the data of each process, by its number; `sizes` are their lengths in bytes."""
         if self._sum is None:
             return [data]
@@ -113,7 +113,7 @@ def make_summation(
         ring = make_ring(cluster, Collectives(strategy).total, check, unix=unix)
         if ring is not None:
             # To convert costs more than to send where no network is between (benchmarks/RESULTS.md).
-            _announce(settings, strategy, cluster, _UNIX if unix else "own TCP ring")
+            _announce(settings, strategy, cluster, _UNIX_RING if unix else "own TCP ring")
             return RingSummation(ring, tf.float32 if unix else wire)
         if asked == "tcp":
             raise ClusterError(
@@ -140,7 +140,7 @@ def _announce(
     kind = "GPU" if "GPU" in strategy.extended.worker_devices[0].upper() else "CPU"
     what = "averaged weights" if settings.averaging_steps else "gradients"
     asked = "none" if settings.averaging_steps else settings.gradient_compression
-    wire = "float32, which costs less within a machine than" if way == _UNIX else "as"
+    wire = "float32, which costs less within a machine than" if way == _UNIX_RING else "as"
     shorter = f", {wire} {asked}" if asked != "none" else ""
     progress.report("train", f"{what}: {way} between {count} {kind}s{shorter}")
 
@@ -196,7 +196,7 @@ class RingSummation:
             flat, places = self._buffers.lay_out(arrays)
             own = []
             for array, place in zip(arrays, places, strict=True):
-                if array.size < _LARGE:
+                if array.size < _MIN_UNCOPIED:
                     place[...] = array
                 else:
                     own.append(((place.ctypes.data - flat.ctypes.data) // flat.itemsize, array.ravel()))

@@ -33,14 +33,14 @@ _PIECE = 1 << 16
 # Parts begin at a multiple of a cache line.
 _ALIGN = 16
 # Arrays that are sent in one call, at most: the kernel takes 1,024.
-_AT_ONCE = 64
+_MAX_BUFFERS = 64
 # A name without a file, which ends with the socket that has it (unix(7), abstract).
 _UNIX_NAME = b"\0shardline-%d"
 # Bytes that a Unix socket, whose buffer nobody tunes, holds on their way; the kernel takes as many as it may.
 _UNIX_BUFFER = 1 << 20
 # Seconds without a byte until it is asked whether the others are still there, and until a connection that
 # cannot be made counts as forbidden.
-_PATIENCE_S, _TIMEOUT_S = 5.0, 15.0
+_SILENCE_S, _TIMEOUT_S = 5.0, 15.0
 # Seconds for a connection that was made to bring its greeting, which is sent at once.
 _GREETING_S = 2.0
 
@@ -96,7 +96,7 @@ class Ring:
 
         def add(begin: int, first: int, come: Numbers) -> None:
             at = begin + first
-            for mine in _taken(values, own, at, come.size):
+            for mine in _slices(values, own, at, come.size):
                 here, at = at - begin - first, at + mine.size
                 np.add(mine, come[here : here + mine.size], out=values[at - mine.size : at])
 
@@ -107,7 +107,7 @@ class Ring:
             packed, other = (np.empty(0 if exact else parts[0].size, wire) for _ in range(2))
             for step in range(self._size - 1):
                 out, into = ((self._rank - step - behind) % self._size for behind in (0, 1))
-                sent = [parts[out]] if step else _taken(values, own, out * size, parts[out].size)
+                sent = [parts[out]] if step else _slices(values, own, out * size, parts[out].size)
                 if not exact:
                     sent = [
                         np.concatenate([values[:0], *sent], out=packed[: parts[out].size], casting="unsafe")
@@ -177,7 +177,7 @@ class Ring:
     def _send(self, unsent: list[memoryview]) -> int:
         """Sends what the kernel takes, of which nothing is left in the list."""
         try:
-            sent = self._to_next.sendmsg(unsent[:_AT_ONCE])
+            sent = self._to_next.sendmsg(unsent[:_MAX_BUFFERS])
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -206,16 +206,16 @@ class Ring:
         for connection, event in used:
             poll.register(connection, event)
         began = time.monotonic()
-        deadline = began + _PATIENCE_S
-        while not poll.poll(_PATIENCE_S * 1000):
+        deadline = began + _SILENCE_S
+        while not poll.poll(_SILENCE_S * 1000):
             if time.monotonic() >= deadline:
                 self._check(began)
-                deadline = time.monotonic() + _PATIENCE_S
+                deadline = time.monotonic() + _SILENCE_S
         for connection, _ in used:
             poll.unregister(connection)
 
 
-def _taken(values: Numbers, own: Spans, first: int, count: int) -> list[Numbers]:
+def _slices(values: Numbers, own: Spans, first: int, count: int) -> list[Numbers]:
     """Returns, as arrays one after the other, some of `values`, or what `own` has in their place."""
     found, end = [], first + count
     for start, array in own:
@@ -259,7 +259,7 @@ def make_ring(
         with contextlib.suppress(OSError):
             made.append(_unix_socket(port) if unix else socket.create_connection((host, port), _TIMEOUT_S))
             made[0].sendall(_greeting(cluster, rank, secret))
-            made.append(_accepted(listener, _greeting(cluster, (rank - 1) % size, proof)))
+            made.append(_accept(listener, _greeting(cluster, (rank - 1) % size, proof)))
     if total([len(made)])[0] < 2 * size:
         for connection in made:
             connection.close()
@@ -290,10 +290,10 @@ def listen(host: str = "", port: int = 0, backlog: int | None = None) -> socket.
 
 
 def _greeting(cluster: ClusterConfig, rank: int, number: int) -> bytes:
-    return cluster.proof(b"ring", _GREETING.pack(rank, number))
+    return cluster.sign(b"ring", _GREETING.pack(rank, number))
 
 
-def _accepted(listener: socket.socket, greeting: bytes) -> socket.socket:
+def _accept(listener: socket.socket, greeting: bytes) -> socket.socket:
     """Returns the connection that begins with the greeting, in time; any other is closed."""
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
@@ -301,12 +301,12 @@ def _accepted(listener: socket.socket, greeting: bytes) -> socket.socket:
         connection, _ = listener.accept()
         with contextlib.suppress(OSError):
             soon = min(deadline, time.monotonic() + _GREETING_S)
-            if hmac.compare_digest(received(connection, len(greeting), soon) or b"", greeting):
+            if hmac.compare_digest(receive(connection, len(greeting), soon) or b"", greeting):
                 return connection
         connection.close()
 
 
-def received(connection: socket.socket, most: int, deadline: float, beginning: bytes = b"") -> bytes | None:
+def receive(connection: socket.socket, most: int, deadline: float, beginning: bytes = b"") -> bytes | None:
     """Returns what comes until the connection ends or there is enough; None when it begins otherwise."""
     found = b""
     while len(found) < most:

@@ -14,11 +14,11 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConfig
-from shardline.trainer.keras_compat.replica_losses import let_keras_compute
+from shardline.trainer.keras_compat.replica_losses import patch_keras_methods
 from shardline.trainer.keras_compat.tensorflow_internals import (
-    ended_after,
-    read_as_numbers,
-    wait_for_silent_peers,
+    exit_after,
+    patch_variable_conversion,
+    set_heartbeat_timeout,
 )
 
 # The driver's library, which the platform mounts into the container, and where.
@@ -65,11 +65,11 @@ def choose(settings: TrainSettings, cluster: ClusterConfig) -> str:
             "device a process"
         )
     _check_communication(settings.communication, name, cluster)
-    check(settings, name)
+    check_settings(settings, name)
     return name
 
 
-def check(settings: TrainSettings, name: str) -> None:
+def check_settings(settings: TrainSettings, name: str) -> None:
     """Refuses settings that the strategy cannot follow."""
     if settings.jit_compile == "on" and name != "one_device":
         raise SettingsError(
@@ -111,16 +111,16 @@ def create(settings: TrainSettings, cluster: ClusterConfig) -> tf.distribute.Str
             num_accelerators={"GPU": gpus},
             rpc_layer="grpc",
         )
-    read_as_numbers()
+    patch_variable_conversion()
     if name == "multi_worker_mirrored":
-        let_keras_compute()
+        patch_keras_methods()
         # TensorFlow exchanges by NCCL only when told to; the ring of sockets (tcp) carries gradients alone.
         kinds = tf.distribute.experimental.CommunicationImplementation
         way = kinds.NCCL if gpus and settings.communication != "ring" else kinds.RING
         options = tf.distribute.experimental.CommunicationOptions(implementation=way)
         if cluster.tasks:
-            wait_for_silent_peers(cluster.tasks, settings.peer_timeout)
-        with ended_after(settings.startup_timeout):
+            set_heartbeat_timeout(cluster.tasks, settings.peer_timeout)
+        with exit_after(settings.startup_timeout):
             return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     if name == "parameter_server":
         return tf.distribute.ParameterServerStrategy(resolver)
@@ -152,13 +152,13 @@ def has_one_cpu(strategy: tf.distribute.Strategy) -> bool:
 
 def announce(cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
     """Says what this machine computes on, on the chief and wherever it is no CPU, and checks it."""
-    found = described()
+    found = describe_devices()
     if cluster.is_chief or not found.startswith("CPU"):
         progress.report("train", f"device: {found}")
     check_devices(environ)
 
 
-def described() -> str:
+def describe_devices() -> str:
     """Returns the devices in words: "2 GPUs, Tesla T4", or "CPU, 8 cores"."""
     gpus = tf.config.list_physical_devices("GPU")
     if tpus := tf.config.list_physical_devices("TPU"):
@@ -207,7 +207,7 @@ def check_devices(environ: Mapping[str, str]) -> None:
     raise error(f"this machine was to have {count} {kind}, and TensorFlow sees {found}: {reason}")
 
 
-def asks_for_tpu(environ: Mapping[str, str]) -> bool:
+def requests_tpu(environ: Mapping[str, str]) -> bool:
     """Whether the worker pool was given TPUs."""
     return environ.get(ACCELERATORS_VARIABLE, "").partition(" ")[2].startswith("TPU")
 

@@ -25,7 +25,7 @@ from shardline.trainer.data.transforms import (
     describe_structure,
     form_targets,
 )
-from shardline.trainer.keras_compat.tensorflow_internals import untuned
+from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning
 
 #: A batch of undecoded examples: "example", string (batch,), or where they are in memory "position", int64
 #: (batch,); and for an augmented split "seed", int64 (batch, 2).
@@ -167,7 +167,7 @@ class InputPipeline:
     def one_by_one(self, at: Position = _BEGINNING) -> tf.data.Dataset:
         """Returns the batches of all replicas undecoded, one after the other: what `decode` takes."""
         batches = self._batches(1, 0, self._shards(1, 0), range(at.epoch, self.epochs), at.examples)
-        return untuned(batches.prefetch(_AHEAD_BATCHES))
+        return without_autotuning(batches.prefetch(_AHEAD_BATCHES))
 
     def worker_dataset(self, workers: int, worker: int, epochs: range, start: int = 0) -> tf.data.Dataset:
         """Returns what one of `workers` input workers reads: its replicas' batches, step by step."""
@@ -176,7 +176,7 @@ class InputPipeline:
         batches = self._batches(workers, worker, shards, epochs, start, in_memory=self.in_memory)
         decode = _as_is(lambda raw: self.decode(raw, memory))
         decoded = batches.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-        return untuned(decoded.prefetch(_AHEAD_BATCHES))
+        return without_autotuning(decoded.prefetch(_AHEAD_BATCHES))
 
     def decode(self, raw: Raw, memory: Memory | None = None) -> Data:
         """Decodes, checks, augments and weights a batch, whose positions, if it has them, are in `memory`.

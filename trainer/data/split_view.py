@@ -25,7 +25,7 @@ from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.decode import Inputs, Targets, parse_batch
 from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
-from shardline.trainer.keras_compat.tensorflow_internals import untuned
+from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning
 
 _BATCH = 256
 
@@ -99,7 +99,7 @@ def _decoded(records: tf.data.Dataset, manifest: Manifest, inputs: Mapping[str, 
     parsed = records.batch(_BATCH).map(
         tf.autograph.experimental.do_not_convert(parse), num_parallel_calls=tf.data.AUTOTUNE
     )
-    return untuned(parsed.prefetch(2))
+    return without_autotuning(parsed.prefetch(2))
 
 
 def describe(directory: Path, known: Manifest | None = None) -> DatasetInfo:
@@ -196,7 +196,7 @@ def _find(directory: Path, manifest: Manifest) -> tuple[str, Raised | None]:
                 tf.autograph.experimental.do_not_convert(check), num_parallel_calls=tf.data.AUTOTUNE
             )
             try:
-                for _ in untuned(checked).as_numpy_iterator():
+                for _ in without_autotuning(checked).as_numpy_iterator():
                     number += 1
                     if time.monotonic() > until:
                         return "", None

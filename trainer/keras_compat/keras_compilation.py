@@ -19,7 +19,7 @@ from keras.src.utils.python_utils import is_default
 
 from shardline.trainer.base import plugins
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.keras_compat.keras_internals import optimizers, replaced
+from shardline.trainer.keras_compat.keras_internals import optimizers, patched
 
 
 def compiled_losses(model: keras.Model) -> list[Any]:
@@ -45,7 +45,7 @@ def passed_metrics(model: keras.Model) -> Any:
     return None if given is None or given._user_weighted_metrics else given._user_metrics
 
 
-def loss_of(loss: Any, y_true: Any, y_pred: Any) -> Any:
+def compute_loss(loss: Any, y_true: Any, y_pred: Any) -> Any:
     """Computes a loss given to `compile`, a text, a function or an object, as `compute_loss` does."""
     return compile_utils.get_loss(loss, y_true, y_pred)(y_true, y_pred)
 
@@ -57,7 +57,7 @@ def wrapped_function(given: Any) -> Any:
     return given._fn if isinstance(given, keras.metrics.MeanMetricWrapper) else given
 
 
-def name_of(given: Any) -> str:
+def compiled_name(given: Any) -> str:
     """Returns the name of a loss or metric as it was given to `compile`: text, a function or an object."""
     inner = wrapped_function(given)
     if isinstance(inner, str):
@@ -79,7 +79,7 @@ def refuse_lambda(error: Exception, what: str, otherwise: str) -> None:
         ) from error
 
 
-def reason(error: BaseException) -> str:
+def short_message(error: BaseException) -> str:
     """Returns what an exception of Keras says, in a line: without colours, arguments and configurations."""
     text = re.sub(r"\x1b\[\d+m", "", str(error)).rpartition("Exception encountered: ")[2]
     for end in ("Arguments received by", "Full object config", "config={", "Make sure custom classes"):
@@ -88,10 +88,10 @@ def reason(error: BaseException) -> str:
     return re.sub(r"^'(.*)'$", r"\1", text) or type(error).__name__
 
 
-def describe_raised(error: BaseException) -> str:
+def describe_model_error(error: BaseException) -> str:
     """Returns one line on what a user's model raised; Keras' own words without all arguments and colours."""
     of_keras = "Exception encountered: " in str(error) or "Arguments received by" in str(error)
-    return reason(error) if of_keras else plugins.describe(error)
+    return short_message(error) if of_keras else plugins.describe(error)
 
 
 @contextlib.contextmanager
@@ -138,7 +138,7 @@ def weigh_output_losses(model: keras.Model) -> None:
 
 
 @contextlib.contextmanager
-def patches_undone(model: keras.Model) -> Iterator[None]:
+def undo_patches(model: keras.Model) -> Iterator[None]:
     """Takes back, in the end, the methods that training replaces on a model's optimizers and losses."""
     losses_ = model._compile_loss
     owners = [*optimizers(model), *([losses_, *losses_.metrics] if losses_ is not None else [])]
@@ -153,7 +153,7 @@ def patches_undone(model: keras.Model) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def building_only(model: keras.Model) -> Iterator[None]:
+def build_only(model: keras.Model) -> Iterator[None]:
     """Makes a step that is taken or traced meanwhile create its variables, and change none.
 
     They, and what a layer's `build` makes beside them, are created outside of the function and the replica
@@ -174,10 +174,10 @@ def building_only(model: keras.Model) -> Iterator[None]:
             optimizer.build(list(variables))
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(keras.Variable, "_initialize_with_initializer", initialize_outside))
-        stack.enter_context(replaced(keras.layers.Layer, "_maybe_build", build_outside))
+        stack.enter_context(patched(keras.Variable, "_initialize_with_initializer", initialize_outside))
+        stack.enter_context(patched(keras.layers.Layer, "_maybe_build", build_outside))
         if model.run_eagerly:
-            stack.enter_context(replaced(keras.Variable, "assign", lambda self, value: value))
+            stack.enter_context(patched(keras.Variable, "assign", lambda self, value: value))
         for optimizer in optimizers(model):
             optimizer.apply = functools.partial(build_optimizer, optimizer)
             stack.callback(object.__delattr__, optimizer, "apply")

@@ -58,7 +58,7 @@ def returns_custom_metrics(step: Callable[..., Any]) -> bool:
 
 
 @contextlib.contextmanager
-def noting_results(model: keras.Model) -> Iterator[dict[int, keras.metrics.Metric]]:
+def record_results(model: keras.Model) -> Iterator[dict[int, keras.metrics.Metric]]:
     """Yields a model's metrics by the ids of the results that they give meanwhile."""
     found: dict[int, keras.metrics.Metric] = {}
     values = []  # the id of one that is gone may be another's
@@ -88,8 +88,8 @@ def random_state() -> keras.Variable:
 
 
 @contextlib.contextmanager
-def noting_compile() -> Iterator[None]:
-    """Notes what models that are compiled meanwhile ask of XLA, for `asked_for_xla`.
+def record_jit_compile() -> Iterator[None]:
+    """Notes what models that are compiled meanwhile ask of XLA, for `requested_jit_compile`.
 
     A model keeps only what Keras makes of it, and under a strategy that is False where it was "auto"
     (keras/src/trainers/trainer.py, `_resolve_auto_jit_compile`).
@@ -104,11 +104,11 @@ def noting_compile() -> Iterator[None]:
             "jit_compile", "auto"
         )
 
-    with replaced(trainer.Trainer, "compile", noted):
+    with patched(trainer.Trainer, "compile", noted):
         yield
 
 
-def asked_for_xla(model: keras.Model) -> bool | str:
+def requested_jit_compile(model: keras.Model) -> bool | str:
     """Returns the `jit_compile` that a model was compiled with: True, False or "auto"."""
     asked: bool | str = vars(model).get("_asked_for_xla", "auto")
     return asked
@@ -124,7 +124,7 @@ _NEXT_REPLICA = 0x9E3779B1
 
 
 @contextlib.contextmanager
-def random_by_replica() -> Iterator[None]:
+def random_per_replica() -> Iterator[None]:
     """Makes what is traced meanwhile, from outside the replicas, draw other numbers on each of them.
 
     Keras' generators start alike on all replicas and stay alike (keras/src/random/seed_generator.py); what is
@@ -143,14 +143,14 @@ def random_by_replica() -> Iterator[None]:
         return seed + tf.stack([replica * _NEXT_REPLICA, tf.zeros((), seed.dtype)])
 
     with (
-        replaced(keras.random.SeedGenerator, "next", draw_by_replica),
-        replaced(seed_generator, "global_seed_generator", lambda: shared or find()),
+        patched(keras.random.SeedGenerator, "next", draw_by_replica),
+        patched(seed_generator, "global_seed_generator", lambda: shared or find()),
     ):
         yield
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Gives an attribute another value while the context lasts."""
     before = getattr(owner, name)
     setattr(owner, name, value)

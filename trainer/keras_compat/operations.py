@@ -11,19 +11,19 @@ import tensorflow as tf
 
 from shardline.trainer.base.errors import ModelError
 
-_CALLS_OF_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+_PYTHON_OPERATIONS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 # TensorFlow's own, though not in tf.raw_ops: the inner ones, and XlaCallModule of models from JAX.
-_INNER = ("_", "Xla")
+_INTERNAL_PREFIXES = ("_", "Xla")
 
 # Whatever takes or makes a path, or an address.
-_OF_FILES = re.compile(
+_FILE_OPERATIONS = re.compile(
     "File|TextLine|FixedLengthRecord|TFRecord|Reader|^Save|^Restore|DistributedSave|Checkpoint|SummaryWriter"
     "|SummaryDbWriter|^Write.*Summary|ImportEvent|(Cache|CSV|Sql|Load|Snapshot|Chunks?)Dataset|DataService"
     "|LMDB|LoadAndRemap|VocabRemapping|FixedUnigram|^Debug(Identity|Nan|Numeric)|DecodeProto|EncodeProto"
 )
 # The vocabulary of a table is a file among the assets of a SavedModel.
-_OF_ASSETS = "InitializeTableFromTextFile"
+_ASSET_OPERATIONS = "InitializeTableFromTextFile"
 
 
 def check_operations(concrete: Any) -> None:
@@ -71,13 +71,15 @@ def _check(nodes: Iterable[Any], functions: Collection[str]) -> None:
     used -= set(functions)
     faults = {
         "calls Python while it predicts ({}), which a server cannot run; replace tf.py_function and "
-        "tf.numpy_function by operations of TensorFlow or Keras": used.intersection(_CALLS_OF_PYTHON),
+        "tf.numpy_function by operations of TensorFlow or Keras": used.intersection(_PYTHON_OPERATIONS),
         "reads or writes files while it predicts ({}), and none that does is loaded; give it what it needs "
         "as weights or inputs": {
-            one for one in used if _OF_FILES.search(one) and not one.startswith(_OF_ASSETS)
+            one for one in used if _FILE_OPERATIONS.search(one) and not one.startswith(_ASSET_OPERATIONS)
         },
         "needs operations that are not TensorFlow's own ({}), which a server does not have; do without "
-        "them": {one for one in used if not one.startswith(_INNER) and not hasattr(tf.raw_ops, one)},
+        "them": {
+            one for one in used if not one.startswith(_INTERNAL_PREFIXES) and not hasattr(tf.raw_ops, one)
+        },
     }
     for words, found in faults.items():
         if found:

@@ -15,25 +15,25 @@ import tensorflow as tf
 from keras.src.losses import loss as losses
 
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.keras_compat.keras_internals import replaced
+from shardline.trainer.keras_compat.keras_internals import patched
 from shardline.trainer.keras_compat.tensorflow_internals import has_several_workers, own_replica
 
 _replica = threading.local()
 
 # Examples of each half of a batch on which a loss is tried, and how far rounding alone takes halves apart.
-_TRIED = 4
-_ROUNDING, _ROUNDING_OF_HALF = 1e-3, 3e-2
+_HALF_BATCH = 4
+_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-3, 3e-2
 
 
 @contextlib.contextmanager
-def undivided_losses() -> Iterator[None]:
+def unscaled_losses() -> Iterator[None]:
     """Makes losses that are traced meanwhile what they are in one process, not divided by the replicas.
 
     Keras divides those alone that it has averaged itself (keras/src/losses/loss.py).
     """
     with (
-        replaced(losses, "scale_loss_for_distribution", lambda value: value),
-        replaced(losses, "unscale_loss_for_distribution", lambda value: value),
+        patched(losses, "scale_loss_for_distribution", lambda value: value),
+        patched(losses, "unscale_loss_for_distribution", lambda value: value),
     ):
         yield
 
@@ -85,15 +85,15 @@ def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
         return add(self, values, sample_weight=sample_weight)
 
     with (
-        undivided_losses(),
-        replaced(losses, "reduce_weighted_values", reduce_over_all),
-        replaced(keras.metrics.Mean, "update_state", add_by_share),
+        unscaled_losses(),
+        patched(losses, "reduce_weighted_values", reduce_over_all),
+        patched(keras.metrics.Mean, "update_state", add_by_share),
     ):
         yield
 
 
 @contextlib.contextmanager
-def sharing(share: Callable[[], tf.Tensor]) -> Iterator[None]:
+def replica_share(share: Callable[[], tf.Tensor]) -> Iterator[None]:
     """Says inside a replica what its part of the batch is, by which a `Mean` of one number for it counts."""
     _replica.share = share
     try:
@@ -102,14 +102,14 @@ def sharing(share: Callable[[], tf.Tensor]) -> Iterator[None]:
         _replica.share = None
 
 
-def takes_batch_as_one(model: keras.Model, batch: Any) -> bool | None:
+def loss_couples_examples(model: keras.Model, batch: Any) -> bool | None:
     """Whether a loss of a batch is another than the mean of its halves', on which two replicas would train.
 
     None says that it cannot be known: the model is not computed so, or draws random numbers.
     """
-    tolerance = _ROUNDING if model.compute_dtype == "float32" else _ROUNDING_OF_HALF
+    tolerance = _TOLERANCE if model.compute_dtype == "float32" else _HALF_PRECISION_TOLERANCE
     try:
-        rows = min(int(tf.nest.flatten(batch)[0].shape[0]) // 2, _TRIED)
+        rows = min(int(tf.nest.flatten(batch)[0].shape[0]) // 2, _HALF_BATCH)
         parts = slice(2 * rows), slice(rows), slice(rows, 2 * rows)
         whole, *halves = (_losses(model, batch, part) for part in parts)
         if np.allclose(whole, np.mean(halves, axis=0), rtol=tolerance, atol=1e-6):
@@ -128,9 +128,9 @@ def _losses(model: keras.Model, batch: Any, rows: slice) -> np.ndarray[Any, Any]
     state = [(one, one.value) for one in model.trainable_variables if one.regularizer]
     with (
         own_replica(model.distribute_strategy),
-        undivided_losses(),
-        replaced(losses, "reduce_weighted_values", lambda values, *_, **__: tf.reduce_mean(values)),
-        replaced(keras.random.SeedGenerator, "next", None),  # whoever draws fails
+        unscaled_losses(),
+        patched(losses, "reduce_weighted_values", lambda values, *_, **__: tf.reduce_mean(values)),
+        patched(keras.random.SeedGenerator, "next", None),  # whoever draws fails
         keras.StatelessScope(state, collect_losses=True, initialize_variables=False),
     ):
         given = model(x, training=False)
@@ -142,17 +142,17 @@ _COMPUTING = ("evaluate", "predict", "predict_on_batch", "test_on_batch")
 _TRAINING = ("fit", "train_on_batch")
 
 
-def let_keras_compute() -> None:
+def patch_keras_methods() -> None:
     """Makes Keras' own methods do under a strategy of several workers what they do in one process.
 
     There `evaluate` and `test_on_batch` fail (keras-team/keras#20585), and `predict` meets the others for
     each batch (keras/src/backend/tensorflow/trainer.py, `_multi_worker_concat`). What trains is refused.
     """
     for name in (*_COMPUTING, *_TRAINING):
-        setattr(keras.Model, name, _here(getattr(keras.Model, name)))
+        setattr(keras.Model, name, _on_own_replica(getattr(keras.Model, name)))
 
 
-def _here(method: Callable[..., Any]) -> Callable[..., Any]:
+def _on_own_replica(method: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a method of Keras as it is where several workers have the model."""
 
     @functools.wraps(method)
@@ -165,12 +165,12 @@ def _here(method: Callable[..., Any]) -> Callable[..., Any]:
                 f"{method.__name__} of Keras would train {model.name!r} on each process by itself, apart "
                 "from the others; train it with shardline.fit, which takes the same arguments"
             )
-        return _computed(method, model, *args, **options)
+        return _call_alone(method, model, *args, **options)
 
     return call
 
 
-def _computed(method: Callable[..., Any], model: keras.Model, *args: Any, **options: Any) -> Any:
+def _call_alone(method: Callable[..., Any], model: keras.Model, *args: Any, **options: Any) -> Any:
     strategy = model.distribute_strategy
     replica = own_replica(strategy)
 
@@ -187,5 +187,5 @@ def _computed(method: Callable[..., Any], model: keras.Model, *args: Any, **opti
     alone = types.SimpleNamespace(
         run=lambda step, args: step(*args), experimental_distribute_dataset=lambda data: data, scope=scope
     )
-    with replica, undivided_losses(), replaced(model, "_distribute_strategy", alone):
+    with replica, unscaled_losses(), patched(model, "_distribute_strategy", alone):
         return method(model, *args, **options)

@@ -29,7 +29,7 @@ _UNUSED = ("sklearn", "matplotlib", "cv2")
 
 # glibc's malloc.h, and bytes: what may lie free at the end of a heap, and what becomes a mapping of its own.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT, _MAPPED = 256 << 20, 1 << 30
+_TRIM_BYTES, _MMAP_BYTES = 256 << 20, 1 << 30
 
 
 def import_tensorflow() -> None:
@@ -67,12 +67,12 @@ def keep_freed_memory() -> None:
     """
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_TRIM_THRESHOLD, _KEPT)
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
 @contextlib.contextmanager
-def ended_after(seconds: float) -> Iterator[None]:
+def exit_after(seconds: float) -> Iterator[None]:
     """Ends the process, with a traceback, when the body takes longer; 0 for no limit.
 
     The body creates a MultiWorkerMirroredStrategy, which waits for a lost peer without end, holds the GIL and
@@ -86,7 +86,7 @@ def ended_after(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def keep_iterator(batches: Iterator[Any]) -> Iterator[Any]:
+def leak_iterator(batches: Iterator[Any]) -> Iterator[Any]:
     """Leaks an iterator that hands batches to devices: its destructor would wait for up to some 15 s.
 
     It joins the autotuning thread, which nothing wakes (tensorflow/core/framework/model.cc, `OptimizeLoop`).
@@ -98,7 +98,7 @@ def keep_iterator(batches: Iterator[Any]) -> Iterator[Any]:
     return batches
 
 
-def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset without the thread that tunes it, which sleeps up to a minute between two looks.
 
     Whoever lets go of an iterator waits until it wakes. Without it AUTOTUNE means as many calls as cores.
@@ -132,7 +132,7 @@ def own_replica(strategy: tf.distribute.Strategy) -> tf.distribute.ReplicaContex
     return tf.distribute.ReplicaContext(strategy, strategy.extended._get_replica_id_in_sync_group(0))
 
 
-def read_as_numbers() -> None:
+def patch_variable_conversion() -> None:
     """Lets float(), int() and NumPy read variables of several replicas, as they do one of a single device."""
     from tensorflow.python.distribute import values
 
@@ -143,7 +143,7 @@ def read_as_numbers() -> None:
 
 
 @contextlib.contextmanager
-def reading_own_means(strategy: tf.distribute.Strategy, refusal: Exception | None = None) -> Iterator[None]:
+def local_mean_reads(strategy: tf.distribute.Strategy, refusal: Exception | None = None) -> Iterator[None]:
     """Answers reads of means from this process's own replicas while the context lasts, without an exchange.
 
     For code that runs just after all replicas have merged what each keeps for itself. Whatever else would
@@ -180,7 +180,7 @@ def abort_collectives(reason: str) -> None:
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
 
 
-def wait_for_silent_peers(tasks: Mapping[str, Sequence[str]], seconds: float) -> None:
+def set_heartbeat_timeout(tasks: Mapping[str, Sequence[str]], seconds: float) -> None:
     """Sets the silence after which a peer counts as dead; before MultiWorkerMirroredStrategy exists."""
     from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.distribute import multi_worker_util
@@ -269,7 +269,7 @@ def is_seeded() -> bool:
     return context.global_seed() is not None
 
 
-def seed_by_process(strategy: tf.distribute.Strategy) -> None:
+def seed_per_process(strategy: tf.distribute.Strategy) -> None:
     """Gives the stateful random ops (tf.random) of the function that is being traced other seeds by process.
 
     The global seed, from which tf.data takes the order of examples, stays; so does the first process's.

@@ -19,10 +19,10 @@ from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX, import_string
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import describe_structure
-from shardline.trainer.keras_compat.keras_compilation import building_only, describe_raised
+from shardline.trainer.keras_compat.keras_compilation import build_only, describe_model_error
 from shardline.trainer.keras_compat.keras_internals import (
     build_symbolically,
-    noting_compile,
+    record_jit_compile,
     returns_custom_metrics,
 )
 from shardline.trainer.keras_compat.tensorflow_internals import is_seeded
@@ -57,7 +57,7 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
             f"model {model!r} cannot be called with {sorted(arguments)}: {error}; it takes {signature}"
         ) from None
     try:
-        with noting_compile():
+        with record_jit_compile():
             built = function(dataset, **arguments)
     except ShardlineError:
         raise
@@ -91,7 +91,7 @@ def create_variables(model: keras.Model, **batches: Any) -> None:
             raise
         except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
             what = f"{name} of the model failed" if tried else "the model cannot be built"
-            words = f"on batches of {describe_structure(data)}: {describe_raised(error)}"
+            words = f"on batches of {describe_structure(data)}: {describe_model_error(error)}"
             raise ModelError(f"{what} {words}") from error
 
 
@@ -102,7 +102,7 @@ def _try(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None:
         with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
             step(data)
 
-    with building_only(model):
+    with build_only(model):
         if model.run_eagerly:
             is_spec = isinstance(tf.nest.flatten(data)[0], tf.TensorSpec)
             spec = tf.nest.map_structure(_specification, data)
@@ -141,7 +141,7 @@ def built(
         if not isinstance(model, keras.Model):
             if not callable(model):
                 raise ModelError(f"build_model is {type(model).__name__}, not a function or a keras.Model")
-            with noting_compile(), plugins.calling("build_model failed", ModelError):
+            with record_jit_compile(), plugins.calling("build_model failed", ModelError):
                 model = model()
     if not isinstance(model, keras.Model):
         raise ModelError(f"build_model gives {type(model).__name__}, not a keras.Model")

@@ -17,11 +17,11 @@ import keras
 import tensorflow as tf
 
 from shardline.trainer.base import plugins, progress
-from shardline.trainer.base.crash import is_of_the_machine
+from shardline.trainer.base.crash import is_machine_failure
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.keras_compat.keras_internals import has_batch_hooks
-from shardline.trainer.keras_compat.tensorflow_internals import reading_own_means
+from shardline.trainer.keras_compat.tensorflow_internals import local_mean_reads
 from shardline.trainer.loop.optimizers import FrozenLayers, Unfreeze
 from shardline.trainer.loop.reports import Board, Counters, HistoryFile, Report, TuningMetric
 from shardline.trainer.loop.run import DatasetRun, TrainingRun
@@ -90,7 +90,7 @@ class Hooks:
                 f"callback's attribute on = {_PLACES[0]!r} so that it runs on every replica"
             )
             alone = refusal if id(callback) in self._alone else None
-            with _failing(callback, hook), reading_own_means(self._strategy, alone):
+            with _failing(callback, hook), local_mean_reads(self._strategy, alone):
                 getattr(callback, hook)(*number, given)
 
 
@@ -105,7 +105,7 @@ def _failing(callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
     except Exception as failure:
         if type(callback).__module__.startswith("shardline."):
             raise  # one of ours: a crash
-        kind = RunError if is_of_the_machine(failure) else SettingsError
+        kind = RunError if is_machine_failure(failure) else SettingsError
         raise kind(f"{what}: {plugins.describe(failure)}") from failure
 
 

@@ -15,8 +15,8 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster.collectives import make_summation
-from shardline.trainer.keras_compat.keras_internals import all_layers, asked_for_xla, supports_xla
-from shardline.trainer.keras_compat.replica_losses import takes_batch_as_one
+from shardline.trainer.keras_compat.keras_internals import all_layers, requested_jit_compile, supports_xla
+from shardline.trainer.keras_compat.replica_losses import loss_couples_examples
 from shardline.trainer.loop.loop import Engine
 from shardline.trainer.loop.parameter_server import CoordinatorEvaluation, CoordinatorLoop, Workers
 from shardline.trainer.loop.run import TrainingRun
@@ -87,7 +87,7 @@ def _tell_of_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Ca
             f"{run.replicas} replicas do not train as one does; synchronized=True takes those of the batch",
         )
     say = functools.cache(lambda: progress.report("train", _SINGLE_LOSS))
-    differs = None if batch is None else takes_batch_as_one(model, batch)
+    differs = None if batch is None else loss_couples_examples(model, batch)
     if differs:
         say()
     return say if differs is None else lambda: None
@@ -116,7 +116,7 @@ def uses_xla(run: TrainingRun, model: keras.Model) -> bool:
 
     On a CPU convolutions take three times as long with it (benchmarks/RESULTS.md).
     """
-    chosen, asked = run.settings.jit_compile, asked_for_xla(model)
+    chosen, asked = run.settings.jit_compile, requested_jit_compile(model)
     wanted = "run_eagerly" if model.run_eagerly else "jit_compile" if asked is True else ""
     if wanted and run.strategy_name != "one_device":
         raise ModelError(

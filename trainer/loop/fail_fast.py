@@ -18,7 +18,7 @@ from typing import Any
 
 from shardline.trainer.base import crash, files, plugins, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, RepeatedError, SettingsError, ShardlineError
-from shardline.trainer.base.settings import TrainSettings, output_dirs, plugins_of
+from shardline.trainer.base.settings import TrainSettings, output_dirs, plugin_references
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConfig
 from shardline.trainer.data.manifest import MANIFEST_FILE
 
@@ -48,7 +48,7 @@ def refuse_repeated_failure(
     try:
         yield
     except ShardlineError as error:
-        if error.exit_code == EXIT_BAD_INPUT and not crash.is_of_the_machine(error):
+        if error.exit_code == EXIT_BAD_INPUT and not crash.is_machine_failure(error):
             with contextlib.suppress(OSError):
                 marker.parent.mkdir(parents=True, exist_ok=True)
                 files.write_json(marker, {"error": error.line, "replica": cluster.name})
@@ -73,7 +73,7 @@ def _marker(settings: TrainSettings, cluster: ClusterConfig, environ: Mapping[st
     states = [_state(files.local_path(text)) for text in places if isinstance(text, str) and text]
     known = (chosen, tasks, environ.get(ACCELERATORS_VARIABLE), installed, states)
     digest = hashlib.sha256(repr(known).encode())
-    for package in ("shardline.trainer", *plugins.packages(plugins_of(asdict(settings)).values())):
+    for package in ("shardline.trainer", *plugins.packages(plugin_references(asdict(settings)).values())):
         for path in plugins.python_files(package):
             if path.is_file():
                 digest.update(path.read_bytes())

@@ -133,7 +133,7 @@ class Training:
     def _restore(self, beginning: ResumePoint) -> Snapshot | None:
         """Restores the newest checkpoint and returns it; None where there is none. A collective."""
         run, hooks = self._run, self._hooks
-        run.watchdog.at("at the meeting before the first step")
+        run.watchdog.at("in the settings handshake before the first step")
         record, snapshot = beginning.record, self.checkpoints.restore()
         at = snapshot.position if snapshot else beginning.position
         processes, steps, *by_step = run.collectives.total([1, at.steps, hooks.by_step, hooks.by_test_step])
@@ -229,12 +229,12 @@ class Training:
             return
         seconds = self._seconds_before + time.monotonic() - self._started
         snapshot = self.state.capture(self.position, logs=self.logs, seconds=seconds)
-        if name := self.state.not_finite(snapshot):
+        if name := self.state.first_not_finite(snapshot):
             raise DivergedError(
                 f"{name} is not finite after step {self.position.steps:,}, whose loss still was, and is not "
                 f"saved; {self._way_out()}"
             )
-        snapshot = self.state.share(snapshot, self._run.collectives)
+        snapshot = self.state.gather_callbacks(snapshot, self._run.collectives)
         step = self.position.steps
         self.checkpoints.save(snapshot, lambda: setattr(self._preemption, "saved_step", step))
         self._saved = time.monotonic()

@@ -33,7 +33,7 @@ class Measurements:
                 file.seek(0)
                 self._lines = deque(file.read().splitlines(), maxlen=_MOST_LINES)
         except OSError as error:
-            raise crash.of_place(
+            raise crash.output_error(
                 error,
                 f"the trial's metric cannot be reported: {self._path} cannot be written ({error.strerror}); "
                 "run the image as root, as the platform's own images do, or give its user that directory",

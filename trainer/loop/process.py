@@ -23,8 +23,8 @@ from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import ClusterConfig, read_cluster
 from shardline.trainer.cluster.collectives import Collectives
-from shardline.trainer.cluster.peers import Facts, Peers, abort_when_peer_ends, settings_facts
-from shardline.trainer.keras_compat.keras_compilation import describe_raised
+from shardline.trainer.cluster.peers import PeerConfig, Peers, abort_when_peer_ends, peer_config
+from shardline.trainer.keras_compat.keras_compilation import describe_model_error
 from shardline.trainer.loop.parameter_server import run_server
 
 ClusterResolver: TypeAlias = tf.distribute.cluster_resolver.ClusterResolver
@@ -40,7 +40,7 @@ def resolved(
     settings: TrainSettings, cluster: ClusterConfig, environ: Mapping[str, str]
 ) -> tuple[TrainSettings, str]:
     """Returns the settings as this machine wants them, and the name of the strategy."""
-    if settings.strategy == "auto" and strategies.asks_for_tpu(environ):
+    if settings.strategy == "auto" and strategies.requests_tpu(environ):
         settings = replace(settings, strategy="tpu")
     return settings, strategies.choose(settings, cluster)
 
@@ -110,10 +110,10 @@ class Process:
 
 
 @contextlib.contextmanager
-def joined(settings: TrainSettings, cluster: ClusterConfig, name: str, own: Facts) -> Iterator[Process]:
+def joined(settings: TrainSettings, cluster: ClusterConfig, name: str, own: PeerConfig) -> Iterator[Process]:
     """Meets the peers, who must have the same facts, and creates the strategy of a name with them."""
     peers = Peers(cluster)
-    peers.meet(settings.startup_timeout, own)
+    peers.handshake(settings.startup_timeout, own)
     strategy = strategies.create(settings, cluster)
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     with abort_when_peer_ends(cluster) if several else contextlib.nullcontext():
@@ -159,7 +159,7 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
     stack = contextlib.ExitStack()
     gpus = len(tf.config.list_physical_devices("GPU"))
     try:
-        _process = stack.enter_context(joined(chosen, cluster, name, settings_facts(chosen, "", gpus)))
+        _process = stack.enter_context(joined(chosen, cluster, name, peer_config(chosen, "", gpus)))
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise
@@ -246,7 +246,7 @@ _SHOWN_LETTERS = 300
 def explain(error: Exception) -> ShardlineError | None:
     """Returns what an exception says about the user's model or data; None where it is about neither."""
     if isinstance(error, OSError):
-        return crash.of_system(error)
+        return crash.from_os_error(error)
     if isinstance(error, tf.errors.ResourceExhaustedError):
         return RunError(f"out of memory: {_words(error)}; use smaller batches or a smaller model")
     if isinstance(error, _OF_INPUTS):
@@ -262,7 +262,7 @@ def explain(error: Exception) -> ShardlineError | None:
     steps = [frame.name for frame in frames if frame.name in _STEPS]
     if not steps:
         return None
-    return ModelError(f"{steps[0]} of the model failed: {describe_raised(error)}")
+    return ModelError(f"{steps[0]} of the model failed: {describe_model_error(error)}")
 
 
 def _words(error: tf.errors.OpError) -> str:

@@ -22,14 +22,14 @@ from shardline.trainer.cluster.collectives import GradientExchange, Summation, a
 from shardline.trainer.keras_compat.keras_internals import (
     Gradients,
     flat_logs,
-    noting_results,
     optimizers,
-    random_by_replica,
+    random_per_replica,
+    record_results,
     returns_custom_metrics,
     update_after_gradients,
 )
-from shardline.trainer.keras_compat.replica_losses import exact_losses, sharing, undivided_losses
-from shardline.trainer.keras_compat.tensorflow_internals import keep_iterator, seed_by_process
+from shardline.trainer.keras_compat.replica_losses import exact_losses, replica_share, unscaled_losses
+from shardline.trainer.keras_compat.tensorflow_internals import leak_iterator, seed_per_process
 
 #: Metrics by name as callbacks get them: numbers as floats, of several numbers (F1Score) an array.
 Logs = dict[str, Any]
@@ -81,10 +81,10 @@ class CustomStepMetrics:
             def take(data: Any) -> None:
                 found.update(reported_metrics(step, step(data[0] if sized else data)))
 
-            with random_by_replica():
+            with random_per_replica():
                 strategy.run(take, args=(next(batches),))
 
-        with noting_results(model) as results:
+        with record_results(model) as results:
             tf.function(once, autograph=False).get_concrete_function(batches)
         self.in_place = found.keys() != flat_logs(model.get_metrics_result()).keys()
         if not self.in_place:
@@ -160,12 +160,12 @@ class StepLoop:
         self.traced: Callable[[tf.Graph], None] = lambda graph: None
         self._model = model
         self._strategy = strategy
-        self._batches = keep_iterator(batches)
+        self._batches = leak_iterator(batches)
         self._sized = sized
         self._summation = summation
         self._averaging_steps = averaging_steps
         # Replicas that take steps by themselves do not meet in them.
-        self._losses = undivided_losses if averaging_steps else functools.partial(exact_losses, single_loss)
+        self._losses = unscaled_losses if averaging_steps else functools.partial(exact_losses, single_loss)
         self._jit_compile = jit_compile
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
         own = own_gradients(strategy.num_replicas_in_sync)
@@ -218,7 +218,7 @@ class StepLoop:
         def step(data: Any, size: tf.Tensor) -> tf.Tensor:
             data, size = data if self._sized else (data, size)
             share = _examples(data) / size if replicas > 1 else tf.constant(1.0)
-            with self._exchange.weighted(share), sharing(lambda: share * replicas):
+            with self._exchange.weighted(share), replica_share(lambda: share * replicas):
                 logs = train_step(data)
             self._own_logs.keep(logs, share * replicas)
             return is_finite(model, logs)
@@ -232,8 +232,8 @@ class StepLoop:
             local = strategy.experimental_local_results
             with tf.control_dependencies([one for value in tf.nest.flatten(data) for one in local(value)]):
                 waited += self._clock() - asked
-            seed_by_process(strategy)
-            with random_by_replica(), self._losses():
+            seed_per_process(strategy)
+            with random_per_replica(), self._losses():
                 finite = strategy.experimental_local_results(strategy.run(step, args=(data, size)))
             if not model.run_eagerly:
                 self.traced(tf.compat.v1.get_default_graph())
@@ -298,7 +298,7 @@ class EvaluationLoop:
 
     def _prepare(self) -> None:
         if self._iterator is None:
-            self._iterator = keep_iterator(iter(self._batches))
+            self._iterator = leak_iterator(iter(self._batches))
             self._own_logs = CustomStepMetrics(
                 self._model, self._model.test_step, self._strategy, self._iterator
             )
@@ -322,13 +322,13 @@ class EvaluationLoop:
     def _trace(self, own_logs: CustomStepMetrics) -> Callable[[Any, tf.Tensor], None]:
         def step(data: Any) -> None:
             share = functools.cache(lambda: _share_of_all(data))
-            with sharing(share):
+            with replica_share(share):
                 logs = self._model.test_step(data)
             own_logs.keep(logs, share() if own_logs.in_place else tf.constant(1.0))
 
         def run(iterator: Any, count: tf.Tensor) -> None:
             def take(i: tf.Tensor) -> tuple[tf.Tensor]:
-                with random_by_replica(), exact_losses():
+                with random_per_replica(), exact_losses():
                     self._strategy.run(step, args=(next(iterator),))
                 return (i + 1,)
 

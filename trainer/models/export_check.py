@@ -17,7 +17,7 @@ import tensorflow as tf
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.decode import Prepare
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.keras_compat.keras_compilation import reason, refuse_lambda, saveable
+from shardline.trainer.keras_compat.keras_compilation import refuse_lambda, saveable, short_message
 from shardline.trainer.keras_compat.operations import check_operations
 from shardline.trainer.models.head import ALL_THE_SAME, probe_inputs
 
@@ -84,7 +84,7 @@ def _refused(what: str, otherwise: str) -> Iterator[None]:
     except Exception as error:
         if "loaded" in what:
             refuse_lambda(error, "the model", ALL_THE_SAME)
-        raise ModelError(f"the model {what}: {reason(error)}; {otherwise}") from error
+        raise ModelError(f"the model {what}: {short_message(error)}; {otherwise}") from error
 
 
 def _parts(config: Any) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,12 @@ from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.decode import Inputs, Prepare, made_up
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.keras_compat.keras_compilation import compiled_losses, is_activated, name_of, reason
+from shardline.trainer.keras_compat.keras_compilation import (
+    compiled_losses,
+    compiled_name,
+    is_activated,
+    short_message,
+)
 from shardline.trainer.models.zoo import compiled_quantiles, middle_of, quantiles_of_head
 
 
@@ -66,7 +71,9 @@ def read_heads(
         columns = ", ".join(f"{name} {column.dtype}" for name, column in dataset.inputs.items())
         inputs = f"columns, {columns}" if dataset.is_table else f"images, uint8 {dataset.input_shape}"
         inputs += "" if prepare is None else ", as the transform makes them"
-        raise ModelError(f"the model does not take this dataset's {inputs}: {reason(error)}") from error
+        raise ModelError(
+            f"the model does not take this dataset's {inputs}: {short_message(error)}"
+        ) from error
     outputs = by_label(probed, labels, output_order(model, labels))
     recorded = dict(known) if known and known.keys() == dataset.labels.keys() else None
     losses = {} if recorded else losses_by_label(model, labels)
@@ -120,7 +127,7 @@ def _read_head(outputs: Any, label: Label, losses: Sequence[Any], dataset: Datas
 def _check_kind(outputs: Any, label: Label, losses: Sequence[Any], dataset: DatasetInfo) -> None:
     """Refuses a loss, softmax or sigmoid of Keras that can never give what a label is."""
     word = {REGRESSION: "crossentropy", MULTILABEL: "categorical"}.get(label.kind, " ")
-    wrong = [name_of(one) for one in losses if word in name_of(one).replace("_", "").lower()]
+    wrong = [compiled_name(one) for one in losses if word in compiled_name(one).replace("_", "").lower()]
     reason = ""
     if wrong:
         whom = "classes" if label.kind == REGRESSION else "one class of several"

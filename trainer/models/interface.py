@@ -17,8 +17,8 @@ from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import USUAL_FORMS, LabelForm
 from shardline.trainer.keras_compat.keras_compilation import (
     compiled_metrics,
-    loss_of,
-    name_of,
+    compiled_name,
+    compute_loss,
     passed_metrics,
     wrapped_function,
 )
@@ -120,9 +120,9 @@ def choose_form(losses: list[Any], metrics: list[Any], units: int, classes: int)
     Losses decide, then metrics of Keras, else labels are class numbers; so are those of a loss of one's own
     that can be computed from them. `units` are the model's outputs by example: with 1, labels are 0 or 1.
     """
-    first = name_of(losses[0]) if losses else ""
+    first = compiled_name(losses[0]) if losses else ""
     if units == 1 and classes > 1:
-        if sparse := [name_of(one) for one in losses if _known_form(one) == "sparse"]:
+        if sparse := [compiled_name(one) for one in losses if _known_form(one) == "sparse"]:
             raise ModelError(
                 f"the model has one output and its loss {sparse[0]} needs one for each of {classes} classes; "
                 f"end it with Dense({classes}), or compile it with binary_crossentropy"
@@ -131,10 +131,10 @@ def choose_form(losses: list[Any], metrics: list[Any], units: int, classes: int)
     forms: dict[LabelForm, str] = {}
     for loss in losses:
         if form := _known_form(loss) or _probed_form(loss, classes):
-            forms.setdefault(form, f"the loss {name_of(loss)}")
+            forms.setdefault(form, f"the loss {compiled_name(loss)}")
     for metric in metrics:
         if form := _known_form(metric):
-            forms.setdefault(form, f"the metric {name_of(metric)}")
+            forms.setdefault(form, f"the metric {compiled_name(metric)}")
     if len(forms) > 1:
         raise ModelError(
             f"{forms['sparse']} takes class numbers and {forms['one-hot']} one-hot labels, of which Keras' "
@@ -153,7 +153,7 @@ def _known_form(given: Any) -> LabelForm | None:
     else:
         kind = inner if callable(inner) and hasattr(inner, "__name__") else type(inner)
         known = str(getattr(kind, "__module__", "")).partition(".")[0] == "keras"
-    name = name_of(given).replace("_", "").lower()
+    name = compiled_name(given).replace("_", "").lower()
     if not known or name in _ADAPTIVE:
         return None
     # Of the intersections over unions, which take either, each says which it was made for.
@@ -163,7 +163,7 @@ def _known_form(given: Any) -> LabelForm | None:
 
 def _probed_form(loss: Any, classes: int) -> LabelForm | None:
     """Returns the form from which a loss can be computed; None where the loss takes what others do."""
-    if name_of(loss).lower() in _ADAPTIVE:
+    if compiled_name(loss).lower() in _ADAPTIVE:
         return None
     # Another number of examples than of classes, or one could pass for the other.
     numbers = np.arange(classes + 2) % classes
@@ -174,6 +174,6 @@ def _probed_form(loss: Any, classes: int) -> LabelForm | None:
     )
     for form, labels in forms:
         with contextlib.suppress(Exception):  # the user's code runs here and may raise anything
-            loss_of(loss, labels, outputs)
+            compute_loss(loss, labels, outputs)
             return form
     return None

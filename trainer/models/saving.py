@@ -18,7 +18,7 @@ from shardline.trainer.base.errors import ModelError
 from shardline.trainer.base.plugins import import_string
 from shardline.trainer.base.settings import SETTINGS_FILE
 from shardline.trainer.data.features import LABEL
-from shardline.trainer.keras_compat.keras_compilation import reason, refuse_lambda, saveable
+from shardline.trainer.keras_compat.keras_compilation import refuse_lambda, saveable, short_message
 from shardline.trainer.keras_compat.keras_internals import all_layers
 from shardline.trainer.models.head import Heads, is_head
 
@@ -71,7 +71,7 @@ def load_model(path: Path, *, function: str = "", compiled: bool = False) -> ker
                 f"; it may need the code of {recorded}, which is not run because a file names it: if you "
                 f"trust it, give it with --model-function {recorded}, or import it where your model is built"
             )
-        raise ModelError(f"cannot load {path}: {reason(error)}{hint}") from error
+        raise ModelError(f"cannot load {path}: {short_message(error)}{hint}") from error
 
 
 def read_recorded_heads(model_file: Path) -> Heads | None:

@@ -142,7 +142,7 @@ def check_form(source: str) -> None:
         if not near:
             return
         with contextlib.suppress(SourceError):
-            plugins.look(source, "source", SourceError)
+            plugins.check_reference(source, "source", SourceError)
             return
     hint = f"; did you mean {near}?" if near else ""
     raise SourceError(f"unknown source {source!r}; known: {', '.join(KNOWN_FORMS)}{hint}")
