@@ -72,7 +72,7 @@ def _cpu_seconds() -> float:
 
 def ready(dataset: str, out: str, replicas: str) -> None:
     """Measures a job that finds a fork server ready, as it does in a pipeline."""
-    os.environ.update(processes.on_safe_path(os.environ))  # as there, or nothing could be forked
+    os.environ.update(processes.with_safe_path(os.environ))  # as there, or nothing could be forked
     with start.fork_server(os.environ, "shardline.trainer.train") as os.environ[SERVER_VARIABLE]:
         command = [sys.executable, "-m", start.__name__, sys.executable, "-m", "shardline.trainer.task", "-h"]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)  # waits for it to be ready

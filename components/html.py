@@ -48,7 +48,7 @@ def page_path(artifact: Any) -> Path:
     return path
 
 
-def moved(page: str, old: Path, new: Path) -> str:
+def relink_page(page: str, old: Path, new: Path) -> str:
     """Returns a page for another directory: its links to what lies beside it lead there from the new one."""
     way = os.path.relpath(old, new)
     return re.sub(

@@ -34,7 +34,7 @@ def facts(rows: Rows) -> str:
     return table(rows[0], rows[1:], align="l")
 
 
-def short(value: object, longest: int) -> str:
+def truncate(value: object, longest: int) -> str:
     """Returns a value as text of at most so many characters: a longer one ends with three dots."""
     text = str(value)
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
@@ -75,7 +75,7 @@ def size(count: float) -> str:
     return f"{count:,.{0 if units[-1] == 'B' else 1}f} {units[-1]}"
 
 
-def show(rows: Rows, stream: TextIO) -> None:
+def print_rows(rows: Rows, stream: TextIO) -> None:
     """Prints names and values in two columns, the names in bold on a terminal.
 
     Values are never folded, since a path or a checksum must stay whole to be copied; a path below the
@@ -94,7 +94,7 @@ def show(rows: Rows, stream: TextIO) -> None:
         console.print(Text.assemble((name.ljust(width), "bold"), "  ", value), soft_wrap=True)
 
 
-def from_here(path: Path) -> str:
+def relative_to_cwd(path: Path) -> str:
     """Returns a path as seen from the current directory, if it is below that."""
     return str(path).removeprefix(f"{Path.cwd()}/")
 

@@ -19,7 +19,7 @@ from shardline.pipelines.remote.schedules import TABLE as SCHEDULES
 from shardline.pipelines.remote.schedules import load_schedules
 from shardline.pipelines.settings import load, load_image, read_environment
 from shardline.pipelines.spec import read_pipeline
-from shardline.pipelines.tables import read_file
+from shardline.pipelines.tables import read_settings_file
 
 _TOML = (".toml", ".example")
 #: Keys that every study has, and no settings file.
@@ -34,7 +34,7 @@ def check_file(
     A schedule is checked with its pipeline and parameters; if its pipeline is in the registry, only the
     schedule is checked. Raises as `read` does, and SettingsError for an invalid study.
     """
-    keys = read_file(path).keys() if path.suffix in _TOML else ()
+    keys = read_settings_file(path).keys() if path.suffix in _TOML else ()
     if not _STUDY.isdisjoint(keys):
         load_study(path)
         return []
@@ -111,7 +111,7 @@ _TITLES = {
 }
 
 
-def table() -> str:
+def rules_page() -> str:
     """Returns the page with all rules in Markdown."""
     parts = [_HEAD]
     for digit, title in _TITLES.items():
@@ -129,4 +129,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(table(), end="")
+    print(rules_page(), end="")

@@ -38,7 +38,7 @@ def write(settings: Settings, output: Path, study: str | None = None) -> tuple[b
     """
     text = compile_pipeline(settings, study)
     warnings = refuse_errors(replace(parse(text, output), aim=Aim.HERE))
-    if _holds(output, text):
+    if _has_content(output, text):
         return False, warnings
     output.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(output, text)
@@ -50,11 +50,11 @@ def check(settings: Settings, output: Path, study: str | None = None) -> None:
     text = compile_pipeline(settings, study)
     if not output.is_file():
         raise PipelineError(f"no compiled pipeline {output}; write it with 'shardline compile'")
-    if not _holds(output, text):
+    if not _has_content(output, text):
         raise PipelineError(f"{output} differs from what the code compiles to; run 'shardline compile'")
 
 
-def _holds(path: Path, text: str) -> bool:
+def _has_content(path: Path, text: str) -> bool:
     """Whether a file, of whatever size, has this content."""
     content = text.encode()
     return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content

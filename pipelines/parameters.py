@@ -19,12 +19,12 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import check_form, is_plugin, open_source
 from shardline.components.runs.directory import local_runs
 from shardline.components.runs.record import SUCCEEDED
-from shardline.components.text import quality, short
+from shardline.components.text import quality, truncate
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import check_tuned, parse_study, read_study
 from shardline.components.validate.gate.gate import GateSettings
-from shardline.pipelines.plain_secrets import kind_of
-from shardline.pipelines.spec import RETRAIN, TUNE, declared, defaults
+from shardline.pipelines.plain_secrets import secret_kind
+from shardline.pipelines.spec import RETRAIN, TUNE, declared_parameters, defaults
 from shardline.pipelines.tables import read_toml
 from shardline.trainer.base import files, plugins
 from shardline.trainer.base.deserialize import did_you_mean, own_fields, read
@@ -64,7 +64,7 @@ def check_parameters(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[
     They are given as text, as on a command line, or of the declared type already. Raises PipelineError when
     one is unknown, mistyped, not one of its literals, or missing, or holds a secret.
     """
-    known = declared(spec)
+    known = declared_parameters(spec)
     checked = {name: _check(name, value, known) for name, value in given.items()}
     for name, declaration in known.items():
         if name not in given and "defaultValue" not in declaration and not declaration.get("isOptional"):
@@ -80,7 +80,7 @@ def _check(name: str, value: Any, known: Mapping[str, Mapping[str, Any]]) -> Any
         hint = f"{did_you_mean(name, known)} ".lstrip()
         raise PipelineError(f"the pipeline has no parameter {name!r}; {hint}it has {listing or 'none'}")
     converted = convert(name, value, known[name])
-    if kind := kind_of(name, converted):
+    if kind := secret_kind(name, converted):
         raise PipelineError(
             f"the parameter {name} holds {kind}, which everybody who sees the run would see; put it into "
             "Secret Manager, give its name there, projects/PROJECT/secrets/NAME/versions/latest, and "
@@ -94,7 +94,7 @@ def convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
     kind = declaration["parameterType"]
     if kind not in _TYPES:
         raise PipelineError(f"the parameter {name} is of type {kind}, which cannot be given")
-    shown = short(repr(value), 80)
+    shown = truncate(repr(value), 80)
     try:
         converted = _TYPES[kind][0](value)
     except (ValueError, TypeError) as error:
@@ -183,17 +183,19 @@ def _type_of(declaration: Mapping[str, Any]) -> str:
 
 
 #: Names of the pipelines whose parameters are known here.
-OURS = (RETRAIN, TUNE)
+OWN_PIPELINES = (RETRAIN, TUNE)
 #: Parameters that pipelines of our names have to have.
 _RETRAINED = ("source", "model", "preprocess_processes")
-NEEDED = {
+REQUIRED_PARAMETERS = {
     RETRAIN: _RETRAINED,
     TUNE: (*_RETRAINED, "study", "max_trial_count", "trial_epochs", "train_options"),
 }
 
 
 def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> None:
-    """Checks the values of all parameters of one of `OURS`; `here`, data and model are on this machine.
+    """Checks the values of all parameters of one of `OWN_PIPELINES`.
+
+    With `here`, data and model must be on this machine.
 
     The steps check them again where they use them; here they are checked before anything has been spent.
     Loads neither TensorFlow nor the user's own code.
@@ -234,7 +236,7 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
         check_tuned(study.types, parameters["train_options"])
 
 
-def to_rehearse(
+def rehearsal_arguments(
     spec: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[TrainingSettings, GateSettings, int, int]:
     """Returns what a run of one of our pipelines would rehearse, and its readers and parameter_servers.
@@ -246,7 +248,7 @@ def to_rehearse(
         task["inputs"]["parameters"]
         for component in (spec["root"], *spec.get("components", {}).values())
         for name, task in component.get("dag", {}).get("tasks", {}).items()
-        if name == "rehearse" and spec["pipelineInfo"]["name"] in OURS
+        if name == "rehearse" and spec["pipelineInfo"]["name"] in OWN_PIPELINES
     ]
     if not inputs:
         raise PipelineError("the pipeline has no task 'rehearse'; compile it with this release")

@@ -65,7 +65,7 @@ _BASE64 = re.compile(r"[0-9A-Za-z+/_-]{40,}")
 _WRAP = re.compile(r"(?<=[0-9A-Za-z+/_-]{40})(?:\s|\\[rn]){1,9}(?=[0-9A-Za-z+/_-])")
 
 
-def kind_of(name: str, value: Any) -> str | None:
+def secret_kind(name: str, value: Any) -> str | None:
     """Returns the kind of secret that a named value holds at any depth, such as "a Slack token"; or None.
 
     Texts are searched for the key formats of many vendors, also in base64, and for assignments to names of

@@ -15,7 +15,7 @@ from shardline.pipelines.steps import (
     make_pipeline,
     on_machine,
     rehearse_task,
-    this_run,
+    run_arguments,
 )
 
 
@@ -64,7 +64,7 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
             source=source,
             model=model,
             force=force,
-            **this_run(history_uri),
+            **run_arguments(history_uri),
             **flat,
         ).outputs
 
@@ -76,7 +76,7 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
                 **objects,
                 continue_run=continue_run,
                 fingerprint=found["fingerprint"],
-                **this_run(history_uri),
+                **run_arguments(history_uri),
             )
             judged = train_and_register(
                 dataset=dataset, base_output_directory=rehearsed.outputs["Output"], **objects
@@ -86,7 +86,7 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
                 state=found["state"],
                 reason=found["reason"],
                 champion_uri=flat["champion_uri"],
-                **this_run(history_uri),
+                **run_arguments(history_uri),
             )
 
         with dsl.If(found["changed"] == True, name="changed"):  # noqa: E712  # a KFP condition

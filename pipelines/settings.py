@@ -15,7 +15,13 @@ from shardline.components.vertex.client import Platform, check_host
 from shardline.components.vertex.job import CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.image.settings import ImageSettings
-from shardline.pipelines.tables import begun_with, check_tables, read_file, read_one, read_table
+from shardline.pipelines.tables import (
+    check_tables,
+    error_prefix,
+    read_dataclass,
+    read_settings_file,
+    read_table,
+)
 from shardline.trainer.base.deserialize import field_types, read_fields
 from shardline.trainer.base.errors import SettingsError
 
@@ -72,7 +78,7 @@ class Settings:
         if self.register.machine_type:
             raise SettingsError("register.machine_type: these tasks are small; give cpu and memory instead")
         if self.build is not None:
-            self.build.fitted(self.accelerators)
+            self.build.with_variant_for(self.accelerators)
 
     @property
     def accelerators(self) -> dict[str, str]:
@@ -107,22 +113,24 @@ def load(path: Path) -> Settings:
 
     Raises SettingsError when it is missing or no TOML, or a key is unknown, missing or wrong.
     """
-    content = read_file(path)
+    content = read_settings_file(path)
     content.pop(TABLE, None)
-    with begun_with(f"{path}: "):
+    with error_prefix(f"{path}: "):
         if build := _read_image(path, content.get("image")):
             content["image"] = build.name
         if isinstance(content.get("image"), str):
-            content["image"] = _by_digest(content["image"])
+            content["image"] = _without_tag(content["image"])
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         check_tables(tables)
         own = read_fields(Settings, content, leave_out=(*_TABLES, "build"), also=_TABLES)
-        read = {name: read_one(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables}
+        read = {
+            name: read_dataclass(name, kind, tables[name]) for name, kind in _KINDS.items() if name in tables
+        }
         machines: dict[str, Any] = {name: _read_machine(name, tables.get(name, {})) for name in _MACHINES}
         return Settings(**own, build=build, train=_read_job(tables.get("train", {})), **machines, **read)
 
 
-def _by_digest(image: str) -> str:
+def _without_tag(image: str) -> str:
     """Returns an image's name without the tag of NAME:TAG@DIGEST, which is for the next build alone."""
     name, at, digest = image.partition("@")
     path, slash, last = name.rpartition("/")
@@ -135,24 +143,24 @@ def load_image(path: Path) -> ImageSettings | None:
     One that is only named holds nothing beside Shardline, as far as is known. The variant of a table is the
     one that is built, "" where there are no machines.
     """
-    with begun_with(f"{path}: "):
-        content = read_file(path)
+    with error_prefix(f"{path}: "):
+        content = read_settings_file(path)
         image = content.get("image")
         read = ImageSettings(name=image) if image and isinstance(image, str) else _read_image(path, image)
     if read is None or isinstance(image, str) or "train" not in content:
         return read
-    return read.fitted(load(path).accelerators)
+    return read.with_variant_for(load(path).accelerators)
 
 
 def _read_image(path: Path, image: Any) -> ImageSettings | None:
     if not isinstance(image, dict):
         return None
-    return read_one("image", ImageSettings, image).below(path.parent)
+    return read_dataclass("image", ImageSettings, image).below(path.parent)
 
 
 def _read_machine(name: str, table: dict[str, Any]) -> TaskMachine:
     given = read_fields(TaskMachine, table, f"{name}.", whole=False)
-    with begun_with(f"{name}."):
+    with error_prefix(f"{name}."):
         return replace(TaskMachine() if "machine_type" in given else _MACHINES[name], **given)
 
 
@@ -174,7 +182,7 @@ def _read_job(train: dict[str, Any]) -> CustomJobSettings:
         }
     )
     job = read_fields(CustomJobSettings, tables.get("job", {}), "train.job.", leave_out=("cluster",))
-    with begun_with("train.job."):
+    with error_prefix("train.job."):
         return CustomJobSettings(cluster=cluster, **job)
 
 
@@ -194,12 +202,12 @@ def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: 
     merged = {**shared, **own, "env": {**shared.get("env", {}), **own.get("env", {})}}
     if "machine_type" not in merged:
         raise SettingsError(f"{prefix if name in _OTHER_MACHINE else 'train.'}machine_type is missing")
-    with begun_with(prefix):
+    with error_prefix(prefix):
         return WorkerPool(**merged)
 
 
 #: Words of settings/vertex.toml.example that stand for a user's own.
-_WORDS = ("my-project", "my-bucket")
+_PLACEHOLDERS = ("my-project", "my-bucket")
 #: Where they stand for it: as a bucket, or as the project of a resource, an image, a registry or an account.
 _PLACEHOLDER = re.compile(
     r"(?:\bgc?s://|(?<![\w-])/gcs/)(?P<bucket>my-bucket)(?![\w.-])"
@@ -207,7 +215,7 @@ _PLACEHOLDER = re.compile(
     r"|@(?P<account>my-project)\.iam\b"
 )
 #: Fields of an environment that are no values of the table.
-_OWN = ("origins", "file")
+_NOT_KEYS = ("origins", "file")
 #: The form of each value.
 _FORMS = {
     "project": forms.PROJECT,
@@ -273,7 +281,7 @@ FLAGS = ("project", "location", "pipeline_root", "service_account", "registry")
 
 def read_environment(path: Path) -> dict[str, Any]:
     """Returns the table of a settings file, whose values may still be wrong; raises as `load_environment`."""
-    return read_table(path, TABLE, Environment, leave_out=_OWN)
+    return read_table(path, TABLE, Environment, leave_out=_NOT_KEYS)
 
 
 def load_environment(
@@ -291,7 +299,7 @@ def load_environment(
     values, origins = read_values(settings, flags, environ)
     for name in needed:
         if not values.get(name):
-            raise missing(name)
+            raise missing_error(name)
     environment = Environment(**{"project": "", "location": ""} | values, origins=origins, file=settings)  # type: ignore[arg-type]  # each is of its field's type
     for name, value in values.items() if needed else ():
         if found := placeholder_value(value):
@@ -312,7 +320,7 @@ def placeholder(text: str) -> str:
 
 def placeholder_value(value: Any) -> str:
     """Returns the word that a value of the table [vertex] still has, or is, as `placeholder` does."""
-    return str(value) if value in _WORDS else placeholder(str(value))
+    return str(value) if value in _PLACEHOLDERS else placeholder(str(value))
 
 
 def read_values(
@@ -348,7 +356,7 @@ def _labels(text: str, origin: str) -> dict[str, str]:
     return {name: value for name, _, value in (part.partition("=") for part in parts)}
 
 
-def missing(name: str) -> SettingsError:
+def missing_error(name: str) -> SettingsError:
     """Returns the error that says how to give a value that is missing."""
     flag = f", or {flag_of(name)}" if name in FLAGS else ""
     return SettingsError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from shardline.components.vertex.payload import at
+from shardline.components.vertex.payload import mapping_at
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import PipelineError
 
@@ -21,11 +21,11 @@ RETRAIN, TUNE = "retrain", "tune"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")
 
 #: Larger than any pipeline that was seen (0.6 MB), and read in two seconds.
-_LARGEST = 4 * 2**20
+_MAX_BYTES = 4 * 2**20
 #: The parser's C code ends the process where a file is nested some 10,000 times; pipelines are 10 deep.
-_DEEPEST = 200
+_MAX_DEPTH = 200
 #: Values of a file, aliases followed: some lines of YAML can stand for billions. Ours have 5,000.
-_MOST_VALUES = 200_000
+_MAX_VALUES = 200_000
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class PipelineFile:
     @property
     def of_other_platforms(self) -> list[str]:
         """What tasks have on another platform alone, as in secretAsEnv; a workspace is the pipeline's."""
-        tasks = [at(found, "deploymentSpec", "executors") for found in self.platforms.values()]
-        return sorted({kind for found in tasks for label in found for kind in at(found, label)})
+        tasks = [mapping_at(found, "deploymentSpec", "executors") for found in self.platforms.values()]
+        return sorted({kind for found in tasks for label in found for kind in mapping_at(found, label)})
 
 
 def load_pipeline(path: Path) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def read_pipeline(path: Path) -> bytes:
     """Returns the content of a pipeline's file; PipelineError when it cannot be read, or is too large."""
     if not path.exists() and not path.is_symlink():
         raise PipelineError(f"no pipeline {path}; write it with 'shardline compile'")
-    return files.read_text(path, PipelineError, limit=_LARGEST).encode()
+    return files.read_text(path, PipelineError, limit=_MAX_BYTES).encode()
 
 
 def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def parse_runnable(content: bytes, path: Path) -> PipelineFile:
             f"{path} has the name {name!r}; a pipeline's name has small letters, digits and hyphens, as the "
             "compiler writes it"
         )
-    if artifacts := at(file.spec, "root", "inputDefinitions", "artifacts"):
+    if artifacts := mapping_at(file.spec, "root", "inputDefinitions", "artifacts"):
         raise PipelineError(
             f"{path} takes artifacts as inputs ({', '.join(artifacts)}); only parameters can be given"
         )
@@ -105,9 +105,9 @@ def parse_file(content: bytes | str, path: Path) -> PipelineFile:
     first = documents[0] if documents else None
     if not isinstance(first, dict):
         raise PipelineError(f"{path} is not a compiled pipeline; write one with 'shardline compile'")
-    wrapped = at(first, "pipelineSpec")
+    wrapped = mapping_at(first, "pipelineSpec")
     spec = wrapped or first
-    missing = [key for key in ("pipelineInfo", "root", "deploymentSpec") if not at(spec, key)]
+    missing = [key for key in ("pipelineInfo", "root", "deploymentSpec") if not mapping_at(spec, key)]
     if missing:
         kind = f" but a {first['kind']}" if "kind" in first else ""
         raise PipelineError(
@@ -118,7 +118,7 @@ def parse_file(content: bytes | str, path: Path) -> PipelineFile:
         check_shape(spec)
     except PipelineError as error:
         raise PipelineError(f"{path} is not a compiled pipeline: {error}") from None
-    platforms = at(documents[1], "platforms") if len(documents) == 2 else {}
+    platforms = mapping_at(documents[1], "platforms") if len(documents) == 2 else {}
     if len(documents) > 1 and not platforms:
         raise PipelineError(
             f"{path} holds {len(documents)} YAML documents; a pipeline is one, and a second can only hold "
@@ -144,7 +144,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 def _documents(content: bytes | str, path: Path) -> list[Any]:
     """Returns the YAML documents of a file; refuses what a compiler does not write."""
-    too_large = f"{path} is no pipeline: it has more than {_MOST_VALUES:,} values, or holds itself"
+    too_large = f"{path} is no pipeline: it has more than {_MAX_VALUES:,} values, or holds itself"
     depth = values = 0
     try:
         # Before anything is built of it.
@@ -154,14 +154,14 @@ def _documents(content: bytes | str, path: Path) -> list[Any]:
             if getattr(event, "tag", None):
                 line = event.start_mark.line + 1
                 raise PipelineError(f"{path} is no pipeline: it has a tag, {event.tag[:60]}, in line {line}")
-            if depth > _DEEPEST:
-                raise PipelineError(f"{path} is no pipeline: it is nested more than {_DEEPEST} times")
-            if values > _MOST_VALUES:
+            if depth > _MAX_DEPTH:
+                raise PipelineError(f"{path} is no pipeline: it is nested more than {_MAX_DEPTH} times")
+            if values > _MAX_VALUES:
                 raise PipelineError(too_large)
         documents = list(yaml.load_all(content, Loader=_Loader))
     except (yaml.YAMLError, ValueError) as error:
         raise PipelineError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if _size(documents, {}) > _MOST_VALUES:
+    if _size(documents, {}) > _MAX_VALUES:
         raise PipelineError(too_large)
     return documents
 
@@ -171,23 +171,27 @@ def _size(node: Any, known: dict[int, int]) -> int:
     if not isinstance(node, dict | list):
         return 1
     if id(node) not in known:
-        known[id(node)] = _MOST_VALUES  # of one that holds itself
+        known[id(node)] = _MAX_VALUES  # of one that holds itself
         inside = node.values() if isinstance(node, dict) else node
         known[id(node)] = 1 + sum(_size(item, known) for item in inside)
     return known[id(node)]
 
 
-def declared(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def declared_parameters(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the declarations of a pipeline's parameters by name, each with a "parameterType"."""
-    found = at(spec, "root", "inputDefinitions", "parameters")
+    found = mapping_at(spec, "root", "inputDefinitions", "parameters")
     return {name: {"parameterType": "", **(item or {})} for name, item in found.items()}
 
 
 def defaults(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the defaults of the parameters that have one, whole numbers as int (the IR has 3.0)."""
-    found = {name: item["defaultValue"] for name, item in declared(spec).items() if "defaultValue" in item}
+    found = {
+        name: item["defaultValue"]
+        for name, item in declared_parameters(spec).items()
+        if "defaultValue" in item
+    }
     return {
-        name: _default(name, value, declared(spec)[name]["parameterType"])
+        name: _default(name, value, declared_parameters(spec)[name]["parameterType"])
         for name, value in found.items()
         if value is not None
     }
@@ -259,11 +263,11 @@ def check_shape(spec: Any) -> None:
 
     Raises PipelineError with the first place where it is not.
     """
-    for place, wanted, found in _faults(spec, _SPEC, ""):
+    for place, wanted, found in _shape_errors(spec, _SPEC, ""):
         raise PipelineError(f"{place} must be {_NAMES[wanted]}, not {found}")
 
 
-def _faults(node: Any, shape: Any, place: str) -> Iterator[tuple[str, Any, str]]:
+def _shape_errors(node: Any, shape: Any, place: str) -> Iterator[tuple[str, Any, str]]:
     """Yields each place that has another shape: place, wanted type, what is there."""
     wanted: Any = shape if isinstance(shape, type) else type(shape)
     # Protobuf reads null as "not set".
@@ -276,9 +280,11 @@ def _faults(node: Any, shape: Any, place: str) -> Iterator[tuple[str, Any, str]]
             if not isinstance(key, str):
                 yield f"the key {key!r} of {place or 'the pipeline'}", str, type(key).__name__
             elif key in shape or _EACH in shape:
-                yield from _faults(below, shape.get(key, shape.get(_EACH)), f"{place}.{key}".lstrip("."))
+                yield from _shape_errors(
+                    below, shape.get(key, shape.get(_EACH)), f"{place}.{key}".lstrip(".")
+                )
     elif isinstance(shape, list):
         for index, below in enumerate(node):
             if below is None:
                 yield f"{place}[{index}]", shape[0] if isinstance(shape[0], type) else dict, "null"
-            yield from _faults(below, shape[0], f"{place}[{index}]")
+            yield from _shape_errors(below, shape[0], f"{place}[{index}]")

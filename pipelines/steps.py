@@ -82,11 +82,11 @@ def on_machine(settings: Settings, machine: TaskMachine) -> Callable[..., Any]:
     component = component_factory(settings)
     if not machine.machine_type:
         return lambda function: lambda **inputs: machine.ask(component(function)(**inputs))
-    job = _single(settings.train, machine)
+    job = _single_replica_job(settings.train, machine)
     return lambda function: lambda **inputs: machine.schedule(custom_job(component(function), job)(**inputs))
 
 
-def _single(job: CustomJobSettings, machine: TaskMachine) -> CustomJobSettings:
+def _single_replica_job(job: CustomJobSettings, machine: TaskMachine) -> CustomJobSettings:
     """Returns the custom job of one replica that runs a task, in the network of the training job."""
     pool = WorkerPool(
         machine_type=machine.machine_type,
@@ -110,7 +110,7 @@ def _single(job: CustomJobSettings, machine: TaskMachine) -> CustomJobSettings:
     )
 
 
-def this_run(history_uri: Any) -> dict[str, Any]:
+def run_arguments(history_uri: Any) -> dict[str, Any]:
     """Returns the arguments that name a run and the place where runs are remembered."""
     return {"job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER, "history_uri": history_uri}
 
@@ -150,7 +150,7 @@ def exit_task(settings: Settings, history_uri: Any) -> Any:
         project=PROJECT,
         notify_when=settings.notify.when,
         webhook_secret=settings.notify.webhook_secret,
-        **this_run(history_uri),
+        **run_arguments(history_uri),
     ).set_caching_options(False)
 
 

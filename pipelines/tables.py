@@ -14,7 +14,7 @@ from shardline.trainer.base.errors import SettingsError
 T = TypeVar("T")
 
 
-def read_file(path: Path, kind: str = "settings") -> dict[str, Any]:
+def read_settings_file(path: Path, kind: str = "settings") -> dict[str, Any]:
     """Returns the content of a settings file; SettingsError when it is missing or no TOML.
 
     One of another `kind` holds nothing but tables [KIND.NAME].
@@ -36,7 +36,7 @@ def read_toml(path: Path, missing: str) -> dict[str, Any]:
 
 
 @contextmanager
-def begun_with(words: str) -> Iterator[None]:
+def error_prefix(words: str) -> Iterator[None]:
     """Puts the file or table in question in front of a SettingsError's message."""
     try:
         yield
@@ -50,8 +50,8 @@ def read_table(path: Path, table: str, kind: type[Any], *, leave_out: tuple[str,
     The table's keys are the fields of the dataclass `kind`, except those in `leave_out`. Raises SettingsError
     when the file is missing or no TOML, or a key is unknown or mistyped.
     """
-    content = read_file(path).get(table, {})
-    with begun_with(f"{path}: "):
+    content = read_settings_file(path).get(table, {})
+    with error_prefix(f"{path}: "):
         check_tables({table: content})
         return read_fields(kind, content, f"{table}.", leave_out=leave_out, whole=False)
 
@@ -62,8 +62,8 @@ def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display
     Their keys are the fields of the dataclass `kind`, of which `name` is the table's own name. Raises
     SettingsError when the file is missing or no TOML, or a key is unknown, missing or mistyped.
     """
-    content = read_file(path, table)
-    with begun_with(f"{path}: "):
+    content = read_settings_file(path, table)
+    with error_prefix(f"{path}: "):
         tables = content.pop(table, {})
         if content:
             raise SettingsError(f"unknown key {next(iter(content))}; write tables [{table}.NAME]")
@@ -74,10 +74,10 @@ def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display
         }
 
 
-def read_one(name: str, kind: Callable[..., T], table: dict[str, Any]) -> T:
+def read_dataclass(name: str, kind: Callable[..., T], table: dict[str, Any]) -> T:
     """Returns the dataclass that a table is."""
     found = read_fields(kind, table, f"{name}.")  # type: ignore[arg-type]  # a dataclass
-    with begun_with(f"{name}."):
+    with error_prefix(f"{name}."):
         return kind(**found)
 
 

@@ -16,7 +16,7 @@ from shardline.pipelines.steps import (
     make_pipeline,
     on_machine,
     rehearse_task,
-    this_run,
+    run_arguments,
 )
 
 
@@ -63,13 +63,13 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
     component = on_machine(settings, settings.register.uncached())
     with dsl.ExitHandler(exit_task(settings, history_uri), name="run"):
         # Nothing is compared with an earlier run.
-        once = {**this_run(""), "force": False}
+        once = {**run_arguments(""), "force": False}
         found = configure_task(settings, source=source, model=model, **once, **flat).outputs
         # The same source string may hold other data tomorrow: a cached result would be stale.
         made = on_machine(settings, settings.preprocess.uncached())(preprocess)
         dataset = made(data=found["data"], processes=preprocess_processes).outputs["dataset"]
         rehearsed = rehearse_task(
-            settings, dataset=dataset, training=found["training"], gate=found["gate"], **this_run("")
+            settings, dataset=dataset, training=found["training"], gate=found["gate"], **run_arguments("")
         )
         planned = component(plan_study)(
             study=study,

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.runs.causes import Failure, explain
-from shardline.components.runs.directory import observe
-from shardline.components.runs.logs import read_record
+from shardline.components.runs.directory import read_local_record
+from shardline.components.runs.logs import read_platform_record
 from shardline.components.runs.record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
-from shardline.components.vertex.client import Platform, again, ask, platform_errors
+from shardline.components.vertex.client import Platform, call_api, platform_errors, retry_policy
 from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import report
 
@@ -24,7 +24,7 @@ WEBHOOK_VARIABLE = "SHARDLINE_WEBHOOK"
 WHEN = ("failure", "always", "never")
 
 #: Slack takes 3,000 characters in a block.
-_LONGEST, _LONGEST_LOG = 2900, 2800
+_MAX_BLOCK, _MAX_LOG = 2900, 2800
 _TIMEOUT_S = 20.0
 _SECRET = re.compile(r"projects/[^/]+/secrets/[\w-]+/versions/(\d+|latest|[A-Za-z][\w-]*)")
 
@@ -69,8 +69,8 @@ def payload(run: RunRecord) -> dict[str, Any]:
     body = "\n".join(f"*{_escaped(name)}*  {_escaped(value)}" for name, value in rows)
     texts = [f"*{_escaped(run.headline())}*", body]
     if lines:
-        texts.append(f"```{_escaped(chr(10).join(lines))[-_LONGEST_LOG:]}```")
-    blocks = [{"type": "section", "text": {"type": "mrkdwn", "text": text[:_LONGEST]}} for text in texts]
+        texts.append(f"```{_escaped(chr(10).join(lines))[-_MAX_LOG:]}```")
+    blocks = [{"type": "section", "text": {"type": "mrkdwn", "text": text[:_MAX_BLOCK]}} for text in texts]
     return {"text": run.headline(), "blocks": blocks}
 
 
@@ -89,7 +89,7 @@ def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
 
         with platform_errors("sign in to Google Cloud"):
             client = SecretManagerServiceClient()
-        answer = ask(f"read the secret {secret}", client.access_secret_version, {"name": secret})
+        answer = call_api(f"read the secret {secret}", client.access_secret_version, {"name": secret})
         url = str(answer.payload.data.decode())
     url = url.strip()
     if url and not re.fullmatch(r"https://\S+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/\S*)?", url):
@@ -113,7 +113,7 @@ def send(url: str, message: Mapping[str, Any]) -> None:
             raise requests.HTTPError(response=response)
 
     try:
-        return again("call the webhook")(post)()
+        return retry_policy("call the webhook")(post)()
     except requests.RequestException as error:
         answer = error.response
         reason = type(error).__name__ if answer is None else f"status {answer.status_code}"
@@ -140,7 +140,7 @@ def conclude_run(
     Whatever goes wrong on the way is said and goes no further: the run is what it is. The arguments are those
     of `conclude`; `state` and `error` say how the tasks inside the exit handler came out.
     """
-    run = _read(cast(State, state.lower()), error, job_name, job_resource_name, project)
+    run = _read_outcome(cast(State, state.lower()), error, job_name, job_resource_name, project)
     if run.explanation is not None:
         for name, value in run.explanation.rows():
             report(TOPIC, f"{name}: {value}")
@@ -161,12 +161,12 @@ def conclude_run(
             report(TOPIC, f"no notification was sent: {failure}")
 
 
-def _read(state: State, error: str, job_name: str, job_resource_name: str, project: str) -> RunRecord:
+def _read_outcome(state: State, error: str, job_name: str, job_resource_name: str, project: str) -> RunRecord:
     try:
         if here := os.environ.get(RUN_VARIABLE):
-            return observe(Path(here), state)
+            return read_local_record(Path(here), state)
         platform = Platform.of(job_resource_name, project=project)
-        return read_record(platform, job_resource_name, state)
+        return read_platform_record(platform, job_resource_name, state)
     except Exception as failure:  # of files, clients and credentials; the rest of the work does not need them
         what = "" if isinstance(failure, ShardlineError) else f"{type(failure).__name__}: "
         report(TOPIC, f"cannot read how the run ended: {what}{' '.join(str(failure).split())}")

@@ -24,7 +24,7 @@ from shardline.components.configure.fingerprint import (
     Fingerprint,
     code_versions,
     fingerprint,
-    initial_model,
+    initial_model_digest,
 )
 from shardline.components.model_store import Measured, Verdict, read_part
 from shardline.components.model_store.catalog import champion_directory, refuse_container
@@ -32,7 +32,7 @@ from shardline.components.model_store.champions import check_champion, published
 from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, columns
-from shardline.components.text import quality, short
+from shardline.components.text import quality, truncate
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.export.formats import check_installed
 from shardline.components.validate.gate.gate import GateSettings
@@ -46,11 +46,11 @@ LATEST, DATASETS = "latest.json", "datasets"
 _TOPIC = "changes"
 _SCHEMA = "content of schema"
 _DATE = re.compile(r"\{(?:date|last (?P<days>\d{1,4}) days)(?::(?P<form>[^{}]*))?\}")
-_MOST_DAYS = 400
+_MAX_DAYS = 400
 #: The platform's time of a schedule where there is none is 0 seconds of Unix time, 1969 in the west.
 _EPOCH = 1970
 #: Changes that are named one by one, and characters of a value that are shown.
-_SHOWN, _LONGEST = 3, 60
+_MAX_NAMED, _MAX_VALUE = 3, 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class RecordedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class CachedDataset:
     """Dataset by its content: what tells it from others of the same content, and its URI once it is whole."""
 
     nonce: str
@@ -107,7 +107,7 @@ def describe_changes(last: State, now: State) -> list[str]:
         found.append(f"the data has changed ({data['text']}, {was})")
 
     def shown(value: Any) -> str:
-        return short(json.dumps(value, ensure_ascii=False), _LONGEST)
+        return truncate(json.dumps(value, ensure_ascii=False), _MAX_VALUE)
 
     for name in {**now.settings, **last.settings}:
         if last.settings.get(name) != now.settings.get(name):
@@ -117,8 +117,8 @@ def describe_changes(last: State, now: State) -> list[str]:
         if was != is_now:
             of_files = DIGEST in was + is_now
             found.append(f"the code of {name} has changed" if of_files else f"{name} was {was}, is {is_now}")
-    more = len(found) - _SHOWN
-    return [*found[:_SHOWN], f"{more} more changes"] if more > 1 else found
+    more = len(found) - _MAX_NAMED
+    return [*found[:_MAX_NAMED], f"{more} more changes"] if more > 1 else found
 
 
 def run_time(scheduled: str, created: str) -> datetime:
@@ -150,8 +150,8 @@ def fill_in_date(source: str, time: datetime) -> str:
         if not match["days"]:
             return time.strftime(form)
         days = int(match["days"])
-        if not 1 <= days <= _MOST_DAYS:
-            raise SettingsError(f"source has {match[0]!r}; give 1 to {_MOST_DAYS} days")
+        if not 1 <= days <= _MAX_DAYS:
+            raise SettingsError(f"source has {match[0]!r}; give 1 to {_MAX_DAYS} days")
         dates = (time - timedelta(days=before) for before in reversed(range(days)))
         return "{" + ",".join(dict.fromkeys(date.strftime(form) for date in dates)) + "}"
 
@@ -212,7 +212,7 @@ def detect_changes(
         return Configured(changed, source, fingerprint, reason, state, blessed, **objects)
 
     if not history_uri:
-        return found(True, _unique(), "history_uri is empty: no run is remembered")
+        return found(True, _unique_fingerprint(), "history_uri is empty: no run is remembered")
     history = champion_directory(history_uri)
     try:
         (history / DATASETS).mkdir(parents=True, exist_ok=True)
@@ -222,15 +222,17 @@ def detect_changes(
     content = fingerprint(data)
     start = training.train_options.get("initial_model")
     if start:
-        settings["content of initial_model"] = initial_model(start) or f"not known ({_unique()})"
+        settings["content of initial_model"] = (
+            initial_model_digest(start) or f"not known ({_unique_fingerprint()})"
+        )
     state = State(data=asdict(content), settings=settings, code=code_versions({**settings, "source": source}))
     last, reason = _compare(history, state, force)
     if last and not reason:
-        return found(False, "", _say_unchanged(last, content), blessed=last.blessed)
+        return found(False, "", _report_unchanged(last, content), blessed=last.blessed)
     report(_TOPIC, f"training: {reason}")
     # KFP's cache does not know the weights: a model that began with older ones must not come from it.
     known = content.known_by and not force and not start
-    key = dataset_key(history, _digest(content, state)) if known else _unique()
+    key = dataset_key(history, _digest(content, state)) if known else _unique_fingerprint()
     return found(True, key, reason, json.dumps(asdict(state), ensure_ascii=False))
 
 
@@ -268,7 +270,7 @@ def read_latest(history: Path) -> RecordedRun | None:
     return load(RecordedRun, path, ModelError) if path.exists() else None
 
 
-def _say_unchanged(last: RecordedRun, content: Fingerprint) -> str:
+def _report_unchanged(last: RecordedRun, content: Fingerprint) -> str:
     """Ends the run with the result of the last one, and returns why."""
     reason = f"data ({content.text}), settings and code are those of {last.run}"
     fact("state", "unchanged", f"unchanged: {reason}, which finished {last.finished}")
@@ -281,7 +283,7 @@ def _say_unchanged(last: RecordedRun, content: Fingerprint) -> str:
     return reason
 
 
-def _unique() -> str:
+def _unique_fingerprint() -> str:
     """Returns a fingerprint that no other run has: nothing that is made of the data comes from a cache."""
     return f"run-{uuid.uuid4().hex}"
 
@@ -294,7 +296,7 @@ def dataset_key(history: Path, key: str) -> str:
     """
     path = history / DATASETS / f"{key}.json"
     try:
-        made = load(Made, path, ModelError)
+        made = load(CachedDataset, path, ModelError)
         if made.uri:
             manifests.load_whole(files.local_path(made.uri))
             return f"{key}-{made.nonce}"
@@ -302,20 +304,20 @@ def dataset_key(history: Path, key: str) -> str:
         pass
     except DatasetError:
         report(_TOPIC, f"the dataset {made.uri} is no longer whole: it is made again")
-    made = Made(nonce=uuid.uuid4().hex[:8])
+    made = CachedDataset(nonce=uuid.uuid4().hex[:8])
     files.write_json(path, asdict(made))
     return f"{key}-{made.nonce}"
 
 
-def keep_dataset(history_uri: str, fingerprint: str, uri: str) -> None:
+def record_dataset(history_uri: str, fingerprint: str, uri: str) -> None:
     """Remembers that a dataset is whole; `fingerprint` is as `dataset_key` gave it."""
     key, _, nonce = fingerprint.rpartition("-")
     path = champion_directory(history_uri) / DATASETS / f"{key}.json"
     if path.exists():
-        files.write_json(path, asdict(Made(nonce=nonce, uri=uri)))
+        files.write_json(path, asdict(CachedDataset(nonce=nonce, uri=uri)))
 
 
-def remember(
+def write_history(
     exported: Path, state: str, reason: str, history_uri: str, champion_uri: str, job_name: str
 ) -> None:
     """Writes the result of a run that trained into the history; the arguments are those of `record_run`.

@@ -139,6 +139,6 @@ def record_run(
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("changes"):
-        from shardline.components.configure.changes import remember
+        from shardline.components.configure.changes import write_history
 
-        remember(Path(exported.path), state, reason, history_uri, champion_uri, job_name)
+        write_history(Path(exported.path), state, reason, history_uri, champion_uri, job_name)

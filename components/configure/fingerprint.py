@@ -21,7 +21,7 @@ from shardline.components.model_store.champions import current
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, is_plugin, open_source
 from shardline.components.preprocess.sources.columns import is_pattern, open_table
-from shardline.components.runs.record import version_of
+from shardline.components.runs.record import installed_version
 from shardline.components.storage import remote_files
 from shardline.components.storage.listing import File, below, find_files, matching
 from shardline.components.text import size as size_text
@@ -69,7 +69,7 @@ def fingerprint(settings: PreprocessSettings) -> Fingerprint:
     form, _, rest = settings.source.partition(":")
     if settings.source == "digits" or (form == "tfds" and not settings.data_dir):
         package = "tensorflow-datasets" if form == "tfds" else "scikit-learn"
-        if version := version_of(package):
+        if version := installed_version(package):
             return Fingerprint(known_by="version", digest=version, text=f"{package} {version}")
         return Fingerprint(known_by="", digest="", text=f"{package} is not installed")
     if form == "bigquery":
@@ -77,16 +77,16 @@ def fingerprint(settings: PreprocessSettings) -> Fingerprint:
         digest = hashlib.sha256(content.encode()).hexdigest() if content else ""
         return Fingerprint(known_by="version" if content else "", digest=digest, text=text)
     if not rest or form not in ("images", "text", "tfds", "tfrecord", "table"):
-        return _of_plugin(settings)
+        return _fingerprint_of_plugin(settings)
     if form in ("images", "text"):
         labels = matching(settings.labels) if settings.labels else iter(())
-        return _of_files(itertools.chain(labels, below(rest)))
+        return _fingerprint_of_files(itertools.chain(labels, below(rest)))
     if form == "tfds":
-        return _of_files(below(f"{settings.data_dir.rstrip('/')}/{rest.partition(':')[0]}"))
+        return _fingerprint_of_files(below(f"{settings.data_dir.rstrip('/')}/{rest.partition(':')[0]}"))
     if form == "table" and _has_images(rest, settings):
         _, directory = open_table(rest)
-        return _of_files(itertools.chain(matching(rest), below(directory or ".")))
-    return _of_files(matching(rest))
+        return _fingerprint_of_files(itertools.chain(matching(rest), below(directory or ".")))
+    return _fingerprint_of_files(matching(rest))
 
 
 def _has_images(table: str, settings: PreprocessSettings) -> bool:
@@ -100,7 +100,7 @@ def _has_images(table: str, settings: PreprocessSettings) -> bool:
         return "image" in lines.readline()
 
 
-def _of_files(files: Iterable[File]) -> Fingerprint:
+def _fingerprint_of_files(files: Iterable[File]) -> Fingerprint:
     digest, ways = hashlib.sha256(), set[bool]()
     count = size = 0
     for file in files:
@@ -112,7 +112,7 @@ def _of_files(files: Iterable[File]) -> Fingerprint:
     return Fingerprint(known_by=_LISTINGS[frozenset(ways or {False})], digest=digest.hexdigest(), text=text)
 
 
-def _of_plugin(settings: PreprocessSettings) -> Fingerprint:
+def _fingerprint_of_plugin(settings: PreprocessSettings) -> Fingerprint:
     source = open_source(settings)
     own = getattr(source, "fingerprint", None)
     if own is None:
@@ -126,7 +126,7 @@ def _of_plugin(settings: PreprocessSettings) -> Fingerprint:
     return Fingerprint(known_by="its own fingerprint", digest=digest, text=text[:80])
 
 
-def initial_model(uri: str) -> str:
+def initial_model_digest(uri: str) -> str:
     """Returns the digest of the model file that training starts from; "" where it cannot be read here.
 
     `uri` is what the trainer's option takes: a file, a directory that holds one, or a champion's directory.
@@ -151,7 +151,7 @@ def code_versions(parameters: Mapping[str, Any]) -> dict[str, str]:
     versions = {"shardline": _digest(path for name in _OWN for path in plugins.python_files(name))}
     for name in plugins.packages(plugins_of(parameters).values()):
         versions[name] = _digest(plugins.python_files(name))
-    return versions | {name: version for name in _LIBRARIES if (version := version_of(name))}
+    return versions | {name: version for name in _LIBRARIES if (version := installed_version(name))}
 
 
 def plugins_of(parameters: Mapping[str, Any]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from shardline.components.model_store.backends import BucketBackend, DiskBackend, TextFile
 from shardline.components.runs.record import on_platform
-from shardline.components.text import short
+from shardline.components.text import truncate
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import restore
 from shardline.trainer.base.errors import ModelError, SettingsError
@@ -222,7 +222,7 @@ def refuse_others(place: Place) -> None:
     others = [name for name in found if name not in _BESIDE]
     if not others or VERSIONS in found or place.read(CHAMPION_FILE).text is not None:
         return
-    there = f"{CHAMPION_FILE}, {VERSIONS}/), but {short(', '.join(others), 80)}"
+    there = f"{CHAMPION_FILE}, {VERSIONS}/), but {truncate(', '.join(others), 80)}"
     raise SettingsError(
         f"{place.where('')} holds no champions ({there}; give the directory of champions, or a new one, "
         f"in which '{PROMOTE} DIR MODEL/' makes a model the champion"

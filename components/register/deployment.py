@@ -24,9 +24,9 @@ from shardline.components import model_store
 from shardline.components.model_store import Export, catalog, champions
 from shardline.components.register.probe import endpoint_server, probe
 from shardline.components.register.settings import Deploy
-from shardline.components.vertex.client import Platform, ask, wait
-from shardline.components.vertex.forms import LONGEST_NAME
-from shardline.components.vertex.refusals import RefusalKind, kind_of
+from shardline.components.vertex.client import Platform, call_api, wait_for_operation
+from shardline.components.vertex.forms import MAX_DISPLAY_NAME
+from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.trainer.base.errors import ModelError, PlatformError, RunError
 from shardline.trainer.base.progress import fact, report
 
@@ -129,7 +129,7 @@ class Deployment:
                 # Without an etag: repeated after a lost answer, the call would meet its own change.
                 traffic = {"name": name, "traffic_split": split}
                 request = {"endpoint": traffic, "update_mask": {"paths": ["traffic_split"]}}
-                ask(f"set the traffic of {name}", self.platform.endpoints.update_endpoint, request)
+                call_api(f"set the traffic of {name}", self.platform.endpoints.update_endpoint, request)
         except BaseException:
             with contextlib.suppress(PlatformError):
                 if self.id not in _split(self._get(name)):
@@ -144,7 +144,7 @@ class Deployment:
         parent, endpoint_id = self.platform.parent, f"probe-{self._mark}"
         name, key = f"{parent}/endpoints/{endpoint_id}", beside.encryption_spec.kms_key_name
         content = {
-            "display_name": f"probe for {beside.display_name}"[:LONGEST_NAME],
+            "display_name": f"probe for {beside.display_name}"[:MAX_DISPLAY_NAME],
             # With those that the platform gives to all that a run makes, by which it is billed.
             "labels": dict(gcp_labels_util.attach_system_labels(dict(self.labels))),
             "encryption_spec": {"kms_key_name": key} if key else None,
@@ -192,7 +192,7 @@ class Deployment:
         deployed = {
             "id": self.id,
             "model": self.model,
-            "display_name": self.run[:LONGEST_NAME],
+            "display_name": self.run[:MAX_DISPLAY_NAME],
             "service_account": settings.service_account,
             "dedicated_resources": {
                 "machine_spec": machine,
@@ -211,9 +211,9 @@ class Deployment:
     def _do(self, doing: str, method: Callable[..., Any], request: Any, settled: RefusalKind) -> None:
         """Has the platform do what takes minutes; an error of the kind `settled` says that it is done."""
         try:
-            wait(doing, ask(doing, method, request), _DEPLOYMENT_S)
+            wait_for_operation(doing, call_api(doing, method, request), _DEPLOYMENT_S)
         except PlatformError as error:
-            if kind_of(error.__cause__) is not settled:
+            if refusal_kind(error.__cause__) is not settled:
                 raise
 
     def _undeploy(self, name: str, deployed_id: str, *, delete: bool = False) -> None:
@@ -229,7 +229,7 @@ class Deployment:
             report("deploy", f"warning: {error}; it costs machines until it is gone")
 
     def _get(self, name: str) -> Any:
-        return ask(f"read the endpoint {name}", self.platform.endpoints.get_endpoint, {"name": name})
+        return call_api(f"read the endpoint {name}", self.platform.endpoints.get_endpoint, {"name": name})
 
 
 def _ids(endpoint: Any) -> list[str]:

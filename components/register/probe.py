@@ -17,7 +17,7 @@ from typing import Any
 from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate.export.predictions import compare, is_answer
-from shardline.components.vertex.client import Platform, ask
+from shardline.components.vertex.client import Platform, call_api
 from shardline.trainer.base.errors import ModelError, PlatformError, RunError, SettingsError
 from shardline.trainer.base.progress import report
 
@@ -201,7 +201,7 @@ def endpoint_server(name: str, *, api_endpoint: str = "", timeout_s: float = TIM
         SettingsError: When no model that is deployed to it has traffic.
     """
     platform = Platform.of(name, endpoint=api_endpoint)
-    found = ask(f"read the endpoint {name}", platform.endpoints.get_endpoint, {"name": name})
+    found = call_api(f"read the endpoint {name}", platform.endpoints.get_endpoint, {"name": name})
     if not any(found.traffic_split.get(deployed.id) for deployed in found.deployed_models):
         raise SettingsError(f"no deployed model of {name} has traffic, by which alone requests go")
     # Source: Endpoint.dedicated_endpoint_dns; the shared host does not serve such an endpoint.
@@ -214,7 +214,7 @@ def endpoint_server(name: str, *, api_endpoint: str = "", timeout_s: float = TIM
 
         request = PredictRequest(endpoint=name)
         json_format.ParseDict({"instances": list(instances)}, PredictRequest.pb(request))
-        response = ask(f"ask {name}", platform.predictions.predict, request, attempt_s=timeout_s)
+        response = call_api(f"ask {name}", platform.predictions.predict, request, attempt_s=timeout_s)
         content = type(response).pb(response)
         return [_plain(value) for value in content.predictions], content.deployed_model_id
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from shardline.components.vertex.forms import (
     ENDPOINT,
-    LONGEST_NAME,
+    MAX_DISPLAY_NAME,
     MODEL,
     check_accelerators,
     check_labels,
@@ -72,9 +72,9 @@ class ModelUpload:
 
     def __post_init__(self) -> None:
         check_pasted_text("display_name", self.display_name)
-        if not 1 <= len(self.display_name) <= LONGEST_NAME:
+        if not 1 <= len(self.display_name) <= MAX_DISPLAY_NAME:
             raise SettingsError(
-                f"display_name must have 1 to {LONGEST_NAME} characters, got {len(self.display_name)}"
+                f"display_name must have 1 to {MAX_DISPLAY_NAME} characters, got {len(self.display_name)}"
             )
         if not self.serving_image_uri:
             raise SettingsError("serving_image_uri is empty; give a TensorFlow Serving image")

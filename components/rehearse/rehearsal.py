@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardline.components.configure.changes import keep_dataset
+from shardline.components.configure.changes import record_dataset
 from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import check_champion
@@ -63,7 +63,7 @@ def rehearse_run(
     checked = read(TrainingSettings, training, "training")
     manifest = manifests.load_whole(Path(dataset.path))
     if known.get("history_uri"):  # also of a run that is refused: the next one need not make it again
-        keep_dataset(known["history_uri"], known["fingerprint"], dataset.uri)
+        record_dataset(known["history_uri"], known["fingerprint"], dataset.uri)
     directory = champion_directory(base)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -162,7 +162,7 @@ _CRASH = (
     "compare the installed versions with constraints.txt ('shardline doctor --local' does), then look at the "
     "last lines of the log",
 )
-_AGAIN = "start the run again; training goes on from its last checkpoint where it has one"
+_RESTART = "start the run again; training goes on from its last checkpoint where it has one"
 _IMAGE = "look at the image and its entry point"
 #: What exit codes mean, of signals as a shell has them, and what to do where a process left no message.
 _EXITS = {
@@ -171,8 +171,8 @@ _EXITS = {
         "lower per_replica_batch_size, image_size or preprocess_processes, or use a machine with more memory",
     ),
     **dict.fromkeys((132, 134, 135, 139), _CRASH),
-    143: ("asked to stop: preempted, cancelled, or past its timeout", _AGAIN),
-    130: ("interrupted", _AGAIN),
+    143: ("asked to stop: preempted, cancelled, or past its timeout", _RESTART),
+    130: ("interrupted", _RESTART),
     126: ("the command is not executable", _IMAGE),
     127: ("the command was not found", _IMAGE),
     errors.EXIT_FAILED: ("the program failed", ""),
@@ -191,7 +191,7 @@ def exit_code(value: int | str) -> int:
     return 128 - value if value < 0 else value
 
 
-def in_words(code: int) -> str:
+def exit_meaning(code: int) -> str:
     """Returns what an exit status means: "SIGKILL (exit code 137): most likely out of memory, ..."."""
     if code - 128 in set(signal.Signals):
         meaning, _ = _EXITS.get(code, ("", ""))
@@ -216,7 +216,7 @@ def explain(failure: Failure) -> Explanation:
         if failure.exit_code == errors.EXIT_BAD_INPUT and not cause:
             cause = "a mistake in what was given to the run; the same again would fail again"
         remedy = remedy or (told if semicolon else "correct what the message names and start the run again")
-    exit_parts = [] if failure.exit_code is None else [in_words(failure.exit_code)]
+    exit_parts = [] if failure.exit_code is None else [exit_meaning(failure.exit_code)]
     if failure.restarts:
         exit_parts.append(f"after {failure.restarts} restart{'s' if failure.restarts > 1 else ''}")
     if failure.peak_memory:

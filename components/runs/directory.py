@@ -27,11 +27,11 @@ from shardline.components.runs.record import (
     RunRecord,
     State,
     TaskOutputs,
-    results,
+    collect_results,
 )
 from shardline.components.runs.causes import exit_code, explain, Failure
 from shardline.components.runs.logs import last_lines, own_error, readable
-from shardline.components.vertex.payload import at, known_text, list_at
+from shardline.components.vertex.payload import mapping_at, known_text, list_at
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 
@@ -86,7 +86,7 @@ def find_run(run: str, runs_dir: Path) -> Path:
     raise SettingsError(f"there is no run {run!r}, neither as a directory nor in {runs_dir}")
 
 
-def observe(directory: Path, state: State | None = None, *, record: RunRecord | None = None) -> RunRecord:
+def read_local_record(directory: Path, state: State | None = None, *, record: RunRecord | None = None) -> RunRecord:
     """Returns the record of a run on this machine with what its files tell besides, as far as it has come.
 
     `state` is its state where its own record cannot know it yet: "failed" to a task that runs at its end.
@@ -98,7 +98,7 @@ def observe(directory: Path, state: State | None = None, *, record: RunRecord | 
     record = record or RunRecord.read(directory)
     state = state or record.state
     # Of a run whose outputs have been removed, its record knows what they were.
-    made = {name: value or getattr(record, name) for name, value in results(_outputs(directory)).items()}
+    made = {name: value or getattr(record, name) for name, value in collect_results(_outputs(directory)).items()}
     here = {"run": str(directory)}
     made["links"] = here | made["links"] | here
     explanation = explain(failure_of(directory, record)) if state == FAILED else None
@@ -113,12 +113,12 @@ def failure_of(directory: Path, record: RunRecord) -> Failure:
         raise SettingsError(f"{directory} is not the directory of a run: {error}") from None
     failed = [match[1] for line in log if (match := _FAILED.fullmatch(line))]
     # The task that ran last where the run was ended before KFP could say that it failed.
-    task = failed[-1] if failed else next(reversed(tasks(log)), "")
+    task = failed[-1] if failed else next(reversed(executed_tasks(log)), "")
     said = own_error(line.removeprefix(TASK_INDENT) for line in log)
     job = directory / REPLICAS / task
     if task and (job / JOB_FILE).is_file():
         return _replica_failure(job, task, said)
-    lines = [line for name, line in by_task(log) if name == task]
+    lines = [line for name, line in lines_by_task(log) if name == task]
     codes = [code for line in lines[-3:] for words, code in _SHELL.items() if line.startswith(words)]
     return Failure(
         task=task,
@@ -129,7 +129,7 @@ def failure_of(directory: Path, record: RunRecord) -> Failure:
     )
 
 
-def by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
+def lines_by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yields what tasks have printed, without KFP's own: the task's name and a line.
 
     Where tasks run side by side (ParallelFor) their lines are not told apart: kfp.local does not.
@@ -150,12 +150,12 @@ def by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield task, line
 
 
-def tasks(log: Iterable[str]) -> list[str]:
+def executed_tasks(log: Iterable[str]) -> list[str]:
     """Returns the names of the tasks that were executed, in order."""
     return list(dict.fromkeys(match[1] for line in log if (match := _EXECUTING.fullmatch(line))))
 
 
-def task_at_work(line: str) -> str | None:
+def running_task(line: str) -> str | None:
     """Returns the task that has begun by a line of kfp.local, "" where one has ended; None for any other."""
     if begun := _EXECUTING.fullmatch(line):
         return begun[1]
@@ -181,12 +181,12 @@ def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool
         yield from readable(_lines(found_in[0], directory, follow))
         return
     found = False
-    for name, line in by_task(_lines(directory / LOG, directory, follow)):
+    for name, line in lines_by_task(_lines(directory / LOG, directory, follow)):
         if name == task or not task:
             found = True
             yield f"{name} | {line}"
     if task and not found:
-        known = tasks(_read_lines(directory / LOG))
+        known = executed_tasks(_read_lines(directory / LOG))
         if task not in known:
             raise SettingsError(f"no task {task!r} has run; these have: {', '.join(known) or 'none'}")
 
@@ -216,11 +216,11 @@ def _outputs(directory: Path) -> Iterator[TaskOutputs]:
             found = files.read_json(path, SettingsError)
         except SettingsError:
             continue  # of a task that is writing it
-        named = {name: list_at(found, "artifacts", name, "artifacts") for name in at(found, "artifacts")}
+        named = {name: list_at(found, "artifacts", name, "artifacts") for name in mapping_at(found, "artifacts")}
         made = {name: items[0] for name, items in named.items() if items}
         yield TaskOutputs(
-            parameters=at(found, "parameterValues"),
-            artifacts={name: at(item, "metadata") for name, item in made.items()},
+            parameters=mapping_at(found, "parameterValues"),
+            artifacts={name: mapping_at(item, "metadata") for name, item in made.items()},
             uris={name: known_text(item.get("uri")) for name, item in made.items() if isinstance(item, dict)},
         )
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from shardline.components.runs.record import FAILED, results, RUNNING, RunRecord, State
+from shardline.components.runs.record import FAILED, collect_results, RUNNING, RunRecord, State
 from shardline.components.runs.causes import explain, Failure
-from shardline.components.vertex.client import Platform, ask, ask_all
+from shardline.components.vertex.client import Platform, call_api, list_all
 from shardline.components.runs.platform_run import read_run, PlatformRun
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PlatformError, SettingsError
@@ -132,7 +132,7 @@ def read_entries(
         "order_by": "timestamp desc",
         "page_size": min(limit, 1000),
     }
-    found = ask_all("read the logs", platform.logs.list_log_entries, request, limit=limit)
+    found = list_all("read the logs", platform.logs.list_log_entries, request, limit=limit)
     return [
         LogLine(
             time=entry.timestamp,
@@ -148,14 +148,14 @@ def read_entries(
     ]
 
 
-def read_record(platform: Platform, run: str, state: State | None = None) -> RunRecord:
+def read_platform_record(platform: Platform, run: str, state: State | None = None) -> RunRecord:
     """Returns the record of a run, by id or resource name, as far as it has come; raises as `read_run` does.
 
     `state` is its state where the run cannot know it yet: "failed" to a task that runs at its end.
     """
     found = read_run(platform, run)
     state = state or (cast(State, found.state) if found.has_ended else RUNNING)
-    made = results(task.outputs for task in found.tasks)
+    made = collect_results(task.outputs for task in found.tasks)
     return RunRecord(
         name=found.job_id,
         pipeline=found.pipeline or found.job_id,
@@ -182,7 +182,7 @@ def failure_of(platform: Platform, run: PlatformRun) -> Failure:
         if any(map(_STATUS.search, messages)):
             break
         try:
-            job = ask(f"read the job {_id(name)}", platform.jobs.get_custom_job, {"name": name})
+            job = call_api(f"read the job {_id(name)}", platform.jobs.get_custom_job, {"name": name})
             messages.append(str(job.error.message))
         except PlatformError as error:
             progress.report("vertex", str(error))

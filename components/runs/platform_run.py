@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardline.components.runs.record import CANCELLED, FAILED, RUNNING, SUCCEEDED, TaskOutputs
 from shardline.components.text import duration, timestamp
-from shardline.components.vertex.client import Platform, ask, ask_all
+from shardline.components.vertex.client import Platform, call_api, list_all
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.deserialize import restore_integers
 
@@ -165,7 +165,7 @@ def read_run(platform: Platform, run: str, *, watching: bool = False) -> Platfor
     """
     request = {"name": resource_name(platform, run)}
     doing = f"read the run {run.rpartition('/')[2]}"
-    return run_of(ask(doing, platform.pipelines.get_pipeline_job, request, watching=watching), platform)
+    return run_of(call_api(doing, platform.pipelines.get_pipeline_job, request, watching=watching), platform)
 
 
 def latest_runs(platform: Platform, limit: int, condition: str = "") -> list[PlatformRun]:
@@ -180,7 +180,7 @@ def latest_runs(platform: Platform, limit: int, condition: str = "") -> list[Pla
         "page_size": min(limit, 100),
         "read_mask": {"paths": list(_LISTED)},
     }
-    found = ask_all("list the runs", platform.pipelines.list_pipeline_jobs, request, limit=limit)
+    found = list_all("list the runs", platform.pipelines.list_pipeline_jobs, request, limit=limit)
     return [run_of(job, platform) for job in found]
 
 

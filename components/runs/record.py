@@ -54,7 +54,7 @@ def on_platform() -> bool:
 
 
 @contextlib.contextmanager
-def held(directory: Path, *, shared: bool = False) -> Iterator[bool]:
+def directory_lock(directory: Path, *, shared: bool = False) -> Iterator[bool]:
     """Locks a directory while the context lasts; yields whether nobody else has, and the disk has locks."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -150,7 +150,7 @@ class RunRecord:
         record = cls._read(directory)
         if record.state != RUNNING or not record.tells_its_end:
             return record
-        with held(directory, shared=True) as free:
+        with directory_lock(directory, shared=True) as free:
             record = cls._read(directory)  # it may have ended just now
         if free and record.state == RUNNING:
             return replace(record, state=FAILED, error=ABANDONED)
@@ -230,7 +230,7 @@ class TaskOutputs:
     uris: Mapping[str, str] = field(default_factory=dict)
 
 
-def results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
+def collect_results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
     """Returns verdict, reason, metrics, data and links for a `RunRecord`, from the outputs of tasks."""
     found: dict[str, Any] = {"verdict": "", "reason": "", "metrics": {}, "data": {}, "links": {}}
     for task in tasks:
@@ -248,7 +248,7 @@ def results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
     return found
 
 
-def version_of(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """Returns the version of an installed package; None where it is not installed."""
     try:
         return importlib.metadata.version(package)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
-from shardline.components.vertex.client import again, platform_errors
-from shardline.components.vertex.refusals import RefusalKind, kind_of
+from shardline.components.vertex.client import platform_errors, retry_policy
+from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.trainer.base.errors import PlatformError
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Bucket:
         try:
             data = self._ask(self._doing("read", name), blob.download_as_bytes, retry=None)
         except PlatformError as error:
-            if kind_of(error.__cause__) is RefusalKind.MISSING:
+            if refusal_kind(error.__cause__) is RefusalKind.MISSING:
                 return None
             raise
         return data, int(blob.generation or 0)
@@ -222,7 +222,7 @@ class Bucket:
         try:
             self._ask(self._doing("write", name), call, retry=None)
         except PlatformError as error:
-            if generation is None or kind_of(error.__cause__) is not RefusalKind.CONFLICT:
+            if generation is None or refusal_kind(error.__cause__) is not RefusalKind.CONFLICT:
                 raise
             return False
         return True
@@ -240,7 +240,7 @@ class Bucket:
         try:
             self._ask(self._doing("remove", name), self._blob(name).delete, retry=None)
         except PlatformError as error:
-            if kind_of(error.__cause__) is not RefusalKind.MISSING:
+            if refusal_kind(error.__cause__) is not RefusalKind.MISSING:
                 raise
 
     def _blob(self, name: str) -> Blob:
@@ -251,7 +251,7 @@ class Bucket:
 
     def _ask(self, doing: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
         with platform_errors(doing):
-            answer: T = again(doing, self._client.api._credentials)(call)(*args, **options)
+            answer: T = retry_policy(doing, self._client.api._credentials)(call)(*args, **options)
         return answer
 
     def find(self, name: str) -> Object:

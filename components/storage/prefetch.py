@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from shardline.components.vertex.refusals import RefusalKind, kind_of
+from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -58,7 +58,7 @@ def is_transient(error: BaseException) -> bool:
         return error.errno in _AGAIN
     if isinstance(error, TimeoutError | ConnectionError):
         return True
-    kind = kind_of(error)
+    kind = refusal_kind(error)
     if kind is RefusalKind.UNREACHED:
         return "certificate" not in str(error).lower()
     # What renews a token raises an error of its own from that of the connection.

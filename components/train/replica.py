@@ -33,7 +33,7 @@ def run(
     """
     with exit_on_error("train"):
         settings = read(TrainingSettings, training, "training").with_tuned(tuned or {})
-        usual = 0 if settings.per_replica_batch_size else _usual_batch_size(Path(dataset.path))
+        usual = 0 if settings.per_replica_batch_size else _default_batch_size(Path(dataset.path))
         metrics = task.run(
             settings.of_trainer(dataset=dataset.path, model_dir=model.path, usual_batch_size=usual)
         )
@@ -42,7 +42,7 @@ def run(
     model.metadata.update({"framework": "keras", "model_function": settings.model, **shown})
 
 
-def _usual_batch_size(dataset: Path) -> int:
+def _default_batch_size(dataset: Path) -> int:
     """Returns the trainer's default, or a worker's share of the training split where that is less."""
     split = manifests.load(dataset).splits.get("train")
     share = split.records // read_cluster(os.environ).num_workers if split else 0

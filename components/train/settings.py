@@ -75,8 +75,8 @@ class TrainingSettings:
         """Returns the settings with a trial's values; one of no setting goes to the model function."""
         own = {name: value for name, value in chosen.items() if name in TUNABLE}
         others = {name: value for name, value in chosen.items() if name not in TUNABLE}
-        options = {name: value for name, value in others.items() if name in TRAINER}
-        hparams = {name: value for name, value in others.items() if name not in TRAINER}
+        options = {name: value for name, value in others.items() if name in TRAINER_SETTINGS}
+        hparams = {name: value for name, value in others.items() if name not in TRAINER_SETTINGS}
         return replace(
             self,
             **own,
@@ -86,9 +86,9 @@ class TrainingSettings:
 
 
 #: All settings of the trainer, and those that have a parameter of their own and can be tuned.
-TRAINER = frozenset(item.name for item in fields(TrainSettings))
+TRAINER_SETTINGS = frozenset(item.name for item in fields(TrainSettings))
 TUNABLE = frozenset({"epochs", "per_replica_batch_size", "learning_rate", "seed"})
-_OPTIONS = TRAINER - {item.name for item in fields(TrainingSettings)} - {"dataset", "model_dir"}
+_OPTIONS = TRAINER_SETTINGS - {item.name for item in fields(TrainingSettings)} - {"dataset", "model_dir"}
 
 
 def check_options(names: Collection[str]) -> None:

@@ -14,7 +14,7 @@ from shardline.components import text
 from shardline.components.html import render
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.tune.study import read_value
-from shardline.components.vertex.client import Platform, ask
+from shardline.components.vertex.client import Platform, call_api
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import read
 from shardline.trainer.base.errors import PlatformError, RunError
@@ -49,7 +49,7 @@ class TrialResult:
     reason: str = ""
 
 
-def finish(gcp_resources: str, output: Path, artifact: Path, training: Mapping[str, Any]) -> Best:
+def select_best_trial(gcp_resources: str, output: Path, artifact: Path, training: Mapping[str, Any]) -> Best:
     """Returns the best trial, shows all of them, and writes trials.json and trials.html into `output`.
 
     `training` has the fields of `TrainingSettings` before tuning. Raises PlatformError when the job cannot be
@@ -61,14 +61,18 @@ def finish(gcp_resources: str, output: Path, artifact: Path, training: Mapping[s
         files.write_json(output / TRIALS_FILE, job)
         trials, metric = trials_of(job), job["studySpec"]["metrics"][0]
         best = best_of(trials, metric)
-        page = _page(job, trials, best)
+        page = _report_page(job, trials, best)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlatformError(f"the tuning job {job.get('name', '')} cannot be read: {error!r}") from None
     for path in (artifact, output / REPORT_FILE):  # the platform shows the one, people open the other
         files.write_text(path, page)
     for line in table(trials, metric["metricId"], best):
         report("tune", line)
-    fact("best trial", best.id, f"{best.id}: {metric['metricId']} {best.value:.4f}  {_words(best)}")
+    fact(
+        "best trial",
+        best.id,
+        f"{best.id}: {metric['metricId']} {best.value:.4f}  {_describe_parameters(best)}",
+    )
     fact("trials", str(output / REPORT_FILE))
     tuned = read(TrainingSettings, training, "training").with_tuned(best.parameters)
     return Best(best.id, float(best.value or 0), vars(tuned))
@@ -90,7 +94,7 @@ def read_job(gcp_resources: str) -> dict[str, Any]:
 
     name = parts.path.removeprefix("/v1/")
     jobs = Platform.of(name, endpoint=parts.netloc).jobs
-    found = ask(f"read the tuning job {name}", jobs.get_hyperparameter_tuning_job, {"name": name})
+    found = call_api(f"read the tuning job {name}", jobs.get_hyperparameter_tuning_job, {"name": name})
     return dict(MessageToDict(type(found).pb(found)))
 
 
@@ -142,9 +146,9 @@ def best_of(trials: Sequence[TrialResult], metric: Mapping[str, str]) -> TrialRe
 
 def table(trials: Sequence[TrialResult], metric: str, best: TrialResult) -> list[str]:
     """Returns the trials as lines of text, a heading first."""
-    names = _names(trials)
+    names = _parameter_names(trials)
     rows = [
-        [trial.id, *(_shown(trial.parameters.get(name)) for name in names), *_outcome(trial)]
+        [trial.id, *(_format_value(trial.parameters.get(name)) for name in names), *_outcome(trial)]
         for trial in trials
     ]
     rows[list(trials).index(best)][-1] += "  <- best"
@@ -152,7 +156,7 @@ def table(trials: Sequence[TrialResult], metric: str, best: TrialResult) -> list
     return text.table(head, rows, align="r" * (len(head) - 1) + "l").splitlines()
 
 
-def _names(trials: Sequence[TrialResult]) -> list[str]:
+def _parameter_names(trials: Sequence[TrialResult]) -> list[str]:
     return list(dict.fromkeys(name for trial in trials for name in trial.parameters))
 
 
@@ -163,15 +167,15 @@ def _outcome(trial: TrialResult) -> list[str]:
     return [value, str(trial.step or "-"), seconds, state]
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
-def _words(trial: TrialResult) -> str:
-    return ", ".join(f"{name} {_shown(value)}" for name, value in trial.parameters.items())
+def _describe_parameters(trial: TrialResult) -> str:
+    return ", ".join(f"{name} {_format_value(value)}" for name, value in trial.parameters.items())
 
 
-def _page(job: Mapping[str, Any], trials: Sequence[TrialResult], best: TrialResult) -> str:
+def _report_page(job: Mapping[str, Any], trials: Sequence[TrialResult], best: TrialResult) -> str:
     study = job["studySpec"]
     facts = {
         "job": job.get("name") or job.get("displayName", ""),
@@ -184,10 +188,10 @@ def _page(job: Mapping[str, Any], trials: Sequence[TrialResult], best: TrialResu
         Path(__file__).with_name("trials.html.j2"),
         name=job.get("displayName", ""),
         metric=study["metrics"][0]["metricId"],
-        names=_names(trials),
+        names=_parameter_names(trials),
         trials=[(trial, _outcome(trial)) for trial in trials],
         best=best,
-        best_words=_words(best),
-        shown=_shown,
+        best_words=_describe_parameters(best),
+        shown=_format_value,
         tables=[("Study", list(facts.items()))],
     )

@@ -87,11 +87,11 @@ def best_trial(
     from pathlib import Path
 
     from shardline.components.html import page_path
-    from shardline.components.tune.best_trial import finish
+    from shardline.components.tune.best_trial import select_best_trial
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("tune"):
-        return finish(gcp_resources, Path(trials.path), page_path(report), training)
+        return select_best_trial(gcp_resources, Path(trials.path), page_path(report), training)
 
 
 def tuning_job(fixed: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from shardline.components.train.settings import TRAINER, TUNABLE, TrainingSettings, check_options
+from shardline.components.train.settings import TRAINER_SETTINGS, TUNABLE, TrainingSettings, check_options
 from shardline.components.vertex.forms import check_text
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE
 from shardline.trainer.base import files
@@ -30,7 +30,7 @@ SCALES = {
     "log": "UNIT_LOG_SCALE",
     "reverse_log": "UNIT_REVERSE_LOG_SCALE",
 }
-_MOST_VALUES = 1000
+_MAX_VALUES = 1000
 #: Settings of the trainer that are true or false; a categorical value is text to the platform.
 _BOOLEANS = {"true": True, "false": False}
 
@@ -64,8 +64,8 @@ class StudyParameter:
                 raise self._error(f"min must be below max, got {low} and {high}")
             if self.type == "integer" and not (isinstance(low, int) and isinstance(high, int)):
                 raise self._error(f"min and max of an integer are whole numbers, got {low} and {high}")
-        elif not 1 <= len(found) <= _MOST_VALUES or low is not None or high is not None:
-            raise self._error(f"{self.type} takes values, 1 to {_MOST_VALUES} of them, and no min and max")
+        elif not 1 <= len(found) <= _MAX_VALUES or low is not None or high is not None:
+            raise self._error(f"{self.type} takes values, 1 to {_MAX_VALUES} of them, and no min and max")
         texts = [value for value in found if isinstance(value, str)]
         if self.type == "categorical" and (len(texts) < len(found) or len(set(texts)) < len(texts)):
             raise self._error(f"values of a categorical are different texts, got {found}")
@@ -206,7 +206,7 @@ def check_tuned(types: Mapping[str, str], options: Mapping[str, Any]) -> None:
     if METRIC_OPTION in (*types, *options):
         raise SettingsError(f"{METRIC_OPTION} is the study's metric; leave it out")
     check_options(options)
-    check_options([name for name in types if name in TRAINER and name not in TUNABLE])
+    check_options([name for name in types if name in TRAINER_SETTINGS and name not in TUNABLE])
 
 
 class TuningJob(NamedTuple):

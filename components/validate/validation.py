@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components import model_store
-from shardline.components.html import moved, page_path
+from shardline.components.html import page_path, relink_page
 from shardline.components.model_store import Export, catalog
 from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.export import predictions
@@ -225,7 +225,7 @@ def validate_artifacts(
         for one in curves
     ]
     page = page_path(report)
-    files.write_text(page, moved((out / model_store.REPORT_FILE).read_text(), out, page.parent))
+    files.write_text(page, relink_page((out / model_store.REPORT_FILE).read_text(), out, page.parent))
     return blessed, evaluation.quality
 
 

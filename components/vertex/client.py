@@ -1,6 +1,6 @@
 """Client of the platform: Google's own clients for one project and region, and one policy of retries.
 
-`ask` calls a method of a client, `Rest` an API for which a client library would be one package more. Google's
+`call_api` calls a method of a client, `Rest` an API without a client library here. Google's
 libraries are loaded when the first client is used, and what they raise becomes one line (`refusals`).
 """
 
@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from shardline.components.vertex.refusals import RefusalKind, in_short, kind_of, refusal
+from shardline.components.vertex.refusals import RefusalKind, platform_error, refusal_kind, short_reason
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import PlatformError, SettingsError
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Seconds that one attempt may take.
-_ATTEMPT_S = 30.0
+_TIMEOUT_S = 30.0
 #: Attempts after the first one where the service is not reached: the network is not there.
-_UNREACHED_ATTEMPTS = 3
+_MAX_UNREACHED_RETRIES = 3
 #: Seconds during which a busy service is asked again; while a run is watched, also one that is not reached.
-_PATIENCE_S, _WATCHING_S = 60.0, 900.0
+_RETRY_S, _WATCH_RETRY_S = 60.0, 900.0
 
 #: Hosts beside Google's that may be asked, and are given a token, in the environment: HOST,HOST:PORT.
 HOSTS_VARIABLE = "SHARDLINE_ALLOWED_HOSTS"
@@ -129,7 +129,7 @@ class Platform:
             return LoggingServiceV2Client()
 
 
-def ask(
+def call_api(
     doing: str,
     method: Callable[..., T],
     request: Any,
@@ -161,8 +161,8 @@ def ask(
     transport = getattr(getattr(method, "__self__", None), "transport", None)
     failed: list[Exception] = []
     credentials = getattr(transport, "_credentials", None)
-    retry = again(doing, credentials, failed=failed, repeatable=repeatable, watching=watching)
-    timeout = ConstantTimeout(attempt_s or _ATTEMPT_S)  # type: ignore[no-untyped-call]
+    retry = retry_policy(doing, credentials, failed=failed, repeatable=repeatable, watching=watching)
+    timeout = ConstantTimeout(attempt_s or _TIMEOUT_S)  # type: ignore[no-untyped-call]
     with platform_errors(doing):
         try:
             return method(request=request, retry=retry, timeout=timeout)
@@ -172,7 +172,7 @@ def ask(
         return made()
 
 
-def again(
+def retry_policy(
     doing: str,
     credentials: Any = None,
     *,
@@ -193,19 +193,22 @@ def again(
     begin = time.monotonic()
 
     def may_pass(error: Exception) -> bool:
-        kind, expired = kind_of(error), [one for one in failed if kind_of(one) is RefusalKind.EXPIRED]
+        kind, expired = (
+            refusal_kind(error),
+            [one for one in failed if refusal_kind(one) is RefusalKind.EXPIRED],
+        )
         if kind is RefusalKind.EXPIRED and credentials is not None and not expired:
             credentials.token = None  # gRPC renews it by the clock only, and not when the platform refuses it
             return True
         if kind is RefusalKind.UNREACHED and not watching:
-            return repeatable and len(failed) < _UNREACHED_ATTEMPTS
-        return kind in passing and time.monotonic() - begin < (_WATCHING_S if watching else _PATIENCE_S)
+            return repeatable and len(failed) < _MAX_UNREACHED_RETRIES
+        return kind in passing and time.monotonic() - begin < (_WATCH_RETRY_S if watching else _RETRY_S)
 
     def note(error: Exception) -> None:
         failed.append(error)
         # A service that is not reached is given up before anybody has read the line.
-        if watching or kind_of(error) is not RefusalKind.UNREACHED:
-            progress.report("vertex", f"cannot {doing} yet ({in_short(error)}); trying again")
+        if watching or refusal_kind(error) is not RefusalKind.UNREACHED:
+            progress.report("vertex", f"cannot {doing} yet ({short_reason(error)}); trying again")
 
     return Retry(
         predicate=may_pass,
@@ -216,7 +219,7 @@ def again(
     )
 
 
-def wait(doing: str, operation: Any, limit_s: float) -> Any:
+def wait_for_operation(doing: str, operation: Any, limit_s: float) -> Any:
     """Waits for what the platform has begun to do, and returns what it has made.
 
     Raises PlatformError when it fails, or is not done in time: it may go on then.
@@ -230,12 +233,12 @@ def wait(doing: str, operation: Any, limit_s: float) -> Any:
             ) from None
 
 
-def ask_all(
+def list_all(
     doing: str, method: Callable[..., Iterable[T]], request: Any, *, limit: int | None = None
 ) -> list[T]:
-    """Calls a method that lists, page by page, as `ask` does; `limit` items at most, None for all."""
+    """Calls a method that lists, page by page, as `call_api` does; `limit` items at most, None for all."""
     with platform_errors(doing):  # the pages after the first one are asked for while they are read
-        return list(islice(ask(doing, method, request), limit))
+        return list(islice(call_api(doing, method, request), limit))
 
 
 @contextlib.contextmanager
@@ -248,7 +251,7 @@ def platform_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except (GoogleAPIError, GoogleAuthError, RequestException) as error:
-        raise refusal(doing, error) from error
+        raise platform_error(doing, error) from error
     except Exception:
         # google-auth raises whatever it stumbles over in a file that holds no credentials.
         if path := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
@@ -269,29 +272,29 @@ class Rest:
 
     session: AuthorizedSession
 
-    def ask(
+    def request(
         self, api: str, path: str, body: Mapping[str, Any] | None = None, **query: Sequence[str]
     ) -> dict[str, Any]:
         """Returns what an API, "iam", has at "v1/projects/...", or its answer to a question with a body."""
 
         def call() -> dict[str, Any]:
             url, verb = f"https://{api}.googleapis.com/{path}", "GET" if body is None else "POST"
-            options = {"params": query, "json": body, "timeout": _ATTEMPT_S}
+            options = {"params": query, "json": body, "timeout": _TIMEOUT_S}
             response = self.session.request(verb, url, **options)  # type: ignore[no-untyped-call]
             response.raise_for_status()
             return dict(response.json())
 
-        answer: dict[str, Any] = again(f"ask {api}.googleapis.com")(call)()
+        answer: dict[str, Any] = retry_policy(f"ask {api}.googleapis.com")(call)()
         return answer
 
-    def find(self, api: str, path: str) -> dict[str, Any] | None:
+    def get_or_none(self, api: str, path: str) -> dict[str, Any] | None:
         """Returns what an API has at a path, or None where there is nothing."""
         from requests.exceptions import HTTPError
 
         try:
-            return self.ask(api, path)
+            return self.request(api, path)
         except HTTPError as error:
-            if kind_of(error) is RefusalKind.MISSING:
+            if refusal_kind(error) is RefusalKind.MISSING:
                 return None
             raise
 

@@ -88,11 +88,11 @@ DURATION = Form(r"\d+(\.\d{1,9})?s", "seconds and an 's', as in '3600s'")
 LABEL_KEY = Form(r"[^\W\d_][\w-]{0,62}", "1 to 63 lower-case letters, digits, '_' and '-', a letter first")
 LABEL_VALUE = Form(r"[\w-]{0,63}", "at most 63 lower-case letters, digits, '_' and '-'")
 
-MOST_LABELS = 64
+MAX_LABELS = 64
 #: google.cloud.aiplatform_v1.types.ContainerSpec: env, "Maximum limit is 100".
-MOST_VARIABLES = 100
+MAX_VARIABLES = 100
 #: Characters of a display_name, of whatever resource.
-LONGEST_NAME = 128
+MAX_DISPLAY_NAME = 128
 
 
 def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
@@ -101,8 +101,8 @@ def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
     Raises:
         SettingsError: When there are too many, or a key or value has characters that are not allowed.
     """
-    if len(labels) > MOST_LABELS:
-        raise SettingsError(f"labels: there are at most {MOST_LABELS}, got {len(labels)}{origin}")
+    if len(labels) > MAX_LABELS:
+        raise SettingsError(f"labels: there are at most {MAX_LABELS}, got {len(labels)}{origin}")
     for key, value in labels.items():
         if key != key.lower() or not LABEL_KEY.fits(key):
             raise SettingsError(f"labels: a key is {LABEL_KEY.words}, got {key!r}{origin}")

@@ -42,13 +42,13 @@ _PASTED = {
     "base_output_directory": forms.BUCKET_PATH,
 }
 #: Fields that are no arguments of GCPC's, or that the pipeline gives itself.
-_OURS = ("cluster", "display_name", "num_retries", "backoff_duration", "labels")
+_NOT_GCPC_ARGUMENTS = ("cluster", "display_name", "num_retries", "backoff_duration", "labels")
 #: Placeholders that differ from run to run.
-_NAMES_OF_THE_RUN = tuple(f"{{{{$.pipeline_{name}}}}}" for name in ("job_name", "job_uuid", "task_uuid"))
+_RUN_PLACEHOLDERS = tuple(f"{{{{$.pipeline_{name}}}}}" for name in ("job_name", "job_uuid", "task_uuid"))
 SEVEN_DAYS_S = 604_800.0
 _NO_WAIT = "86400s"
 _MEMORY = re.compile(r"[1-9]\d*[GM]i?")
-_MOST_RETRIES = 10
+_MAX_RETRIES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +91,8 @@ class CustomJobSettings:
     def __post_init__(self) -> None:
         for name, form in _PASTED.items():
             check_pasted_text(name, getattr(self, name), form)
-        _check_deep("reserved_ip_ranges", list(self.reserved_ip_ranges))
-        _check_deep("psc_interface_config", self.psc_interface_config)
+        _check_nested_text("reserved_ip_ranges", list(self.reserved_ip_ranges))
+        _check_nested_text("psc_interface_config", self.psc_interface_config)
         check_labels(self.labels)
         self._check_scheduling()
         self._check_connections()
@@ -107,7 +107,11 @@ class CustomJobSettings:
         """The job as keyword arguments of GCPC, without its name, worker pools and labels."""
         restart = self.restart_job_on_worker_restart
         return {
-            **{item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OURS},
+            **{
+                item.name: getattr(self, item.name)
+                for item in fields(self)
+                if item.name not in _NOT_GCPC_ARGUMENTS
+            },
             # A replica that trains in step cannot go on without a peer: all start again and resume.
             "restart_job_on_worker_restart": self.cluster.is_synchronous if restart is None else restart,
             # The two exclude each other, and the pipeline's own network would come in beside.
@@ -155,7 +159,7 @@ class CustomJobSettings:
         if self.persistent_resource_id not in ("", PERSISTENT_RESOURCE) and not self.service_account:
             raise SettingsError("persistent_resource_id needs service_account")
         if self.base_output_directory and not any(
-            name in self.base_output_directory for name in _NAMES_OF_THE_RUN
+            name in self.base_output_directory for name in _RUN_PLACEHOLDERS
         ):
             raise SettingsError(
                 "all runs would share the checkpoints of base_output_directory "
@@ -164,15 +168,15 @@ class CustomJobSettings:
             )
 
 
-def _check_deep(name: str, value: Any) -> None:
+def _check_nested_text(name: str, value: Any) -> None:
     if isinstance(value, str):
         check_text(name, value)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            _check_deep(f"{name}.{key}", item)
+            _check_nested_text(f"{name}.{key}", item)
     elif isinstance(value, list):
         for item in value:
-            _check_deep(name, item)
+            _check_nested_text(name, item)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +225,8 @@ class TaskMachine:
             raise SettingsError("disk is that of a machine_type; give one, in the place of cpu and memory")
         if self.disk and self.disk < 100:
             raise SettingsError(f"disk must be at least 100 GB, got {self.disk}")
-        if not 0 <= self.retries <= _MOST_RETRIES:
-            raise SettingsError(f"retries must be 0 to {_MOST_RETRIES}, got {self.retries}")
+        if not 0 <= self.retries <= _MAX_RETRIES:
+            raise SettingsError(f"retries must be 0 to {_MAX_RETRIES}, got {self.retries}")
         if not seconds(self.timeout):
             raise SettingsError(f"timeout must be {forms.DURATION.words}, more than 0s, got {self.timeout!r}")
 

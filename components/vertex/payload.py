@@ -16,7 +16,7 @@ from typing import Any
 PLACEHOLDER = "{{$"
 
 
-def at(node: Any, *keys: str) -> dict[str, Any]:
+def mapping_at(node: Any, *keys: str) -> dict[str, Any]:
     """Returns the mapping below these keys, empty where there is none."""
     for key in keys:
         node = node.get(key) if isinstance(node, Mapping) else None
@@ -25,11 +25,11 @@ def at(node: Any, *keys: str) -> dict[str, Any]:
 
 def list_at(node: Any, *keys: str) -> list[Any]:
     """Returns the list below these keys, empty where there is none."""
-    found = at(node, *keys[:-1]).get(keys[-1])
+    found = mapping_at(node, *keys[:-1]).get(keys[-1])
     return found if isinstance(found, list) else []
 
 
-def lacks(node: Any, *keys: str) -> bool:
+def surely_lacks(node: Any, *keys: str) -> bool:
     """Whether there is surely nothing below these keys: what is known at run time only may be there."""
     for key in keys:
         if isinstance(node, str) and PLACEHOLDER in node:
@@ -49,7 +49,7 @@ def argv(container: Mapping[str, Any]) -> list[str]:
     return [part for part in parts if isinstance(part, str)]
 
 
-def whole(value: Any) -> int | None:
+def whole_number(value: Any) -> int | None:
     """Returns a whole number, which may be written 3, 3.0 or "3", and None for everything else.
 
     Numbers travel as doubles in a pipeline's parameters, and an int64 may be text in JSON.
@@ -109,7 +109,7 @@ class PoolSpec:
     @property
     def container(self) -> dict[str, Any]:
         """The container, or the Python package, that each replica runs."""
-        return at(self.spec, "container_spec") or at(self.spec, "python_package_spec")
+        return mapping_at(self.spec, "container_spec") or mapping_at(self.spec, "python_package_spec")
 
     @property
     def image(self) -> str:
@@ -119,12 +119,12 @@ class PoolSpec:
     @property
     def replica_count(self) -> int | None:
         """Number of replicas, 1 where it is not given; None when it is unknown or no whole number."""
-        return whole(at(self.spec).get("replica_count", 1))
+        return whole_number(mapping_at(self.spec).get("replica_count", 1))
 
     @property
     def machine(self) -> dict[str, Any]:
         """The machine spec."""
-        return at(self.spec, "machine_spec")
+        return mapping_at(self.spec, "machine_spec")
 
     @property
     def machine_type(self) -> str:
@@ -172,14 +172,14 @@ class JobSpec:
     @property
     def spec(self) -> dict[str, Any]:
         """The CustomJobSpec."""
-        return at(self.content, "job_spec") or at(self.content, "trial_job_spec")
+        return mapping_at(self.content, "job_spec") or mapping_at(self.content, "trial_job_spec")
 
     @property
     def scheduling(self) -> dict[str, Any]:
         """Strategy, timeout and restarts."""
-        return at(self.spec, "scheduling")
+        return mapping_at(self.spec, "scheduling")
 
     @property
     def base_output_directory(self) -> str:
         """Directory of AIP_MODEL_DIR and its siblings, placeholders included; "" for none."""
-        return str(at(self.spec, "base_output_directory").get("output_uri_prefix", ""))
+        return str(mapping_at(self.spec, "base_output_directory").get("output_uri_prefix", ""))

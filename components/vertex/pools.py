@@ -13,7 +13,7 @@ from typing import Any
 
 from shardline.components.vertex.forms import (
     MACHINE_TYPE,
-    MOST_VARIABLES,
+    MAX_VARIABLES,
     PLATFORM_VARIABLE,
     VARIABLE,
     check_accelerators,
@@ -90,8 +90,8 @@ class WorkerPool:
                 "SPECIFIC_RESERVATION, and no other type, needs reservation_affinity_key, "
                 "compute.googleapis.com/reservation-name, and reservation_affinity_values, its resource name"
             )
-        if len(self.env) > MOST_VARIABLES - 2:  # and our own
-            most = MOST_VARIABLES - 2
+        if len(self.env) > MAX_VARIABLES - 2:  # and our own
+            most = MAX_VARIABLES - 2
             raise SettingsError(f"env: a container has room for {most} variables, got {len(self.env)}")
         for name, value in self.env.items():
             if not VARIABLE.fits(name):

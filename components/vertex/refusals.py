@@ -6,7 +6,7 @@ import enum
 import re
 from typing import Any
 
-from shardline.components.text import short
+from shardline.components.text import truncate
 from shardline.trainer.base.errors import PlatformError
 
 #: The smallest role that has a permission, by the permission's beginning.
@@ -47,7 +47,7 @@ class RefusalKind(enum.Enum):
     REFUSED = "refused for good"
 
 
-def kind_of(error: BaseException | None) -> RefusalKind:
+def refusal_kind(error: BaseException | None) -> RefusalKind:
     """Returns what a failed call means for the next attempt."""
     from google.api_core import exceptions as api
     from google.auth.exceptions import TransportError
@@ -71,14 +71,14 @@ def kind_of(error: BaseException | None) -> RefusalKind:
     return next((kind for cls, kind in kinds.items() if isinstance(error, cls)), RefusalKind.REFUSED)
 
 
-def refusal(doing: str, error: Exception) -> PlatformError:
+def platform_error(doing: str, error: Exception) -> PlatformError:
     """Returns the error that says in one line why something could not be done."""
     return PlatformError(f"cannot {doing}: {' '.join(_reason(_last(error)).split())}")
 
 
-def in_short(error: Exception) -> str:
+def short_reason(error: Exception) -> str:
     """Returns what happened, in a few words."""
-    if kind_of(error) is RefusalKind.UNREACHED:
+    if refusal_kind(error) is RefusalKind.UNREACHED:
         return "not reached"
     error = _last(error)
     code = getattr(error, "code", None)
@@ -103,7 +103,7 @@ def _reason(error: Exception) -> str:
     from google.auth.exceptions import DefaultCredentialsError, RefreshError
 
     message = str(getattr(error, "message", "") or error)
-    kind, said = kind_of(error), short(" ".join(message.split()).rstrip("."), 300)
+    kind, said = refusal_kind(error), truncate(" ".join(message.split()).rstrip("."), 300)
     if isinstance(error, DefaultCredentialsError):
         return f"no credentials of Google Cloud were found; {_SIGN_IN}"
     if kind is RefusalKind.UNREACHED:
@@ -124,7 +124,7 @@ def _reason(error: Exception) -> str:
         RefusalKind.EXPIRED: f"not signed in ({said}); {_SIGN_IN}",
         RefusalKind.MISSING: f"not found: {said}; look for a mistyped name, project or location",
         RefusalKind.CONFLICT: f"it is there already: {said}; choose another id, or look at what is there",
-        RefusalKind.LOST: f"the service did not answer as it should ({in_short(error)}: {said}); "
+        RefusalKind.LOST: f"the service did not answer as it should ({short_reason(error)}: {said}); "
         "try again later",
     }
     return words.get(kind, said)

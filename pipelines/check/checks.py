@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardline.components.vertex.payload import at
+from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.check import rules  # noqa: F401  # the rules register themselves
 from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import Aim, Executor, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import Finding, Severity, apply
 from shardline.pipelines.check.rules.schedules import Schedule
-from shardline.pipelines.parameters import NEEDED, OURS, check_parameters, check_values
+from shardline.pipelines.parameters import OWN_PIPELINES, REQUIRED_PARAMETERS, check_parameters, check_values
 from shardline.pipelines.settings import load_image
 from shardline.pipelines.spec import defaults, parse_file
 from shardline.trainer.base.errors import PipelineError
@@ -77,12 +77,12 @@ def check_run(
     parameters = check_parameters(spec, given)
     values = defaults(spec) | parameters
     name = spec["pipelineInfo"]["name"]
-    if absent := [parameter for parameter in NEEDED.get(name, ()) if parameter not in values]:
+    if absent := [parameter for parameter in REQUIRED_PARAMETERS.get(name, ()) if parameter not in values]:
         raise PipelineError(
             f"the pipeline is named {name}, as Shardline's is, and has no parameter {', '.join(absent)}; "
             "compile it with this release, or rename it"
         )
-    if name in OURS:
+    if name in OWN_PIPELINES:
         check_values(name, values, here=here)
     aim = Aim.HERE if here else Aim.SENT
     image = load_image(settings) if settings else None
@@ -95,7 +95,7 @@ def check_run(
 def parse(content: bytes | str, path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
     """Parses the content of the pipeline file `path`; raises PipelineError when it is not a pipeline."""
     file = parse_file(content, path)
-    runtime = at(file.job, "runtimeConfig")
+    runtime = mapping_at(file.job, "runtimeConfig")
     if given is None and "parameterValues" in runtime:
-        given = at(runtime, "parameterValues")
-    return Pipeline(file.spec, given, tuple(file.platforms), at(file.job, "labels"))
+        given = mapping_at(runtime, "parameterValues")
+    return Pipeline(file.spec, given, tuple(file.platforms), mapping_at(file.job, "labels"))

@@ -16,9 +16,9 @@ from shardline.components.vertex.payload import (
     JobSpec,
     PoolSpec,
     argv,
-    at,
     known_text,
     list_at,
+    mapping_at,
     without_empty,
 )
 from shardline.pipelines.check.pipeline import PARAMETER, Pipeline, Task, as_text, without_unknown
@@ -77,7 +77,7 @@ def _written_out(node: Any, task: Task) -> str:
     if isinstance(node, dict) and "Concat" in node:
         return _written_out(node["Concat"], task)
     if isinstance(node, dict) and "IfPresent" in node:
-        condition = at(node, "IfPresent")
+        condition = mapping_at(node, "IfPresent")
         present = task.value(str(condition.get("InputName"))) is not None
         return _written_out(condition.get("Then" if present else "Else", ""), task)
     return str(node)
@@ -172,4 +172,4 @@ def _job(task: Task, template: str) -> Job:
         written, fault = {}, str(error)
     if not isinstance(written, dict):
         written, fault = {}, "it is not a JSON object"
-    return Job(at(without_empty(written)), task, template, payload, written, fault)
+    return Job(mapping_at(without_empty(written)), task, template, payload, written, fault)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from shardline.components.vertex.payload import at
+from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.spec import check_shape
 from shardline.trainer.base.errors import PipelineError
@@ -77,7 +77,7 @@ class Pipeline:
     @property
     def name(self) -> str:
         """The pipeline's name."""
-        return str(at(self.spec, "pipelineInfo").get("name") or "")
+        return str(mapping_at(self.spec, "pipelineInfo").get("name") or "")
 
     @property
     def where(self) -> str:
@@ -87,19 +87,19 @@ class Pipeline:
     @property
     def components(self) -> dict[str, Any]:
         """The components by name."""
-        return at(self.spec, "components")
+        return mapping_at(self.spec, "components")
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """The pipeline's own parameters."""
-        declared = at(self.spec, "root", "inputDefinitions", "parameters")
+        declared = mapping_at(self.spec, "root", "inputDefinitions", "parameters")
         return tuple(Parameter(self, name, declared[name] or {}) for name in declared)
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
         """All tasks: those of a DAG before those of its sub-DAGs; those of a loop once."""
         tasks: list[Task] = []
-        for task in self._walk(at(self.spec, "root"), None, ()):
+        for task in self._walk(mapping_at(self.spec, "root"), None, ()):
             tasks.append(task)
             if len(tasks) > _MOST_TASKS:
                 raise PipelineError(f"the pipeline has more than {_MOST_TASKS} tasks")
@@ -111,26 +111,26 @@ class Pipeline:
         users: dict[str, Task] = {}
         for task in self.tasks:
             users.setdefault(str(task.component.get("executorLabel")), task)
-        found = at(self.spec, "deploymentSpec", "executors")
+        found = mapping_at(self.spec, "deploymentSpec", "executors")
         return tuple(
-            Executor(label, at(found, label, "container"), users.get(label))
+            Executor(label, mapping_at(found, label, "container"), users.get(label))
             for label in found
-            if at(found, label, "container")
+            if mapping_at(found, label, "container")
         )
 
     def value(self, name: str) -> Any:
         """Returns the value of a parameter of the pipeline: as passed, its default, None, or UNKNOWN."""
         if self.given and name in self.given:
             return self.given[name]
-        return _default(at(self.spec, "root", "inputDefinitions", "parameters", name))
+        return _default(mapping_at(self.spec, "root", "inputDefinitions", "parameters", name))
 
     def _walk(
         self, component: Mapping[str, Any], parent: Task | None, inside: tuple[str, ...]
     ) -> Iterator[Task]:
-        tasks = at(component, "dag", "tasks")
+        tasks = mapping_at(component, "dag", "tasks")
         for name in tasks:
-            used = str(at(tasks, name, "componentRef").get("name") or "")
-            task = Task(name, at(tasks, name), used, tasks, parent, self)
+            used = str(mapping_at(tasks, name, "componentRef").get("name") or "")
+            task = Task(name, mapping_at(tasks, name), used, tasks, parent, self)
             yield task
             if used not in inside:
                 yield from self._walk(task.component, task, (*inside, used))
@@ -179,13 +179,13 @@ class Task:
     @property
     def component(self) -> dict[str, Any]:
         """The component that it runs."""
-        return at(self.pipeline.components, self.component_name)
+        return mapping_at(self.pipeline.components, self.component_name)
 
     @property
     def container(self) -> dict[str, Any]:
         """The container that it runs; empty for a DAG or an importer."""
         label = str(self.component.get("executorLabel") or "")
-        return at(self.pipeline.spec, "deploymentSpec", "executors", label, "container")
+        return mapping_at(self.pipeline.spec, "deploymentSpec", "executors", label, "container")
 
     @property
     def iterator_input(self) -> str:
@@ -195,19 +195,23 @@ class Task:
 
     def declared(self, kind: str) -> dict[str, Any]:
         """Returns the component's input "parameters" or "artifacts" by name."""
-        return at(self.component, "inputDefinitions", kind)
+        return mapping_at(self.component, "inputDefinitions", kind)
 
     def inputs(self, kind: str) -> dict[str, Any]:
         """Returns the origins of the input "parameters" or "artifacts" by name."""
-        return at(self.spec, "inputs", kind)
+        return mapping_at(self.spec, "inputs", kind)
 
     def value(self, name: str) -> Any:
         """Returns the value of an input before the run; None without one, UNKNOWN if it comes later."""
         if name not in self.inputs("parameters"):
-            return UNKNOWN if name == self.iterator_input else _default(at(self.declared("parameters"), name))
-        item = at(self.inputs("parameters"), name)
+            return (
+                UNKNOWN
+                if name == self.iterator_input
+                else _default(mapping_at(self.declared("parameters"), name))
+            )
+        item = mapping_at(self.inputs("parameters"), name)
         if "runtimeValue" in item:
-            return self._fill(_constant(at(item, "runtimeValue")))
+            return self._fill(_constant(mapping_at(item, "runtimeValue")))
         outer = item.get("componentInputParameter")
         if not isinstance(outer, str) or "parameterExpressionSelector" in item:
             return UNKNOWN
@@ -256,7 +260,7 @@ def _constant(value: Mapping[str, Any]) -> Any:
     """Returns a constant of the IR; up to 2.0 it was wrapped as {"stringValue": ...}."""
     if "constant" in value:
         return value["constant"]
-    wrapped = at(value, "constantValue")
+    wrapped = mapping_at(value, "constantValue")
     return next(iter(wrapped.values()), UNKNOWN)
 
 

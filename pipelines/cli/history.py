@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.runs.directory import local_runs, observe
+from shardline.components.runs.directory import local_runs, read_local_record
 from shardline.components.runs.record import RunRecord
 from shardline.components.text import duration
 from shardline.pipelines.cli.options import (
@@ -114,11 +114,11 @@ def compare(
         for run in (a, b):
             place = find_place(run, runs_dir, settings, flags)
             if isinstance(place, Path):
-                records.append(observe(place))
+                records.append(read_local_record(place))
             else:
-                from shardline.components.runs.logs import read_record
+                from shardline.components.runs.logs import read_platform_record
 
-                records.append(read_record(place, run))
+                records.append(read_platform_record(place, run))
     sections = [_sections(record) for record in records]
     if as_json:
         show_json(

@@ -36,14 +36,14 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
 
     Takes less than a minute and keeps nothing. A run does the same before its training job.
     """
-    from shardline.pipelines.parameters import to_rehearse
+    from shardline.pipelines.parameters import rehearsal_arguments
     from shardline.pipelines.spec import load_pipeline
 
-    training, gate, readers, servers = to_rehearse(load_pipeline(pipeline), given or {})
+    training, gate, readers, servers = rehearsal_arguments(load_pipeline(pipeline), given or {})
     from shardline.components.rehearse import rehearsal
     from shardline.pipelines.local.process import processes
 
-    with foreground(), processes.own_scratch():
+    with foreground(), processes.scratch_as_tempdir():
         rehearsal.rehearse(dataset, training, gate, readers=readers, parameter_servers=servers)
 
 
@@ -112,7 +112,7 @@ def validate(
     from shardline.pipelines.local.process import processes
 
     # TensorFlow writes the code that it generates to temporary files.
-    with foreground(), processes.own_scratch():
+    with foreground(), processes.scratch_as_tempdir():
         outcome = validation.validate(
             model,
             dataset,

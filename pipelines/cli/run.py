@@ -183,14 +183,14 @@ def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[s
     """Returns the checked parameters of a local run, with a default for champion_uri."""
     from shardline.components.model_store.champions import directory_name
     from shardline.pipelines.check.checks import check_run
-    from shardline.pipelines.parameters import OURS
+    from shardline.pipelines.parameters import OWN_PIPELINES
     from shardline.pipelines.spec import defaults, load_pipeline
 
     spec = load_pipeline(pipeline)
-    if spec["pipelineInfo"]["name"] in OURS:
+    if spec["pipelineInfo"]["name"] in OWN_PIPELINES:
         require_local(OUR_RUNS)
     parameters, _ = check_run(spec, given, here=True)
-    if spec["pipelineInfo"]["name"] in OURS and "champion_uri" not in parameters:
+    if spec["pipelineInfo"]["name"] in OWN_PIPELINES and "champion_uri" not in parameters:
         # Models of different data or labels do not replace each other.
         source, label = parameters.get("source", defaults(spec)["source"]), parameters.get("label")
         of = f"{source} {label}" if label else source

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.runs.directory import find_run, observe, read_log
+from shardline.components.runs.directory import find_run, read_local_record, read_log
 from shardline.components.runs.record import ABANDONED, CANCELLED, FAILED, RUNNING, RunRecord
 from shardline.components.text import facts
 from shardline.pipelines.cli.options import (
@@ -85,7 +85,7 @@ def submit(
 
     spec, template_uri, content = read_spec(pipeline)
     if continued:
-        given = submission.continuing(environment.platform, continued, given or {})
+        given = submission.continue_parameters(environment.platform, continued, given or {})
     parameters, warnings = check_run(spec, given or {}, settings=environment.file)
     proof = proofs.of(content)
     request = submission.job_request(
@@ -204,11 +204,11 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
     place = find_place(run, runs_dir, settings, flags)
     with foreground(sys.stderr):
         if isinstance(place, Path):
-            found = observe(place)
+            found = read_local_record(place)
         else:
-            from shardline.components.runs.logs import read_record
+            from shardline.components.runs.logs import read_platform_record
 
-            found = read_record(place, run)
+            found = read_platform_record(place, run)
     show(as_json, found.as_json(), *_page(found))
     sys.exit({FAILED: EXIT_FAILED, CANCELLED: EXIT_CANCELLED}.get(found.state, 0))
 
@@ -240,10 +240,10 @@ def show_runs(runs: list[PlatformRun], none: str, as_json: bool) -> None:
 
 
 def _finish(platform: Platform, run: PlatformRun, waits: bool, as_json: bool) -> None:
-    from shardline.pipelines.remote.submit import judge, wait
+    from shardline.pipelines.remote.submit import raise_for_state, wait_for_run
 
     try:
-        found = wait(platform, run.name) if waits else run
+        found = wait_for_run(platform, run.name) if waits else run
     except KeyboardInterrupt:
         raise RestartError(
             f"no longer watching; the run continues: 'shardline status {run.job_id} --wait' watches it "
@@ -256,7 +256,7 @@ def _finish(platform: Platform, run: PlatformRun, waits: bool, as_json: bool) ->
     else:
         click.echo(f"state: {found.state}; 'shardline status {found.job_id} --wait' watches it")
     if waits:
-        judge(found)
+        raise_for_state(found)
 
 
 def _show(found: PlatformRun) -> None:

@@ -24,7 +24,7 @@ from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, ShardlineE
 
 if TYPE_CHECKING:
     from shardline.pipelines.parameters import Proofs
-    from shardline.pipelines.remote.schedules import Declared, Existing, SchedulePlan, ScheduleStep
+    from shardline.pipelines.remote.schedules import DeclaredSchedule, Existing, SchedulePlan, ScheduleStep
     from shardline.pipelines.settings import Environment
 
 
@@ -185,8 +185,12 @@ def runs(name: str, limit: int, as_json: bool, environment: Environment) -> None
 
 
 def _wanted(
-    environment: Environment, file: Path, declared: dict[str, Declared], names: Sequence[str], proofs: Proofs
-) -> Iterator[tuple[Declared, dict[str, Any], str]]:
+    environment: Environment,
+    file: Path,
+    declared: dict[str, DeclaredSchedule],
+    names: Sequence[str],
+    proofs: Proofs,
+) -> Iterator[tuple[DeclaredSchedule, dict[str, Any], str]]:
     """Checks the chosen schedules of a file, and yields each with the request of its runs and its proof."""
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.cli.runs import read_spec
@@ -222,10 +226,10 @@ def _find(environment: Environment, name: str, *, required: bool = True) -> list
 
 def _do(environment: Environment, name: str, steps: Sequence[ScheduleStep], done: str, as_json: bool) -> None:
     """Makes calls about the schedule `name`, and prints what was done."""
-    from shardline.pipelines.remote.schedules import take
+    from shardline.pipelines.remote.schedules import send_step
 
     for step in steps:
-        take(environment.platform, name, step)
+        send_step(environment.platform, name, step)
     count = f" ({len(steps)} schedules of this name)" if len(steps) > 1 else ""
     text = f"{name} {done}{count}" if steps else f"{name}: nothing to do"
     show(as_json, {"name": name, "changed": [str(step.request["name"]) for step in steps]}, text)
@@ -242,9 +246,9 @@ def _row(item: Existing) -> tuple[str, ...]:
 def _next_run(item: Existing) -> str:
     """Returns when a schedule fires next, in its own zone and in UTC; "" if it does not."""
     from shardline.pipelines.check.rules.schedules import split_zone, zone_of
-    from shardline.pipelines.remote.schedules import ACTIVE, moment_of
+    from shardline.pipelines.remote.schedules import ACTIVE, parse_time
 
-    moment = moment_of(item.get("nextRunTime"))
+    moment = parse_time(item.get("nextRunTime"))
     if moment is None or item["state"] != ACTIVE:
         return ""
     # The platform may know more zones than this machine.

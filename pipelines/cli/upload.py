@@ -93,7 +93,7 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
             content = dataclasses.replace(content, variant=variant)
         else:
             content = dataclasses.replace(content, variant=variant or content.variant)
-            content = content.fitted(read.accelerators)
+            content = content.with_variant_for(read.accelerators)
         command(image=Image.of(content.name, tags=tags, variant=content.variant), content=content, **values)
 
     wrapped: Callable[..., None] = with_image
@@ -132,10 +132,10 @@ def build(
     It holds Shardline and what the table [image] of the settings names. Its label is the git revision, so a
     tree with changes is refused.
     """
-    from shardline.pipelines.image.context import assemble, copied
+    from shardline.pipelines.image.context import assemble, user_contents
 
     revision = images.source_revision(given=revision, allow_dirty=allow_dirty)
-    facts = {**_facts(image), **copied(content), "revision": revision}
+    facts = {**_facts(image), **user_contents(content), "revision": revision}
     if dry_run:
         commands = [images.build_command(images.find_tool(needed=False), image, context or "CONTEXT")]
         show_json({"commands": [shlex.join(command) for command in commands], **facts})
@@ -164,10 +164,10 @@ def build(
 
 
 def _say_left_out(content: ImageSettings) -> None:
-    from shardline.pipelines.image.context import left_out
+    from shardline.pipelines.image.context import ignored_files
 
     for package in map(Path, content.packages):
-        if ignored := left_out(package):
+        if ignored := ignored_files(package):
             some = ", ".join(map(str, ignored[:3])) + (", ..." if len(ignored) > 3 else "")
             count = f"{len(ignored)} files" if len(ignored) > 1 else "1 file"
             name = package.resolve().name

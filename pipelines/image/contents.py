@@ -55,7 +55,7 @@ def read_requirements(image: ImageSettings) -> str:
         found = _LOCKED.fullmatch(line)
         if not found and not _OPTION.fullmatch(line):
             raise SettingsError(f"{path}, line {number}: {line!r} is not one version (NAME==VERSION); {how}")
-        if found and _normal(found["name"]) == "shardline":
+        if found and _normalized(found["name"]) == "shardline":
             continue
         hashed |= {bool(found["hashes"])} if found else set()
         kept.append(line)
@@ -85,10 +85,10 @@ def pinned(requirements: Path) -> dict[str, str]:
         found = _PINNED.findall(requirements.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return {}  # the build refuses it, and says why
-    return {_normal(name): version for name, version in found}
+    return {_normalized(name): version for name, version in found}
 
 
-def _normal(name: str) -> str:
+def _normalized(name: str) -> str:
     """Returns a distribution's name as PyPA's specification compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -122,8 +122,8 @@ def missing_from_image(image: ImageSettings, parameters: Mapping[str, Any]) -> l
     for name, reference in plugins_of(parameters).items():
         module = reference.partition(":")[0]
         top = module.partition(".")[0]
-        there = [place for package in image.packages for place in _places(Path(package), module)]
-        if not there and not _brings(image, top):
+        there = [place for package in image.packages for place in _module_files(Path(package), module)]
+        if not there and not _provides(image, top):
             why = (
                 f"{top} in packages of [image] has no module {module}; name one that it has"
                 if top in {Path(package).resolve().name for package in image.packages}
@@ -145,7 +145,7 @@ def is_project(directory: Path) -> bool:
     return any((directory / name).is_file() for name in PROJECT_FILES)
 
 
-def _places(package: Path, module: str) -> Iterator[Path]:
+def _module_files(package: Path, module: str) -> Iterator[Path]:
     """Yields where a directory of [image] packages has a module: its own, or anywhere in a project."""
     first, *rest = module.split(".")
     own = package.resolve()
@@ -164,7 +164,7 @@ def _places(package: Path, module: str) -> Iterator[Path]:
         yield from (file for file in path.parent.glob(f"{path.name}.*") if file.suffix in (".py", ".so"))
 
 
-def _brings(image: ImageSettings, top: str) -> bool:
+def _provides(image: ImageSettings, top: str) -> bool:
     """Whether Python, Shardline or a requirement brings a module, as far as can be told without a build."""
     if top == "shardline" or top in sys.stdlib_module_names:
         return True
@@ -173,10 +173,10 @@ def _brings(image: ImageSettings, top: str) -> bool:
     # What a distribution calls its modules is known where it is installed.
     installed = metadata.packages_distributions()
     return (
-        _normal(top) in locked
-        or any(_normal(name) in locked for name in installed.get(top, ()))
+        _normalized(top) in locked
+        or any(_normalized(name) in locked for name in installed.get(top, ()))
         or (
             top not in installed
-            and not own <= {_normal(name) for names in installed.values() for name in names}
+            and not own <= {_normalized(name) for names in installed.values() for name in names}
         )
     )

@@ -85,11 +85,11 @@ def assemble(image: ImageSettings, revision: str, directory: Path) -> None:
         for file in files_of(package):
             (code / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(package / file, code / file)
-    own_wheel(directory / "wheels")
+    build_own_wheel(directory / "wheels")
     (directory / "Dockerfile").write_text(dockerfile(image, revision), encoding="utf-8")
 
 
-def copied(image: ImageSettings) -> dict[str, Any]:
+def user_contents(image: ImageSettings) -> dict[str, Any]:
     """Returns what is a user's own in an image: names of packages, how many requirements, apt, base, user.
 
     Raises SettingsError as `assemble` does.
@@ -154,7 +154,7 @@ def files_of(directory: Path) -> list[Path]:
 
     Without git all, but none that is hidden: .env and its like are no code.
     """
-    found = _listed(directory, "--cached", "--others", "--exclude-standard")
+    found = _git_files(directory, "--cached", "--others", "--exclude-standard")
     if not found:
         for root, directories, names in os.walk(directory):
             directories[:] = sorted(name for name in directories if name[0] != "." and name not in NOT_CODE)
@@ -162,9 +162,9 @@ def files_of(directory: Path) -> list[Path]:
     return [file for file in found if (directory / file).is_file() and "__pycache__" not in file.parts]
 
 
-def left_out(directory: Path) -> list[Path]:
+def ignored_files(directory: Path) -> list[Path]:
     """Returns the files of a directory that do not go into the image since git ignores them, caches aside."""
-    ignored = _listed(directory, "--others", "--ignored", "--exclude-standard")
+    ignored = _git_files(directory, "--others", "--ignored", "--exclude-standard")
     return [
         file
         for file in ignored
@@ -172,7 +172,7 @@ def left_out(directory: Path) -> list[Path]:
     ]
 
 
-def _listed(directory: Path, *options: str) -> list[Path]:
+def _git_files(directory: Path, *options: str) -> list[Path]:
     """Returns what git lists of a directory; nothing where there is no git."""
     command = ["git", "ls-files", "-z", *options, "."]
     try:
@@ -182,7 +182,7 @@ def _listed(directory: Path, *options: str) -> list[Path]:
     return sorted(Path(name) for name in done.stdout.split("\0") if name)
 
 
-def own_wheel(directory: Path) -> Path:
+def build_own_wheel(directory: Path) -> Path:
     """Writes Shardline's own wheel into a directory: of this clone, or what is installed, by pip.
 
     Raises RunError when pip cannot, which says why.

@@ -66,7 +66,7 @@ class ImageSettings:
             requirements=str(directory / self.requirements) if self.requirements else "",
         )
 
-    def fitted(self, accelerators: Mapping[str, str]) -> ImageSettings:
+    def with_variant_for(self, accelerators: Mapping[str, str]) -> ImageSettings:
         """Returns the same with a variant, the one that machines need.
 
         Args:

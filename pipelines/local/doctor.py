@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shardline.components.runs.record import version_of
+from shardline.components.runs.record import installed_version
 
 Level = Literal["ok", "warning", "error"]
 
@@ -80,7 +80,7 @@ def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
     else:
         yield ok("cores", str(cores))
     yield from _disk(runs_dir)
-    if version_of("psutil") is None:
+    if installed_version("psutil") is None:
         what = "memory, ports, network, toy job: psutil is not installed"
         yield warning("not looked at", what, "pip install 'shardline[local]'")
         return
@@ -89,12 +89,12 @@ def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
         yield ok(
             "toy job", "not tried, as it takes longer than all the rest: 'shardline doctor --local' does"
         )
-    elif version_of("tensorflow"):
+    elif installed_version("tensorflow"):
         yield _toy_job()
 
 
 def _versions() -> Iterator[Diagnosis]:
-    installed = {name: version_of(name) for name in _MAIN}
+    installed = {name: installed_version(name) for name in _MAIN}
     missing = [name for name, version in installed.items() if version is None]
     if missing:
         found = f"not installed: {', '.join(missing)}; nothing can run on this machine"
@@ -106,7 +106,9 @@ def _versions() -> Iterator[Diagnosis]:
         return
     pins = dict(_PIN.findall(_CONSTRAINTS.read_text(encoding="utf-8")))
     differing = [
-        f"{name} {has} ({pin})" for name, pin in pins.items() if (has := version_of(name)) not in (None, pin)
+        f"{name} {has} ({pin})"
+        for name, pin in pins.items()
+        if (has := installed_version(name)) not in (None, pin)
     ]
     if differing:
         more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
@@ -145,12 +147,12 @@ def _memory_and_network() -> Iterator[Diagnosis]:
     found = f"{free / _GIB:.1f} GiB available"
     yield _judge("memory", found, free, _MEMORY, "close other programs, or use fewer replicas")
     try:
-        with processes.reserve(_REPLICAS):
+        with processes.reserve_ports(_REPLICAS):
             yield ok("ports", "loopback ports can be taken")
     except OSError as refused:
         found = f"no loopback port can be taken: {refused.strerror}"
         yield error("ports", found, "look at the sandbox's rules")
-    if reason := network.unavailable():
+    if reason := network.isolation_unavailable():
         found = f"jobs share this machine's network, where all who reach it reach their servers: {reason}"
         yield warning("network", found, network.REMEDY)
     else:

@@ -53,14 +53,14 @@ def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -
         # Not SystemExit: kfp would wait for its threads, which may start the next task meanwhile.
         os._exit(128 + signum)
 
-    guardian.die_with(int(parent), signal.SIGTERM)
+    guardian.exit_with_parent(int(parent), signal.SIGTERM)
     signal.signal(signal.SIGTERM, end)
     # Lightweight components leave their source behind among the temporary files.
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     os.environ[EXECUTOR_VARIABLE] = str(os.getpid())
     kfp_internals.keep_python3_in_texts()
     kfp_internals.hide_directory_docker()
-    kfp_internals.leave_client_out()
+    kfp_internals.skip_client_import()
     try:
         text = Path(pipeline).read_text(encoding="utf-8")
         with processes.adopted_orphans(), _fork_server(text), progress.exit_on_error(TOPIC):
@@ -98,7 +98,7 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
         workspace_root=tempfile.mkdtemp(prefix="workspace-"),
         raise_on_error=True,
     )
-    kfp_internals.import_from(Path(root).with_name(GCS_DIRECTORY))
+    kfp_internals.resolve_imports_in(Path(root).with_name(GCS_DIRECTORY))
     skipped = kfp_internals.SkippedConditions()
     logging.getLogger().addHandler(skipped)
     try:

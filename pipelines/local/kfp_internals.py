@@ -11,13 +11,13 @@ kfp/local, unless another place is named.
   namespace package and taken for the Docker client (kubeflow/pipelines#12552; the fix, #12553, catches
   ImportError only): `hide_directory_docker`.
 * `import kfp` loads its client and with it that of Kubernetes, more than half of the time that it takes
-  (kfp/__init__.py): `leave_client_out`.
+  (kfp/__init__.py): `skip_client_import`.
 * Conditions: the output NAME of TASK is only found where NAME is "Output", or is written
   `pipelinechannel--TASK--NAME`; else the condition is taken for false and the pipeline succeeds without its
   tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313): `name_outputs_in_conditions`,
   and `SkippedConditions` for what still cannot be evaluated.
 * An importer's gs:// leads to /gcs/, wherever tasks have written (importer_handler.py, `get_importer_uri`):
-  `import_from`.
+  `resolve_imports_in`.
 * A failed task of a nested pipeline is named in the text of a RuntimeError only: `failed_task`.
 * Lightweight components start by a shell script of KFP's (kfp/dsl/component_factory.py), `component_source`,
   and by another before that, which installs packages that stand in single quotes: `split_installation`.
@@ -85,14 +85,14 @@ def hide_directory_docker() -> None:
         sys.modules["docker"] = None  # type: ignore[assignment]
 
 
-def leave_client_out() -> None:
+def skip_client_import() -> None:
     """Keeps `import kfp` from loading its client, which nothing that runs here needs."""
     client = types.ModuleType("kfp.client")
     client.Client = None  # type: ignore[attr-defined]
     sys.modules.setdefault("kfp.client", client)
 
 
-def import_from(buckets: Path) -> None:
+def resolve_imports_in(buckets: Path) -> None:
     """Makes importers find what is in a bucket below the directory that stands in for /gcs/.
 
     Of what is not there, tasks get the URI, as from kfp.local, and a line says so.

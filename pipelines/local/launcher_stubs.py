@@ -36,7 +36,7 @@ Resources = list[dict[str, str]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Does what the launcher's arguments ask for, as far as it can be done here."""
     options = _parse(argv)
-    topic, stand_in = _STAND_INS[options.name]
+    topic, stand_in = _STUBS[options.name]
     with processes.adopted_orphans(), exit_on_error(topic):
         try:
             resources = stand_in(options)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("name", choices=tuple(_STAND_INS))
+    parser.add_argument("name", choices=tuple(_STUBS))
     parser.add_argument("--executor_input", required=True)
     for option in ("--payload", "--gcp_resources", "--parent_model_name"):
         parser.add_argument(option, default="")
@@ -76,7 +76,7 @@ def _tuning_job(options: argparse.Namespace) -> Resources:
     trials = tuning.run_trials(payload, options.executor_input, logs, show_line=_print_line)
     job = Path(options.gcp_resources).with_name(tuning.JOB_FILE)
     job.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(job, tuning.job_of(payload, trials))
+    files.write_json(job, tuning.tuning_job_json(payload, trials))
     return [{"resourceType": "HyperparameterTuningJob", "resourceUri": job.absolute().as_uri()}]
 
 
@@ -106,15 +106,17 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
 def _upload(options: argparse.Namespace) -> Resources:
     request, parent = _request(options), options.parent_model_name
     what = f"as a new version of {parent}" if parent else "as a new model"
-    _say_only("register", f"{request['display_name']!r} is not uploaded; on Vertex AI it would be, {what}")
+    _report_only("register", f"{request['display_name']!r} is not uploaded; on Vertex AI it would be, {what}")
     # Without a resourceName: later tasks can tell that there is no such model.
-    return _put_out(options, "model", "local:not-uploaded")
+    return _write_artifact(options, "model", "local:not-uploaded")
 
 
 def _endpoint(options: argparse.Namespace) -> Resources:
     name = _request(options)["display_name"]
-    _say_only("deploy", f"no endpoint {name!r} is made; on Vertex AI it would be")
-    return _put_out(options, "endpoint", "local:not-made", {"resourceName": f"a new endpoint {name!r}"})
+    _report_only("deploy", f"no endpoint {name!r} is made; on Vertex AI it would be")
+    return _write_artifact(
+        options, "endpoint", "local:not-made", {"resourceName": f"a new endpoint {name!r}"}
+    )
 
 
 def _deployment(options: argparse.Namespace) -> Resources:
@@ -122,27 +124,27 @@ def _deployment(options: argparse.Namespace) -> Resources:
     machines = request["deployed_model"]["dedicated_resources"]
     count = f"{machines['min_replica_count']} to {machines['max_replica_count']}"
     where = f"to {request['endpoint']}, on {count} {machines['machine_spec']['machine_type']}"
-    return _say_only("deploy", f"the model is not deployed; on Vertex AI it would be, {where}")
+    return _report_only("deploy", f"the model is not deployed; on Vertex AI it would be, {where}")
 
 
 def _prediction(options: argparse.Namespace) -> Resources:
     request = _request(options)
     sources = ", ".join(request["input_config"]["gcs_source"]["uris"])
     target = request["output_config"]["gcs_destination"]["output_uri_prefix"]
-    return _say_only("deploy", f"nothing is predicted; on Vertex AI {sources} would be, into {target}")
+    return _report_only("deploy", f"nothing is predicted; on Vertex AI {sources} would be, into {target}")
 
 
 def _email(options: argparse.Namespace) -> Resources:
     recipients = ", ".join(json.loads(options.executor_input)["inputs"]["parameterValues"]["recipients"])
-    return _say_only("conclude", f"no e-mail is sent; on Vertex AI {recipients} would get one")
+    return _report_only("conclude", f"no e-mail is sent; on Vertex AI {recipients} would get one")
 
 
-def _say_only(topic: str, words: str) -> Resources:
+def _report_only(topic: str, words: str) -> Resources:
     report(topic, f"a local run: {words}")
     return []  # what the launchers write when they have created nothing
 
 
-def _put_out(
+def _write_artifact(
     options: argparse.Namespace, name: str, uri: str, metadata: Mapping[str, str] | None = None
 ) -> Resources:
     """Writes the output artifact of a launcher."""
@@ -153,7 +155,7 @@ def _put_out(
 
 
 #: Topic and function of each stand-in, by the launcher's --type.
-_STAND_INS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources]]] = {
+_STUBS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources]]] = {
     "CustomJob": ("train", _custom_job),
     "HyperparameterTuningJob": ("tune", _tuning_job),
     "UploadModel": ("register", _upload),
@@ -164,7 +166,7 @@ _STAND_INS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources]]] = {
 }
 
 
-def _become(executor_input: str, *command: str) -> None:
+def _exec_container(executor_input: str, *command: str) -> None:
     """Makes the directories of a container's outputs, as the platform does, and becomes its command."""
     outputs = json.loads(executor_input).get("outputs", {})
     artifacts = outputs.get("artifacts", {})
@@ -186,6 +188,6 @@ def _become(executor_input: str, *command: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["Container"]:
         with exit_on_error("container"):
-            _become(*sys.argv[3:])  # after the marker
+            _exec_container(*sys.argv[3:])  # after the marker
     else:
         main()

@@ -1,6 +1,6 @@
 """Localization of a compiled pipeline: a pure rewrite of the IR into one that stock kfp.local can run.
 
-`require_parts` says before it what of a pipeline is not on this machine.
+`check_runnable` says before it what of a pipeline is not on this machine.
 
 docs/local-runs.md lists what changes. Beyond it, an optional pipeline parameter without default and value is
 removed from the tasks that would receive it, since kfp.local cannot pass on "no value"; a condition on a
@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shardline.components.vertex.payload import at, list_at
+from shardline.components.vertex.payload import list_at, mapping_at
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
 from shardline.pipelines.local.kfp_internals import (
@@ -35,7 +35,7 @@ _GOOGLE = "google_cloud_pipeline_components.container"
 _GCPC = f"{_GOOGLE}.v1"
 _LAUNCHER = f"{_GCPC}.custom_job.launcher"
 #: Names of stand-ins by the module that they stand in for.
-_STAND_INS = {
+_STUBS = {
     _LAUNCHER: "CustomJob",
     f"{_GCPC}.hyperparameter_tuning_job.launcher": "HyperparameterTuningJob",
     f"{_GCPC}.model.upload_model.launcher": "UploadModel",
@@ -45,8 +45,8 @@ _STAND_INS = {
     f"{_GCPC}.vertex_notification_email.executor": "VertexNotificationEmail",
 }
 #: In the source of Shardline's own components.
-_OWN = "shardline.components"
-_STAND_IN = ("python3", "-u", "-m", start.STAND_INS)
+_OWN_COMPONENTS = "shardline.components"
+_STUB_COMMAND = ("python3", "-u", "-m", start.STUBS_MODULE)
 
 _LOCAL_VALUES = {
     "json_escape[1]": EXECUTOR_INPUT_MARKER,
@@ -89,31 +89,31 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
     _check_names(spec)
     local: dict[str, Any] = _localized(copy.deepcopy(spec), created, is_value=False)
     for executor in local["deploymentSpec"]["executors"].values():
-        container = at(executor, "container")
+        container = mapping_at(executor, "container")
         if not container:
             continue
         command = list_at(container, "command")
-        if name := stub_launcher(container):
-            container["command"] = command = [*_STAND_IN, name, MARKER, "--executor_input", "{{$}}"]
+        if name := stub_name(container):
+            container["command"] = command = [*_STUB_COMMAND, name, MARKER, "--executor_input", "{{$}}"]
         elif any(EXECUTOR in part for part in [*command, *list_at(container, "args")]):
             container["command"] = command = split_installation(command)[1]
         else:
-            container["command"] = command = [*_STAND_IN, "Container", MARKER, "{{$}}", *command]
-        if start.recognize(command):
+            container["command"] = command = [*_STUB_COMMAND, "Container", MARKER, "{{$}}", *command]
+        if start.forkable_program(command):
             container["command"] = ["python3", "-m", start.__name__, *command]
-    _order_by_outputs(local)
-    _try_again_at_once(local, spec)
+    _add_missing_dependencies(local)
+    _retry_without_delay(local, spec)
     name_outputs_in_conditions(local)
     _drop_unset(local, set(given))
     return local
 
 
-def stub_launcher(container: Mapping[str, Any]) -> str:
+def stub_name(container: Mapping[str, Any]) -> str:
     """Returns the name of the stand-in for the launcher that a container runs; "" for none."""
-    return next((_STAND_INS[part] for part in list_at(container, "command") if part in _STAND_INS), "")
+    return next((_STUBS[part] for part in list_at(container, "command") if part in _STUBS), "")
 
 
-def _order_by_outputs(local: dict[str, Any]) -> None:
+def _add_missing_dependencies(local: dict[str, Any]) -> None:
     """Has tasks wait for those whose outputs they take, which compilers have left unsaid."""
     for component in components_with_tasks(local):
         for task in component["dag"]["tasks"].values():
@@ -122,7 +122,7 @@ def _order_by_outputs(local: dict[str, Any]) -> None:
                 task["dependentTasks"] = sorted(makers.union(list_at(task, "dependentTasks")))
 
 
-def _try_again_at_once(local: dict[str, Any], spec: dict[str, Any]) -> None:
+def _retry_without_delay(local: dict[str, Any], spec: dict[str, Any]) -> None:
     executors = spec["deploymentSpec"]["executors"]
     for component in components_with_tasks(local):
         for task in component["dag"]["tasks"].values():
@@ -130,7 +130,7 @@ def _try_again_at_once(local: dict[str, Any], spec: dict[str, Any]) -> None:
             executor = executors.get(used.get("executorLabel"), {})
             if _is_custom_job(executor) and "retryPolicy" in task:
                 task["retryPolicy"]["backoffDuration"] = "0s"
-            elif any(_OWN in word for word in list_at(executor, "container", "command")):
+            elif any(_OWN_COMPONENTS in word for word in list_at(executor, "container", "command")):
                 task.pop("retryPolicy", None)
 
 
@@ -214,23 +214,25 @@ def _drop_unset(spec: dict[str, Any], given: set[str]) -> None:
                     dropped = True
 
 
-def require_parts(spec: Mapping[str, Any]) -> None:
+def check_runnable(spec: Mapping[str, Any]) -> None:
     """Refuses a compiled pipeline (IR) with tasks that cannot run here, in one line that names each and why.
 
     Raises:
         PipelineError: When there is such a task.
     """
     missing = [
-        f"{item.where} {why}" for item in Pipeline(spec).executors if (why := _not_here(item.container))
+        f"{item.where} {why}"
+        for item in Pipeline(spec).executors
+        if (why := _why_not_runnable(item.container))
     ]
     if missing:
         raise PipelineError(f"the pipeline cannot run here: {'; '.join(missing)}")
 
 
-def _not_here(container: Mapping[str, Any]) -> str:
+def _why_not_runnable(container: Mapping[str, Any]) -> str:
     """Returns why a container's command cannot run here; "" where it can."""
     image = container.get("image", "")
-    if stub_launcher(container):
+    if stub_name(container):
         return ""
     packages, command = split_installation(list_at(container, "command"))
     words = [*command, *list_at(container, "args")]

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from shardline.components.runs.directory import observe
+from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.record import (
     LATEST,
     LOG,
@@ -26,8 +26,8 @@ from shardline.components.runs.record import (
     ReplicaStart,
     RunRecord,
     State,
-    held,
-    version_of,
+    directory_lock,
+    installed_version,
 )
 from shardline.components.text import table, timestamp
 from shardline.pipelines.local.process import processes
@@ -61,7 +61,7 @@ class RunDirectory:
         self._lock = contextlib.ExitStack()
         try:
             self.directory = _make_unique(runs.absolute(), now.strftime("%Y-%m-%dT%H-%M-%SZ"))
-            locked = self._lock.enter_context(held(self.directory))
+            locked = self._lock.enter_context(directory_lock(self.directory))
             files.write_bytes(self.directory / "pipeline.yaml", content)
             (self.directory / LOG).touch()
         except OSError as error:
@@ -73,7 +73,10 @@ class RunDirectory:
             state=RUNNING,
             created=timestamp(now),
             sha256=hashlib.sha256(content).hexdigest(),
-            versions={"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}},
+            versions={
+                "python": platform.python_version(),
+                **{name: installed_version(name) for name in _PACKAGES},
+            },
             platform=platform.platform(),
             cpus=os.cpu_count(),
             locked=locked,
@@ -81,7 +84,7 @@ class RunDirectory:
             **facts,
         )
         self.record.write(self.directory)
-        _point_to(self.directory)
+        _link_latest(self.directory)
 
     @property
     def duration(self) -> float:
@@ -93,7 +96,7 @@ class RunDirectory:
         seconds = round(self.duration, 3)
         ended = dataclasses.replace(self.record, state=state, duration_s=seconds, facts=facts, error=error)
         with self._lock:  # without a record, its end shows how it ended
-            observe(self.directory, record=ended).write(self.directory)
+            read_local_record(self.directory, record=ended).write(self.directory)
 
     def shorten(self, value: str) -> str:
         """Returns the short path of an output, at the top of the run directory; other values as they are.
@@ -112,7 +115,7 @@ class RunDirectory:
         return str(link) if link.exists() and link.samefile(target) else value
 
 
-def _point_to(directory: Path) -> None:
+def _link_latest(directory: Path) -> None:
     """Makes RUNS_DIR/latest a link to a run directory, in one step; no link where there can be none."""
     link = directory.parent / LATEST
     temporary = directory / f".{LATEST}"
@@ -211,7 +214,7 @@ class History:
 
 
 #: Where the checkpoints of a training can lie in a run directory.
-_PLACES = ("outputs/*/*/checkpoints", "outputs/*/*/*/checkpoints", "gcs/**/checkpoints")
+_CHECKPOINT_DIRECTORIES = ("outputs/*/*/checkpoints", "outputs/*/*/*/checkpoints", "gcs/**/checkpoints")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +274,7 @@ class FailedRun:
         """Returns the directory of the newest checkpoint."""
         found = [
             (index.stat().st_mtime, place)
-            for pattern in _PLACES
+            for pattern in _CHECKPOINT_DIRECTORIES
             for place in self.directory.resolve().glob(pattern)
             for index in place.glob("*.index")
         ]

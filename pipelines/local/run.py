@@ -20,20 +20,20 @@ from typing import Any, TextIO
 import yaml
 
 from shardline.components import text as summary
-from shardline.components.runs.directory import TASK_INDENT, blessing, task_at_work
+from shardline.components.runs.directory import TASK_INDENT, blessing, running_task
 from shardline.components.runs.logs import KfpLines, split_replica
 from shardline.components.runs.record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
-from shardline.components.vertex.payload import at
+from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.local import execute, record
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.replica import LineBuffer
 from shardline.pipelines.local.launcher_stubs import INJECTIONS_VARIABLE
-from shardline.pipelines.local.localize import has_custom_jobs, localize, localize_value, require_parts
+from shardline.pipelines.local.localize import check_runnable, has_custom_jobs, localize, localize_value
 from shardline.pipelines.local.process import processes
-from shardline.pipelines.local.process.network import CHOICES, NETWORK_VARIABLE, chosen
+from shardline.pipelines.local.process.network import CHOICES, NETWORK_VARIABLE, resolve_network
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
-from shardline.pipelines.local.terminal import Silence, Terminal, open_terminal
+from shardline.pipelines.local.terminal import Heartbeat, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import (
     RETRAIN,
@@ -78,7 +78,7 @@ class Execution:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL))
     exit_code: int = 0
     _kfp_lines: KfpLines = field(default_factory=KfpLines)
-    _silence: Silence = field(default_factory=Silence)
+    _silence: Heartbeat = field(default_factory=Heartbeat)
 
     @property
     def log(self) -> Path:
@@ -103,7 +103,7 @@ class Execution:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env={
-                    **processes.on_safe_path(inherited),
+                    **processes.with_safe_path(inherited),
                     "PYTHONUNBUFFERED": "1",
                     progress.EVENTS_VARIABLE: progress.secret(),
                     RUN_VARIABLE: str(self.directory),
@@ -120,7 +120,7 @@ class Execution:
                     else:
                         self._take(line, log, terminal)
             finally:
-                with processes.undisturbed():
+                with processes.ignore_stop_signals():
                     self.exit_code = _end(child)
                     processes.stop_descendants(with_variable=(RUN_VARIABLE, str(self.directory)))
 
@@ -148,7 +148,7 @@ class Execution:
         said = line if event is None else f"{TASK_INDENT}{' '.join(progress.render(event).split())}"
         print(said, file=log, flush=True)
         if event is None:
-            if (task := task_at_work(line)) is not None:
+            if (task := running_task(line)) is not None:
                 self._silence.task = task
                 terminal.end_work()
             if line.startswith(TASK_INDENT) and line.strip():
@@ -272,22 +272,22 @@ def run_pipeline(
         parse_injection(text)
     if injections and not has_custom_jobs(spec):
         raise PipelineError("--inject needs a custom job, and no task of the pipeline is one")
-    network = chosen(network)
-    require_parts(spec)
+    network = resolve_network(network)
+    check_runnable(spec)
     localized = localize(spec, checked, created=summary.timestamp(now))
     values = localize_value(checked, created=summary.timestamp(now))
     name, complete = spec["pipelineInfo"]["name"], defaults(spec) | checked
     book = record.RunDirectory(
         runs_dir, content, now, pipeline=name, yaml=str(path.absolute()), parameters=complete
     )
-    _make_own_place(runs_dir, complete)
+    _make_champion_directory(runs_dir, complete)
     run = Execution(
         book.directory, has_exit_tasks=has_exit_tasks(spec), injections=injections, network=network
     )
     try:
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
-            terminal.show(Event("line", "run", f"{name} in {summary.from_here(book.directory)}"))
-            if missed := _not_kept(file):
+            terminal.show(Event("line", "run", f"{name} in {summary.relative_to_cwd(book.directory)}"))
+            if missed := _unsupported_features(file):
                 terminal.show(Event("line", "run", f"left out here: {', '.join(missed)}"))
             run.watch(localized, values, terminal)
             run.raise_failure(terminal)
@@ -330,12 +330,12 @@ def _end_run(
         runs = book.directory.parent
         elsewhere = "" if runs == Path("runs").absolute() else f" --runs-dir {runs}"
         rows.append(("to continue", f"shardline run --resume {book.directory.name}{elsewhere}"))
-    summary.show(rows, stream)
+    summary.print_rows(rows, stream)
     book.end(state, {name: event.value for name, event in run.facts.items()}, explanation)
     return blessed
 
 
-def _make_own_place(runs_dir: Path, parameters: Mapping[str, Any]) -> None:
+def _make_champion_directory(runs_dir: Path, parameters: Mapping[str, Any]) -> None:
     """Makes the directory of champions that belongs to the runs; any other must be there already."""
     place = Path(str(parameters.get("champion_uri", "")))
     if place.is_relative_to(runs_dir.absolute() / "champions"):
@@ -343,10 +343,10 @@ def _make_own_place(runs_dir: Path, parameters: Mapping[str, Any]) -> None:
             place.mkdir(parents=True, exist_ok=True)
 
 
-def _not_kept(file: PipelineFile) -> list[str]:
+def _unsupported_features(file: PipelineFile) -> list[str]:
     """Returns what a task may miss in a run here: accelerators, and what it has on Kubernetes alone."""
     executors = Pipeline(file.spec).executors
-    asking = [item for item in executors if at(item.container, "resources", "accelerator")]
+    asking = [item for item in executors if mapping_at(item.container, "resources", "accelerator")]
     return [f"the accelerator of {item.where}" for item in asking] + [
         f"{kind} (of Kubernetes)" for kind in file.of_other_platforms
     ]

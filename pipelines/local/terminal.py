@@ -12,9 +12,9 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.progress import Event
 
 #: Seconds between two plain lines about the same piece of work.
-_EVERY_S = 2.0
+_INTERVAL_S = 2.0
 #: Seconds without any line after which one is shown.
-_SILENCE_S = 3.0
+_HEARTBEAT_S = 3.0
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 
 
@@ -45,7 +45,7 @@ class Terminal:
         """Shows an event; give it to `progress.sink`."""
         if event.kind == "progress":
             self._waiting[event.topic] = event
-            if time.monotonic() - self._heard.setdefault(event.topic, time.monotonic()) >= _EVERY_S:
+            if time.monotonic() - self._heard.setdefault(event.topic, time.monotonic()) >= _INTERVAL_S:
                 self._flush(event.topic)
             return
         if event.kind == "line":
@@ -76,7 +76,7 @@ class Terminal:
         print(progress.render(event), file=self._stream, flush=True)
 
 
-class Silence:
+class Heartbeat:
     """Silence of a run: where nothing is shown for a while, a line says what is at work, and ever less often.
 
     Attributes:
@@ -90,7 +90,7 @@ class Silence:
     def end(self) -> None:
         """Notes that something was shown."""
         self._began = time.monotonic()
-        self._next_s = _SILENCE_S
+        self._next_s = _HEARTBEAT_S
 
     def break_on(self, terminal: Terminal) -> None:
         """Shows a line, if it has lasted long enough."""

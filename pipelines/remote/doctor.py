@@ -99,13 +99,13 @@ def find_image(image: str, rest: Rest) -> Diagnosis:
         f"/packages/{quote(found['name'], safe='')}"
     )
     version = f"versions/{found['digest']}" if found["digest"] else f"tags/{found['tag']}"
-    if rest.find("artifactregistry", f"{package}/{version}") is None:
+    if rest.get_or_none("artifactregistry", f"{package}/{version}") is None:
         return error("image", f"{image} does not exist", "push it: 'shardline image push'")
     return ok("image", image)
 
 
 def _project(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
-    found = rest.ask("cloudresourcemanager", f"v3/projects/{environment.project}")
+    found = rest.request("cloudresourcemanager", f"v3/projects/{environment.project}")
     if found.get("state", "ACTIVE") != "ACTIVE":
         yield error("project", f"{environment.project} is {found['state']}", "restore it, or use another")
         return
@@ -114,7 +114,7 @@ def _project(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
 
 def _permissions(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     path = f"v3/projects/{environment.project}:testIamPermissions"
-    granted = rest.ask("cloudresourcemanager", path, {"permissions": list(_PERMISSIONS)})
+    granted = rest.request("cloudresourcemanager", path, {"permissions": list(_PERMISSIONS)})
     missing = [name for name in _PERMISSIONS if name not in granted.get("permissions", ())]
     if missing:
         fix = "grant this account roles/aiplatform.user, and roles/logging.viewer to read logs"
@@ -126,7 +126,7 @@ def _permissions(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
 def _apis(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     parent = f"projects/{environment.project}"
     names = [f"{parent}/services/{api}.googleapis.com" for api in _APIS]
-    found = rest.ask("serviceusage", f"v1/{parent}/services:batchGet", names=names)
+    found = rest.request("serviceusage", f"v1/{parent}/services:batchGet", names=names)
     states = {item["name"].rpartition("/")[2]: item["state"] for item in found.get("services", ())}
     missing = [f"{api}.googleapis.com" for api in _APIS if states.get(f"{api}.googleapis.com") != "ENABLED"]
     if missing:
@@ -172,7 +172,7 @@ def _service_account(environment: Environment, rest: Rest) -> Iterator[Diagnosis
         yield warning("service account", found, "make one for runs and give it as service_account")
         return
     path = f"v1/projects/-/serviceAccounts/{account}"
-    known = rest.find("iam", path)
+    known = rest.get_or_none("iam", path)
     if known is None:
         yield error("service account", f"{account} does not exist", "make it, or correct service_account")
         return
@@ -180,7 +180,7 @@ def _service_account(environment: Environment, rest: Rest) -> Iterator[Diagnosis
         yield error("service account", f"{account} is disabled", "enable it")
         return
     act_as = "iam.serviceAccounts.actAs"
-    granted = rest.ask("iam", f"{path}:testIamPermissions", {"permissions": [act_as]})
+    granted = rest.request("iam", f"{path}:testIamPermissions", {"permissions": [act_as]})
     if act_as not in granted.get("permissions", ()):
         fix = "grant this account roles/iam.serviceAccountUser on it"
         yield error("service account", f"this account may not act as {account}", fix)

@@ -20,15 +20,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardline.components.text import short, timestamp
-from shardline.components.vertex.client import Platform, ask, ask_all, wait
-from shardline.components.vertex.payload import at
-from shardline.components.vertex.refusals import RefusalKind, kind_of
+from shardline.components.text import timestamp, truncate
+from shardline.components.vertex.client import Platform, call_api, list_all, wait_for_operation
+from shardline.components.vertex.payload import mapping_at
+from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.pipelines.check.registry import Severity, apply
 from shardline.pipelines.check.rules.schedules import NO_ZONE, Schedule
 from shardline.pipelines.remote.submit import job_request
 from shardline.pipelines.settings import Environment
-from shardline.pipelines.tables import begun_with, read_tables
+from shardline.pipelines.tables import error_prefix, read_tables
 from shardline.trainer.base.errors import PlatformError, SettingsError
 
 TABLE = "schedules"
@@ -62,7 +62,7 @@ _DELETION_S = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared(Schedule):
+class DeclaredSchedule(Schedule):
     """One schedule, [schedules.NAME]; the words are those of the Vertex AI API.
 
     Its display name is NAME, by which it is found on the platform, and its cron begins with a time zone.
@@ -94,7 +94,7 @@ class Declared(Schedule):
             raise SettingsError(f"parameters must be JSON values: {error}") from None
 
 
-def load_schedules(path: Path) -> dict[str, Declared]:
+def load_schedules(path: Path) -> dict[str, DeclaredSchedule]:
     """Reads a file of schedules, by name; settings/schedules.toml.example shows all of its keys.
 
     A pipeline that is a file becomes an absolute path, or relative as `path` is.
@@ -103,11 +103,11 @@ def load_schedules(path: Path) -> dict[str, Declared]:
         SettingsError: When the file is missing or no TOML, or a key is unknown, missing, mistyped or wrong.
     """
     found = {}
-    for name, table in read_tables(path, TABLE, Declared).items():
+    for name, table in read_tables(path, TABLE, DeclaredSchedule).items():
         if not table["pipeline"].startswith("https://"):
             table["pipeline"] = str(path.parent / table["pipeline"])
-        with begun_with(f"{path}: {TABLE}.{name}: "):
-            found[name] = Declared(display_name=name, **table)
+        with error_prefix(f"{path}: {TABLE}.{name}: "):
+            found[name] = DeclaredSchedule(display_name=name, **table)
     return found
 
 
@@ -118,12 +118,14 @@ Existing = Mapping[str, Any]
 def list_schedules(platform: Platform) -> list[Existing]:
     """Returns all schedules of pipelines at a location, those of notebooks left out."""
     request = {"parent": platform.parent, "filter": "create_pipeline_job_request:*"}
-    return [_read(item) for item in ask_all("list the schedules", platform.schedules.list_schedules, request)]
+    return [
+        _read(item) for item in list_all("list the schedules", platform.schedules.list_schedules, request)
+    ]
 
 
 def run_request(
     environment: Environment,
-    declared: Declared,
+    declared: DeclaredSchedule,
     spec: Mapping[str, Any],
     parameters: Mapping[str, Any],
     *,
@@ -144,7 +146,9 @@ def run_request(
     return request
 
 
-def schedule_body(declared: Declared, request: Mapping[str, Any], now: datetime.datetime) -> dict[str, Any]:
+def schedule_body(
+    declared: DeclaredSchedule, request: Mapping[str, Any], now: datetime.datetime
+) -> dict[str, Any]:
     """Returns the Schedule, in the API's JSON form, that is declared.
 
     A start that has passed is left out: the API may refuse it, and it says nothing any more.
@@ -208,7 +212,10 @@ class SchedulePlan:
 
 
 def make_plan(
-    declared: Declared, request: Mapping[str, Any], existing: Iterable[Existing], now: datetime.datetime
+    declared: DeclaredSchedule,
+    request: Mapping[str, Any],
+    existing: Iterable[Existing],
+    now: datetime.datetime,
 ) -> SchedulePlan:
     """Compares a declared schedule, with the `request` of its runs, with all those of its name."""
     body = schedule_body(declared, request, now)
@@ -271,8 +278,8 @@ def _differences(body: Mapping[str, Any], item: Existing, now: datetime.datetime
 
 def _parts(schedule: Mapping[str, Any], now: datetime.datetime) -> dict[str, Any]:
     job = schedule["createPipelineJobRequest"]["pipelineJob"]
-    labels, parameters = at(job, "labels"), at(job, "runtimeConfig", "parameterValues")
-    start = moment_of(schedule.get("startTime"))
+    labels, parameters = mapping_at(job, "labels"), mapping_at(job, "runtimeConfig", "parameterValues")
+    start = parse_time(schedule.get("startTime"))
     return {
         # 3 and 3.0 are equal here, as they are in the API.
         **{f"parameters.{name}": parameters[name] for name in sorted(parameters)},
@@ -293,7 +300,7 @@ def apply_plan(platform: Platform, plan: SchedulePlan) -> Existing | None:
     for step in plan.steps:
         if last and step.request.get("name") == NEW:
             step = ScheduleStep(step.call, {"name": last["name"]})
-        answer = take(platform, plan.name, step)
+        answer = send_step(platform, plan.name, step)
         if step.call == "CreateSchedule":
             last = _read(answer)
             if _differences(plan.body, last, datetime.datetime.now(datetime.UTC)):
@@ -304,8 +311,8 @@ def apply_plan(platform: Platform, plan: SchedulePlan) -> Existing | None:
     return last
 
 
-def take(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
-    """Makes one call of ScheduleService, and returns its answer; raises PlatformError as `ask` does.
+def send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
+    """Makes one call of ScheduleService, and returns its answer; raises PlatformError as `call_api` does.
 
     A deletion is waited for; a schedule that is not there has been deleted, by us or by somebody else.
     """
@@ -318,12 +325,12 @@ def take(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
     doing, method = f"{verb} the schedule {display_name}", getattr(platform.schedules, f"{verb}_schedule")
     try:
         # A second schedule would be made by a second attempt, where the answer to the first one was lost.
-        answer = ask(doing, method, message, repeatable=verb != "create")
+        answer = call_api(doing, method, message, repeatable=verb != "create")
     except PlatformError as error:
-        if verb == "delete" and kind_of(error.__cause__) is RefusalKind.MISSING:
+        if verb == "delete" and refusal_kind(error.__cause__) is RefusalKind.MISSING:
             return None
         raise
-    return wait(doing, answer, _DELETION_S) if verb == "delete" else answer
+    return wait_for_operation(doing, answer, _DELETION_S) if verb == "delete" else answer
 
 
 def _read(message: Any) -> Existing:
@@ -334,7 +341,7 @@ def _read(message: Any) -> Existing:
     return {"state": "", **given}
 
 
-def moment_of(text: str | None) -> datetime.datetime | None:
+def parse_time(text: str | None) -> datetime.datetime | None:
     """Returns a time of the API's JSON form; None where there is none."""
     return datetime.datetime.fromisoformat(text) if text else None
 
@@ -350,7 +357,7 @@ def _text(value: Any) -> str:
         return value or "none"
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return short(json.dumps(value, ensure_ascii=False, sort_keys=True), 80)
+    return truncate(json.dumps(value, ensure_ascii=False, sort_keys=True), 80)
 
 
 def _key(name: str) -> str:

@@ -12,23 +12,23 @@ from typing import Any
 
 from shardline.components.runs.platform_run import PlatformRun, read_run, resource_name, run_of
 from shardline.components.runs.record import CANCELLED, SUCCEEDED
-from shardline.components.text import facts, short
-from shardline.components.vertex.client import Platform, ask
-from shardline.components.vertex.forms import JOB_ID, LONGEST_NAME, check_labels
-from shardline.components.vertex.payload import at, known_text, whole
+from shardline.components.text import facts, truncate
+from shardline.components.vertex.client import Platform, call_api
+from shardline.components.vertex.forms import JOB_ID, MAX_DISPLAY_NAME, check_labels
+from shardline.components.vertex.payload import known_text, mapping_at, whole_number
 from shardline.pipelines.check.job import Job, jobs
 from shardline.pipelines.check.pipeline import Pipeline
-from shardline.pipelines.settings import Environment, missing
-from shardline.pipelines.spec import declared, defaults
+from shardline.pipelines.settings import Environment, missing_error
+from shardline.pipelines.spec import declared_parameters, defaults
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import CancelledRunError, PipelineError, RunError, SettingsError
 
 #: Seconds between two looks at a run: at first, and at most.
 _FIRST_S, _LAST_S = 0.5, 15.0
 
-_LONGEST_ID = 127
+_MAX_ID = 127
 #: Characters of a value that are shown.
-_LONGEST_VALUE = 60
+_MAX_VALUE = 60
 _ROLES = ("chief", "workers", "servers", "evaluator")
 _OLDEST_SCHEMA = (2, 1)
 
@@ -44,16 +44,16 @@ def submit(platform: Platform, request: Mapping[str, Any]) -> PlatformRun:
     message = ParseDict(dict(request), CreatePipelineJobRequest.pb(CreatePipelineJobRequest()))
     job_id = str(request["pipelineJobId"])
     name = {"name": resource_name(platform, job_id)}
-    job = ask(
+    job = call_api(
         f"submit the run {job_id}",
         platform.pipelines.create_pipeline_job,
         CreatePipelineJobRequest.wrap(message),
-        made=lambda: ask(f"read the run {job_id}", platform.pipelines.get_pipeline_job, name),
+        made=lambda: call_api(f"read the run {job_id}", platform.pipelines.get_pipeline_job, name),
     )
     return run_of(job, platform)
 
 
-def continuing(platform: Platform, run: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def continue_parameters(platform: Platform, run: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parameters of a run that goes on from the checkpoints of another, those given first.
 
     Raises:
@@ -76,11 +76,11 @@ def cancel(platform: Platform, run: str) -> tuple[bool, PlatformRun]:
     if found.has_ended:
         return False, found
     name = {"name": resource_name(platform, run)}
-    ask(f"cancel the run {run}", platform.pipelines.cancel_pipeline_job, name)
+    call_api(f"cancel the run {run}", platform.pipelines.cancel_pipeline_job, name)
     return True, found
 
 
-def wait(platform: Platform, run: str) -> PlatformRun:
+def wait_for_run(platform: Platform, run: str) -> PlatformRun:
     """Watches a run until it has ended, tells what becomes of its tasks, and returns it as it ended.
 
     Raises PlatformError when the platform was not reached for a quarter of an hour.
@@ -99,7 +99,7 @@ def wait(platform: Platform, run: str) -> PlatformRun:
         pause = min(_LAST_S, pause * 1.3)
 
 
-def judge(run: PlatformRun) -> None:
+def raise_for_state(run: PlatformRun) -> None:
     """Returns when a run that has ended succeeded; raises RunError or CancelledRunError when it did not."""
     if run.state == SUCCEEDED:
         return
@@ -143,7 +143,7 @@ def job_request(
     check_labels(merged)
     root = environment.pipeline_root or spec.get("defaultPipelineRoot")
     if not root:
-        raise missing("pipeline_root")
+        raise missing_error("pipeline_root")
     key = environment.encryption_spec_key_name
     job = {
         "displayName": spec["pipelineInfo"]["name"],
@@ -163,7 +163,7 @@ def job_request(
         if not JOB_ID.fits(job_id):
             raise SettingsError(
                 f"a run's id must begin with a letter, and have lower-case letters, digits and - only, "
-                f"{_LONGEST_ID} at most, got {job_id!r}"
+                f"{_MAX_ID} at most, got {job_id!r}"
             )
         request["pipelineJobId"] = job_id
     return request
@@ -171,30 +171,31 @@ def job_request(
 
 def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: str, proof: str) -> str:
     """Returns the lines of a request of `job_request`; `file` is the pipeline's path or address."""
-    job = at(request, "pipelineJob")
-    pipeline = Pipeline(at(job, "pipelineSpec"), parameters)
+    job = mapping_at(request, "pipelineJob")
+    pipeline = Pipeline(mapping_at(job, "pipelineSpec"), parameters)
     custom_jobs = jobs(pipeline)
     usual = defaults(pipeline.spec)
     given = [
-        f"{name}={short(value, _LONGEST_VALUE)}"
+        f"{name}={truncate(value, _MAX_VALUE)}"
         for name, value in parameters.items()
         if name not in usual or value != usual[name]
     ]
-    if rest := len(declared(pipeline.spec)) - len(given):
+    if rest := len(declared_parameters(pipeline.spec)) - len(given):
         given.append(f"{rest} others keep their defaults")
     account = job.get("serviceAccount") or "the project's default service account"
     launchers = {known_text(item.task.container.get("image")) for item in custom_jobs}
     images = [known_text(executor.container.get("image")) for executor in pipeline.executors]
     images += [pool.image for item in custom_jobs for pool in item.pools]
+    outputs = mapping_at(job, "runtimeConfig").get("gcsOutputDirectory")
     rows = [
         ("what", f"{job.get('displayName')}, {file}"),
         ("run", str(request.get("pipelineJobId") or "")),
-        ("where", f"{request['parent']}, outputs below {at(job, 'runtimeConfig').get('gcsOutputDirectory')}"),
+        ("where", f"{request['parent']}, outputs below {outputs}"),
         ("as", str(account)),
         ("parameters", ", ".join(given)),
         ("image", ", ".join(image for image in dict.fromkeys(images) if image not in launchers)),
         *(("training", _machines(item)) for item in custom_jobs),
-        ("labels", ", ".join(f"{name}={value}" for name, value in at(job, "labels").items())),
+        ("labels", ", ".join(f"{name}={value}" for name, value in mapping_at(job, "labels").items())),
         ("proof", proof),
     ]
     # Both ways through a pipeline have their own training job.
@@ -209,7 +210,7 @@ def _machines(job: Job) -> str:
         count = "?" if pool.replica_count is None else pool.replica_count
         has = f"{role} {count} x {pool.machine_type or 'a machine of the run'}"
         if pool.accelerator_type:
-            has += f" with {whole(pool.machine.get('accelerator_count'))} {pool.accelerator_type}"
+            has += f" with {whole_number(pool.machine.get('accelerator_count'))} {pool.accelerator_type}"
         pools.append(has)
     return f"{', '.join(pools)} ({total} {'machine' if total == 1 else 'machines'})"
 
@@ -223,7 +224,7 @@ def new_job_id(name: str, now: datetime.datetime | None = None) -> str:
     end = f"-{moment}-{secrets.token_hex(3)}"
     word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     word = word if word[:1].isalpha() else f"run-{word}".rstrip("-")
-    return word[: _LONGEST_ID - len(end)].rstrip("-") + end
+    return word[: _MAX_ID - len(end)].rstrip("-") + end
 
 
 def with_caching(spec: Mapping[str, Any], enabled: bool) -> dict[str, Any]:
@@ -237,10 +238,10 @@ def with_caching(spec: Mapping[str, Any], enabled: bool) -> dict[str, Any]:
 
 def _check_spec(spec: Mapping[str, Any]) -> None:
     name = spec["pipelineInfo"]["name"]
-    if '"' in name or len(name) > LONGEST_NAME:
+    if '"' in name or len(name) > MAX_DISPLAY_NAME:
         raise PipelineError(
-            f"the pipeline is called {name[:80]!r}; a name may have {LONGEST_NAME} characters, none of them "
-            'a ", which breaks what its custom jobs are launched with: give another in @dsl.pipeline'
+            f"the pipeline's name is {name[:80]!r}; a name has at most {MAX_DISPLAY_NAME} characters, and no "
+            "double quote, which breaks the payload of its custom jobs: choose another in @dsl.pipeline"
         )
     version = str(spec.get("schemaVersion", ""))
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _OLDEST_SCHEMA:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardline.components.vertex.client import again, platform_errors
-from shardline.components.vertex.refusals import RefusalKind, kind_of
+from shardline.components.vertex.client import platform_errors, retry_policy
+from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.trainer.base.errors import PipelineError, PlatformError, SettingsError
 
 T = TypeVar("T")
@@ -144,7 +144,10 @@ class _Repository:
             self._ask(f"set the tag {tag}", change, package, version, tag)
         except PlatformError as error:
             # After an attempt whose answer was lost, the next one finds the tag there.
-            if kind_of(error.__cause__) is not RefusalKind.CONFLICT or self.tagged(package, tag) != version:
+            if (
+                refusal_kind(error.__cause__) is not RefusalKind.CONFLICT
+                or self.tagged(package, tag) != version
+            ):
                 raise
 
     def download(self, package: str, version: str) -> bytes:
@@ -167,11 +170,11 @@ class _Repository:
         try:
             return self._ask(doing, call, *args)
         except PlatformError as error:
-            if kind_of(error.__cause__) is RefusalKind.MISSING:
+            if refusal_kind(error.__cause__) is RefusalKind.MISSING:
                 return None
             raise
 
     def _ask(self, doing: str, call: Callable[..., T], *args: str, **options: str) -> T:
         # The content is the version's name: what is uploaded twice is there once.
         with platform_errors(doing):
-            return again(doing, self._client._auth)(call)(*args, **options)
+            return retry_policy(doing, self._client._auth)(call)(*args, **options)

@@ -166,7 +166,7 @@ def test_a_webhook_that_sends_elsewhere_has_not_taken_the_message() -> None:
 
 
 def test_a_webhook_that_is_not_there_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_UNREACHED_ATTEMPTS", 0)
+    monkeypatch.setattr(client, "_MAX_UNREACHED_RETRIES", 0)
     with pytest.raises(PlatformError) as refused:
         send("http://127.0.0.1:9/T0PS3CRET", {})
 

@@ -215,7 +215,7 @@ def test_a_flood_stalls_nobody_and_stays_out_of_memory(tmp_path: Path) -> None:
 
 
 def test_reserved_ports_can_be_bound_by_name_only() -> None:
-    with processes.reserve(3) as addresses:
+    with processes.reserve_ports(3) as addresses:
         assert len(set(addresses)) == 3
         host, port = addresses[0].split(":")
         with socket.socket() as server, pytest.raises(OSError, match="in use"):

@@ -105,7 +105,7 @@ def test_a_killed_command_leaves_temporary_files_that_the_next_one_removes(
     program = """
 import os, tempfile
 from shardline.pipelines.local.process import processes
-with processes.own_scratch():
+with processes.scratch_as_tempdir():
     tempfile.mkdtemp()
     os.kill(os.getpid(), 9)
 """
@@ -113,7 +113,7 @@ with processes.own_scratch():
     (left,) = tmp_path.iterdir()
     assert len(list(left.iterdir())) == 2  # the lock, and what it made
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with processes.own_scratch():
+    with processes.scratch_as_tempdir():
         assert [str(path) for path in tmp_path.iterdir()] == [tempfile.gettempdir()]
     assert list(tmp_path.iterdir()) == []
 

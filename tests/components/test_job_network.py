@@ -142,7 +142,7 @@ def test_where_the_kernel_allows_no_namespace_it_is_said_who_reaches_the_replica
     run_job(make_job("pass"), tmp_path)
     (said,) = [event.text for event in events if "warning" in event.text]
     assert "no network of its own can be had: no new namespace: forbidden; allow unprivileged user" in said
-    assert network.unavailable() == "no new namespace: forbidden"
+    assert network.isolation_unavailable() == "no new namespace: forbidden"
 
     with pytest.raises(PipelineError, match="cannot have a network of its own: no new namespace: forbidden"):
         run_job(make_job("pass"), tmp_path, network="isolated")
@@ -158,7 +158,7 @@ def test_where_the_kernel_allows_no_namespace_it_is_said_who_reaches_the_replica
     ],
 )
 def test_a_service_of_this_machine_that_is_not_reached_is_hinted_at(line: str, hinted: bool) -> None:
-    assert network.misses_network(line) == hinted
+    assert network.reports_no_network(line) == hinted
 
 
 def test_a_choice_that_there_is_not_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from shardline.components.html import moved
+from shardline.components.html import relink_page
 from shardline.components.validate.gate.verdict import JudgedRule
 from shardline.components.validate.metrics.evaluation import Curve, Mistake, Slice
 from shardline.components.validate.report.model_card import TrainingRecord
@@ -188,7 +188,7 @@ def test_the_verdict_stands_at_the_top_in_words_with_date_run_and_links():
     assert "2026-01-31 09:15 UTC · run retrain-1 · model card" in page
     assert "tensorboard --logdir gs://bucket/logs" in page
     assert re.findall('<a href="(.*?)"', shown) == ["model_card.html"]
-    assert 'href="exported/model_card.html"' in moved(shown, Path("out/exported"), Path("out"))
+    assert 'href="exported/model_card.html"' in relink_page(shown, Path("out/exported"), Path("out"))
 
 
 def test_a_report_on_a_table_has_columns_and_no_pictures():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardline.components.tune.best_trial import best_of, finish, read_job, table, trials_of
+from shardline.components.tune.best_trial import best_of, read_job, select_best_trial, table, trials_of
 from shardline.pipelines.local.job.tuning import Search
 from shardline.trainer.base.errors import PlatformError, RunError
 from tests.helpers import programs
@@ -110,7 +110,7 @@ def test_the_steps_output_and_page(tmp_path: Path) -> None:
     _, resources = launch(payload(_TRIAL + program, tmp_path, trials=2, **last), tmp_path)
     training = {"model": "mlp", "epochs": 3.0, "seed": 1.0, "hparams": {"units": 8.0}}
 
-    found = finish(resources, tmp_path / "trials", tmp_path / "report", training)
+    found = select_best_trial(resources, tmp_path / "trials", tmp_path / "report", training)
 
     best = trials_of(read_job(resources))[int(found.trial) - 1]
     assert found.value == best.value == -best.parameters["rate"]

@@ -177,7 +177,7 @@ def test_placeholders_are_no_project_and_this_machine_is_looked_at_all_the_same(
 
 
 def test_a_machine_without_the_packages_of_local_runs_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "version_of", lambda package: None)
+    monkeypatch.setattr(here, "installed_version", lambda package: None)
     found = {item.what: item for item in here.examine(Path("runs"))}
 
     assert found["not looked at"].found == "memory, ports, network, toy job: psutil is not installed"

@@ -189,7 +189,7 @@ def test_what_is_not_there_is_named(fake: FakeServices, command: tuple[str, ...]
 def test_patience_ends(
     fake: FakeServices, monkeypatch: pytest.MonkeyPatch, method: str, code: int, words: str
 ) -> None:
-    monkeypatch.setattr(client, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(client, "_RETRY_S", 0.5)
     fake.fail(method, code, times=ALWAYS)
     result = shardline(*COMMANDS[method])
     assert words in refused(result)
@@ -280,7 +280,7 @@ def test_a_slow_answer_is_waited_for(fake: FakeServices, method: str) -> None:
 def test_an_answer_that_is_too_late_makes_nothing_twice(
     fake: FakeServices, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(client, "_ATTEMPT_S", 0.5)
+    monkeypatch.setattr(client, "_TIMEOUT_S", 0.5)
     fake.fail(method, delay_s=1.5)
     result = shardline(*COMMANDS[method])
     fake.settle()

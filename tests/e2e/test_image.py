@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shardline.pipelines.image import context as contexts
-from shardline.pipelines.image.context import own_wheel
+from shardline.pipelines.image.context import build_own_wheel
 from shardline.pipelines.image.settings import ImageSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -26,7 +26,7 @@ RINGS = ("trainer", "components", "pipelines")
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this clone."""
-    return own_wheel(tmp_path_factory.mktemp("wheel"))
+    return build_own_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,9 @@ def test_it_takes_one_name_and_leaves_a_readers_own_packages_alone(installed: Pa
 
 def test_what_is_installed_is_packed_again(installed: Path, wheel: Path, tmp_path: Path) -> None:
     program = (
-        "import pathlib\nfrom shardline.pipelines.image.context import own_wheel\nown_wheel(pathlib.Path())"
+        "import pathlib\n"
+        "from shardline.pipelines.image.context import build_own_wheel\n"
+        "build_own_wheel(pathlib.Path())"
     )
     done = run(installed, tmp_path, "-c", program)
 
@@ -110,7 +112,7 @@ def test_what_a_build_context_has_installs_and_a_users_package_is_imported(
     (package / "source.py").write_text("import shardline\n\nclass Leaves: ...\n")
     (package / "data").mkdir()
     (package / "data" / "names.txt").touch()
-    monkeypatch.setattr(contexts, "own_wheel", lambda directory: shutil.copy(wheel, directory))
+    monkeypatch.setattr(contexts, "build_own_wheel", lambda directory: shutil.copy(wheel, directory))
     settings = ImageSettings(name="leafnet:1", packages=(str(package),), variant="control")
     contexts.assemble(settings, "abc", tmp_path / "context")
 

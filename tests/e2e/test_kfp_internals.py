@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
 
 
 @pytest.mark.parametrize(
-    ("call", "loaded"), [("kfp_internals", True), ("kfp_internals.leave_client_out()", False)]
+    ("call", "loaded"), [("kfp_internals", True), ("kfp_internals.skip_client_import()", False)]
 )
 def test_kfp_loads_its_client_unless_it_is_left_out(call: str, loaded: bool) -> None:
     program = f"""

@@ -54,4 +54,4 @@ ORDINARY = (
 )
 
 #: Left out, with the reason, where the kernel gives no network namespace.
-needs_namespaces = pytest.mark.skipif(bool(reason := network.unavailable()), reason=reason)
+needs_namespaces = pytest.mark.skipif(bool(reason := network.isolation_unavailable()), reason=reason)

@@ -18,7 +18,7 @@ from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.process import fork_server, processes, start
-from shardline.pipelines.local.process.start import Program, recognize
+from shardline.pipelines.local.process.start import Program, forkable_program
 from tests.helpers.datasets import write_dataset
 from tests.helpers.jobs import eventually, marked
 
@@ -75,7 +75,7 @@ def test_forked_replicas_train_restart_and_leave_nothing(
     assert [item["starts"][0]["exit"] for item in replicas][1] == "SIGKILL"
     eventually(lambda: not marked(mark), 5)
 
-    monkeypatch.setattr(start, "recognize", lambda command: None)
+    monkeypatch.setattr(start, "forkable_program", lambda command: None)
     train(tmp_path / "plain")
     assert "guardian.py" in _lines(tmp_path / "plain" / "logs" / "chief-0.log")[0]
     for forked, plain in zip(_weights(tmp_path / "forked"), _weights(tmp_path / "plain"), strict=True):
@@ -183,28 +183,28 @@ def test_a_task_is_forked_from_the_process_that_loads_tensorflow_for_the_run(
 def test_what_is_forked() -> None:
     script = _script()
     trains = "from shardline.components.train.replica import run"
-    assert recognize([sys.executable, "-m", "shardline.trainer.task", "--x"]) == Program(
+    assert forkable_program([sys.executable, "-m", "shardline.trainer.task", "--x"]) == Program(
         "shardline.trainer.task", ["--x"]
     )
     bootstrap = "shardline.trainer.program"
-    assert recognize([sys.executable, "-m", bootstrap, "x.py"]) == Program(bootstrap, ["x.py"])
-    assert recognize(["sh", "-ec", script, trains, "--x"]) == Program(
+    assert forkable_program([sys.executable, "-m", bootstrap, "x.py"]) == Program(bootstrap, ["x.py"])
+    assert forkable_program(["sh", "-ec", script, trains, "--x"]) == Program(
         "kfp.dsl.executor_main", ["--x"], trains
     )
-    assert recognize(["sh", "-ec", script, "import torch", "--x"]) is None
-    assert recognize(["sh", "-ec", f"pip install x\n{script}", trains, "--x"]) is None
-    assert recognize([sys.executable, "-c", "import tensorflow"]) is None
+    assert forkable_program(["sh", "-ec", script, "import torch", "--x"]) is None
+    assert forkable_program(["sh", "-ec", f"pip install x\n{script}", trains, "--x"]) is None
+    assert forkable_program([sys.executable, "-c", "import tensorflow"]) is None
     stand_in = ["python3", "-u", "-m", "shardline.pipelines.local.launcher_stubs"]
-    assert recognize([*stand_in, "CustomJob", "--x"]) == Program(stand_in[3], ["CustomJob", "--x"])
-    assert recognize([*stand_in, "UploadModel"]) is None
+    assert forkable_program([*stand_in, "CustomJob", "--x"]) == Program(stand_in[3], ["CustomJob", "--x"])
+    assert forkable_program([*stand_in, "UploadModel"]) is None
 
 
 def test_no_variable_of_a_compiled_pipeline_keeps_its_tasks_from_being_forked() -> None:
     containers = [one["container"] for one in _compiled()["deploymentSpec"]["executors"].values()]
     env = {item["name"]: item["value"] for one in containers for item in one.get("env", [])}
     assert "SHARDLINE_TIMEOUT" in env
-    assert fork_server.material(env) == {}
-    assert fork_server.material({"TF_XLA_FLAGS": "--x"}) == {"TF_XLA_FLAGS": "--x"}
+    assert fork_server.import_environment(env) == {}
+    assert fork_server.import_environment({"TF_XLA_FLAGS": "--x"}) == {"TF_XLA_FLAGS": "--x"}
 
 
 def _script() -> str:

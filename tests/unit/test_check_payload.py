@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 
-from shardline.components.vertex.payload import lacks, whole
+from shardline.components.vertex.payload import surely_lacks, whole_number
 from shardline.pipelines.check.job import Job, fill, jobs
 from shardline.pipelines.check.pipeline import UNKNOWN, UNKNOWN_TEXT, Pipeline, Task
 from shardline.pipelines.check.rules.payload import JOB_PARAMETERS
@@ -132,10 +132,10 @@ def test_a_payload_that_is_no_json_says_where() -> None:
 
 
 def test_what_is_surely_not_there() -> None:
-    assert lacks({"a": {}}, "a", "b")
-    assert lacks({"a": {"b": ""}}, "a", "b")
-    assert not lacks({"a": UNKNOWN_TEXT}, "a", "b")
-    assert not lacks({"a": {"b": 1}}, "a", "b")
+    assert surely_lacks({"a": {}}, "a", "b")
+    assert surely_lacks({"a": {"b": ""}}, "a", "b")
+    assert not surely_lacks({"a": UNKNOWN_TEXT}, "a", "b")
+    assert not surely_lacks({"a": {"b": 1}}, "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_what_is_surely_not_there() -> None:
     ],
 )
 def test_a_whole_number_has_many_forms(value: Any, number: int | None) -> None:
-    assert whole(value) == number
+    assert whole_number(value) == number
 
 
 def test_a_tasks_values() -> None:

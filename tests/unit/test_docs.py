@@ -18,7 +18,7 @@ from shardline.pipelines.cli.reference import commands as all_commands
 from shardline.pipelines.cli.reference import reference
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.settings import load
-from shardline.pipelines.spec import declared, load_pipeline
+from shardline.pipelines.spec import declared_parameters, load_pipeline
 from shardline.trainer import task
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.markdown import (
@@ -172,7 +172,7 @@ def test_every_command_and_option_has_help() -> None:
 def test_the_quickstart_has_every_parameter_of_the_pipeline() -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text()
 
-    for name in declared(load_pipeline(ROOT / "compiled" / "retrain.yaml")):
+    for name in declared_parameters(load_pipeline(ROOT / "compiled" / "retrain.yaml")):
         assert f"`{name}`" in page, name
 
 

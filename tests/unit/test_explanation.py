@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardline.components.runs.causes import Failure, exit_code, explain, in_words
-from shardline.components.runs.directory import blessing, failure_of, observe
+from shardline.components.runs.causes import Failure, exit_code, exit_meaning, explain
+from shardline.components.runs.directory import blessing, failure_of, read_local_record
 from shardline.components.runs.record import RunRecord
 from shardline.trainer.base.errors import SettingsError
 
@@ -24,7 +24,7 @@ from shardline.trainer.base.errors import SettingsError
 )
 def test_an_exit_code_in_words(status: int | str, code: int, words: str) -> None:
     assert exit_code(status) == code
-    assert in_words(code).startswith(words)
+    assert exit_meaning(code).startswith(words)
 
 
 QUOTA = (
@@ -165,7 +165,7 @@ def test_a_run_that_succeeded_has_verdict_metrics_and_links(tmp_path: Path) -> N
     }
     (task / "executor_output.json").write_text(json.dumps({"artifacts": artifacts}))
 
-    outcome = observe(run)
+    outcome = read_local_record(run)
 
     assert outcome.headline() == "retrain succeeded: not blessed, accuracy 0.5000"
     assert outcome.links == {"run": str(run), "report": "/x/report", "model": "/x/model"}
@@ -179,7 +179,7 @@ def test_a_run_in_which_nothing_had_changed_says_why(tmp_path: Path) -> None:
     values = {"changed": False, "reason": "the same data as on Monday", "still_blessed": True}
     (task / "executor_output.json").write_text(json.dumps({"parameterValues": values}))
 
-    assert observe(run).headline() == "retrain succeeded: unchanged (the same data as on Monday)"
+    assert read_local_record(run).headline() == "retrain succeeded: unchanged (the same data as on Monday)"
     assert blessing(run) is True
 
 
@@ -199,4 +199,4 @@ def test_the_verdict_is_what_a_task_has_put_out(
 
 def test_a_directory_that_is_none_of_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="is not the directory of a run"):
-        observe(tmp_path)
+        read_local_record(tmp_path)

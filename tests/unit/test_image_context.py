@@ -11,7 +11,7 @@ import pytest
 
 from shardline.pipelines.image import context as contexts
 from shardline.pipelines.image.contents import LOCKS, pinned, read_requirements
-from shardline.pipelines.image.context import assemble, copied, dockerfile, files_of, left_out
+from shardline.pipelines.image.context import assemble, dockerfile, files_of, ignored_files, user_contents
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.trainer.base.errors import SettingsError
 
@@ -31,7 +31,7 @@ def write(path: Path, text: str = "") -> Path:
 def test_packages_become_projects_and_projects_are_copied_as_git_knows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contexts, "own_wheel", lambda directory: write(directory / "shardline.whl"))
+    monkeypatch.setattr(contexts, "build_own_wheel", lambda directory: write(directory / "shardline.whl"))
     write(tmp_path / "leafnet" / "data" / "names.txt")
     write(tmp_path / "leafnet" / "model.py")
     write(tmp_path / "heavy" / "pyproject.toml")
@@ -65,7 +65,7 @@ def test_what_git_ignores_stays_here(tmp_path: Path) -> None:
     write(tmp_path / "leafnet" / "__pycache__" / "model.pyc")
 
     assert files_of(tmp_path / "leafnet") == [Path("model.py")]
-    assert left_out(tmp_path / "leafnet") == [Path("photos/1.png")]
+    assert ignored_files(tmp_path / "leafnet") == [Path("photos/1.png")]
 
 
 def test_without_git_what_is_hidden_stays_here(tmp_path: Path) -> None:
@@ -73,13 +73,13 @@ def test_without_git_what_is_hidden_stays_here(tmp_path: Path) -> None:
         write(tmp_path / "leafnet" / name)
 
     assert files_of(tmp_path / "leafnet") == [Path("model.py")]
-    assert left_out(tmp_path / "leafnet") == []
+    assert ignored_files(tmp_path / "leafnet") == []
 
 
 def test_two_packages_of_one_name_are_refused(tmp_path: Path) -> None:
     packages = [str(write(tmp_path / place / "leafnet" / "model.py").parent) for place in "ab"]
 
-    for refuse in (contexts.copied, lambda image: assemble(image, "", tmp_path / "made")):
+    for refuse in (contexts.user_contents, lambda image: assemble(image, "", tmp_path / "made")):
         with pytest.raises(SettingsError, match=r"a/leafnet and .*b/leafnet have one name"):
             refuse(image(packages=packages))
 
@@ -121,7 +121,7 @@ def test_a_directory_without_code_or_with_anothers_name_is_refused(
         write(tmp_path / name / file)
 
     with pytest.raises(SettingsError, match=message):
-        copied(image(packages=(str(tmp_path / name),)))
+        user_contents(image(packages=(str(tmp_path / name),)))
 
 
 def test_locked_requirements_go_in_without_shardline_itself(tmp_path: Path) -> None:
@@ -171,4 +171,4 @@ def test_a_secret_in_a_url_is_refused_and_not_printed(tmp_path: Path, line: str)
 
 def test_a_variant_without_a_lock_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"variant tpu cannot be built: there is no tpu\.txt"):
-        contexts.copied(image(variant="tpu"))
+        contexts.user_contents(image(variant="tpu"))

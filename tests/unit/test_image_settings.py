@@ -57,7 +57,7 @@ T4 = {"train.chief": "1 NVIDIA_TESLA_T4", "preprocess": ""}
 def test_the_variant_is_the_one_that_the_machines_need(
     variant: str, accelerators: dict[str, str], chosen: str
 ) -> None:
-    assert ImageSettings(name="shardline:1", variant=variant).fitted(accelerators).variant == chosen
+    assert ImageSettings(name="shardline:1", variant=variant).with_variant_for(accelerators).variant == chosen
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_variant_that_the_machines_cannot_use_is_refused(
     variant: str, accelerators: dict[str, str], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message):
-        ImageSettings(name="shardline:1", variant=variant).fitted(accelerators)
+        ImageSettings(name="shardline:1", variant=variant).with_variant_for(accelerators)
 
 
 def test_settings_are_refused_with_an_image_that_their_machines_cannot_use(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_labels_are_checked() -> None:
 
 @pytest.mark.parametrize("name", ['a "b"', "x" * 129])
 def test_a_name_that_breaks_something_is_refused(name: str) -> None:
-    with pytest.raises(PipelineError, match="a name may have 128 characters"):
+    with pytest.raises(PipelineError, match="a name has at most 128 characters"):
         job_request(ENVIRONMENT, {**SPEC, "pipelineInfo": {"name": name}}, {})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
-from shardline.pipelines.local.localize import localize, localize_value, require_parts
+from shardline.pipelines.local.localize import check_runnable, localize, localize_value
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.anybodys_pipeline import IMAGE, anybodys, elsewhere, write_pipeline
@@ -187,11 +187,11 @@ def test_a_name_that_leads_out_of_the_run_directory_is_refused(toy: dict[str, An
 
 
 def test_all_that_cannot_run_here_is_said_at_once(tmp_path: Path) -> None:
-    require_parts(load_pipeline(write_pipeline(anybodys, tmp_path / "anybodys.yaml")))
+    check_runnable(load_pipeline(write_pipeline(anybodys, tmp_path / "anybodys.yaml")))
     spec = load_pipeline(write_pipeline(elsewhere, tmp_path / "p.yaml"))
 
     with pytest.raises(PipelineError) as caught:
-        require_parts(spec)
+        check_runnable(spec)
 
     words, _, reasons = str(caught.value).partition(": ")
     assert words == "the pipeline cannot run here"

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardline.components.runs.directory import read_log
-from shardline.components.runs.record import RunRecord, held
+from shardline.components.runs.record import RunRecord, directory_lock
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
@@ -108,7 +108,7 @@ def test_following_ends_with_the_run_and_misses_nothing(run: Path) -> None:
 
 def test_a_run_whose_process_is_gone_has_failed_and_is_followed_no_longer(run: Path) -> None:
     record(run, "running", locked=True)
-    with held(run) as is_held:
+    with directory_lock(run) as is_held:
         assert is_held
         assert RunRecord.read(run).state == "running"
 

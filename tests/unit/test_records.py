@@ -16,9 +16,9 @@ from shardline.components.configure.changes import describe_changes, read_latest
 from shardline.components.model_store import Export, Measured, champions, read_part
 from shardline.components.model_store.catalog import Version
 from shardline.components.preprocess.inspect.profile import summarize
-from shardline.components.runs.directory import observe
+from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.record import LOG, RunRecord
-from shardline.components.tune.best_trial import finish
+from shardline.components.tune.best_trial import select_best_trial
 from shardline.components.tune.study import parse_study, read_study
 from shardline.components.validate.gate.gate import read_gate
 from shardline.components.validate.metrics.drift import compare, read_profile, render
@@ -132,7 +132,7 @@ def read_history(place: Path, content: Any) -> Any:
 def read_run(place: Path, content: Any) -> Any:
     write(place / "run.json", content)
     (place / LOG).write_text(FAILED_LOG)
-    return observe(place).headline()
+    return read_local_record(place).headline()
 
 
 def read_outputs(place: Path, content: Any) -> Any:
@@ -168,7 +168,9 @@ def study(place: Path, content: Any) -> Any:
 def tuning_job(place: Path, content: Any) -> Any:
     write(place / "job.json", content)
     resources = {"resources": [{"resourceUri": (place / "job.json").as_uri()}]}
-    return finish(json.dumps(resources), place / "out", place / "report.html", {"model": "mnist_cnn"})
+    return select_best_trial(
+        json.dumps(resources), place / "out", place / "report.html", {"model": "mnist_cnn"}
+    )
 
 
 #: How each record is read, and what is in a true one.
@@ -223,7 +225,7 @@ def test_a_damaged_record_is_a_result_or_one_line(name: str, data: st.DataObject
 )
 def test_a_launchers_output_that_names_no_job_is_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(ShardlineError, match="has put out no job"):
-        finish(text, tmp_path, tmp_path / "report.html", {"model": "mnist_cnn"})
+        select_best_trial(text, tmp_path, tmp_path / "report.html", {"model": "mnist_cnn"})
 
 
 @pytest.mark.parametrize("number", [5e183, "", None, []])

@@ -10,8 +10,8 @@ from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 from google.rpc import error_details_pb2
 
-from shardline.components.vertex.client import again, platform_errors
-from shardline.components.vertex.refusals import RefusalKind, kind_of
+from shardline.components.vertex.client import platform_errors, retry_policy
+from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.trainer.base.errors import PlatformError
 
 
@@ -115,7 +115,7 @@ def test_a_mistake_of_our_own_is_not_the_platforms() -> None:
     ],
 )
 def test_kinds_of_failures(error: Exception, kind: RefusalKind) -> None:
-    assert kind_of(error) is kind
+    assert refusal_kind(error) is kind
 
 
 def test_a_token_is_replaced_once() -> None:
@@ -129,5 +129,5 @@ def test_a_token_is_replaced_once() -> None:
         raise api.Unauthenticated("old token")
 
     with pytest.raises(api.Unauthenticated):
-        again("do it", credentials)(call)()
+        retry_policy("do it", credentials)(call)()
     assert tokens == ["old", None]

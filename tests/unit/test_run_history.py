@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardline.components.runs.directory import find_run
-from shardline.components.runs.record import held
+from shardline.components.runs.record import directory_lock
 from shardline.pipelines.cli import options
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.local.record import FailedRun
@@ -173,7 +173,10 @@ def test_a_run_of_which_nothing_tells_its_end_is_abandoned_by_word(runs: Path) -
         directory = write_run(runs, f"run-{number}", state="running", **facts)
         assert FailedRun.find(directory, abandoned=True).record.name == directory.name
     here = write_run(runs, "run-3", state="running", locked=True, host=socket.gethostname())
-    with held(here), pytest.raises(PipelineError, match=r"is still running; 'shardline logs .* follows it$"):
+    with (
+        directory_lock(here),
+        pytest.raises(PipelineError, match=r"is still running; 'shardline logs .* follows it$"),
+    ):
         FailedRun.find(here, abandoned=True)
 
 

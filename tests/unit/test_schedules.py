@@ -14,7 +14,7 @@ from shardline.components.text import timestamp
 from shardline.pipelines.remote.schedules import (
     NEW,
     Action,
-    Declared,
+    DeclaredSchedule,
     Existing,
     SchedulePlan,
     load_schedules,
@@ -51,7 +51,7 @@ def write(path: Path, text: str) -> Path:
 def test_schedules_are_read(tmp_path: Path) -> None:
     found = load_schedules(write(tmp_path, RIGHT))
 
-    assert found["every morning"] == Declared(
+    assert found["every morning"] == DeclaredSchedule(
         display_name="every morning",
         cron="TZ=Europe/Vienna 0 6 * * *",
         pipeline=str(tmp_path / "../compiled/retrain.yaml"),
@@ -116,16 +116,20 @@ FAR = NOW + datetime.timedelta(days=30)
 SPEC = pipeline(parameters={"epochs": "NUMBER_INTEGER"})
 
 
-def declared(**fields: Any) -> Declared:
+def declared(**fields: Any) -> DeclaredSchedule:
     given = {"display_name": "nightly", "cron": "TZ=Europe/Vienna 0 6 * * *", "pipeline": "a.yaml"}
-    return Declared(**{**given, "parameters": {"epochs": 3}, **fields})
+    return DeclaredSchedule(**{**given, "parameters": {"epochs": 3}, **fields})
 
 
-def request(wanted: Declared, spec: Any = SPEC, environment: Environment = ENVIRONMENT) -> dict[str, Any]:
+def request(
+    wanted: DeclaredSchedule, spec: Any = SPEC, environment: Environment = ENVIRONMENT
+) -> dict[str, Any]:
     return run_request(environment, wanted, spec, wanted.parameters)
 
 
-def existing(wanted: Declared | None = None, number: int = 1, content: Any = None, **fields: Any) -> Existing:
+def existing(
+    wanted: DeclaredSchedule | None = None, number: int = 1, content: Any = None, **fields: Any
+) -> Existing:
     """Returns a schedule as the platform has it some days after it was made as it is declared."""
     wanted = wanted or declared()
     begin = NOW - datetime.timedelta(days=10)
@@ -139,7 +143,7 @@ def existing(wanted: Declared | None = None, number: int = 1, content: Any = Non
     }
 
 
-def plan(wanted: Declared, *found: Existing, **context: Any) -> SchedulePlan:
+def plan(wanted: DeclaredSchedule, *found: Existing, **context: Any) -> SchedulePlan:
     return make_plan(wanted, request(wanted, **context), found, NOW)
 
 

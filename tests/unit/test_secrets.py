@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.plain_secrets import kind_of
+from shardline.pipelines.plain_secrets import secret_kind
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.checks import pipeline
 
@@ -61,7 +61,7 @@ SECRETS: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize(("kind", "name", "value"), SECRETS)
 def test_a_secret_is_found(kind: str, name: str, value: Any) -> None:
-    assert kind_of(name, value) == kind
+    assert secret_kind(name, value) == kind
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_secret_is_found(kind: str, name: str, value: Any) -> None:
     ],
 )
 def test_what_only_sounds_like_one_is_let_through(name: str, value: Any) -> None:
-    assert kind_of(name, value) is None
+    assert secret_kind(name, value) is None
 
 
 def test_no_run_begins_with_a_secret_among_its_parameters() -> None:
@@ -111,4 +111,4 @@ def test_no_run_begins_with_a_secret_among_its_parameters() -> None:
     ["a", "a+", "a=", 'a="', "a:", "--a ", "A=", "eyJ", "eyJ-", "a://", "ab/=1", "token = a1", "sk-", " "],
 )
 def test_a_long_text_is_searched_in_no_time(piece: str) -> None:
-    assert kind_of("text", piece * (200_000 // len(piece))) is None
+    assert secret_kind("text", piece * (200_000 // len(piece))) is None

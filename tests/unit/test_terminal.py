@@ -58,7 +58,7 @@ def test_facts_can_wait_for_the_table(tty: bool, facts: bool) -> None:
 def test_summary(tty: bool) -> None:
     stream = _Tty() if tty else io.StringIO()
     path = "/runs/" + "x" * 300
-    summary.show([("run directory", path), ("accuracy", "0.97")], stream)
+    summary.print_rows([("run directory", path), ("accuracy", "0.97")], stream)
     lines = [line.strip() for line in stream.getvalue().splitlines() if line.strip()]
     assert len(lines) == 2
     assert lines[0].endswith(path)  # never folded
@@ -69,7 +69,9 @@ def test_summary(tty: bool) -> None:
 
 def test_paths_below_the_current_directory_are_short() -> None:
     stream = io.StringIO()
-    summary.show([("log", str(Path.cwd() / "runs" / "x" / "run.log")), ("other", "/somewhere/else")], stream)
+    summary.print_rows(
+        [("log", str(Path.cwd() / "runs" / "x" / "run.log")), ("other", "/somewhere/else")], stream
+    )
     assert stream.getvalue().split() == ["log", "runs/x/run.log", "other", "/somewhere/else"]
 
 
@@ -85,13 +87,13 @@ def test_duration(seconds: float, text: str) -> None:
     ("value", "shown"), [("12345678", "12345678"), ("123456789", "12345..."), (12, "12")]
 )
 def test_what_is_too_long_is_cut(value: object, shown: str) -> None:
-    assert summary.short(value, 8) == shown
+    assert summary.truncate(value, 8) == shown
 
 
 def test_silence_is_broken_ever_less_often_and_by_the_task_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(terminals.time, "monotonic", lambda: now)
-    stream, silence = io.StringIO(), terminals.Silence()
+    stream, silence = io.StringIO(), terminals.Heartbeat()
     with open_terminal(stream) as terminal:
         for second in range(1, 41):
             now = float(second)

@@ -251,7 +251,7 @@ def text_row(column: TextColumn) -> tuple[str, ...]:
     """Returns what is shown of a column of texts."""
     lengths = f"{column.lengths.least:,.0f} to {column.lengths.largest:,.0f}, mean {column.lengths.mean:,.1f}"
     frequent = ", ".join(
-        f"{text.short(printable(value), 30) or 'empty'} {count / column.examples:.1%}"
+        f"{text.truncate(printable(value), 30) or 'empty'} {count / column.examples:.1%}"
         for value, count in column.frequent
         if count > 1
     )

@@ -24,7 +24,7 @@ from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.storage import remote_files
 from shardline.components.storage.prefetch import with_retries
 from shardline.components.text import size as size_text
-from shardline.components.vertex.refusals import refusal
+from shardline.components.vertex.refusals import platform_error
 from shardline.trainer.base.errors import ShardlineError, SourceError
 from shardline.trainer.base.progress import report
 
@@ -174,7 +174,7 @@ class Service:
                 raise SourceError(f"BigQuery refuses {self.name}{moment}: {said}{hint}") from None
             if type(error).__module__.startswith("pyarrow"):
                 raise SourceError(f"cannot read {self.name}: {said}") from None
-            raise refusal(f"read {self.name}", error) from None
+            raise platform_error(f"read {self.name}", error) from None
 
     def find_table(self, name: str) -> Any:
         """Returns what is known of a table; refuses what is none (views, external data)."""

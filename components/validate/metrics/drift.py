@@ -160,7 +160,7 @@ def _of_categories(name: str, before: Categories, after: Categories, chance: flo
     expected = 0.0  # there is one category
     if variance:
         expected = float(stats.gamma.isf(chance, mean**2 / variance, scale=variance / mean))
-    shown = text.short(list(counts)[farthest], _LONGEST_NAME)
+    shown = text.truncate(list(counts)[farthest], _LONGEST_NAME)
     words = (f"{shown}: {100 * share:.1f} %" for share in shares[farthest])
     return _drift(name, float(apart.sum() / 2), expected, *words)
 

@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from shardline.components.configure.fingerprint import plugins_of
-from shardline.components.vertex.forms import MOST_VARIABLES, PLATFORM_VARIABLE, VARIABLE
-from shardline.components.vertex.payload import argv, known_text, lacks, list_at
+from shardline.components.vertex.forms import MAX_VARIABLES, PLATFORM_VARIABLE, VARIABLE
+from shardline.components.vertex.payload import argv, known_text, list_at, surely_lacks
 from shardline.pipelines.check.job import Pool, jobs
 from shardline.pipelines.check.pipeline import Aim, Executor, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.image.build import has_registry
 from shardline.pipelines.image.contents import missing_from_image
-from shardline.pipelines.parameters import OURS, check_values, convert
-from shardline.pipelines.plain_secrets import kind_of
+from shardline.pipelines.parameters import OWN_PIPELINES, check_values, convert
+from shardline.pipelines.plain_secrets import secret_kind
 from shardline.pipelines.settings import placeholder, placeholder_value
 from shardline.trainer.base.errors import ShardlineError
 from shardline.trainer.base.plugins import BUILT_IN, KERAS_PREFIX
@@ -77,7 +77,7 @@ def images(part: Executor | Pool) -> Found:
     else:
         missing, fixed, available, installed = "SL402", "SL404", "SL406", "SL408"
         what, image = "pool", part.image
-        is_missing = bool(container) and all(lacks(container, key) for key in _IMAGE_KEYS)
+        is_missing = bool(container) and all(surely_lacks(container, key) for key in _IMAGE_KEYS)
     if is_missing:
         yield missing, f"the {what} has no image"
     if fault := _loose(image):
@@ -129,7 +129,7 @@ def variables(pool: Pool) -> Found:
         Fix: set it once
         Source: ContainerSpec.
     """
-    if len(pool.env) > MOST_VARIABLES:
+    if len(pool.env) > MAX_VARIABLES:
         yield "SL314", f"the pool sets {len(pool.env)} environment variables"
     names = [str(item.get("name", "")) for item in pool.env]
     for name, count in Counter(name for name in names if "{{$" not in name).items():
@@ -169,7 +169,7 @@ def secrets(part: Parameter | Task | Pool | Executor) -> Found:
             commands = [("command", argument) for argument in argv(part.container)]
             code, values = "SL814", [*_variables(list_at(part.container, "env")), *commands]
     for name, value in values:
-        if kind := kind_of(name, value):
+        if kind := secret_kind(name, value):
             yield code, f"{name} holds {kind}"
 
 
@@ -223,7 +223,7 @@ def values(pipeline: Pipeline) -> Found:
         Fix: pass a valid value; 'shardline run' refuses this one, too
         Source: Shardline: the run's first task refuses it.
     """
-    if pipeline.given is None or pipeline.aim is not Aim.ASKED or pipeline.name not in OURS:
+    if pipeline.given is None or pipeline.aim is not Aim.ASKED or pipeline.name not in OWN_PIPELINES:
         return  # `check_run` checks them before a run
     try:
         check_values(pipeline.name, _values(pipeline), here=False)
@@ -254,7 +254,7 @@ def places(pipeline: Pipeline) -> Found:
         Fix: pass champion_uri=gs://BUCKET/PATH, or champion_uri= to publish nothing
         Source: Shardline: an empty champion_uri publishes nothing.
     """
-    if pipeline.given is None or pipeline.aim is Aim.HERE or pipeline.name not in OURS:
+    if pipeline.given is None or pipeline.aim is Aim.HERE or pipeline.name not in OWN_PIPELINES:
         return
     known = _values(pipeline)
     for place in _places(known):
@@ -276,7 +276,7 @@ def contents(pipeline: Pipeline) -> Found:
         Fix: pass --settings FILE with a table [image]
         Source: Shardline: the table [image] says what the image holds.
     """
-    if pipeline.given is None or pipeline.aim is Aim.HERE or pipeline.name not in OURS:
+    if pipeline.given is None or pipeline.aim is Aim.HERE or pipeline.name not in OWN_PIPELINES:
         return
     known = _values(pipeline)
     if pipeline.image is not None:
@@ -354,7 +354,7 @@ def sent(pipeline: Pipeline) -> Found:
     for image in sorted(filter(None, images)):
         if pipeline.aim is not Aim.SENT or has_registry(image):
             continue
-        if pipeline.name in OURS or _OURS.match(image):
+        if pipeline.name in OWN_PIPELINES or _OURS.match(image):
             yield "SL411", f"the image {image} has no registry, so the platform cannot pull it"
         elif not image.startswith(_OF_KFP):
             yield "SL413", f"the image {image} has no registry, which means Docker Hub"

@@ -6,9 +6,9 @@ import re
 from itertools import pairwise
 
 from shardline.components.vertex import forms
-from shardline.components.vertex.forms import DURATION, LABEL_KEY, LABEL_VALUE, MOST_LABELS, seconds
+from shardline.components.vertex.forms import DURATION, LABEL_KEY, LABEL_VALUE, MAX_LABELS, seconds
 from shardline.components.vertex.job import SEVEN_DAYS_S, STRATEGIES
-from shardline.components.vertex.payload import at, known_text, lacks, list_at, whole
+from shardline.components.vertex.payload import known_text, list_at, mapping_at, surely_lacks, whole_number
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.check.registry import Found, rules
@@ -74,21 +74,21 @@ def pools(pool: Pool) -> Found:
         Fix: set server, path and mount_point of every mount
         Source: NfsMount.
     """
-    found = [key for key in ("container_spec", "python_package_spec") if not lacks(pool.spec, key)]
+    found = [key for key in ("container_spec", "python_package_spec") if not surely_lacks(pool.spec, key)]
     if len(found) != 1 and not isinstance(pool.spec, str):
         what = " and ".join(found) or "neither container_spec nor python_package_spec"
         yield "SL105", f"the pool has {what}"
-    written = at(pool.spec).get("replica_count")
+    written = mapping_at(pool.spec).get("replica_count")
     if written is None:
         kept = [before for before in pool.job.written_pools if before]
-        if pool.index < len(kept) and at(kept[pool.index]).get("replica_count") == 0:
+        if pool.index < len(kept) and mapping_at(kept[pool.index]).get("replica_count") == 0:
             yield "SL106", "replica_count is 0: the launcher drops the count and keeps the pool"
-    elif "{{$" not in str(written) and (whole(written) is None or pool.replicas < 1):
+    elif "{{$" not in str(written) and (whole_number(written) is None or pool.replicas < 1):
         yield "SL106", f"replica_count is {written!r}"
     if pool.is_reduction_server and pool.accelerator_type:
         yield "SL124", f"the Reduction Server's machines have {pool.accelerator_type}"
     for mount in list_at(pool.spec, "nfs_mounts"):
-        missing = [key for key in ("server", "path", "mount_point") if not at(mount).get(key)]
+        missing = [key for key in ("server", "path", "mount_point") if not mapping_at(mount).get(key)]
         if missing:
             yield "SL131", f"an NFS mount has no {', '.join(missing)}"
 
@@ -126,13 +126,13 @@ def roles(job: Job) -> Found:
         if pool.index != 2:
             yield "SL109", f"Reduction Server is worker pool {pool.index} ({_role(pool.index)})"
     workers = [pool for pool in job.pools if pool.index < 2]
-    if servers and all(lacks(pool.spec, "machine_spec", "accelerator_type") for pool in workers):
+    if servers and all(surely_lacks(pool.spec, "machine_spec", "accelerator_type") for pool in workers):
         yield "SL110", "there is a Reduction Server, and neither chief nor workers have GPUs"
     evaluators = job.pool(3)
     if evaluators and evaluators.replicas > 1:
         yield "SL125", f"worker pool 3 has {evaluators.replica_count} evaluators"
     mounted = [str(pool.index) for pool in job.pools if list_at(pool.spec, "nfs_mounts")]
-    if mounted and lacks(job.spec, "network") and lacks(job.spec, "psc_interface_config"):
+    if mounted and surely_lacks(job.spec, "network") and surely_lacks(job.spec, "psc_interface_config"):
         yield "SL130", f"worker pool {', '.join(mounted)} mounts NFS, and the job has no network"
 
 
@@ -190,7 +190,7 @@ def scheduling(job: Job) -> Found:
         yield "SL202", f"strategy is {job.strategy!r}"
     if job.strategy in _DEPRECATED:
         yield "SL203", f"strategy {job.strategy} is deprecated"
-    alone = lacks(job.spec, "scheduling", "restart_job_on_worker_restart")
+    alone = surely_lacks(job.spec, "scheduling", "restart_job_on_worker_restart")
     if job.pool(1) and not job.has_parameter_servers and alone:
         yield "SL209", "the job has workers, no parameter servers, and restart_job_on_worker_restart is off"
     if job.scheduling.get("disable_retries") and job.scheduling.get("restart_job_on_worker_restart"):
@@ -230,7 +230,7 @@ def strategies(job: Job) -> Found:
         )
     if job.strategy == "FLEX_START" and (seconds(timeout) or 0) > SEVEN_DAYS_S:
         yield "SL206", f"the strategy is FLEX_START, and the timeout is {timeout}"
-    if job.strategy == "SPOT" and lacks(job.spec, "base_output_directory") and not _has_place(job):
+    if job.strategy == "SPOT" and surely_lacks(job.spec, "base_output_directory") and not _has_place(job):
         yield "SL207", "SPOT replicas can be preempted, and the job has no directory for checkpoints"
     for pool in job.pools:
         count, written = pool.machine.get("accelerator_count"), str(pool.machine.get("accelerator_type", ""))
@@ -247,7 +247,7 @@ def strategies(job: Job) -> Found:
 def _has_place(job: Job) -> bool:
     """Whether the trainer gets output artifacts, or an argument with "checkpoint" in it."""
     arguments = " ".join(part for pool in job.pools for part in pool.argv)
-    outputs = at(job.task.component, "outputDefinitions", "artifacts")
+    outputs = mapping_at(job.task.component, "outputDefinitions", "artifacts")
     return bool(outputs and "--executor_input" in arguments) or "checkpoint" in arguments.lower()
 
 
@@ -287,17 +287,17 @@ def connections(job: Job) -> Found:
         Source: GcsDestination.
     """
     spec = job.spec
-    if job.text("tensorboard") and lacks(spec, "service_account"):
+    if job.text("tensorboard") and surely_lacks(spec, "service_account"):
         yield "SL211", "the job has a tensorboard and no service_account"
     if known_text(spec.get("network")) and spec.get("psc_interface_config"):
         yield "SL212", "the job has both network and psc_interface_config"
-    if known_text(spec.get("persistent_resource_id")) and lacks(spec, "service_account"):
+    if known_text(spec.get("persistent_resource_id")) and surely_lacks(spec, "service_account"):
         yield "SL213", "the job runs on a persistent resource and has no service_account"
-    if job.text("tensorboard") and lacks(spec, "base_output_directory", "output_uri_prefix"):
+    if job.text("tensorboard") and surely_lacks(spec, "base_output_directory", "output_uri_prefix"):
         yield "SL214", "the job has a tensorboard and no base_output_directory"
-    if spec.get("reserved_ip_ranges") and lacks(spec, "network"):
+    if spec.get("reserved_ip_ranges") and surely_lacks(spec, "network"):
         yield "SL220", "the job has reserved_ip_ranges and no network"
-    key = at(job.content, "encryption_spec").get("kms_key_name")
+    key = mapping_at(job.content, "encryption_spec").get("kms_key_name")
     for code, form, name, value in (
         ("SL215", forms.TENSORBOARD, "tensorboard", job.spec.get("tensorboard")),
         ("SL216", forms.NETWORK, "network", job.spec.get("network")),
@@ -327,13 +327,13 @@ def labels(part: Job | Pipeline) -> Found:
         Source: PipelineJob.
     """
     if isinstance(part, Job):
-        code, found = "SL801", at(part.content, "labels")
+        code, found = "SL801", mapping_at(part.content, "labels")
     else:
         code, found = "SL802", dict(part.labels or {})
         if _RESERVED in found:
             yield "SL803", f"the platform overwrites the label {_RESERVED}"
-    if len(found) > MOST_LABELS:
-        yield code, f"there are {len(found)} labels, at most {MOST_LABELS} are allowed"
+    if len(found) > MAX_LABELS:
+        yield code, f"there are {len(found)} labels, at most {MAX_LABELS} are allowed"
     for key, value in found.items():
         if "{{$" in f"{key}{value}":
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 
-from shardline.components.vertex.payload import at, known_text, lacks, whole
+from shardline.components.vertex.payload import known_text, mapping_at, surely_lacks, whole_number
 from shardline.components.vertex.pools import BOOT_DISK_TYPES
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Aim, Executor
@@ -140,7 +140,7 @@ def machines(pool: Pool) -> Found:
         Fix: set boot_disk_size_gb to a number from 100 to 64000
         Source: training/configure-compute.
     """
-    if lacks(pool.spec, "machine_spec", "machine_type"):
+    if surely_lacks(pool.spec, "machine_spec", "machine_type"):
         yield "SL111", "the pool has no machine_type"
     machine, topology = pool.machine_type, pool.machine.get("tpu_topology")
     if machine and machine not in MACHINE_TYPES and not machine.startswith(TPU_FAMILIES):
@@ -149,8 +149,8 @@ def machines(pool: Pool) -> Found:
     topologies = TPU_TOPOLOGIES.get(machine)
     if topologies and topology not in topologies and "{{$" not in str(topology):
         yield "SL120", f"tpu_topology is {topology!r}; {machine} has {', '.join(topologies)}"
-    disk = at(pool.spec, "disk_spec")
-    kind, size = known_text(disk.get("boot_disk_type")), whole(disk.get("boot_disk_size_gb"))
+    disk = mapping_at(pool.spec, "disk_spec")
+    kind, size = known_text(disk.get("boot_disk_type")), whole_number(disk.get("boot_disk_size_gb"))
     if kind and kind not in BOOT_DISK_TYPES:
         yield "SL121", f"boot_disk_type {kind!r} does not exist"
     if size is not None and not 100 <= size <= 64_000:
@@ -192,10 +192,10 @@ def accelerators(pool: Pool) -> Found:
     if machine in MACHINE_TYPES and kind in ACCELERATORS and kind not in fitting:
         takes = ", ".join(sorted(fitting)) or "no accelerators"
         yield "SL115", f"{kind} cannot be attached to {machine}, which takes {takes} ({TABLE})"
-    numbers, number = fitting.get(kind), whole(count)
+    numbers, number = fitting.get(kind), whole_number(count)
     if numbers and number and number not in numbers:
         yield "SL116", f"{machine} takes {' or '.join(map(str, numbers))} {kind}, not {number} ({TABLE})"
-    if machine in BUILT_IN and lacks(pool.machine, "accelerator_type"):
+    if machine in BUILT_IN and surely_lacks(pool.machine, "accelerator_type"):
         built_in, number = BUILT_IN[machine]
         yield "SL117", f"{machine} has {number} {built_in} built in, which the pool does not name"
     if datetime.date.today() >= END_OF_SUPPORT.get(kind, datetime.date.max):
@@ -228,7 +228,7 @@ def resources_of_tasks(executor: Executor) -> Found:
     """
     if executor.task and executor.task.pipeline.aim is Aim.HERE and executor.task.pipeline.given is not None:
         return  # a local task uses this machine
-    limits = at(executor.container, "resources")
+    limits = mapping_at(executor.container, "resources")
     for name, units, most, words in (
         ("resourceCpuLimit", _CORES, 96, "cores"),
         ("resourceMemoryLimit", _GIGABYTES, 624, "of memory"),
@@ -236,7 +236,7 @@ def resources_of_tasks(executor: Executor) -> Found:
         amount = _QUANTITY.fullmatch(str(limits.get(name) or ""))
         if amount and float(amount[1]) * units.get(amount[2], 0) > most:
             yield "SL126", f"the task asks for {amount[0]} {words}"
-    found = at(limits, "accelerator")
+    found = mapping_at(limits, "accelerator")
     kind = str(found.get("resourceType") or found.get("type") or "")
     if kind and kind not in ACCELERATORS and "{{$" not in kind:
         yield "SL123", f"accelerator type {kind} does not exist on Vertex AI"

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from shardline.components.vertex.forms import LONGEST_NAME
-from shardline.components.vertex.payload import argv, at, list_at, whole
+from shardline.components.vertex.forms import MAX_DISPLAY_NAME
+from shardline.components.vertex.payload import argv, list_at, mapping_at, whole_number
 from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import PARAMETER, PLACEHOLDER, Executor, Task, without_unknown
 from shardline.pipelines.check.registry import Found, rules
@@ -54,7 +54,9 @@ def inputs(task: Task) -> Found:
     if size > _TASK_BYTES:
         longest = max(known, key=lambda name: len(json.dumps(known[name], default=str)))
         yield "SL312", f"the parameters have {size:,} bytes as JSON, most of them in {longest}"
-    count = len(task.declared("artifacts")) + len(at(task.component, "outputDefinitions", "artifacts"))
+    count = len(task.declared("artifacts")) + len(
+        mapping_at(task.component, "outputDefinitions", "artifacts")
+    )
     if count > _ARTIFACTS:
         yield "SL313", f"the task has {count} artifacts"
 
@@ -74,9 +76,9 @@ def batches(job: Job) -> Found:
     """
     machines = job.training_replicas
     chief = job.pool(0)
-    devices = whole(chief.machine.get("accelerator_count", 1)) if chief else None
+    devices = whole_number(chief.machine.get("accelerator_count", 1)) if chief else None
     for name in _GLOBAL_BATCH:
-        batch = whole(job.task.value(name)) if name in job.task.declared("parameters") else None
+        batch = whole_number(job.task.value(name)) if name in job.task.declared("parameters") else None
         if batch and machines and devices and batch % (machines * devices):
             yield "SL701", f"{name} is {batch}, and there are {machines * devices} replicas"
 
@@ -98,7 +100,7 @@ def shards(task: Task) -> Found:
         return
     for workers in sorted({job.training_replicas or 1 for job in jobs(task.pipeline)} - {1}):
         for name in told:
-            count = whole(given[name])
+            count = whole_number(given[name])
             if count and count % workers:
                 yield "SL702", f"{name} is {count}, and {workers} workers read the shards"
 
@@ -144,7 +146,7 @@ def payload(job: Job) -> Found:
     name = job.content.get("display_name", "")
     if not job.fault and not name:
         yield "SL304", "the job has no display_name"
-    elif isinstance(name, str) and "{{$" not in name and len(name) > LONGEST_NAME:
+    elif isinstance(name, str) and "{{$" not in name and len(name) > MAX_DISPLAY_NAME:
         yield "SL304", f"display_name has {len(name)} characters"
     parts = job.pools[0].argv if job.pools else []
     if "--function_to_execute" in parts[:-1]:
@@ -222,8 +224,8 @@ def _texts(task: Task) -> Iterator[str]:
     yield from argv(task.container)
     for item in list_at(task.container, "env"):
         yield str(item.get("value", ""))
-    values: list[Any] = [at(item).get("runtimeValue") for item in task.inputs("parameters").values()]
-    values += [at(item).get("defaultValue") for item in task.declared("parameters").values()]
+    values: list[Any] = [mapping_at(item).get("runtimeValue") for item in task.inputs("parameters").values()]
+    values += [mapping_at(item).get("defaultValue") for item in task.declared("parameters").values()]
     for value in values:
         if "{{$" in str(value):
             # Each text by itself: as one text, its quotes would be escaped.

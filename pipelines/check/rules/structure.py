@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from shardline.components.text import short
+from shardline.components.text import truncate
 from shardline.components.vertex.forms import seconds
-from shardline.components.vertex.payload import at, whole
+from shardline.components.vertex.payload import mapping_at, whole_number
 from shardline.pipelines.check.pipeline import PARAMETER, UNKNOWN, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import Found, rules
 from shardline.pipelines.parameters import convert
@@ -48,9 +48,9 @@ def pipelines(pipeline: Pipeline) -> Found:
     if not _JOB_ID.fullmatch(slug + "-" * _TIMESTAMP):
         yield "SL502", f"no job id can be made from the name {pipeline.name[:60]!r}"
     for name, component in [("root", pipeline.spec.get("root")), *pipeline.components.items()]:
-        tasks = at(component, "dag", "tasks")
+        tasks = mapping_at(component, "dag", "tasks")
         try:
-            TopologicalSorter({task: _upstream(at(tasks, task)) for task in tasks}).prepare()
+            TopologicalSorter({task: _upstream(mapping_at(tasks, task)) for task in tasks}).prepare()
         except CycleError as cycle:
             yield "SL508", f"{name}: {' -> '.join(cycle.args[1])}"
     root = pipeline.spec.get("defaultPipelineRoot")
@@ -78,12 +78,12 @@ def references(task: Task) -> Found:
         Source: pipeline_spec.proto.
     """
     label = str(task.component.get("executorLabel") or "")
-    executors = at(task.pipeline.spec, "deploymentSpec", "executors")
+    executors = mapping_at(task.pipeline.spec, "deploymentSpec", "executors")
     if task.component_name not in task.pipeline.components:
         yield "SL503", f"there is no component {task.component_name!r}"
     elif label and label not in executors:
         yield "SL503", f"there is no executor {label!r}"
-    elif label and not any(at(executors, label).values()):
+    elif label and not any(mapping_at(executors, label).values()):
         yield "SL503", f"executor {label} runs nothing: it has neither a container nor an importer"
     elif not label and not task.component.get("dag"):
         yield "SL503", f"component {task.component_name} runs nothing"
@@ -91,11 +91,11 @@ def references(task: Task) -> Found:
         yield "SL504", f"there is no task {name!r} in the same DAG"
     for kind, origin, key in _ORIGINS:
         for name, item in task.inputs(kind).items():
-            source = at(item, origin)
+            source = mapping_at(item, origin)
             producer = str(source.get("producerTask", ""))
             if producer in task.siblings:
-                component = str(at(task.siblings, producer, "componentRef").get("name", ""))
-                outputs = at(task.pipeline.components, component, "outputDefinitions", kind)
+                component = str(mapping_at(task.siblings, producer, "componentRef").get("name", ""))
+                outputs = mapping_at(task.pipeline.components, component, "outputDefinitions", kind)
                 if str(source.get(key)) not in outputs:
                     yield "SL505", f"input {name}: task {producer} has no output {source.get(key)!r}"
 
@@ -136,14 +136,14 @@ def _upstream(task: Mapping[str, Any]) -> set[str]:
     """Returns the tasks that a task waits for or takes inputs from."""
     names = {str(name) for name in task.get("dependentTasks") or ()}
     for kind, origin, _ in _ORIGINS:
-        for item in at(task, "inputs", kind).values():
-            if producer := at(item, origin).get("producerTask"):
+        for item in mapping_at(task, "inputs", kind).values():
+            if producer := mapping_at(item, origin).get("producerTask"):
                 names.add(str(producer))
     return names
 
 
 def _is_required(declaration: Any) -> bool:
-    found = at(declaration)
+    found = mapping_at(declaration)
     return not found.get("isOptional") and found.get("defaultValue") is None
 
 
@@ -181,9 +181,9 @@ def policies(task: Task) -> Found:
         Fix: let the task before it return a bool or a number, and compare that
         Source: KFP 2.17, local runs: such a condition may count as false.
     """
-    policy = at(task.spec, "retryPolicy")
+    policy = mapping_at(task.spec, "retryPolicy")
     count, factor = policy.get("maxRetryCount"), policy.get("backoffFactor")
-    if count is not None and (whole(count) is None or (whole(count) or 0) < 0):
+    if count is not None and (whole_number(count) is None or (whole_number(count) or 0) < 0):
         yield "SL511", f"the number of retries is {count!r}"
     if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float)):
         yield "SL511", f"the backoff factor is {factor!r}"
@@ -191,7 +191,7 @@ def policies(task: Task) -> Found:
         found = policy.get(key)
         if found is not None and seconds(str(found)) is None:
             yield "SL511", f"{key} is {found!r}"
-    for match in _TEXT_COMPARED.finditer(at(task.spec, "triggerPolicy").get("condition") or ""):
+    for match in _TEXT_COMPARED.finditer(mapping_at(task.spec, "triggerPolicy").get("condition") or ""):
         name = (match[1] or match[2]).removeprefix("pipelinechannel--")
         yield "SL512", f"the condition compares the text {name}"
 
@@ -204,7 +204,7 @@ def caching(task: Task) -> Found:
         Fix: call set_caching_options(False), or pass a fingerprint of the data
         Source: pipelines/configure-caching.
     """
-    if not task.container or not at(task.spec, "cachingOptions").get("enableCache"):
+    if not task.container or not mapping_at(task.spec, "cachingOptions").get("enableCache"):
         return
     if task.inputs("artifacts") or _may_change(task):
         return
@@ -212,7 +212,7 @@ def caching(task: Task) -> Found:
         if not isinstance(value, str) or _WRITTEN.search(name):
             continue
         if _LOCATION.match(value) or ("table" in name and _TABLE.fullmatch(value)):
-            shown = short(" ".join(value.split()), 60)
+            shown = truncate(" ".join(value.split()), 60)
             yield (
                 "SL513",
                 f"cached with {name} = {shown!r}: a later run on new data reuses the old result",
@@ -232,7 +232,7 @@ def _may_change(task: Task) -> bool:
 
 def _is_passed_down(task: Task, name: str) -> bool:
     """Whether an input is a parameter of the pipeline, directly or through outer DAGs."""
-    outer = at(task.inputs("parameters"), name).get("componentInputParameter")
+    outer = mapping_at(task.inputs("parameters"), name).get("componentInputParameter")
     if not isinstance(outer, str):
         return False
     return _is_passed_down(task.parent, outer) if task.parent else True

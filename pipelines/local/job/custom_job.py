@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardline.components.vertex import forms
-from shardline.components.vertex.payload import JobSpec, PoolSpec, at, list_at, read_payload, whole
+from shardline.components.vertex.payload import (
+    JobSpec,
+    PoolSpec,
+    list_at,
+    mapping_at,
+    read_payload,
+    whole_number,
+)
 from shardline.components.vertex.pools import EMPTY_POOL
 from shardline.trainer.base.errors import PipelineError
 from shardline.trainer.cluster.cluster import (
@@ -134,15 +141,15 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
 
 def _read_pool(index: int, spec: Any) -> PoolSpec:
     # The launcher takes zeros out of the payload, and nothing is what the API then reads as zero.
-    written = at(spec).get("replica_count", 0)
-    count = whole(written)
+    written = mapping_at(spec).get("replica_count", 0)
+    count = whole_number(written)
     if count is None:
         raise PipelineError(f"worker pool {index}: replica_count must be a whole number, not {written!r}")
     pool = PoolSpec({**spec, "replica_count": count})
     # On one machine there is nothing for a Reduction Server to speed up.
     if not count or pool.is_reduction_server:
         return _EMPTY_SLOT
-    if not at(spec, "container_spec"):
+    if not mapping_at(spec, "container_spec"):
         raise PipelineError(
             f"worker pool {index} has no container_spec; only containers can run on this machine"
         )
@@ -150,7 +157,7 @@ def _read_pool(index: int, spec: Any) -> PoolSpec:
 
 
 #: Variables of a pool that describe the platform's machines, for which this one stands in.
-_OF_MACHINES = (ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE)
+_MACHINE_VARIABLES = (ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE)
 LOCAL_PROJECT = "local-project"
 
 
@@ -181,7 +188,7 @@ def replicas(job: CustomJob) -> tuple[ReplicaId, ...]:
 
 def variables(pool: PoolSpec) -> dict[str, str]:
     """Returns the variables of a pool that mean something on this machine."""
-    return {name: value for name, value in pool.variables.items() if name not in _OF_MACHINES}
+    return {name: value for name, value in pool.variables.items() if name not in _MACHINE_VARIABLES}
 
 
 def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], job_id: str) -> dict[str, str]:
@@ -200,12 +207,12 @@ def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], jo
         if member.role != "evaluator":
             by_role.setdefault(member.role, []).append(address)
     variables = {
-        "CLUSTER_SPEC": _described(job, by_pool, f"workerpool{replica.pool}", replica.index),
+        "CLUSTER_SPEC": _cluster_json(job, by_pool, f"workerpool{replica.pool}", replica.index),
         "CLOUD_ML_PROJECT_ID": LOCAL_PROJECT,
         "CLOUD_ML_JOB_ID": job_id,
     }
     if len(members) > 1:
-        variables["TF_CONFIG"] = _described(job, by_role, replica.role, replica.index)
+        variables["TF_CONFIG"] = _cluster_json(job, by_role, replica.role, replica.index)
     if job.trial:
         variables["CLOUD_ML_TRIAL_ID"] = job.trial
     if job.base_output_directory:
@@ -216,7 +223,7 @@ def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], jo
     return variables
 
 
-def _described(job: CustomJob, cluster: Mapping[str, list[str]], kind: str, index: int) -> str:
+def _cluster_json(job: CustomJob, cluster: Mapping[str, list[str]], kind: str, index: int) -> str:
     """Returns a cluster and a replica's place in it, as the platform writes both.
 
     It repeats the job. Commands and arguments are left out of that: they hold component sources and the

@@ -76,7 +76,7 @@ PREEMPTION_GRACE_S = 30.0
 _TURN_S = 0.2
 
 
-class Rehearsal:
+class FaultInjector:
     """The injections of one job, whose replicas have these names; reported under a topic.
 
     Raises:

@@ -20,7 +20,7 @@ import psutil
 from shardline.pipelines.local.job import custom_job as cluster
 from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.process import processes, start
-from shardline.pipelines.local.process.network import misses_network
+from shardline.pipelines.local.process.network import reports_no_network
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
 from shardline.pipelines.local.process.start import Launch
 from shardline.trainer.base import crash, progress
@@ -55,7 +55,7 @@ def launches(
     for member in cluster.replicas(job):
         pool = job.worker_pools[member.pool]
         env = {
-            **processes.on_safe_path({**inherited, "PYTHONUNBUFFERED": "1", **cluster.variables(pool)}),
+            **processes.with_safe_path({**inherited, "PYTHONUNBUFFERED": "1", **cluster.variables(pool)}),
             **cluster.environment(job, member, addresses, job_id),
             SECRET_VARIABLE: secret,
             progress.EVENTS_VARIABLE: progress.secret(),
@@ -70,7 +70,7 @@ def launches(
 
 
 #: Longest line that is waited for; a longer one is passed on in pieces.
-_LONGEST = 1 << 20
+_MAX_LINE = 1 << 20
 
 
 class LineBuffer:
@@ -82,7 +82,7 @@ class LineBuffer:
     def feed(self, data: bytes) -> list[str]:
         """Takes bytes and returns the lines that they complete, without line ends."""
         *whole, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _LONGEST:
+        if len(self._rest) > _MAX_LINE:
             whole.append(self._rest)
             self._rest = b""
         return [line.rstrip(b"\r").decode("utf-8", "replace") for line in whole]
@@ -137,7 +137,7 @@ class ReplicaOutput:
     def _take(self, lines: list[str]) -> None:
         for line in lines:
             event = progress.parse(line)
-            self.misses_network = self.misses_network or misses_network(line)
+            self.misses_network = self.misses_network or reports_no_network(line)
             self._file.write((line if event is None else progress.render(event)) + "\n")
             if event is None:
                 if not self.muted:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shardline.pipelines.local.job import custom_job as cluster
 from shardline.pipelines.local.job.custom_job import CustomJob
-from shardline.pipelines.local.job.injections import PREEMPTION_GRACE_S, Injection, Rehearsal
+from shardline.pipelines.local.job.injections import PREEMPTION_GRACE_S, FaultInjector, Injection
 from shardline.pipelines.local.job.replica import Replica, ReplicaOutput, ShowLine, launches
 from shardline.pipelines.local.process import processes, start
 from shardline.pipelines.local.process.network import NO_NETWORK, job_network
@@ -71,7 +71,7 @@ def run_job(
         processes.Stopped: When a signal stopped this process.
     """
     names = [member.name for member in cluster.replicas(job)]
-    rehearsal = Rehearsal(injections, names, topic)
+    rehearsal = FaultInjector(injections, names, topic)
     with (
         processes.stop_on_signals(),
         job_network(len(names), topic, network) as shared,
@@ -100,7 +100,7 @@ class _RunningJob:
     """A job in progress: its running replicas, watched together."""
 
     def __init__(
-        self, job: CustomJob, rehearsal: Rehearsal, history: History, start: Start, topic: str
+        self, job: CustomJob, rehearsal: FaultInjector, history: History, start: Start, topic: str
     ) -> None:
         self._job = job
         self._rehearsal = rehearsal
@@ -153,9 +153,9 @@ class _RunningJob:
             if of_all:
                 # Whatever else has ended belongs to what is over now.
                 return self._start_all_again(
-                    code, f"{_words(replica, code)}; all replicas start again ({which})"
+                    code, f"{_describe_end(replica, code)}; all replicas start again ({which})"
                 )
-            progress.report(self._topic, f"{_words(replica, code)}; it starts again ({which})")
+            progress.report(self._topic, f"{_describe_end(replica, code)}; it starts again ({which})")
             self._start(replica.name)
         if time.monotonic() >= self._deadline:
             raise RunError(f"the job was stopped: its timeout of {self._job.timeout:g} s has passed")
@@ -169,7 +169,7 @@ class _RunningJob:
         """
         mistakes = [item for item in (replica, *self._running.values()) if item.output.is_mistake]
         if mistakes or code in _MISTAKES:
-            raise _failure(mistakes[0] if mistakes else replica, code, self._topic)
+            raise _job_failure(mistakes[0] if mistakes else replica, code, self._topic)
         whole = self._job.restart_job_on_worker_restart
         limits = [(True, "restart", "job", self._job.job_restarts)]
         if code == EXIT_RESTART or replica.preempted:
@@ -180,7 +180,7 @@ class _RunningJob:
             if self._restarts[counted] < most and not self._job.disable_retries:
                 self._restarts[counted] += 1
                 return of_all, f"{word} {self._restarts[counted]} of {most}"
-        raise _failure(replica, code, self._topic)
+        raise _job_failure(replica, code, self._topic)
 
     def _start_all_again(self, code: int, words: str) -> bool:
         """Starts the whole job again, unless the job succeeds meanwhile; returns whether it has."""
@@ -196,7 +196,7 @@ class _RunningJob:
         self._stop(_BRIEF_GRACE_S)
         for other in others:
             if other.output.is_mistake:  # of which the first one has failed
-                raise _failure(other, EXIT_BAD_INPUT, self._topic)
+                raise _job_failure(other, EXIT_BAD_INPUT, self._topic)
         progress.report(self._topic, words)
         self._start_all()
         return False
@@ -244,7 +244,7 @@ class _RunningJob:
 
     def _stop(self, grace: float) -> None:
         """Ends all: SIGTERM, a grace period in seconds, then SIGKILL."""
-        with processes.undisturbed():
+        with processes.ignore_stop_signals():
             if grace:
                 self._ask_to_end()
                 self._wait_for_all(grace)
@@ -263,7 +263,7 @@ class _RunningJob:
         return code
 
 
-def _words(replica: Replica, code: int) -> str:
+def _describe_end(replica: Replica, code: int) -> str:
     """Says how a replica has ended."""
     if replica.preempted:
         return f"{replica.name} was preempted after {replica.age:.0f} s"
@@ -274,12 +274,12 @@ def _words(replica: Replica, code: int) -> str:
     return f"{replica.name} {processes.describe_exit(code)} after {replica.age:.0f} s"
 
 
-def _failure(replica: Replica, code: int, topic: str) -> ProcessFailedError:
+def _job_failure(replica: Replica, code: int, topic: str) -> ProcessFailedError:
     """Says why the job failed, in the words of the replica where it has reported an error."""
     hint = f"; {NO_NETWORK}" if replica.isolated and replica.output.misses_network else ""
     if (error := replica.output.error) is not None:
         return ProcessFailedError.of(dataclasses.replace(error, text=error.text + hint))
-    words = f"{_words(replica, code)} (its log: {replica.output.log}){hint}"
+    words = f"{_describe_end(replica, code)} (its log: {replica.output.log}){hint}"
     return ProcessFailedError(
         words, topic=topic, exit_code=EXIT_BAD_INPUT if code in _MISTAKES else EXIT_FAILED
     )

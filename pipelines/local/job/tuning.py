@@ -231,7 +231,7 @@ def run_trials(
         words = ", ".join(f"{name} {value}" for name, value in chosen.items())
         report(_TOPIC, f"trial {trial.id} of {most}: {words}")
         run_trial(trial, job, metric, logs / f"trial-{trial.id}", search.should_stop, run)
-        search.tell(None if trial.fault else final(spec, trial)[1])
+        search.tell(None if trial.fault else final_measurement(spec, trial)[1])
         failed = [trial for trial in trials if trial.fault]
         if 0 < worst <= len(failed):
             raise RunError(
@@ -241,7 +241,7 @@ def run_trials(
     return trials
 
 
-def final(spec: Mapping[str, Any], trial: Trial) -> Measurement:
+def final_measurement(spec: Mapping[str, Any], trial: Trial) -> Measurement:
     """Returns the measurement that counts, by the study's rule; the first of equals."""
     if spec.get("measurement_selection_type") == "LAST_MEASUREMENT":
         return trial.measurements[-1]
@@ -249,19 +249,19 @@ def final(spec: Mapping[str, Any], trial: Trial) -> Measurement:
     return max(trial.measurements, key=lambda measurement: sign * measurement[1])
 
 
-def job_of(payload: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, Any]:
+def tuning_job_json(payload: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, Any]:
     """Returns a job that has ended in the JSON form of the API, without what its trials ran."""
     from google.cloud.aiplatform_v1.types import HyperparameterTuningJob
     from google.protobuf.json_format import MessageToDict, ParseDict
 
     spec = payload["study_spec"]
     content = {name: value for name, value in payload.items() if name != "trial_job_spec"}
-    content |= {"trials": [_trial(spec, trial) for trial in trials], "state": "JOB_STATE_SUCCEEDED"}
+    content |= {"trials": [_trial_json(spec, trial) for trial in trials], "state": "JOB_STATE_SUCCEEDED"}
     # By way of the API's own messages: what is written here has their form.
     return dict(MessageToDict(ParseDict(content, HyperparameterTuningJob.pb(HyperparameterTuningJob()))))
 
 
-def _trial(spec: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
+def _trial_json(spec: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
     metric = spec["metrics"][0]["metric_id"]
 
     def message(measurement: Measurement) -> dict[str, Any]:
@@ -280,5 +280,5 @@ def _trial(spec: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
     if trial.fault:
         found["infeasible_reason"] = trial.fault
     else:
-        found["final_measurement"] = message(final(spec, trial))
+        found["final_measurement"] = message(final_measurement(spec, trial))
     return found

@@ -41,7 +41,7 @@ from shardline.trainer.base.errors import EXIT_FAILED
 SERVER_VARIABLE = "SHARDLINE_FORK_SERVER"
 
 #: Variables that no import depends on, beside Shardline's own and those that are a replica's.
-_IMMATERIAL = {*PLATFORM_VARIABLES, "PATH", "PYTHONUNBUFFERED", "TMPDIR"}
+_IGNORED_VARIABLES = {*PLATFORM_VARIABLES, "PATH", "PYTHONUNBUFFERED", "TMPDIR"}
 #: Seconds that a client has to send its request, once it is connected.
 _REQUEST_S = 5.0
 
@@ -63,8 +63,8 @@ class Program:
 
 def main(listener: int, parent: int, modules: Sequence[str]) -> None:
     """Imports TensorFlow and the modules, and serves; in each forked process, runs what was asked for."""
-    guardian.die_with(parent, signal.SIGKILL)
-    imported_with = material(os.environ)
+    guardian.exit_with_parent(parent, signal.SIGKILL)
+    imported_with = import_environment(os.environ)
     from shardline.trainer.keras_compat import tensorflow_internals
 
     gc.disable()  # collections are a fifth of the import's time, and find next to nothing
@@ -79,12 +79,12 @@ def main(listener: int, parent: int, modules: Sequence[str]) -> None:
     _run(program, env)
 
 
-def material(env: Mapping[str, str]) -> dict[str, str]:
+def import_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Returns what imports may depend on: what another environment asks for has been decided already."""
     return {
         name: value
         for name, value in env.items()
-        if name not in _IMMATERIAL and not name.startswith("SHARDLINE_")
+        if name not in _IGNORED_VARIABLES and not name.startswith("SHARDLINE_")
     }
 
 
@@ -94,7 +94,7 @@ def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> tuple[P
     warnings.filterwarnings("ignore", category=DeprecationWarning, message="This process .* multi-threaded")
     server = os.getpid()
     signal.signal(signal.SIGCHLD, lambda *_: _reap(os.WNOHANG))
-    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    signal.signal(signal.SIGTERM, lambda *_: _exit())
     while True:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError, ValueError):
@@ -103,7 +103,7 @@ def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> tuple[P
             try:
                 with open(descriptors.pop(0), encoding="utf-8") as file:
                     request = json.load(file)
-                pid = -1 if material(request["env"]) != imported_with else os.fork()
+                pid = -1 if import_environment(request["env"]) != imported_with else os.fork()
                 if pid:
                     connection.sendall(b"%d\n" % max(pid, 0))
                     continue
@@ -123,7 +123,7 @@ def _reap(options: int = 0) -> None:
             pass
 
 
-def _leave() -> NoReturn:
+def _exit() -> NoReturn:
     _reap()  # guardians would end with this process
     os._exit(0)
 
@@ -135,11 +135,11 @@ def _guard(descriptors: list[int], grace: int, server: int) -> None:
     os.dup2(output, 1)
     os.dup2(error, 2)
     del descriptors[2:]  # closed by `join` and `guard`
-    guardian.join(namespaces)
-    guardian.die_with(server, signal.SIGHUP)
+    guardian.join_namespaces(namespaces)
+    guardian.exit_with_parent(server, signal.SIGHUP)
     own = os.getpid()
     guardian.guard(os.fork, control, grace)
-    guardian.die_with(own, signal.SIGKILL)
+    guardian.exit_with_parent(own, signal.SIGKILL)
 
 
 def _run(program: Program, env: Mapping[str, str]) -> NoReturn:

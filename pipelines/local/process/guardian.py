@@ -32,14 +32,14 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _OWN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
 
 
-def die_with(parent: int, signum: int) -> None:
+def exit_with_parent(parent: int, signum: int) -> None:
     """Has the kernel send this process a signal when its parent dies; ends it if the parent is dead."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def join(namespaces: Sequence[int]) -> None:
+def join_namespaces(namespaces: Sequence[int]) -> None:
     """Moves this process, which has one thread, into the namespaces of these descriptors, and closes them.
 
     With a user namespace it has no capability afterwards: whoever joins one gets all of them there, and none
@@ -142,5 +142,5 @@ def _children() -> list[int]:
 if __name__ == "__main__":
     os.set_inheritable(CONTROL_FD, False)
     first = CONTROL_FD + 1
-    join(range(first, first + int(sys.argv[1])))
+    join_namespaces(range(first, first + int(sys.argv[1])))
     guard(lambda: os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ), CONTROL_FD)

@@ -24,7 +24,7 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _IFREQ = struct.Struct("16sH22x")
 
 
-def make() -> list[str]:
+def make_namespaces() -> list[str]:
     """Takes this process into a network of its own and returns the kinds of its new namespaces.
 
     Raises:
@@ -73,7 +73,7 @@ def main(descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as asker:
         places: list[int] = []
         try:
-            places = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in make()]
+            places = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in make_namespaces()]
             answer = b"."
         except OSError as error:
             answer = (error.strerror or str(error)).encode()

@@ -47,7 +47,7 @@ NO_NETWORK = (
 )
 
 
-def chosen(wanted: str | None) -> str:
+def resolve_network(wanted: str | None) -> str:
     """Returns the network that jobs shall have: `wanted`, or else what the environment says.
 
     Raises:
@@ -76,7 +76,7 @@ def job_network(
     Raises:
         PipelineError: When there is no such choice, or the job shall have a network of its own and cannot.
     """
-    wanted, reason = chosen(wanted), ""
+    wanted, reason = resolve_network(wanted), ""
     with contextlib.ExitStack() as held:
         if wanted == "isolated" or (wanted == "auto" and replicas > 1):
             try:
@@ -88,7 +88,7 @@ def job_network(
                 reason = str(error)
         if reason and wanted == "isolated":
             raise PipelineError(f"the job cannot have a network of its own: {reason}; {REMEDY}")
-        reserved = held.enter_context(processes.reserve(replicas))
+        reserved = held.enter_context(processes.reserve_ports(replicas))
         if replicas > 1:
             ports = ", ".join(sorted(address.rpartition(":")[2] for address in reserved))
             no = (
@@ -104,7 +104,7 @@ def job_network(
         yield reserved, ()
 
 
-def unavailable() -> str:
+def isolation_unavailable() -> str:
     """Says why no job can have a network of its own on this machine; "" where it can."""
     try:
         with _namespaces():
@@ -113,7 +113,7 @@ def unavailable() -> str:
         return str(error)
 
 
-def misses_network(text: str) -> bool:
+def reports_no_network(text: str) -> bool:
     """Whether a line that a program has printed says that it has found no network."""
     return _UNREACHABLE.search(text) is not None
 

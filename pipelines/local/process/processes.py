@@ -90,7 +90,7 @@ def _on_stop_signals(handler: Callable[[int, FrameType | None], None] | signal.H
 #: Makes SIGINT, SIGTERM and SIGHUP raise `Stopped` while the context lasts (main thread only).
 stop_on_signals = partial(_on_stop_signals, _stop)
 #: Ignores further stop signals while a bounded clean-up runs (main thread only).
-undisturbed = partial(_on_stop_signals, signal.SIG_IGN)
+ignore_stop_signals = partial(_on_stop_signals, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -161,7 +161,7 @@ def _signal_all(remaining: list[psutil.Process], signum: int) -> None:
 _SITE = str(Path(__file__).with_name("path"))
 
 
-def on_safe_path(env: Mapping[str, str]) -> dict[str, str]:
+def with_safe_path(env: Mapping[str, str]) -> dict[str, str]:
     """Returns an environment in which the modules of the working directory come after all others."""
     others = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", _SITE)]
     return {**env, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([_SITE, *others])}
@@ -171,7 +171,7 @@ HOST = "127.0.0.1"
 
 
 @contextlib.contextmanager
-def reserve(count: int) -> Iterator[tuple[str, ...]]:
+def reserve_ports(count: int) -> Iterator[tuple[str, ...]]:
     """Reserves `count` free ports while the context lasts.
 
     Each port stays bound, but not listening, with SO_REUSEADDR and SO_REUSEPORT. The kernel then gives
@@ -220,14 +220,14 @@ def scratch_directory() -> Iterator[Path]:
         try:
             yield path
         finally:
-            with undisturbed():
+            with ignore_stop_signals():
                 shutil.rmtree(path, ignore_errors=True)
     finally:
         os.close(lock)
 
 
 @contextlib.contextmanager
-def own_scratch() -> Iterator[None]:
+def scratch_as_tempdir() -> Iterator[None]:
     """Has this process write its temporary files to a directory of its own while the context lasts."""
     before = tempfile.tempdir
     with scratch_directory() as path:

@@ -28,11 +28,11 @@ from shardline.trainer.base.errors import EXIT_FAILED
 #: Process id of the process that executes the pipeline, in the environment of tasks.
 EXECUTOR_VARIABLE = "SHARDLINE_EXECUTOR_PID"
 #: Module of the stand-ins for the platform's launchers, and those of them that start replicas.
-STAND_INS = "shardline.pipelines.local.launcher_stubs"
+STUBS_MODULE = "shardline.pipelines.local.launcher_stubs"
 _SUPERVISORS = ("CustomJob", "HyperparameterTuningJob")
 _TRAINERS = ("shardline.trainer.task", "shardline.trainer.program")
 #: Components whose source has one of these words will load TensorFlow anyway.
-_SIGNS = (
+_TENSORFLOW_WORDS = (
     "tensorflow",
     "keras",
     *(f"shardline.components.{name}" for name in ("rehearse", "train", "validate")),
@@ -54,15 +54,15 @@ class Launch:
     namespaces: Sequence[int] = ()
 
 
-def recognize(command: Sequence[str]) -> Program | None:
+def forkable_program(command: Sequence[str]) -> Program | None:
     """Returns what a command does, where a process forked with TensorFlow loaded can do it as well."""
     for trainer in _TRAINERS:
         if list(command[:3]) == [sys.executable, "-m", trainer]:
             return Program(trainer, command[3:])
-    if list(command[:4]) == ["python3", "-u", "-m", STAND_INS] and command[4] in _SUPERVISORS:
-        return Program(STAND_INS, command[4:])
+    if list(command[:4]) == ["python3", "-u", "-m", STUBS_MODULE] and command[4] in _SUPERVISORS:
+        return Program(STUBS_MODULE, command[4:])
     source = component_source(command)
-    if source and any(sign in source for sign in _SIGNS):
+    if source and any(sign in source for sign in _TENSORFLOW_WORDS):
         return Program(EXECUTOR, command[4:], source)
     return None
 
@@ -92,7 +92,7 @@ def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
 
 
 def _start_server(path: str, env: Mapping[str, str], modules: Sequence[str]) -> subprocess.Popen[bytes]:
-    with socket.socket(socket.AF_UNIX) as listener, _addressed(path) as address:
+    with socket.socket(socket.AF_UNIX) as listener, _short_address(path) as address:
         listener.bind(address)
         listener.listen()
         return subprocess.Popen(
@@ -114,7 +114,7 @@ def _start_server(path: str, env: Mapping[str, str], modules: Sequence[str]) -> 
 
 
 @contextlib.contextmanager
-def _addressed(path: str) -> Iterator[str]:
+def _short_address(path: str) -> Iterator[str]:
     """Yields an address of a Unix socket's path that is never too long: an address has 107 bytes at most."""
     directory, name = os.path.split(path)
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
@@ -131,7 +131,7 @@ def fork_server_for(launches: Sequence[Launch]) -> Iterator[str]:
     Yields:
         The path of the server's socket; "" where there is none.
     """
-    programs = [program for launch in launches if (program := recognize(launch.command))]
+    programs = [program for launch in launches if (program := forkable_program(launch.command))]
     if (path := os.environ.get(SERVER_VARIABLE)) or len(programs) < 2:  # one alone gains nothing
         yield path or ""
         return
@@ -147,9 +147,9 @@ def spawn(server: str, launch: Launch, output: int, control: int) -> int:
     `output` is the descriptor of its standard output and standard error, `control` that of the guardian's
     socket; `server` is the path of the fork server's socket, or "".
     """
-    if server and (program := recognize(launch.command)):
+    if server and (program := forkable_program(launch.command)):
         with contextlib.suppress(OSError, ValueError):
-            if pid := _ask(server, program, launch.env, output, output, control, *launch.namespaces):
+            if pid := _request_fork(server, program, launch.env, output, output, control, *launch.namespaces):
                 return pid
     passed = [(own, guardian.CONTROL_FD + place) for place, own in enumerate((control, *launch.namespaces))]
     return os.posix_spawn(
@@ -167,7 +167,7 @@ def spawn(server: str, launch: Launch, output: int, control: int) -> int:
     )
 
 
-def _ask(
+def _request_fork(
     server: str,
     program: Program,
     env: Mapping[str, str],
@@ -184,7 +184,7 @@ def _ask(
     """
     with socket.socket(socket.AF_UNIX) as connection, tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         connection.settimeout(_ANSWER_S)
-        with _addressed(server) as address:
+        with _short_address(server) as address:
             connection.connect(address)
         json.dump({"program": vars(program), "env": dict(env), "grace": grace}, file)
         file.seek(0)
@@ -195,14 +195,14 @@ def _ask(
 def main(command: list[str]) -> None:
     """Runs a task's command and ends as it ends; with it, when the executing process dies."""
     if executor := os.environ.get(EXECUTOR_VARIABLE):
-        guardian.die_with(int(executor), signal.SIGTERM)
-    server, program = os.environ.get(SERVER_VARIABLE), recognize(command)
+        guardian.exit_with_parent(int(executor), signal.SIGTERM)
+    server, program = os.environ.get(SERVER_VARIABLE), forkable_program(command)
     if server and program:
         control, theirs = socket.socketpair()
         pid = 0
         with control:
             with theirs, contextlib.suppress(OSError, ValueError):
-                pid = _ask(server, program, os.environ, 1, 2, theirs.fileno(), grace=_TASK_GRACE_S)
+                pid = _request_fork(server, program, os.environ, 1, 2, theirs.fileno(), grace=_TASK_GRACE_S)
             if pid:
                 if told := control.recv(64):
                     raise SystemExit(int(told.split()[0]))

@@ -30,7 +30,7 @@ class WorkingDirectory:
         return PathFinder.find_spec(name, [self._directory]) if path is None else None
 
 
-def hand_over() -> None:
+def run_installed_sitecustomize() -> None:
     """Runs the module of this name that would have been imported without this one, if there is any."""
     own = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [place for place in sys.path if place != own]
@@ -39,7 +39,7 @@ def hand_over() -> None:
         installed.loader.exec_module(module_from_spec(installed))
 
 
-def arrange() -> None:
+def install_finder() -> None:
     """Has the working directory asked last, and puts a script's own at the beginning of the path."""
     # There may be files that are called -m and -c, as the first argument is then.
     if sys.flags.safe_path and sys.argv[0] not in ("-m", "-c") and os.path.isfile(sys.argv[0]):
@@ -49,5 +49,5 @@ def arrange() -> None:
 
 
 if __name__ == "sitecustomize":
-    hand_over()
-    arrange()
+    run_installed_sitecustomize()
+    install_finder()
