@@ -80,7 +80,7 @@ finding prints what was found and how to fix it.
 
 - An **error** is refused by the platform, fails, or does something other than you meant. A **warning** works,
   and you will probably regret it. Codes never change their meaning.
-- The exit code is 0 without errors, 1 with errors, and 2 for a file that cannot be read.
+- The exit code is 0 without errors, 1 with errors, and 2 for a file of another kind or an unreadable one.
 - `shardline compile`, `run`, `submit`, `upload` and `schedule apply` refuse errors, too.
 - A custom job is checked as the API receives it: with its parameters filled in, and without the empty fields
   that the launcher drops. A value that is known only at run time, such as another task's output, is not

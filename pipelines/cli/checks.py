@@ -126,7 +126,8 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 def doctor(local: bool, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str) -> None:
     """Check this machine and the platform before a run: what is wrong, and how to fix it.
 
-    With --settings, checks the image and machines of the pipeline, too. Exits with 1 if a run would fail.
+    Changes nothing. With --settings, checks the image and machines of the pipeline, too. Exits with 1 if a
+    run would fail.
     """
     found = []
     with foreground(sys.stderr):

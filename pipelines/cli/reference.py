@@ -36,7 +36,7 @@ This page is generated: `python -m shardline.pipelines.cli.reference > docs/cli.
 
 """
 _PLATFORM = "Platform options"
-_SHARED = f"Also takes the [{_PLATFORM.lower()}](#{_PLATFORM.lower().replace(' ', '-')})."
+_SHARED = f"Also takes [{_PLATFORM.lower()}](#{_PLATFORM.lower().replace(' ', '-')})."
 
 
 def reference() -> str:
@@ -44,11 +44,7 @@ def reference() -> str:
     from shardline.trainer import task
 
     contexts = commands()
-    index = [
-        f"- [`{context.command_path}`](#{context.command_path.replace(' ', '-')}): "
-        f"{context.command.get_short_help_str(200)}"
-        for context in contexts
-    ]
+    index = [_entry(context) for context in contexts]
     index.append(
         "- [`python -m shardline.trainer.task`](#options-of-the-trainer): The program of every replica."
     )
@@ -58,6 +54,12 @@ def reference() -> str:
     sections.append(_text(_PLATFORM, _platform_options()))
     sections.append(_text("Options of the trainer", parser.format_help()))
     return "\n".join([_HEAD + "\n".join(index) + "\n", *sections])
+
+
+def _entry(context: click.Context) -> str:
+    path = context.command_path
+    text = context.command.get_short_help_str(200)
+    return f"- [`{path.removeprefix('shardline ')}`](#{path.replace(' ', '-')}): {text}"
 
 
 def _section(context: click.Context) -> str:
