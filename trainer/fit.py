@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.adapters.adapter import Batches, check_numbers, whole_number
+from shardline.trainer.adapters.adapter import Batches, check_counts, check_whole_number
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
@@ -139,7 +139,7 @@ def fit(
     chosen = keras.tree.flatten(given) if given else []
     for callback in chosen:
         check_callback(callback, "callbacks has to be a list of keras.callbacks.Callback, it holds a")
-    check_numbers(
+    check_counts(
         batch_size=batch_size,
         steps_per_epoch=steps_per_epoch,
         validation_steps=validation_steps,
@@ -155,17 +155,17 @@ def fit(
     settings = _settings(build_model, epochs=epochs, initial_epoch=initial_epoch, options=options)
     process = this_process(options)
     with process.errors_named():
-        reader = process.given(settings.seed, batch_size, class_weight)
+        reader = process.data_adapter(settings.seed, batch_size, class_weight)
         if validation_split and validation_data is None:
-            train_data, validation_data = reader.divided(train_data, validation_split)
+            train_data, validation_data = reader.split_validation(train_data, validation_split)
         data = reader.read(train_data, "train_data", steps=steps_per_epoch, shuffle=shuffle)
         validation = None
         if validation_data is not None:
             size = validation_batch_size or (
                 None if isinstance(validation_data, tf.data.Dataset | keras.utils.PyDataset) else batch_size
             )
-            judged = process.given(settings.seed, size)
-            validation = judged.read(validation_data, "validation_data", steps=validation_steps, again=True)
+            judged = process.data_adapter(settings.seed, size)
+            validation = judged.read(validation_data, "validation_data", steps=validation_steps, restart=True)
         steps = {"train_step": data, **({"test_step": validation} if validation else {})}
         model = built(process, build_model, settings, **steps)
         run = _make_run(process.with_(model), settings, data, checkpoint_dir, frequency)
@@ -188,8 +188,8 @@ def _settings(
     for taken in sorted({"x", "y", "sample_weight"} & set(options)):
         raise SettingsError(f"fit has no argument {taken!r}; give train_data=(x, y) or (x, y, sample_weight)")
     check_options("fit", options, OPTIONS)
-    epochs = whole_number("epochs", epochs, least=0)
-    if whole_number("initial_epoch", initial_epoch, least=0) >= epochs > 0:
+    epochs = check_whole_number("epochs", epochs, least=0)
+    if check_whole_number("initial_epoch", initial_epoch, least=0) >= epochs > 0:
         raise SettingsError(
             f"initial_epoch must be 0..{epochs - 1}, below epochs {epochs}, not {initial_epoch}: epochs is "
             "the number of the last epoch, not how many are trained"
@@ -202,8 +202,8 @@ def _settings(
 def _validation_epochs(given: int | Collection[int]) -> int | Collection[int]:
     """Returns the number of epochs between validations, or the numbers of those that have one."""
     if isinstance(given, Collection) and not isinstance(given, str | bytes):
-        return frozenset(whole_number("validation_freq", epoch) for epoch in given)
-    return whole_number("validation_freq", given)
+        return frozenset(check_whole_number("validation_freq", epoch) for epoch in given)
+    return check_whole_number("validation_freq", given)
 
 
 def _make_run(

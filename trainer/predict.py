@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.adapters.adapter import Batches, check_numbers
+from shardline.trainer.adapters.adapter import Batches, check_counts
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.fit import verbosity
 from shardline.trainer.keras_compat.keras_compilation import undo_patches, weigh_output_losses
@@ -45,10 +45,10 @@ def evaluate(
         Loss and metrics by name over all examples, the same on every process. Raises as `fit` does.
     """
     shown = verbosity(verbose)
-    check_numbers(batch_size=batch_size, steps=steps)
+    check_counts(batch_size=batch_size, steps=steps)
     process = _process("evaluate", options)
     with process.errors_named():
-        found = process.given(0, batch_size).read(data, "data", steps=steps, again=True)
+        found = process.data_adapter(0, batch_size).read(data, "data", steps=steps, restart=True)
         compiled = built(process, model, process.settings, test_step=found)
         process = process.with_(compiled)
         with undo_patches(compiled):
@@ -88,7 +88,7 @@ def predict(
         `fit` does.
     """
     shown = verbosity(verbose)
-    check_numbers(batch_size=batch_size, steps=steps)
+    check_counts(batch_size=batch_size, steps=steps)
     process = _process("predict", options)
     if isinstance(data, str | Path):
         raise SettingsError(
@@ -98,7 +98,7 @@ def predict(
     with process.errors_named():
         if not callable(data) and not isinstance(data, tf.data.Dataset | keras.utils.PyDataset):
             data = (tuple(data) if isinstance(data, list) else data,)
-        found = process.given(0, batch_size).read(data, "data", steps=steps, again=True, pads=True)
+        found = process.data_adapter(0, batch_size).read(data, "data", steps=steps, restart=True, pad=True)
         loaded = built(process, model, process.settings, predict_step=found)
         process = process.with_(loaded)
         strategy = process.strategy
@@ -153,7 +153,7 @@ def _gather(process: Process, data: Batches, parts: Sequence[np.ndarray[Any, Any
     width = own.itemsize * int(np.prod(own.shape[1:]))
     packed = collectives.gather_bytes(own.tobytes(), [sum(row) * width for row in counts])
     found = [np.frombuffer(one, own.dtype).reshape(-1, *own.shape[1:]) for one in packed]
-    if data.is_own:
+    if data.is_per_process:
         return np.concatenate(found)
     divided = [np.split(one, np.cumsum(row)[:-1]) for one, row in zip(found, counts, strict=True)]
     return np.concatenate([part for step in zip(*divided, strict=True) for part in step])

@@ -86,7 +86,9 @@ def find_run(run: str, runs_dir: Path) -> Path:
     raise SettingsError(f"there is no run {run!r}, neither as a directory nor in {runs_dir}")
 
 
-def read_local_record(directory: Path, state: State | None = None, *, record: RunRecord | None = None) -> RunRecord:
+def read_local_record(
+    directory: Path, state: State | None = None, *, record: RunRecord | None = None
+) -> RunRecord:
     """Returns the record of a run on this machine with what its files tell besides, as far as it has come.
 
     `state` is its state where its own record cannot know it yet: "failed" to a task that runs at its end.
@@ -98,7 +100,9 @@ def read_local_record(directory: Path, state: State | None = None, *, record: Ru
     record = record or RunRecord.read(directory)
     state = state or record.state
     # Of a run whose outputs have been removed, its record knows what they were.
-    made = {name: value or getattr(record, name) for name, value in collect_results(_outputs(directory)).items()}
+    made = {
+        name: value or getattr(record, name) for name, value in collect_results(_outputs(directory)).items()
+    }
     here = {"run": str(directory)}
     made["links"] = here | made["links"] | here
     explanation = explain(failure_of(directory, record)) if state == FAILED else None
@@ -216,7 +220,9 @@ def _outputs(directory: Path) -> Iterator[TaskOutputs]:
             found = files.read_json(path, SettingsError)
         except SettingsError:
             continue  # of a task that is writing it
-        named = {name: list_at(found, "artifacts", name, "artifacts") for name in mapping_at(found, "artifacts")}
+        named = {
+            name: list_at(found, "artifacts", name, "artifacts") for name in mapping_at(found, "artifacts")
+        }
         made = {name: items[0] for name, items in named.items() if items}
         yield TaskOutputs(
             parameters=mapping_at(found, "parameterValues"),

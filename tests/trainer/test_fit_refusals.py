@@ -140,10 +140,10 @@ ARGUMENTS = [
     ({"strategy": "two_device"}, "unknown strategy 'two_device'; there are auto, one_device"),
     ({"callbacks": [print]}, "callbacks has to be a list of keras.callbacks.Callback, it holds a builtin_fu"),
     ({"callbacks": ["EarlyStopping"]}, "callbacks has to be a list .*, it holds a str"),
-    ({"class_weight": {"cat": 1.0}}, "class_weight must be a dict of weights by the numbers .* 'cat': 1.0"),
+    ({"class_weight": {"cat": 1.0}}, "class_weight must be a dict of weights by class index, .* 'cat': 1.0"),
     ({"class_weight": {0: "much"}}, "class_weight must be a dict .* has 0: 'much'"),
     ({"class_weight": [1.0, 2.0]}, r"class_weight must be a dict of weights by class, not \[1.0, 2.0\]"),
-    ({"validation_data": 3}, "validation_data is a int, which is no array; give arrays"),
+    ({"validation_data": 3}, "validation_data is a int, which is no array; pass arrays"),
 ]
 
 
@@ -159,15 +159,15 @@ def refused(error: type[Exception], message: str, *arguments: Any, **options: An
 
 
 DATA = {
-    "none": (None, {}, "train_data is a NoneType, which is no array; give arrays"),
+    "none": (None, {}, "train_data is a NoneType, which is no array; pass arrays"),
     "loader": (Loader(), {}, "train_data is a Loader, which is no array; .*Dataset.from_generator"),
-    "lists": (lists(), {}, "train_data holds a float, which is no array; give arrays .*np.asarray"),
-    "lengths": (with_y(np.zeros(3)), {}, "train_data has arrays of 50 and 3 examples; give as many in each"),
+    "lists": (lists(), {}, "train_data holds a float, which is no array; pass arrays .*np.asarray"),
+    "lengths": (with_y(np.zeros(3)), {}, "train_data has arrays of 50 and 3 examples; pass as many in each"),
     "empty": ((np.zeros((0, 3)), np.zeros(0)), {}, "train_data has arrays of 0 and 0 examples; .* at least"),
     "objects": (
         with_y(np.array([{}] * COUNT)),
         {},
-        "train_data has an array of Python objects that are not all text; give numbers",
+        "train_data has an array of Python objects that are not all text; pass numbers",
     ),
     "batch_size": (
         batches(numbers()),

@@ -81,7 +81,7 @@ def test_no_two_seeds_and_epochs_have_the_same_order(dataset):
 def test_every_run_epoch_and_example_has_an_augmentation_of_its_own(dataset, other):
     augmentation = load_augmentation("tests.helpers.augmentations:brighten", dataset[1].info())
     feeds = [make_feed(dataset, 1, 97, seed, augmentation=augmentation, epochs=2) for seed in (0, other)]
-    seeds = [raw["seed"] for feed in feeds for raw in feed.one_by_one().as_numpy_iterator()]
+    seeds = [raw["seed"] for feed in feeds for raw in feed.raw_batches().as_numpy_iterator()]
     assert len({tuple(seed) for seed in np.concatenate(seeds)}) == 4 * 97
 
 
@@ -188,7 +188,7 @@ def test_an_epoch_goes_on_with_other_replicas_and_batches(dataset, replicas, wor
 
 def test_raw_batches_decode_to_the_same_on_another_machine(dataset):
     feed = make_feed(dataset, 1, 8, augmentation=load_augmentation(BRIGHTEN, dataset[1].info()), epochs=2)
-    raw = list(feed.one_by_one(Position(examples=16)))
+    raw = list(feed.raw_batches(Position(examples=16)))
 
     decode = tf.function(feed.decode)
     decoded = [decode(batch)[0].numpy().tobytes() for batch in raw]

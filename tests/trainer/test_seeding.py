@@ -1,4 +1,4 @@
-"""Whatever draws in a dataset follows the run's seed and the pass, so it is read again from any place."""
+"""Random datasets follow the run's seed and the epoch, so a run resumes from any step."""
 
 import itertools
 import types
@@ -105,11 +105,11 @@ def test_what_resumes_goes_on_as_if_nothing_had_happened(case):
 
 
 @pytest.mark.parametrize("case", ["seeded", "shuffled batches", "shuffled, cached, shuffled", "interleaved"])
-def test_each_pass_has_all_examples_in_another_order(case):
+def test_each_epoch_has_all_examples_in_another_order(case):
     found = stream(DATASETS[case]())
-    passes = [list(itertools.chain(*numbers(found, first * STEPS, STEPS))) for first in range(3)]
-    assert [sorted(one) for one in passes] == [sorted(passes[0])] * 3
-    assert passes[0] != passes[1] != passes[2] != passes[0]
+    epochs = [list(itertools.chain(*numbers(found, first * STEPS, STEPS))) for first in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [sorted(epochs[0])] * 3
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
 
 @pytest.mark.parametrize("case", ["plain", "shuffled once", "shuffled, cached"])
@@ -118,23 +118,23 @@ def test_an_order_that_the_dataset_keeps_is_kept(case):
     assert first == second == third
 
 
-def split(given):
-    return (part.batch(SIZE) for part in (given.skip(10), given.take(10)))
+def split(data):
+    return (part.batch(SIZE) for part in (data.skip(10), data.take(10)))
 
 
 @pytest.mark.parametrize(("seed", "globally"), [(5, None), (5, 3), (None, 3)])
 def test_what_a_program_splits_off_stays_apart(seed, globally):
     tf.random.set_seed(globally)
-    given = tf.data.Dataset.range(COUNT).shuffle(COUNT, seed=seed, reshuffle_each_iteration=False)
-    train, test = split(given)
+    data = tf.data.Dataset.range(COUNT).shuffle(COUNT, seed=seed, reshuffle_each_iteration=False)
+    train, test = split(data)
     read = [list(itertools.chain(*part.as_numpy_iterator())) for part in (train, test)]
     assert list(itertools.chain(*numbers(stream(train, seed=3), 0, 4))) == read[0]
     assert list(itertools.chain(*numbers(stream(test, seed=0), 0, 3))) == read[1]
 
 
-def test_an_order_without_a_seed_is_the_same_for_every_run_and_told():
-    given = tf.data.Dataset.range(COUNT).shuffle(COUNT, reshuffle_each_iteration=False)
-    train, test = split(given)
+def test_an_order_without_a_seed_is_the_same_for_every_run_and_reported():
+    data = tf.data.Dataset.range(COUNT).shuffle(COUNT, reshuffle_each_iteration=False)
+    train, test = split(data)
     with (lines := []) is None or progress.sink(lines.append):
         found = stream(train, seed=3)
     assert "train_data is shuffled once and without a seed" in lines[0].text
@@ -157,7 +157,7 @@ def test_a_seed_of_the_dataset_counts():
     assert one == again != other
 
 
-def test_what_a_repetition_shuffles_anew_stays_so():
+def test_a_repetition_that_reshuffles_keeps_doing_so():
     first, second = numbers(stream(shuffled(12).repeat(2).batch(12)), 0, 2)
     assert first != second
 
@@ -198,7 +198,7 @@ def test_a_cache_is_filled_once(kind, tmp_path):
 
 
 def test_epochs_of_a_validation_are_the_same_batches():
-    found = stream(shuffled().batch(SIZE), steps=2, again=True, name="validation_data")
+    found = stream(shuffled().batch(SIZE), steps=2, restart=True, name="validation_data")
     first = numbers(found, 0, 2)
     assert numbers(found, 0, 6) == first * 3
     assert [list(found.sizes(epoch)) for epoch in range(3)] == [[4, 4]] * 3

@@ -53,7 +53,7 @@ _AHEAD_BATCHES = 2
 _LARGE_RECORD, _OPENED = 4096, 32
 
 # AutoGraph would take longer to convert these functions, which branch on no tensor, than tracing them takes.
-_as_is = tf.autograph.experimental.do_not_convert
+_no_autograph = tf.autograph.experimental.do_not_convert
 
 # More than there are records in a shard, and more epochs than anybody trains.
 _MANY, _EPOCHS = 2**32, 2**40
@@ -80,7 +80,7 @@ class InputPipeline:
     """
 
     #: Whether batches are each process's own; whether `distribute` can name the examples of the whole.
-    is_own = gives_sizes = False
+    is_per_process = has_sizes = False
 
     directory: Path
     manifest: Manifest
@@ -121,7 +121,7 @@ class InputPipeline:
     @functools.cached_property
     def first(self) -> Data:
         """The first batch."""
-        return next(iter(self.one_by_one().map(_as_is(self.decode)).take(1)))
+        return next(iter(self.raw_batches().map(_no_autograph(self.decode)).take(1)))
 
     @property
     def described(self) -> str:
@@ -164,7 +164,7 @@ class InputPipeline:
             lambda context: batches_of(context.num_input_pipelines, context.input_pipeline_id)
         )
 
-    def one_by_one(self, at: Position = _BEGINNING) -> tf.data.Dataset:
+    def raw_batches(self, at: Position = _BEGINNING) -> tf.data.Dataset:
         """Returns the batches of all replicas undecoded, one after the other: what `decode` takes."""
         batches = self._batches(1, 0, self._shards(1, 0), range(at.epoch, self.epochs), at.examples)
         return without_autotuning(batches.prefetch(_AHEAD_BATCHES))
@@ -174,7 +174,7 @@ class InputPipeline:
         shards = self._shards(workers, worker)
         memory = load(shards.files, self.manifest) if self.in_memory else None
         batches = self._batches(workers, worker, shards, epochs, start, in_memory=self.in_memory)
-        decode = _as_is(lambda raw: self.decode(raw, memory))
+        decode = _no_autograph(lambda raw: self.decode(raw, memory))
         decoded = batches.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         return without_autotuning(decoded.prefetch(_AHEAD_BATCHES))
 
@@ -228,13 +228,13 @@ class InputPipeline:
             sizes = [size for step in zip(*map(plan.batch_sizes, mine), strict=True) for size in step]
             done = share(start, workers, worker)
 
-            @_as_is  # type: ignore[untyped-decorator]
+            @_no_autograph  # type: ignore[untyped-decorator]
             def batches(epoch: tf.Tensor) -> tf.data.Dataset:
                 records = self._records(shards, epoch, in_memory=in_memory).skip(done)
                 steps = records.batch(plan.per_replica_batch_size).rebatch(sizes or [1]).take(len(sizes))
-                return steps.map(_as_is(functools.partial(self._raw, epoch)))
+                return steps.map(_no_autograph(functools.partial(self._raw, epoch)))
 
-            @_as_is  # type: ignore[untyped-decorator]
+            @_no_autograph  # type: ignore[untyped-decorator]
             def every_other(first: tf.Tensor) -> tf.data.Dataset:
                 following = tf.data.Dataset.range(first, epochs.stop, 2)
                 return following.flat_map(batches).prefetch(_AHEAD_BATCHES)
@@ -254,7 +254,7 @@ class InputPipeline:
         # By shard and epoch, so that the order is the same on any number of workers.
         seeded = functools.partial(_mixed, self.shuffle_seed or 0, 0, epoch)
 
-        @_as_is  # type: ignore[untyped-decorator]
+        @_no_autograph  # type: ignore[untyped-decorator]
         def examples(index: tf.Tensor, place: Place) -> tf.data.Dataset:
             if in_memory:
                 found = tf.data.Dataset.range(place["start"], place["start"] + place["records"])

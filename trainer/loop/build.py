@@ -164,5 +164,5 @@ def built(
 
 def _part(batches: Batches, replicas: int) -> Any:
     """Returns what one replica takes of the first batch, at least an example."""
-    share = 1 if batches.is_own else replicas
+    share = 1 if batches.is_per_process else replicas
     return tf.nest.map_structure(lambda one: one[: max(1, len(one) // share)], batches.first)

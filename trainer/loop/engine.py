@@ -40,14 +40,14 @@ def make_engine(
     xla = uses_xla(run, model)
     if run.strategy_name == "parameter_server":
         workers = Workers(strategy, run.cluster, settings.startup_timeout)
-        served = CoordinatorLoop(model, workers, training.one_by_one(at), training.decode)
+        served = CoordinatorLoop(model, workers, training.raw_batches(at), training.decode)
         if validation:
             served.evaluation = CoordinatorEvaluation(
-                model, workers, validation.one_by_one(), validation.decode, validation.steps
+                model, workers, validation.raw_batches(), validation.decode, validation.steps
             )
         return served
     processes = len(run.processes)
-    sized = training.gives_sizes and run.replicas > 1
+    sized = training.has_sizes and run.replicas > 1
     loop = StepLoop(
         model,
         strategy,

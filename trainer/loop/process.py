@@ -83,10 +83,10 @@ class Process:
         """Sums over the processes that share each step."""
         return Collectives(self.strategy, self.process, len(self.processes))
 
-    def given(
+    def data_adapter(
         self, seed: int, batch_size: int | None, class_weight: Mapping[int, float] | None = None
     ) -> DataAdapter:
-        """Returns how data that a program gives is read here."""
+        """Returns the adapter of a program's data to this process."""
         return DataAdapter(self.process, len(self.processes), self.replicas, seed, batch_size, class_weight)
 
     def with_(self, model: Any) -> Process:

@@ -1,4 +1,4 @@
-"""Somebody's own batches as one sequence: the same for every reader, from any place on."""
+"""Batch sequence of a program's own data: the same for every reader, from any step on."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def generated() -> tf.data.Dataset:
 
 
 def stream(data: Any, steps: int | None = None, replicas: int = 1, **options: Any) -> BatchSequence:
-    given = DataAdapter(0, 1, replicas, options.pop("seed", 0), options.pop("batch_size", None))
-    return given.read(data, "train_data", steps=steps, **options)
+    adapter = DataAdapter(0, 1, replicas, options.pop("seed", 0), options.pop("batch_size", None))
+    return adapter.read(data, "train_data", steps=steps, **options)
 
 
 def read(found: BatchSequence, start: int, count: int) -> list[list[int]]:
@@ -61,20 +61,20 @@ def test_another_seed_is_another_order() -> None:
         (np.arange(_COUNT), [_COUNT]),
     ],
 )
-def test_an_epoch_is_a_pass(data: Any, sizes: list[int]) -> None:
+def test_an_epoch_is_all_of_the_data(data: Any, sizes: list[int]) -> None:
     found = stream(data)
     assert list(found.sizes(0)) == list(found.sizes(2)) == sizes
     assert [len(batch) for batch in read(found, 0, found.steps)] == sizes
 
 
-def test_epochs_of_so_many_steps_go_on_where_the_last_has_ended() -> None:
+def test_epochs_of_a_number_of_steps_continue_where_the_last_has_ended() -> None:
     found = stream(numbers().batch(_BATCH), 3)
     assert [list(found.sizes(epoch)) for epoch in range(3)] == [[5, 5, 5], [5, 3, 5], [5, 5, 5]]
     assert read(found, 3, 3)[0][0] == 15
 
 
 @pytest.mark.parametrize(("asked", "buffers"), [(None, [2]), (1, [2]), (7, [7]), (tf.data.AUTOTUNE, [-1])])
-def test_batches_are_read_ahead_once(asked: int | None, buffers: list[int]) -> None:
+def test_batches_are_prefetched_once(asked: int | None, buffers: list[int]) -> None:
     data = shuffled() if asked is None else shuffled().prefetch(asked)
     found = stream(data).distribute(tf.distribute.get_strategy(), 0, 1)
     graph = str(tf.compat.v1.GraphDef.FromString(found._as_serialized_graph().numpy()))
@@ -102,7 +102,7 @@ def test_a_batch_that_cannot_be_shared_is_refused_when_it_comes() -> None:
         parts(stream(data, replicas=2), 2)
 
 
-def test_arrays_are_shuffled_in_every_pass() -> None:
+def test_arrays_are_shuffled_in_every_epoch() -> None:
     found = stream(np.arange(_COUNT), batch_size=_BATCH, shuffle=True)
     first, second = read(found, 0, 5), read(found, 5, 5)
     assert first != second
@@ -127,7 +127,7 @@ def test_data_that_cannot_be_trained_on_is_refused(data: Any, options: dict[str,
         stream(data, **options)
 
 
-def test_random_numbers_of_a_function_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_numbers_of_a_function_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     stream(numbers().map(lambda value: value + tf.random.uniform([], 0, 3, tf.int64)).batch(2))
     assert "warning: train_data draws random numbers (RandomUniformInt)" in capsys.readouterr().out
 
@@ -142,13 +142,13 @@ def test_a_policy_that_shards_a_dataset_is_refused_between_processes(policy: str
     assert stream(data).steps == 5
 
 
-def test_a_dataset_directory_is_read_from_any_place_on(dataset: Path) -> None:
+def test_a_dataset_directory_is_read_from_any_position_on(dataset: Path) -> None:
     found = stream(str(dataset), batch_size=20)
     assert (found.steps, list(found.sizes(2))) == (5, [20, 20, 20, 20, 16])
 
     def labels(start: int, count: int) -> list[list[int]]:
         epoch, done = divmod(start, found.steps)
-        batches = found.one_by_one(Position(epoch, 20 * done, start)).map(found.decode)
+        batches = found.raw_batches(Position(epoch, 20 * done, start)).map(found.decode)
         return [y.tolist() for _, y in batches.take(count).as_numpy_iterator()]
 
     whole = labels(0, 12)
@@ -161,7 +161,7 @@ def test_a_dataset_directory_is_read_from_any_place_on(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"steps": 3}, "of which an epoch is one pass"),
+        ({"steps": 3}, "whose epoch is all of it"),
         ({"replicas": 3, "batch_size": 32}, "batch_size must be a multiple of 3, the number of replicas"),
         ({"replicas": 97, "batch_size": 97}, "96 examples are too few for 97 replicas"),
     ],
