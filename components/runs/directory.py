@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from shardline.components.runs.causes import Failure, exit_code, explain
+from shardline.components.runs.logs import last_lines, own_error, readable
 from shardline.components.runs.record import (
     ABANDONED,
     FAILED,
@@ -29,9 +31,7 @@ from shardline.components.runs.record import (
     TaskOutputs,
     collect_results,
 )
-from shardline.components.runs.causes import exit_code, explain, Failure
-from shardline.components.runs.logs import last_lines, own_error, readable
-from shardline.components.vertex.payload import mapping_at, known_text, list_at
+from shardline.components.vertex.payload import known_text, list_at, mapping_at
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from shardline.components.runs.record import FAILED, collect_results, RUNNING, RunRecord, State
-from shardline.components.runs.causes import explain, Failure
+from shardline.components.runs.causes import Failure, explain
+from shardline.components.runs.platform_run import PlatformRun, read_run
+from shardline.components.runs.record import FAILED, RUNNING, RunRecord, State, collect_results
 from shardline.components.vertex.client import Platform, call_api, list_all
-from shardline.components.runs.platform_run import read_run, PlatformRun
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PlatformError, SettingsError
 

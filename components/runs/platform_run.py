@@ -1,6 +1,6 @@
 """Run of a pipeline on the platform: its tasks, with their states, durations, custom jobs and outputs.
 
-`status`, `explain`, `logs`, `submit --wait` and the exit handler all use the `PlatformRun` that `read_run` returns.
+`status`, `explain`, `logs`, `submit --wait` and the exit handler use the `PlatformRun` of `read_run`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from shardline.components.runs.record import CANCELLED, FAILED, RUNNING, SUCCEEDED, TaskOutputs
 from shardline.components.text import duration, timestamp
 from shardline.components.vertex.client import Platform, call_api, list_all
-from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.deserialize import restore_integers
+from shardline.trainer.base.errors import SettingsError
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from shardline.components.text import quality
 from shardline.components.runs.causes import Explanation
+from shardline.components.text import quality
 from shardline.trainer.base import files
-from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.deserialize import load, restore
+from shardline.trainer.base.errors import SettingsError
 
 #: States of a run; all but "running" are final.
 State = Literal["running", "succeeded", "failed", "cancelled"]
