@@ -39,6 +39,7 @@ _VARIES = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d[:-]\d\d([:-]\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d)?|\d{8}T\d{6,}", "TIME"),
     (r"\b(?=[a-f]*\d)[0-9a-f]{8,}(-[0-9a-f]{4})?\b", "HASH"),
     (r"\b[\d,.]+( ?(ms|s|min|h)\b| ?(examples|records|images)/s| ?[KMG]i?B\b|%)", "AMOUNT"),
+    (r"(AMOUNT )+AMOUNT", "AMOUNT"),
     (r"[ \t]+", " "),
     (r"[-─]{3,}", "---"),
 )
