@@ -130,7 +130,7 @@ def test_replicas_with_other_flags_end_before_they_train(tmp_path):
 
 
 def test_a_replica_without_its_accelerators_waits_for_nobody(tmp_path):
-    """Here there is no GPU, and the other one of the two never comes."""
+    """Here there is no GPU, and the other process never starts."""
     arguments = ["-m", "shardline.trainer.task", "--dataset", str(tmp_path), "--model", "mnist_cnn"]
     arguments += ["--model-dir", str(tmp_path / "out")]
     told = {"SHARDLINE_ACCELERATORS": "1 NVIDIA_TESLA_T4", "CUDA_VISIBLE_DEVICES": ""}
@@ -139,4 +139,4 @@ def test_a_replica_without_its_accelerators_waits_for_nobody(tmp_path):
 
     assert process.returncode == EXIT_BAD_INPUT
     assert output.startswith("train: device: CPU, ")
-    assert "error: this machine was to have 1 NVIDIA_TESLA_T4, and TensorFlow sees no GPU: " in output
+    assert "error: this machine should have 1 NVIDIA_TESLA_T4, but TensorFlow sees no GPU: " in output

@@ -158,7 +158,7 @@ def test_an_import_of_tensorflow_prints_notices_and_loads_what_no_training_uses(
         "print([m for m in ('sklearn', 'matplotlib') if u.find_spec(m) and m not in sys.modules])\n"
     )
     plain = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    start = "from shardline.trainer.keras_compat import tensorflow_internals\nt.import_tensorflow()\n"
+    start = "from shardline.trainer.keras_compat import tensorflow_internals as t\nt.import_tensorflow()\n"
     quiet = subprocess.run(
         [sys.executable, "-c", start + program.replace("m not in", "m in")],
         capture_output=True,

@@ -68,7 +68,7 @@ def test_the_crash_file_has_all_that_is_known_and_is_for_its_owner(
     monkeypatch.setattr(command_line.main.commands["champion"], "invoke", broken)
     done = CliRunner().invoke(command_line.main, ["champion", "show"])
     assert done.exit_code == EXIT_CRASH
-    named = re.search(r"all that is known is in (\S+)$", done.output.strip())
+    named = re.search(r"the traceback is in (\S+)$", done.output.strip())
     assert named
     assert done.output.count("\n") == 1
     file = Path(named[1])

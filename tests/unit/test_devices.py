@@ -66,13 +66,13 @@ def test_a_missing_gpu_is_a_mistake_only_where_no_machine_would_have_it(
     monkeypatch.setenv("LD_LIBRARY_PATH", path)
     monkeypatch.setattr(importlib.metadata, "version", {"nvidia-cudnn-cu12": "9"}.get if cuda else missing)
     monkeypatch.setattr(ctypes, "CDLL", (lambda name: None) if driver else failing)
-    with pytest.raises(error, match=f"was to have 1 NVIDIA_TESLA_T4, and TensorFlow .*{words}"):
+    with pytest.raises(error, match=f"should have 1 NVIDIA_TESLA_T4, but TensorFlow .*{words}"):
         strategy.check_devices({"SHARDLINE_ACCELERATORS": "1 NVIDIA_TESLA_T4"})
 
 
 def test_fewer_gpus_than_were_given_are_refused(seen):
     seen("Tesla T4")
-    with pytest.raises(RunError, match="was to have 2 NVIDIA_TESLA_T4, and TensorFlow sees 1 GPU"):
+    with pytest.raises(RunError, match="should have 2 NVIDIA_TESLA_T4, but TensorFlow sees 1 GPU"):
         strategy.check_devices({"SHARDLINE_ACCELERATORS": "2 NVIDIA_TESLA_T4"})
 
 

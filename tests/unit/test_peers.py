@@ -135,7 +135,7 @@ def test_who_does_not_know_the_secret_is_told_nothing_and_keeps_nobody_waiting()
     _, stranger = clusters(ports, "another")
     with ring.listen(chief.own_host, ports[0]) as listener, peers.serve_config(listener, own, chief.sign):
         with socket.create_connection(("127.0.0.1", ports[0])):
-            with pytest.raises(ConnectionError, match="of another job"):
+            with pytest.raises(ConnectionError, match="from another job"):
                 peers.request_config(chief.hosts[0], stranger.sign)
             assert peers.request_config(chief.hosts[0], chief.sign) == own
         with socket.create_connection(("127.0.0.1", ports[0])) as connection:

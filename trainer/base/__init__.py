@@ -1,4 +1,4 @@
-"""Base of everything: errors, files, progress, settings, and values read from JSON into dataclasses.
+"""Base of all packages: errors, files, progress, settings, plug-ins, and JSON read into dataclasses.
 
-It may import the standard library only, and no other room of the trainer.
+It may import the standard library only, and no other package of the trainer.
 """

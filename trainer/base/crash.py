@@ -1,4 +1,4 @@
-"""Crashes: what becomes of an exception that nobody raised on purpose, at the end of a process."""
+"""Crashes: the error message and the crash file of an unexpected exception that ends a process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from shardline.trainer.base.errors import CrashError, RunError, SettingsError, ShardlineError
 from shardline.trainer.base.plugins import describe
 
-#: Names, in the environment, the directory of crash files; otherwise they are temporary files.
+#: Environment variable with the directory of crash files; by default the directory of temporary files.
 DIRECTORY_VARIABLE = "SHARDLINE_CRASH_DIR"
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -27,14 +27,14 @@ _STORAGE_LOST = (
     errno.ECONNRESET,
     errno.EHOSTUNREACH,
 )
-# The machine's fault: what is tried again later may well work.
+# Failures of the machine, each with its remedy: a later attempt may succeed.
 _MACHINE_FAILURES = {
     **dict.fromkeys(_DISK_FULL, "make room there and try again"),
     **dict.fromkeys(_STORAGE_LOST, "a disk, a mounted bucket or the network has failed; try again"),
     **dict.fromkeys((errno.EFBIG, errno.EMFILE, errno.ENFILE), "raise the limit (ulimit)"),
     errno.ENOMEM: "give the machine more memory, or the work less to hold",
 }
-# The fault of a path that was given.
+# Errors of a path that a user named.
 _PATH_ERRORS = {
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS),
@@ -43,10 +43,10 @@ _MAX_CHARS = 400
 
 
 def as_error(failure: Exception) -> ShardlineError:
-    """Returns the error, of one line, that stands for an exception which nobody has raised on purpose.
+    """Returns the one-line error for an unexpected exception.
 
-    A package that is not installed, a full disk and the like, a path that cannot be used: the reason and the
-    path. Anything else is a `CrashError`: what it was, and the crash file with all that is known.
+    A missing package, a full disk and the like, or a path that cannot be used: the reason and the path.
+    Anything else is a `CrashError`, with the exception and the path of a crash file.
     """
     if isinstance(failure, ShardlineError):
         return failure
@@ -61,13 +61,13 @@ def as_error(failure: Exception) -> ShardlineError:
         return known
     what = describe(failure)
     for number in _DISK_FULL:
-        if os.strerror(number) in what:  # in the words of a library that writes by itself, as TensorFlow does
+        if os.strerror(number) in what:  # from a library that writes files itself, as TensorFlow does
             return RunError(f"{what[:_MAX_CHARS]}; {_MACHINE_FAILURES[number]}")
     return CrashError(f"{what[:_MAX_CHARS]}{'...' * (len(what) > _MAX_CHARS)}; {_write_crash_file(failure)}")
 
 
 def from_os_error(failure: OSError) -> ShardlineError | None:
-    """Returns the error for what the system refused: the machine's fault, or that of a path; else None."""
+    """Returns the error for an OSError of the machine or of a path; None for any other."""
     where = f": {os.fspath(failure.filename)!r}" if failure.filename is not None else ""
     if failure.strerror and (advice := _MACHINE_FAILURES.get(failure.errno or 0)):
         return RunError(f"{failure.strerror}{where}; {advice}")
@@ -77,7 +77,7 @@ def from_os_error(failure: OSError) -> ShardlineError | None:
 
 
 def is_machine_failure(error: BaseException | None) -> bool:
-    """Whether an error comes from one of the system that may be gone at the next attempt."""
+    """Whether an error, or one of its causes, is a failure of the machine that may not occur again."""
     seen = []
     while error is not None and error not in seen:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in _PATH_ERRORS):
@@ -88,20 +88,20 @@ def is_machine_failure(error: BaseException | None) -> bool:
 
 
 def output_error(failure: OSError, text: str) -> ShardlineError:
-    """Returns the error for a place that cannot be written: the machine's fault, or that of the path."""
+    """Returns a RunError with the text where the machine failed, a SettingsError where the path is wrong."""
     return (RunError if failure.errno in _MACHINE_FAILURES else SettingsError)(text)
 
 
 def _write_crash_file(failure: Exception) -> str:
-    """Writes the crash file, and says where it is."""
-    from importlib import metadata  # 40 ms, which every process would spend
+    """Writes the crash file and returns a clause with its path."""
+    from importlib import metadata  # takes 40 ms, so not in every process
 
     trace = "".join(traceback.format_exception(failure))
     if "CLOUD_ML_PROJECT_ID" in os.environ and DIRECTORY_VARIABLE not in os.environ:
-        print(trace, file=sys.stderr)  # on the platform the machine goes, and only the log stays
+        print(trace, file=sys.stderr)  # on the platform only the log outlives the machine
     packages = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-aiplatform")
-    known = [f"{one.name} {one.version}" for one in metadata.distributions() if one.name in packages]
-    versions = f"{', '.join(known)}; Python {platform.python_version()}, {platform.platform()}"
+    installed = [f"{each.name} {each.version}" for each in metadata.distributions() if each.name in packages]
+    versions = f"{', '.join(installed)}; Python {platform.python_version()}, {platform.platform()}"
     name = f"shardline-crash-{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(4)}.txt"
     try:
         file = Path(os.environ.get(DIRECTORY_VARIABLE) or tempfile.gettempdir(), name)
@@ -111,4 +111,4 @@ def _write_crash_file(failure: Exception) -> str:
             writer.write(f"{versions}\n\n{trace}")
     except OSError as error:
         return f"a crash file could not be written ({error.strerror})"
-    return f"all that is known is in {file}"
+    return f"the traceback is in {file}"

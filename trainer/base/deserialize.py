@@ -1,7 +1,7 @@
-"""Records: JSON, TOML or the object of a parameter, read as a dataclass with each value of its field's type.
+"""Deserialization: JSON, TOML or a parameter's object as a dataclass, each value checked against its type.
 
-What a program has written is restored: keys that are not known are those of another version. What a person
-has written is read: a key that is not known is a slip, and the nearest one is named.
+`restore` and `load` take what a program wrote: unknown keys come from another version and are ignored.
+`read` takes what a person wrote: an unknown key is an error that suggests the nearest known one.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _REFUSED = (TypeError, ValueError, OverflowError, ShardlineError)
 
 
 def restore(kind: type[_T], content: Any, what: str, error: type[ShardlineError], remedy: str = "") -> _T:
-    """Returns a dataclass from the JSON value that was made of it; keys that it does not know are left out.
+    """Returns a dataclass from the JSON that a program made of it, without unknown keys.
 
-    Raises `error`, which names `what`, the field, what was found, and the remedy, where it does not fit.
+    Raises `error`, with `what`, the field, its value and the remedy, where a value has the wrong type.
     """
     try:
         return typing.cast(_T, _convert(kind, content, ""))
@@ -45,7 +45,7 @@ def restore(kind: type[_T], content: Any, what: str, error: type[ShardlineError]
 
 
 def load(kind: type[_T], path: Path, error: type[ShardlineError], remedy: str = "") -> _T:
-    """Returns a dataclass from a JSON file; raises `error` as `restore` does, or where it has no object."""
+    """Returns a dataclass from a JSON file; raises `error` as `restore`, or when it holds no object."""
     try:
         content = files.read_json(path, error)
     except error as failure:
@@ -54,9 +54,9 @@ def load(kind: type[_T], path: Path, error: type[ShardlineError], remedy: str = 
 
 
 def read(kind: type[_T], values: Any, name: str) -> _T:
-    """Returns a dataclass from an object that a person wrote, with the integers that a STRUCT makes floats.
+    """Returns a dataclass from an object that a person wrote; whole floats of a STRUCT become integers.
 
-    `name` is the object's in messages, as in "data"; "" for none.
+    `name` is the object's name in messages, such as "data"; "" for none.
     """
     if not isinstance(values, Mapping):
         raise SettingsError(f"{name} must be a mapping with {', '.join(field_types(kind))}, got {values!r}")
@@ -72,31 +72,32 @@ def read_fields(
     also: Collection[str] = (),
     whole: bool = True,
 ) -> dict[str, Any]:
-    """Returns what a person wrote for the fields of a dataclass, each value of its field's type.
+    """Returns what a person wrote for the fields of a dataclass, each value checked against its type.
 
     Args:
         kind: The dataclass.
-        values: What a person wrote.
-        prefix: What stands in front of a key in messages, as in "train.".
-        leave_out: Fields that cannot be given.
-        also: Keys that are read elsewhere.
-        whole: Whether the fields without a default must be there.
+        values: Values by key, as a person wrote them.
+        prefix: Prefix of a key in messages, such as "train.".
+        leave_out: Fields that may not be set.
+        also: Further keys that are allowed, and read elsewhere.
+        whole: Whether fields without a default are required.
     """
     known = {name: hint for name, hint in field_types(kind).items() if name not in leave_out}
     check_keys(values, [*known, *also], prefix)
     if whole and (missing := [name for name in _required(kind) if name in known and name not in values]):
         raise SettingsError(f"{prefix}{missing[0]} is missing")
-    given = {key: value for key, value in values.items() if key in known}
     try:
         return {
-            key: _convert(known[key], value, f"{prefix}{key}", strict=True) for key, value in given.items()
+            key: _convert(known[key], value, f"{prefix}{key}", strict=True)
+            for key, value in values.items()
+            if key in known
         }
     except (TypeError, ValueError, OverflowError) as error:
         raise SettingsError(str(error)) from None
 
 
 def check_types(settings: Any) -> None:
-    """Checks that each field of a dataclass holds what its type says; SettingsError when one does not."""
+    """Checks that each field of a dataclass has a value of its type; raises SettingsError otherwise."""
     for name, kind in field_types(type(settings)).items():
         try:
             _convert(kind, getattr(settings, name), name, strict=True)
@@ -104,20 +105,20 @@ def check_types(settings: Any) -> None:
             raise SettingsError(str(error)) from None
 
 
-def check_keys(found: Iterable[str], known: Collection[str], prefix: str = "") -> None:
-    """Refuses a key that is not known, with the nearest one; raises SettingsError."""
-    for key in found:
+def check_keys(keys: Iterable[str], known: Collection[str], prefix: str = "") -> None:
+    """Raises SettingsError for an unknown key, and suggests the nearest known one."""
+    for key in keys:
         if key not in known:
             hint = did_you_mean(key, known, prefix) or f"there are {', '.join(known)}"
             raise SettingsError(f"unknown key {prefix}{key}; {hint}")
 
 
-def did_you_mean(found: str, known: Iterable[str], prefix: str = "", *, after: str = "") -> str:
-    """Returns "did you mean X?" for the nearest of what is known, "" where nothing is near.
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "", *, after: str = "") -> str:
+    """Returns "did you mean X?" with the nearest known name, "" where none is near.
 
-    `prefix` stands in front of the name that is meant, `after` in front of the question.
+    `prefix` precedes the suggested name, `after` the question.
     """
-    near = difflib.get_close_matches(found, sorted(known), n=1)
+    near = difflib.get_close_matches(name, sorted(known), n=1)
     return f"{after}did you mean {prefix}{near[0]}?" if near else ""
 
 
@@ -133,12 +134,12 @@ def _field_types(kind: Any) -> Mapping[str, Any]:
 
 
 def own_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of the values that are fields of a dataclass."""
+    """Returns the values whose keys are fields of a dataclass."""
     return {name: values[name] for name in field_types(kind) if name in values}
 
 
 def restore_integers(value: Any) -> Any:
-    """Returns a JSON value with whole floats as integers, all the way down.
+    """Returns a JSON value with whole floats as integers, at every level.
 
     Parameters travel as protobuf Struct: 64 arrives as 64.0, and keras.layers.Dense refuses that.
     """
@@ -150,9 +151,9 @@ def restore_integers(value: Any) -> Any:
 
 
 def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
-    """Returns a value as a field of this type has it; TypeError or ValueError where it does not fit.
+    """Returns a value converted to a field's type; TypeError or ValueError where it cannot be.
 
-    `strict` is for what a person wrote: it refuses keys that a dataclass does not know.
+    `strict` is for what a person wrote: unknown keys of a dataclass are refused.
     """
     origin, inner, is_record = typing.get_origin(kind), typing.get_args(kind), is_dataclass(kind)
     if kind is Any or (is_record and isinstance(value, kind)):
@@ -164,7 +165,7 @@ def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
                 return _convert(each, value, name, strict=strict)
             except (TypeError, ValueError) as failure:
                 failures.append(failure)
-        raise failures[0]  # of the first, as None comes last
+        raise failures[0]  # None is the last type of a union
     if origin is typing.Literal:
         if value not in inner:
             known = f"{', '.join(map(repr, inner[:-1]))} or {inner[-1]!r}"
@@ -190,23 +191,23 @@ def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
         pairs = enumerate(zip(kinds, items, strict=True))
         return tuple(_convert(each, item, f"{name}[{index}]", strict=strict) for index, (each, item) in pairs)
     if origin is not None:
-        found = _check_instance(value, Mapping, f"a mapping{_items_text(inner[1])}", name).items()
+        items = _check_instance(value, Mapping, f"a mapping{_items_text(inner[1])}", name).items()
         return {
-            key: _convert(inner[1], item, f"{name}.{printable(key)}", strict=strict) for key, item in found
+            key: _convert(inner[1], item, f"{name}.{printable(key)}", strict=strict) for key, item in items
         }
     return _convert_scalar(kind, value, name, strict)
 
 
 def _convert_scalar(kind: Any, value: Any, name: str, strict: bool) -> Any:
     if kind is float and type(value) is int:
-        return value if strict else float(value)  # as it was written: 1 and not 1.0
+        return value if strict else float(value)  # as a person wrote it: 1, not 1.0
     is_wrong = (kind is float and not math.isfinite(value)) if type(value) is kind else True
     if is_wrong:
         raise TypeError(f"{name or 'it'} must be {_TYPE_NAMES.get(kind, 'null')}, got {reprlib.repr(value)}")
     if kind is int and not -(2**63) <= value < 2**63:
         raise TypeError(f"{name or 'it'} must be a whole number of 64 bits, got {reprlib.repr(value)}")
     if kind is str:
-        value.encode(errors="surrogateescape")  # bytes of a file's name; half of a character cannot be shown
+        value.encode(errors="surrogateescape")  # accepts bytes of a file's name, refuses a lone surrogate
     return value
 
 
@@ -219,7 +220,7 @@ def _required(kind: Any) -> tuple[str, ...]:
     return tuple(item.name for item in fields(kind) if item.default is item.default_factory is MISSING)
 
 
-def _check_instance(value: Any, kind: Any, words: str, name: str) -> Any:
+def _check_instance(value: Any, kind: Any, expected: str, name: str) -> Any:
     if not isinstance(value, kind):
-        raise TypeError(f"{name or 'it'} must be {words}, got {reprlib.repr(value)}")
+        raise TypeError(f"{name or 'it'} must be {expected}, got {reprlib.repr(value)}")
     return value

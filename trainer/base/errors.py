@@ -1,9 +1,9 @@
-"""The tree of errors that Shardline raises on purpose.
+"""Errors: the exceptions that Shardline raises on purpose, and the exit codes of its processes.
 
     ShardlineError
     ├── SettingsError, DatasetError, ModelError, ClusterError, PipelineError
     ├── SourceError, with BadRecordError below it
-    ├── RepeatedError, a mistake that an earlier attempt has found
+    ├── RepeatedError, a mistake that already ended an earlier attempt
     ├── RunError (exit code 1), with DivergedError (2) below it
     └── PlatformError (3), CancelledRunError (4), CrashError (70), RestartError (75)
 
@@ -16,9 +16,9 @@ from __future__ import annotations
 EXIT_FAILED = 1  # a run that failed after it had been started correctly
 EXIT_BAD_INPUT = 2  # a mistake of the user: trying again cannot help, so a job is not restarted on it
 EXIT_PLATFORM = 3  # a service that refused, failed or was not reached: it may work later, or for others
-EXIT_CANCELLED = 4  # a run that somebody cancelled
-EXIT_CRASH = 70  # an exception that nobody raised on purpose (EX_SOFTWARE of sysexits.h)
-EXIT_RESTART = 75  # a run that was asked to stop (EX_TEMPFAIL of sysexits.h): started again, it goes on
+EXIT_CANCELLED = 4  # a run that a user cancelled
+EXIT_CRASH = 70  # an unexpected exception (EX_SOFTWARE of sysexits.h)
+EXIT_RESTART = 75  # a run that was asked to stop (EX_TEMPFAIL of sysexits.h) and continues when restarted
 
 
 class ShardlineError(Exception):
@@ -28,12 +28,12 @@ class ShardlineError(Exception):
 
     @property
     def line(self) -> str:
-        """The message in one line, of characters that can be seen: names in it may be anybody's."""
+        """The message in one line of printable characters: names in it may hold control characters."""
         return printable(" ".join(str(self).split()))
 
 
 def printable(text: str) -> str:
-    """Returns a text in which characters that a terminal would obey are written out, as in Python."""
+    """Returns a text with its control characters escaped as in Python: a terminal would act on them."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
@@ -56,7 +56,7 @@ class BadRecordError(SourceError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[type[BadRecordError], tuple[str, str]]:
-        """Survives the way from one process to another."""
+        """Makes the error picklable, for another process."""
         return type(self), (self.name, self.reason)
 
 
@@ -73,44 +73,44 @@ class ClusterError(ShardlineError):
 
 
 class PipelineError(ShardlineError):
-    """A compiled pipeline, or a parameter given to it, is wrong."""
+    """A compiled pipeline, or one of its parameters, is wrong."""
 
 
 class RepeatedError(ShardlineError):
-    """A mistake ended an earlier attempt of this job, in these words, and nothing has changed since."""
+    """A mistake ended an earlier attempt of this job with this message, and nothing has changed since."""
 
 
 class RunError(ShardlineError):
-    """Something was started correctly and then failed."""
+    """A run failed after it had started correctly."""
 
     exit_code = EXIT_FAILED
 
 
 class RestartError(ShardlineError):
-    """A run was asked to stop before it was done; started again, it goes on."""
+    """A run was asked to stop before its end; restarted, it continues."""
 
     exit_code = EXIT_RESTART
 
 
 class CrashError(ShardlineError):
-    """An exception that nobody raised on purpose, at the end of a process: its last resort."""
+    """An unexpected exception ended the process."""
 
     exit_code = EXIT_CRASH
 
 
 class PlatformError(ShardlineError):
-    """Vertex AI, or another service, refused or failed or was not reached."""
+    """Vertex AI or another service refused a call, failed, or was not reached."""
 
     exit_code = EXIT_PLATFORM
 
 
 class CancelledRunError(ShardlineError):
-    """A run on the platform was cancelled before it was done."""
+    """A run on the platform was cancelled."""
 
     exit_code = EXIT_CANCELLED
 
 
 class DivergedError(RunError):
-    """Loss or weights are not finite, or replicas no longer agree: training would end in the same way."""
+    """Loss or weights are not finite, or replicas no longer agree: a restart would end the same way."""
 
     exit_code = EXIT_BAD_INPUT

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, read within limits, and the two spellings of a Cloud Storage path."""
+"""Files: atomic writes, reads with a size limit, JSON and TOML, and paths of Cloud Storage (gs://, /gcs/)."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from typing import Any
 
 from shardline.trainer.base.errors import SettingsError, ShardlineError
 
-#: Names, in the environment, the directory that stands in for /gcs/ on a machine where it is not mounted.
+#: Environment variable with the directory that replaces /gcs/ on a machine where it is not mounted.
 GCS_ROOT_VARIABLE = "SHARDLINE_GCS_ROOT"
 
-#: What the names of unfinished files begin with.
+#: Prefix of the names of unfinished files.
 TEMPORARY = ".tmp-"
 
-#: Bytes that a file of settings or a record may have: the manifest of 100,000 shards has 20 MB.
+#: Largest size of a settings or JSON file in bytes: the manifest of 100,000 shards has 20 MB.
 MAX_TEXT_BYTES = 64 << 20
 
-# Types of file systems behind a network, without what follows a dot; Cloud Storage FUSE is fuse.gcsfuse.
+# Network file systems by type, up to a dot: Cloud Storage FUSE is fuse.gcsfuse.
 _NETWORK = {"fuse", "nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs"}
 
-# Levels that a JSON or TOML text may have: what walks through it afterwards calls itself at each.
+# Nesting levels that a JSON or TOML text may have: the functions that walk through it are recursive.
 _MAX_DEPTH = 100
 
 
 def local_path(uri: str | os.PathLike[str]) -> Path:
-    """Returns the path under which this machine sees a URI: gs://bucket/x is /gcs/bucket/x on Vertex.
+    """Returns the local path of a URI: gs://bucket/x is /gcs/bucket/x on Vertex AI.
 
-    Raises SettingsError when it would lead out of the directory in which buckets are.
+    Raises SettingsError when the path would leave its bucket.
     """
     text = os.fspath(uri)
     for prefix in ("gs://", "/gcs/"):
@@ -49,21 +49,21 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
 
 
 def bucket_uri(path: str | os.PathLike[str]) -> str:
-    """Returns the URI gs://bucket/x of a path in a bucket that is mounted below /gcs/; "" of any other."""
+    """Returns the URI gs://bucket/x of a path in a bucket that is mounted below /gcs/; else ""."""
     root = os.path.realpath(os.environ.get(GCS_ROOT_VARIABLE) or "/gcs")
     real, mount, kind = _mount_of(path)
-    # Not of a directory that stands in for a bucket.
+    # A plain directory may replace a bucket (GCS_ROOT_VARIABLE).
     is_bucket = kind == "fuse" and _is_below(mount, root) and real != root
     return f"gs://{real[len(root) :].strip('/')}" if is_bucket and _is_below(real, root) else ""
 
 
 def is_mounted(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path, or what there is of it, is on a network's file system: a mounted bucket."""
+    """Whether a path, or the existing part of it, is on a network file system such as a mounted bucket."""
     return _mount_of(path)[2] in _NETWORK
 
 
 def _mount_of(path: str | os.PathLike[str]) -> tuple[str, str, str]:
-    """Returns a path without links, the directory that is mounted there, and its type as in `_NETWORK`."""
+    """Returns a path with links resolved, its mount point, and the file system's type as in `_NETWORK`."""
     real, best, kind = os.path.realpath(path), "", ""
     for mount, of_kind in _mounts():
         if len(mount) >= len(best) and _is_below(real, mount):
@@ -89,13 +89,13 @@ def _mounts() -> Iterator[tuple[str, str]]:
 
 
 def temporary_name(path: Path) -> Path:
-    """Returns a random name beside `path`, with its suffix, that no other container takes either."""
+    """Returns a random name in the directory of `path`, with its suffix, unique across containers."""
     return path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}-{path.name[-100:]}")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the name of a file to write; `path`, or what it links to, is replaced by it at the end."""
+    """Yields a temporary file to write, which replaces `path`, or the target of that link, at the end."""
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -110,7 +110,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Locks an open file until it is closed, and returns whether no other process has locked it."""
+    """Locks an open file until it is closed; False when another process holds a lock."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,7 +119,7 @@ def lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Has the system put a file, or the names in a directory, on its disk."""
+    """Flushes a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -131,13 +131,13 @@ def sync(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a whole file or nothing; what is no file, such as /dev/stdout, is written to as it is.
+    """Writes a file atomically; a device or pipe, such as /dev/stdout, is written to directly.
 
     Raises SettingsError for a pipe that no process reads.
     """
     if path.exists() and (not path.is_file() or path.parts[:2] in (("/", "dev"), ("/", "proc"))):
         try:
-            # Of a pipe, a reader would be waited for.
+            # Without O_NONBLOCK, opening a pipe waits for a reader.
             descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as failure:
             if not path.is_fifo():
@@ -154,22 +154,22 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a whole UTF-8 text file or nothing."""
+    """Writes a UTF-8 text file atomically."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Mapping[str, Any] | list[Any]) -> None:
-    """Writes a whole JSON file (indented, keys in the given order, no NaN) or nothing."""
+    """Writes a JSON file atomically: indented, keys in their order, NaN refused."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def read_text(path: Path, error: type[ShardlineError], *, limit: int = MAX_TEXT_BYTES) -> str:
     """Returns the content of a UTF-8 text file.
 
-    Raises `error`, in one line, when it is missing, not to be read, no regular file, or larger than `limit`.
+    Raises `error` when the file is missing, unreadable, not a regular file, or larger than `limit` bytes.
     """
     try:
-        # A pipe would be waited for.
+        # Without O_NONBLOCK, opening a pipe waits for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -190,8 +190,8 @@ def read_text(path: Path, error: type[ShardlineError], *, limit: int = MAX_TEXT_
 def parse_json(text: str | bytes, what: str, error: type[ShardlineError]) -> Any:
     """Returns the value of a JSON text.
 
-    Raises `error`, naming `what`, where it is none, has a number that is not finite or a key twice, or is
-    nested too deeply.
+    Raises `error`, naming `what`, when it is not JSON, has a number that is not finite or a duplicate key, or
+    is nested too deeply.
     """
     with _parse_errors(what, "JSON", error):
         return _check_depth(
@@ -205,7 +205,7 @@ def parse_json(text: str | bytes, what: str, error: type[ShardlineError]) -> Any
 
 
 def read_json(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
-    """Returns the object that a JSON file holds; raises `error`, in one line, when it holds none."""
+    """Returns the object in a JSON file; raises `error` when there is none."""
     content = parse_json(read_text(path, error), str(path), error)
     if not isinstance(content, dict):
         raise error(f"{path} holds no JSON object")
@@ -213,7 +213,7 @@ def read_json(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
 
 
 def read_toml(path: Path, error: type[ShardlineError]) -> dict[str, Any]:
-    """Returns the tables of a TOML file; raises `error`, in one line, when it is none."""
+    """Returns the tables of a TOML file; raises `error` when it is not one."""
     text = read_text(path, error)
     with _parse_errors(str(path), "TOML", error):
         tables: dict[str, Any] = _check_depth(tomllib.loads(text))
@@ -237,15 +237,15 @@ def _finite(text: str) -> float:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the key {twice[:40]!r} is there twice")
-    return found
+    return unique
 
 
 def _check_depth(value: Any) -> Any:
-    """Returns a value as it is, unless it is nested too deeply: then a RecursionError."""
+    """Returns the value; raises RecursionError when it is nested too deeply."""
     level: list[Any] = [[value]]
     for _ in range(_MAX_DEPTH + 1):
         nodes = (node.values() if isinstance(node, dict) else node for node in level)

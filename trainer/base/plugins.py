@@ -1,4 +1,4 @@
-"""Plug-ins: a user's own function or class, named by an import string such as `pkg.module:name`."""
+"""Plug-ins: a user's functions and classes, loaded by import strings such as `pkg.module:name`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ BUILT_IN = {
     "text": "shardline.trainer.models.mlp:build_text",
 }
 
-#: Before the name of a model of keras.applications.
+#: Prefix of the name of a model of keras.applications.
 KERAS_PREFIX = "keras:"
 _APPLICATION = "shardline.trainer.models.zoo:build_application"
 
 _SHOWN_NAMES = 8
-#: Packages that are known by their versions.
+# Packages identified by their versions, not by their files.
 _VERSIONED_PACKAGES = {"", "shardline", "keras", "tensorflow"}
 
 
 def import_string(model: str) -> str:
-    """Returns the import string of a built-in name, keras:NAME, or `pkg.module:function`; loads nothing."""
+    """Returns the import string of a model: a built-in name, keras:NAME, or `pkg.module:function`."""
     reference = _APPLICATION if model.startswith(KERAS_PREFIX) else BUILT_IN.get(model, model)
     module, _, name = reference.partition(":")
     if not module or not name:
@@ -50,10 +50,10 @@ def import_string(model: str) -> str:
 def load(
     reference: str, kind: str, error: type[ShardlineError] = ModelError, *, known: Sequence[str] = ()
 ) -> Any:
-    """Returns the object that an import string names, of a module of the working directory or another.
+    """Returns the object of an import string, from a module of the working directory or an installed one.
 
-    `kind` is what the object is for ("model", "source") and `known` other forms that it accepts, in the
-    message of the `error` that is raised where there is none, or importing fails.
+    Raises `error` when there is none or the import fails. Its message has `kind`, what the object is for
+    ("model", "source"), and `known`, the other accepted forms.
     """
     module_name, _, name = reference.partition(":")
     forms = f"; known: {', '.join(known)}" if known else ""
@@ -80,7 +80,7 @@ def load(
 
 @contextlib.contextmanager
 def calling(what: str, error: type[ShardlineError]) -> Iterator[None]:
-    """Turns what a user's own code raises, SystemExit too, into one line that begins with `what`."""
+    """Turns an exception of a user's code, SystemExit included, into an `error` that begins with `what`."""
     try:
         yield
     except ShardlineError:
@@ -90,9 +90,9 @@ def calling(what: str, error: type[ShardlineError]) -> Iterator[None]:
 
 
 def check_reference(reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
-    """Looks whether an import string names what the source of its module defines, importing nothing.
+    """Checks, without an import, that the module of an import string exists and defines the name.
 
-    Raises `error` when the file is not there, is not Python, or defines no such name, as far as can be seen.
+    Raises `error` when the module is missing, is not Python, or evidently does not define the name.
     """
     module_name = reference.partition(":")[0]
     _make_working_directory_importable()
@@ -100,7 +100,7 @@ def check_reference(reference: str, kind: str, error: type[ShardlineError] = Mod
     found = _find_local_module(first) or importlib.util.find_spec(first)
     for name in others:
         if found is not None:
-            # By its last name alone: a package without a file would ask for its parent, not imported.
+            # Only the last name: a namespace package would look up its parent, which is not imported.
             found = PathFinder.find_spec(name, list(found.submodule_search_locations or ()))
     if found is None:
         raise error(
@@ -126,14 +126,14 @@ def check_defined_in(file: Path, reference: str, kind: str, error: type[Shardlin
 
 
 def packages(references: Iterable[str]) -> list[str]:
-    """Returns the top-level packages of import strings, sorted, without those that users do not change."""
+    """Returns the top-level packages of import strings, sorted, without `_VERSIONED_PACKAGES`."""
     return sorted(
         {reference.partition(":")[0].partition(".")[0] for reference in references} - _VERSIONED_PACKAGES
     )
 
 
 def python_files(package: str) -> Iterator[Path]:
-    """Yields the files of a package, or those beside a module that is in none, without importing it."""
+    """Yields the files of a package, or of the directory of a top-level module, without importing it."""
     spec = None
     with contextlib.suppress(ImportError, ValueError):
         spec = _find_local_module(package) or importlib.util.find_spec(package)
@@ -145,19 +145,19 @@ def python_files(package: str) -> Iterator[Path]:
 
 
 def describe(error: BaseException) -> str:
-    """Returns one line that says what an exception of a user's code was, and in which file and line."""
+    """Returns one line with an exception of a user's code, its file and line."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames or isinstance(error, SyntaxError):  # a SyntaxError names its place itself
+    if not frames or isinstance(error, SyntaxError):  # a SyntaxError has its own location
         return text
-    place = Path(frames[-1].filename)
-    if "tensorflow" in place.parts or place.name.startswith("__autograph_generated_file"):
-        return text  # AutoGraph has put the user's own place into the text
-    return f"{text} ({place.name}, line {frames[-1].lineno})"
+    file = Path(frames[-1].filename)
+    if "tensorflow" in file.parts or file.name.startswith("__autograph_generated_file"):
+        return text  # AutoGraph has put the location in the user's code into the text
+    return f"{text} ({file.name}, line {frames[-1].lineno})"
 
 
 def _make_working_directory_importable() -> None:
-    """Puts it last on the path: nothing that lies there stands in for a module of Python or a package."""
+    """Appends it to sys.path: its files do not shadow the standard library or installed packages."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -165,7 +165,7 @@ def _make_working_directory_importable() -> None:
 
 
 def _find_local_module(name: str) -> ModuleSpec | None:
-    """Returns a module of the working directory, which may be called as a package is (`tests`), or None."""
+    """Returns a module of the working directory, even if an installed package has its name; or None."""
     if name in sys.modules or name in sys.stdlib_module_names:
         return None
     found = PathFinder.find_spec(name, [str(Path.cwd())])
@@ -186,7 +186,7 @@ def _load_local_module(name: str) -> None:
 
 
 def _available_modules(module_name: str) -> str:
-    """Says which modules exist beside the one that does not."""
+    """Returns a clause with the modules that exist in the package of a missing one; "" for none."""
     package, _, name = module_name.rpartition(".")
     parent = sys.modules.get(package)
     path = list(getattr(parent, "__path__", ())) if package else [str(Path.cwd())]
@@ -195,5 +195,5 @@ def _available_modules(module_name: str) -> str:
 
 
 def _closest(name: str, candidates: Iterable[str]) -> str:
-    """Returns some of the candidates as text, those most like `name` first."""
+    """Returns a list of the candidates most similar to `name`, as text."""
     return ", ".join(difflib.get_close_matches(name, list(candidates), _SHOWN_NAMES, cutoff=0.0))

@@ -1,8 +1,8 @@
-"""Progress: what a run tells the person who watches it.
+"""Progress: events that a run reports to its user, as lines of text or, for a local runner, as JSON.
 
-By default an event becomes a plain line on standard output. A process started by Shardline's own local runner
-has a secret in its environment, SHARDLINE_EVENTS, and writes events as JSON lines marked with it, which the
-runner parses out of everything else. A command in the foreground installs its own `sink`.
+By default an event becomes a plain line on standard output. A process started by Shardline's local runner has
+a secret in its environment, SHARDLINE_EVENTS, and writes events as JSON lines marked with it, which the
+runner finds in the process's output. A command in the foreground installs its own `sink`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardline.trainer.base import crash
 from shardline.trainer.base.errors import RunError, ShardlineError
 
 EVENTS_VARIABLE = "SHARDLINE_EVENTS"
-#: Seconds after which a task of a pipeline ends itself, in its environment.
+#: Environment variable with the seconds after which a pipeline task ends itself.
 TIMEOUT_VARIABLE = "SHARDLINE_TIMEOUT"
 _MARK = "@shardline "
 
@@ -33,13 +33,14 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened.
+    """One reported event.
 
     Attributes:
-        topic: The step that speaks ("preprocess", "train", "validate", "register"); of a fact, its name.
-        done, total, unit: Work done so far and in all, in a plural unit (progress only).
-        exit_code: Status with which the process ends (errors only).
-        text, value: What a person reads, and a program (facts only).
+        topic: The step that reports ("preprocess", "train", "validate", "register"); of a fact, its name.
+        text: Text for a person.
+        done, total, unit: Work done and in total, in a plural unit (progress only).
+        exit_code: Exit code of the process (errors only).
+        value: Value for a program (facts only).
     """
 
     kind: Literal["line", "progress", "fact", "error"]
@@ -67,12 +68,12 @@ def render(event: Event) -> str:
 
 @functools.cache
 def secret() -> str:
-    """Returns what processes that this one starts mark their events with, as SHARDLINE_EVENTS says it."""
+    """Returns the value of SHARDLINE_EVENTS with which processes started by this one mark their events."""
     return secrets.token_hex(16)
 
 
 def parse(line: str) -> Event | None:
-    """Returns the event that a line of output of a process that has the secret carries, else None."""
+    """Returns the event in a line of output marked with the secret; None if there is none."""
     _, mark, payload = line.partition(f"{_MARK}{secret()} ")
     if not mark:
         return None
@@ -85,7 +86,7 @@ def parse(line: str) -> Event | None:
 def _default_sink(event: Event) -> None:
     marked = os.environ.get(EVENTS_VARIABLE)
     stream = sys.stderr if event.kind == "error" and not marked else sys.stdout
-    # In one call: threads report too, and print writes the end of a line apart from the line.
+    # One call: threads report too, and print writes the newline separately.
     stream.write((f"{_MARK}{marked} {json.dumps(asdict(event))}" if marked else render(event)) + "\n")
     stream.flush()
 
@@ -95,7 +96,7 @@ _sink: Sink = _default_sink
 
 @contextlib.contextmanager
 def sink(show: Sink) -> Iterator[Sink]:
-    """Sends all events of this process to `show` while the context lasts; yields where they went before."""
+    """Sends all events of this process to `show` while the context lasts; yields the previous sink."""
     global _sink
     previous, _sink = _sink, show
     try:
@@ -105,22 +106,22 @@ def sink(show: Sink) -> Iterator[Sink]:
 
 
 def emit(event: Event) -> None:
-    """Reports an event as it is, which another process had reported to this one."""
+    """Forwards an event that another process reported to this one."""
     _sink(event)
 
 
 def report(topic: str, text: str) -> None:
-    """Reports one line worth reading."""
+    """Reports one line of text."""
     _sink(Event("line", topic, text))
 
 
 def advance(topic: str, done: int, total: int, unit: str, text: str = "") -> None:
-    """Reports how far a long piece of work has come."""
+    """Reports the progress of a long task."""
     _sink(Event("progress", topic, text, done=done, total=total, unit=unit))
 
 
 def fact(name: str, value: Scalar, text: str = "") -> None:
-    """Reports a result for the table at the end of a run; `text` is `value` unless given."""
+    """Reports a result for the table at the end of a run; `text` defaults to `value`."""
     _sink(Event("fact", name, text or str(value), value=value))
 
 
@@ -131,15 +132,15 @@ def fail(topic: str, error: ShardlineError) -> None:
 
 @contextlib.contextmanager
 def exit_on_error(topic: str) -> Iterator[None]:
-    """Turns an exception, and more seconds than SHARDLINE_TIMEOUT says, into one line and an exit code."""
+    """Ends the process with a one-line error and an exit code after an exception or SHARDLINE_TIMEOUT."""
     timeout = float(os.environ.get(TIMEOUT_VARIABLE) or 0)
 
-    def end_late() -> None:
+    def exit_on_timeout() -> None:
         error = RunError(f"not done after {timeout:,.0f} s; give it more time, or a larger machine")
         fail(topic, error)
         os._exit(error.exit_code)
 
-    timer = threading.Timer(timeout, end_late)
+    timer = threading.Timer(timeout, exit_on_timeout)
     timer.daemon = True
     if timeout:
         timer.start()
@@ -157,9 +158,9 @@ _INTERVAL_SECONDS = 2.0
 
 
 class Meter:
-    """Reports records, bytes, rates and what is left about every two seconds; nothing of a shorter pass.
+    """Reports records, bytes, rates and the remaining time about every two seconds.
 
-    The verb says what happens to the records, in the past tense; a total of 0 is not known.
+    The verb, in the past tense, says what happens to the records; a total of 0 means unknown.
     """
 
     def __init__(self, verb: str, total: int, *, rejected: int = 0, topic: str = "preprocess") -> None:
@@ -171,7 +172,7 @@ class Meter:
         self._started = self._reported = time.monotonic()
 
     def advance(self, records: int, size: int = 0, *, rejected: int = 0) -> None:
-        """Counts records, their bytes, and those left out."""
+        """Counts processed records, their bytes, and rejected records."""
         self._done += records
         self._bytes += size
         self._rejected += rejected
@@ -179,7 +180,7 @@ class Meter:
         if now - self._reported < _INTERVAL_SECONDS:
             return
         self._reported, seconds = now, max(now - self._started, 1e-9)
-        # A source need not know its length: then there is no total but what has come so far.
+        # A source may not know its length: then the total is what has been read.
         total, rate = max(self._total, self._done), self._done / seconds
         parts = [f"{self._verb}, {rate:,.0f}/s"]
         if self._bytes:

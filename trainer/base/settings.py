@@ -1,4 +1,4 @@
-"""Settings of a training run: one frozen, checked value, and the directories that follow from it."""
+"""Settings of a training run as one validated dataclass, and its output directories."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ COMMUNICATIONS = ("auto", "tcp", "ring", "nccl")
 SETTINGS_FILE = "settings.json"
 HISTORY_FILE = "history.csv"
 
-#: The settings that name places, which may differ from machine to machine: what is there is compared.
+#: Settings with paths, which may differ between machines; their contents are compared instead.
 PATH_SETTINGS = ("dataset", "model_dir", "checkpoint_dir", "tensorboard_log_dir")
 
-#: The settings that take one of some words.
+#: Allowed values of the settings that have a fixed set.
 CHOICES = {
     "strategy": STRATEGIES,
     "communication": COMMUNICATIONS,
@@ -30,7 +30,7 @@ CHOICES = {
     "jit_compile": ("auto", "on", "off"),
     "precision": ("float32", "bfloat16", "float16"),
 }
-# The trainer seeds with one more, and NumPy takes 32 bits.
+# The trainer seeds with seed + 1, and NumPy takes 32 bits.
 _LARGEST_SEED = 2**32 - 2
 _AT_LEAST_ONE = (
     "epochs",
@@ -43,7 +43,7 @@ _AT_LEAST_ONE = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """Settings of one training run, the same on every replica, each with its explanation."""
+    """Settings of one training run, the same on every replica; each annotation is its help text."""
 
     dataset: Annotated[str, "Dataset directory, a path or gs://."]
     model: Annotated[str, "Built-in model, keras:NAME, or your own pkg.module:function."]
@@ -55,9 +55,7 @@ class TrainSettings:
         str, 'Directory of logs; "" for AIP_TENSORBOARD_LOG_DIR, or model_dir/logs.'
     ] = ""
     hparams: Annotated[Mapping[str, Any], "Arguments of the model function."] = field(default_factory=dict)
-    initial_model: Annotated[
-        str, "model.keras to start from, or a directory with one, or a champion_uri."
-    ] = ""
+    initial_model: Annotated[str, "model.keras to start from, a directory with one, or a champion_uri."] = ""
     epochs: Annotated[int, "Epochs over the training split."] = 10
     max_steps: Annotated[int, "Steps after which training ends; 0 for no limit."] = 0
     max_time: Annotated[float, "Seconds after which training ends; 0 for no limit."] = 0.0
@@ -98,7 +96,7 @@ class TrainSettings:
     checkpoint_minutes: Annotated[float, "Minutes between checkpoints within an epoch; 0 for none."] = 10.0
     keep_checkpoints: Annotated[int, "Number of newest checkpoints to keep."] = 3
     allow_new_data: Annotated[bool, "Resume even if the dataset has changed."] = False
-    evaluator: Annotated[bool, "Expect an evaluator, for whose last result the chief waits."] = False
+    evaluator: Annotated[bool, "Expect an evaluator; the chief waits for its last result."] = False
     evaluator_timeout: Annotated[float, "Seconds that the chief waits for that result."] = 600.0
     startup_timeout: Annotated[float, "Seconds for all replicas to start."] = 600.0
     peer_timeout: Annotated[float, "Seconds of silence after which a replica counts as lost."] = 60.0
@@ -106,7 +104,7 @@ class TrainSettings:
     stall_timeout: Annotated[float, "Seconds without progress after which a replica ends; 0 for never."] = (
         1800.0
     )
-    cpu_devices: Annotated[int, "Logical devices into which the CPU is divided; 0 for one."] = 0
+    cpu_devices: Annotated[int, "Logical devices to divide the CPU into; 0 for one."] = 0
     histograms: Annotated[int, "Epochs between histograms of the weights; 0 for none."] = 0
     profile_steps: Annotated[str, 'First and last step to profile, "10,20"; "" for none.'] = ""
 
@@ -114,7 +112,7 @@ class TrainSettings:
         check_types(self)
         for field_ in fields(self):
             name, value = field_.name, getattr(self, field_.name)
-            # `fit`, which has no name of a dataset, trains no epoch if asked to, as Keras does.
+            # `fit`, which has no dataset setting, accepts 0 epochs, as Keras does.
             least = int(name in _AT_LEAST_ONE and (name != "epochs" or bool(self.dataset)))
             if type(value) in (int, float) and value < least:
                 rule = f"must be at least {least}" if least else "must not be negative"
@@ -123,7 +121,7 @@ class TrainSettings:
             if getattr(self, name) not in choices:
                 raise SettingsError(f"unknown {name} {getattr(self, name)!r}; there are {', '.join(choices)}")
         if not self.model:
-            raise SettingsError("model is empty; give a built-in name or pkg.module:function")
+            raise SettingsError("model is empty; name a built-in model or pkg.module:function")
         if self.seed > _LARGEST_SEED:
             raise SettingsError(f"seed must be at most {_LARGEST_SEED:,}, got {self.seed:,}")
         if self.label_smoothing >= 1:
@@ -132,7 +130,7 @@ class TrainSettings:
             raise SettingsError("fine_tuning_learning_rate needs unfreeze_at_epoch, the epoch it starts with")
         if self.unfreeze_at_epoch > self.epochs:
             raise SettingsError(
-                f"unfreeze_at_epoch {self.unfreeze_at_epoch} never comes: the run has {self.epochs} epochs"
+                f"unfreeze_at_epoch {self.unfreeze_at_epoch} is after the last epoch, {self.epochs}"
             )
         if self.averaging_steps and self.gradient_accumulation_steps > 1:
             raise SettingsError(
@@ -162,20 +160,20 @@ def flag_name(setting: str) -> str:
 
 @dataclass(frozen=True)
 class OutputDirs:
-    """Directories of a run as this machine sees them: of the model, of checkpoints, of TensorBoard's logs."""
+    """Local directories of a run: model, checkpoints and TensorBoard logs."""
 
     model: Path
     checkpoints: Path
     logs: Path
 
     def make(self) -> None:
-        """Makes those that TensorFlow writes to; its own writers do not say what is wrong with one."""
+        """Creates those that TensorFlow writes to, whose writers give no clear error."""
         for directory in (self.model, self.logs):
             directory.mkdir(parents=True, exist_ok=True)
 
 
 def plugin_references(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the import strings among the settings of a training run, by the setting that names each."""
+    """Returns the import strings in the settings of a training run, by setting."""
     model, callbacks = settings.get("model"), settings.get("callbacks")
     named = {
         "model": "" if str(model).startswith(KERAS_PREFIX) else model,
@@ -188,11 +186,11 @@ def plugin_references(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def output_dirs(settings: TrainSettings, environ: Mapping[str, str]) -> OutputDirs:
-    """Decides where the run writes: flags first, then AIP_*, then a default; the model directory has none."""
+    """Returns the output directories: from flags, else AIP_*, else defaults; the model's has no default."""
     model = settings.model_dir or environ.get("AIP_MODEL_DIR", "")
     if not model:
         raise SettingsError(
-            "no place for the model: give --model-dir, or set AIP_MODEL_DIR as Vertex AI does"
+            "no directory for the model: pass --model-dir, or set AIP_MODEL_DIR as Vertex AI does"
         )
     base = local_path(model)
     checkpoints = settings.checkpoint_dir or environ.get("AIP_CHECKPOINT_DIR", "")

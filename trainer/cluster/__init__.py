@@ -1,4 +1,4 @@
-"""The cluster of a run: its processes, its strategy, and how gradients travel between the processes.
+"""Cluster of a run: its processes, its tf.distribute strategy, and the exchange of gradients.
 
 It may import `keras_compat` and `base`.
 """

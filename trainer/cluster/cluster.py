@@ -1,4 +1,4 @@
-"""Cluster: the processes of a job and this one's place among them, as TF_CONFIG and CLUSTER_SPEC say."""
+"""Cluster: the processes of a job and this one's role, read from TF_CONFIG and CLUSTER_SPEC."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ClusterError
 
-# Task types in the order in which TensorFlow numbers those that train.
+# Task types, those that train in TensorFlow's order.
 _TASKS = ("chief", "worker", "ps", "evaluator")
-#: Names, in the environment of a job's processes, the secret by which they know each other. The platform
-#: hands out none: there whoever reaches their ports is taken for one of them.
+#: Environment variable with the secret by which a job's processes authenticate each other. The platform
+#: sets none: there, any process that reaches their ports is trusted.
 SECRET_VARIABLE = "SHARDLINE_JOB_SECRET"
-#: Names what this replica's worker pool was given, "1 NVIDIA_TESLA_T4"; of no meaning on another machine.
+#: Environment variable with the accelerators of this replica's worker pool, "1 NVIDIA_TESLA_T4".
 ACCELERATORS_VARIABLE = "SHARDLINE_ACCELERATORS"
-#: Names the number of Reduction Servers, which TF_CONFIG lists as if they were parameter servers.
+#: Environment variable with the number of Reduction Servers, which TF_CONFIG lists as parameter servers.
 REDUCTION_SERVERS_VARIABLE = "SHARDLINE_REDUCTION_SERVERS"
 _INDEX = re.compile(r"(-?[0-9]{1,9})(?:\.0)?")
 _ADDRESS = re.compile(r"[!-~]+:([0-9]{1,5})")
@@ -38,7 +38,7 @@ class ClusterConfig:
         hosts: host:port of every training task, chief first; empty for one process without servers.
         ps_hosts: host:port of every parameter server.
         has_chief_task: Whether TF_CONFIG has a chief; worker 0 is the chief where it has none.
-        secret: What the processes of this job alone know; "" where nothing is secret.
+        secret: Secret of the job's processes; "" for none.
     """
 
     task_type: str = "chief"
@@ -50,7 +50,7 @@ class ClusterConfig:
 
     @property
     def role(self) -> str:
-        """What this process does: "chief", "worker", "ps" or "evaluator"."""
+        """Role of this process: "chief", "worker", "ps" or "evaluator"."""
         first_worker = self.task_type == "worker" and self.task_index == 0
         return "chief" if first_worker and not self.has_chief_task else self.task_type
 
@@ -61,17 +61,17 @@ class ClusterConfig:
 
     @property
     def num_workers(self) -> int:
-        """Number of processes that train together, at least 1; the evaluator trains alone."""
+        """Number of processes that train together, at least 1; 1 in the evaluator."""
         return 1 if self.role == "evaluator" else max(1, len(self.hosts))
 
     @property
     def name(self) -> str:
-        """This process, as people call it: "chief-0", "worker-1"."""
+        """Name of this process: "chief-0", "worker-1"."""
         return f"{self.task_type}-{self.task_index}"
 
     @property
     def tasks(self) -> dict[str, list[str]]:
-        """The training tasks and parameter servers by type, as TensorFlow wants a cluster."""
+        """Addresses of training tasks and parameter servers by type, as `tf.train.ClusterSpec` takes them."""
         chiefs = int(self.has_chief_task)
         by_type = {"chief": self.hosts[:chiefs], "worker": self.hosts[chiefs:], "ps": self.ps_hosts}
         return {kind: list(hosts) for kind, hosts in by_type.items() if hosts}
@@ -90,7 +90,7 @@ class ClusterConfig:
 
     @property
     def own_host(self) -> str:
-        """Host at which this process listens: its own where all are on loopback, else "" for any."""
+        """Host on which this process listens: its own when all are on loopback, else "", all interfaces."""
 
         def is_loopback(host: str) -> bool:
             try:
@@ -98,28 +98,28 @@ class ClusterConfig:
             except ValueError:
                 return host == "localhost"
 
-        found = {name: host.rpartition(":")[0].strip("[]") for name, host in self.addresses.items()}
-        return found.get(self.name, "") if all(map(is_loopback, found.values())) else ""
+        hosts = {name: host.rpartition(":")[0].strip("[]") for name, host in self.addresses.items()}
+        return hosts.get(self.name, "") if all(map(is_loopback, hosts.values())) else ""
 
     def sign(self, *parts: bytes) -> bytes:
-        """Returns 32 bytes by which who knows the job's secret shows that a message is his."""
+        """Returns the 32-byte HMAC of a message under the job's secret."""
         return hmac.digest(self.secret.encode(), b"".join(parts), "sha256")
 
     def __str__(self) -> str:
-        """Returns the cluster in words: "chief + 1 worker"."""
-        words = ["chief" if self.has_chief_task else "worker 0 as chief"]
+        """Returns the cluster as text: "chief + 1 worker"."""
+        parts = ["chief" if self.has_chief_task else "worker 0 as chief"]
         for number, noun in ((len(self.hosts) - 1, "worker"), (len(self.ps_hosts), "parameter server")):
             if number > 0:
-                words.append(f"{number} {noun}{'s' * (number > 1)}")
-        return " + ".join(words) if len(words) > 1 else "one process"
+                parts.append(f"{number} {noun}{'s' * (number > 1)}")
+        return " + ".join(parts) if len(parts) > 1 else "one process"
 
 
 def read_cluster(environ: Mapping[str, str]) -> ClusterConfig:
-    """Reads TF_CONFIG in all its shapes; without it there is no cluster.
+    """Reads TF_CONFIG; without it there is no cluster.
 
-    It has a chief (formerly "master") and workers or workers only, and perhaps parameter servers. An
-    evaluator knows itself by its task alone. Tasks without hosts are none, and Reduction Servers no parameter
-    servers. A ClusterError says what is malformed.
+    It has a chief (formerly "master") and workers, or workers only, and possibly parameter servers. An
+    evaluator may appear as the task only. Task types without hosts are ignored, and Reduction Servers are not
+    parameter servers. Raises ClusterError for a malformed TF_CONFIG.
     """
     text = environ.get("TF_CONFIG", "").strip()
     if not text:
@@ -158,9 +158,9 @@ def _tasks(config: Any, text: str) -> dict[str, list[str]]:
         if hosts:
             tasks[name] = hosts
     owners: dict[str, str] = {}
-    for kind, index, host in ((kind, *one) for kind, hosts in tasks.items() for one in enumerate(hosts)):
-        found = _ADDRESS.fullmatch(host) if isinstance(host, str) else None
-        if not found or not 0 < int(found[1]) < 2**16:
+    for kind, index, host in ((kind, *task) for kind, hosts in tasks.items() for task in enumerate(hosts)):
+        match = _ADDRESS.fullmatch(host) if isinstance(host, str) else None
+        if not match or not 0 < int(match[1]) < 2**16:
             raise ClusterError(f"TF_CONFIG's {kind} {index} is {host!r}, which is not host:port")
         if host in owners:
             raise ClusterError(f"TF_CONFIG has {host} twice, as {owners[host]} and as {kind} {index}")
@@ -180,11 +180,11 @@ def _this_task(config: Mapping[str, Any], tasks: Mapping[str, list[str]]) -> tup
         raise ClusterError(f"TF_CONFIG has no 'task' with 'type' and 'index': {task!r}")
     kind = str(task["type"])
     kind = _FORMER_NAMES.get(kind, kind)
-    # Also as a text, and as a double, in which a protobuf Struct has all numbers.
-    found = _INDEX.fullmatch(str(task["index"]))
-    if found is None:
+    # The index may be text, or a double as in a protobuf Struct.
+    match = _INDEX.fullmatch(str(task["index"]))
+    if match is None:
         raise ClusterError(f"TF_CONFIG's task index is not a number: {str(task['index'])[:80]!r}")
-    index = int(found[1])
+    index = int(match[1])
     if kind == "chief" and index != 0:
         raise ClusterError(f"TF_CONFIG says this is chief {index}, but the only chief has index 0")
     if kind == "evaluator" and "evaluator" not in tasks:
@@ -196,8 +196,8 @@ def _this_task(config: Mapping[str, Any], tasks: Mapping[str, list[str]]) -> tup
 
 
 def has_evaluator(environ: Mapping[str, str]) -> bool:
-    """Whether this job has an evaluator, Vertex AI's worker pool 3, which only CLUSTER_SPEC lists."""
-    with contextlib.suppress(ClusterError, AttributeError):  # not Vertex AI's, and read for nothing else
+    """Whether the job has an evaluator: Vertex AI's worker pool 3, which only CLUSTER_SPEC lists."""
+    with contextlib.suppress(ClusterError, AttributeError):  # a CLUSTER_SPEC that is not Vertex AI's
         spec = files.parse_json(environ.get("CLUSTER_SPEC") or "{}", "CLUSTER_SPEC", ClusterError)
         return bool(spec.get("cluster", {}).get("workerpool3"))
     return False

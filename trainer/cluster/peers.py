@@ -1,13 +1,13 @@
-"""Peers: the other processes of the cluster, met before TensorFlow starts and named when one is lost.
+"""Peers: the settings handshake with the other processes before TensorFlow starts, and their loss later.
 
-TensorFlow waits for a missing peer without a word and without end, and holds the GIL while it does. Peers are
-therefore met before: until it has met all others, each process tells those that connect to its port what it
-trains with, as JSON, since those that go different ways would hang in the first exchange. One that answers in
-another way has met this process already: its TensorFlow has the port now. Both sign that they know the job's
-secret, with numbers that are drawn for each connection: who does not is told nothing, and not believed.
+TensorFlow waits for a missing peer silently and without end, and holds the GIL meanwhile. So each process
+first serves its settings, as JSON, on its own port and compares them with its peers': replicas with different
+settings would hang in the first exchange. A peer that answers with another protocol has finished the
+handshake: its TensorFlow has the port now. Both sides sign with the job's secret and a nonce of each
+connection; a process without the secret gets no answer and is not trusted.
 
-Later TensorFlow's coordination service takes a peer for dead that has said nothing for `peer_timeout`, which
-has to be longer than a live migration; one that has ended needs no such time: its port refuses connections.
+Later TensorFlow's coordination service declares a peer dead after `peer_timeout` seconds of silence, which
+must exceed a live migration. A process that has ended is detected sooner: its port refuses connections.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.ring import LostPeerError, listen, receive
 from shardline.trainer.keras_compat.tensorflow_internals import abort_collectives, check_peer
 
-# Seconds for a peer to accept a connection, or for a message, and between two attempts.
+# Seconds for a peer to accept a connection or send a message, and between two attempts.
 _TIMEOUT_S, _PROBE_INTERVAL_S = 3.0, 0.25
-# Seconds that a process has to end once all its work is done or it was killed; after which another says for
-# whom it waits; and for which one that found a difference goes on telling the others what it has.
+# Seconds for a process to end once it is done or killed; of waiting until the missing peers are reported; and
+# for which a process that found a difference keeps serving its settings, so that its peers find it too.
 _EXIT_S, _REPORT_AFTER_S, _LINGER_S = 5.0, 5.0, 5.0
-# Seconds between two looks at the peers, and how often one refuses in a row before it counts as gone.
+# Seconds between two checks of the peers, and refusals in a row after which a peer counts as lost.
 _WATCH_INTERVAL_S, _REFUSALS = 1.0, 2
-# Milliseconds for a peer's TensorFlow to answer; it is asked again.
+# Milliseconds for a peer's TensorFlow to answer one health check.
 _ANSWER_MS = 1000
-# What every message begins with, and the bytes that are read of one at most.
+# Prefix of every message, and its largest size in bytes.
 _MAGIC, _MAX_MESSAGE = b"shardline facts 2\n", 1 << 20
-# Bytes of a number that is drawn for a connection, and of a proof.
+# Bytes of a connection's nonce and of a signature.
 _NONCE, _SIGNATURE = 16, 32
 
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _PEER_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
 
-#: What a process trains with: JSON by kind ("settings", "versions", ...) and name.
+#: Configuration that peers compare: JSON values by kind ("settings", "versions", ...) and name.
 PeerConfig = Mapping[str, Mapping[str, Any]]
-#: Shows that the parts of a message come from somebody who knows the secret (`ClusterConfig.sign`).
+#: Signs the parts of a message with the job's secret (`ClusterConfig.sign`).
 Sign = Callable[..., bytes]
 
 _RULES = {
@@ -67,17 +67,17 @@ _RULES = {
 
 
 def peer_config(settings: TrainSettings, fingerprint: str, gpus: int) -> PeerConfig:
-    """Returns what has to be alike on all replicas: settings, dataset, versions, number of GPUs."""
-    chosen = {
+    """Returns what must be the same on all replicas: settings, dataset, versions, number of GPUs."""
+    shared = {
         name: value for name, value in asdict(settings).items() if name not in (*PATH_SETTINGS, "evaluator")
     }
-    found: PeerConfig = {
-        "settings": chosen,
+    config: PeerConfig = {
+        "settings": shared,
         "dataset": {"fingerprint": fingerprint},
         "devices": {"GPUs": gpus},
         "versions": {name: _version(name) for name in ("shardline", "tensorflow", "keras")},
     }
-    plain: PeerConfig = json.loads(json.dumps(found, default=repr))  # as the others will have it
+    plain: PeerConfig = json.loads(json.dumps(config, default=repr))  # as the peers receive it
     return plain
 
 
@@ -89,43 +89,43 @@ def _version(name: str) -> str:
 
 
 def describe_difference(name: str, own: PeerConfig, other: str, theirs: PeerConfig) -> str:
-    """Says in what another replica, `other`, first differs from this one, `name`; "" when in nothing."""
+    """Describes the first difference between this replica, `name`, and another, `other`; "" for none."""
     pairs = [(kind, key) for kind, values in own.items() for key in values]
-    found = [(kind, key) for kind, key in pairs if theirs.get(kind, {}).get(key) != own[kind][key]]
-    if not found:
+    differing = [(kind, key) for kind, key in pairs if theirs.get(kind, {}).get(key) != own[kind][key]]
+    if not differing:
         return ""
-    kind, key = found[0]
+    kind, key = differing[0]
     what = flag_name(key) if kind == "settings" else key
     values = (theirs.get(kind, {}).get(key), own[kind][key])
-    there, here = (one if isinstance(one, str) and one else json.dumps(one) for one in values)
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    there, here = (value if isinstance(value, str) and value else json.dumps(value) for value in values)
+    more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
     return f"{other} has {what} {there[:60]}, {name} has {here[:60]}{more}: {_RULES[kind]}"
 
 
 @contextlib.contextmanager
 def serve_config(listener: socket.socket, own: PeerConfig, sign: Sign) -> Iterator[None]:
-    """Tells the facts to everybody who connects and knows the secret, while the context lasts."""
+    """Serves this process's configuration to peers that know the secret, while the context lasts."""
     message = json.dumps(own).encode()
     over = threading.Event()
     listener.settimeout(0.1)
 
-    def tell(connection: socket.socket) -> None:
-        drawn = secrets.token_bytes(_NONCE)
+    def answer(connection: socket.socket) -> None:
+        nonce = secrets.token_bytes(_NONCE)
         with connection, contextlib.suppress(OSError):
             connection.settimeout(_TIMEOUT_S)
-            connection.sendall(_MAGIC + drawn)
-            asked = receive(connection, _NONCE + _SIGNATURE, time.monotonic() + _TIMEOUT_S) or b""
-            theirs, proof = asked[:_NONCE], asked[_NONCE:]
-            if hmac.compare_digest(proof, sign(b"ask", drawn, theirs)):
-                connection.sendall(sign(b"tell", drawn, theirs, message) + message)
+            connection.sendall(_MAGIC + nonce)
+            request = receive(connection, _NONCE + _SIGNATURE, time.monotonic() + _TIMEOUT_S) or b""
+            theirs, signature = request[:_NONCE], request[_NONCE:]
+            if hmac.compare_digest(signature, sign(b"ask", nonce, theirs)):
+                connection.sendall(sign(b"tell", nonce, theirs, message) + message)
                 connection.shutdown(socket.SHUT_WR)
 
     def serve() -> None:
         while not over.is_set():
             with contextlib.suppress(OSError):
                 connection, _ = listener.accept()
-                # One that connects and says nothing keeps no other waiting.
-                threading.Thread(target=tell, args=(connection,), daemon=True).start()
+                # In a thread: a client that sends nothing must not block the others.
+                threading.Thread(target=answer, args=(connection,), daemon=True).start()
 
     thread = threading.Thread(target=serve, name="settings-handshake", daemon=True)
     thread.start()
@@ -137,48 +137,59 @@ def serve_config(listener: socket.socket, own: PeerConfig, sign: Sign) -> Iterat
 
 
 def request_config(address: str, sign: Sign) -> PeerConfig | None:
-    """Returns what the process at host:port tells; None when it answers in another way.
+    """Returns the configuration that the process at host:port serves; None for any other protocol.
 
     Raises:
-        OSError: When nobody accepts the connection, or answers it in time, or knows the secret.
+        OSError: The connection is refused, not answered in time, or the peer does not know the secret.
     """
     deadline = time.monotonic() + _TIMEOUT_S
     with _connect(address) as connection:
-        found = receive(connection, len(_MAGIC) + _NONCE, deadline, _MAGIC)
-        if found is None:
+        greeting = receive(connection, len(_MAGIC) + _NONCE, deadline, _MAGIC)
+        if greeting is None:
             return None
-        drawn, own = found[len(_MAGIC) :], secrets.token_bytes(_NONCE)
-        connection.sendall(own + sign(b"ask", drawn, own))
+        nonce, own = greeting[len(_MAGIC) :], secrets.token_bytes(_NONCE)
+        connection.sendall(own + sign(b"ask", nonce, own))
         reply = receive(connection, _MAX_MESSAGE, deadline) or b""
-    proof, message = reply[:_SIGNATURE], reply[_SIGNATURE:]
-    if not hmac.compare_digest(proof, sign(b"tell", drawn, own, message)):
-        raise ConnectionError("it has said nothing, or not all, or is of another job")
+    signature, message = reply[:_SIGNATURE], reply[_SIGNATURE:]
+    if not hmac.compare_digest(signature, sign(b"tell", nonce, own, message)):
+        raise ConnectionError("the answer is missing, incomplete, or from another job")
     try:
-        value = json.loads(message)
-    except (ValueError, RecursionError):  # where nothing is secret, anybody can sign that he knows it
-        raise ConnectionError("it has said what is no JSON") from None
-    return value if isinstance(value, dict) and all(isinstance(one, dict) for one in value.values()) else None
+        config = json.loads(message)
+    except (ValueError, RecursionError):  # without a secret, any process can sign
+        raise ConnectionError("the answer is not JSON") from None
+    is_config = isinstance(config, dict) and all(isinstance(values, dict) for values in config.values())
+    return config if is_config else None
 
 
 class Peers:
-    """The processes with which this one works together. Without a cluster there are none."""
+    """The other processes of the cluster; none without a cluster."""
 
     def __init__(self, cluster: ClusterConfig) -> None:
         self._cluster = cluster
         self._others = cluster.others
 
     def handshake(self, startup_timeout: float, own: PeerConfig | None = None) -> None:
-        """Returns when all peers have come up; to be called just before the strategy is created.
+        """Waits until all peers are up and compares configurations; called before the strategy is created.
 
-        While it waits, this process answers on its own port, with its own `facts`, if there are any. A
-        ClusterError says that another one serves the port, a RunError which peers are still missing after
-        the timeout (seconds; 0 for none), a SettingsError in what a peer differs.
+        Args:
+            startup_timeout: Seconds to wait for the peers; 0 for no limit.
+            own: Configuration of this process, which it serves on its port; None compares nothing.
+
+        Raises:
+            ClusterError: Another process has this one's port.
+            RunError: Peers are missing after the timeout.
+            SettingsError: A peer's configuration differs.
         """
-        address, facts = self._cluster.addresses.get(self._cluster.name), own or {}
-        if address is None:  # no cluster, or the evaluator, with whom nobody connects
+        address, config = self._cluster.addresses.get(self._cluster.name), own or {}
+        if address is None:  # no cluster, or the evaluator, which has no peers
             return
-        start, missing, said, port = time.monotonic(), self._others, False, int(address.rpartition(":")[2])
-        try:  # as TensorFlow will, or on loopback alone where all peers are there
+        start, missing, reported, port = (
+            time.monotonic(),
+            self._others,
+            False,
+            int(address.rpartition(":")[2]),
+        )
+        try:  # on all interfaces, as TensorFlow will, or on loopback when all peers are there
             listener = listen(self._cluster.own_host, port, backlog=2 * len(self._others) + 8)
         except OSError as error:
             raise ClusterError(
@@ -186,21 +197,21 @@ class Peers:
                 f"that has port {port}, perhaps one of an earlier run, or give this replica another port in "
                 "TF_CONFIG"
             ) from None
-        with listener, serve_config(listener, facts, self._cluster.sign):
-            while missing := self._compared(missing, facts):
+        with listener, serve_config(listener, config, self._cluster.sign):
+            while missing := self._compare(missing, config):
                 waited = time.monotonic() - start
                 if startup_timeout and waited > startup_timeout:
                     raise RunError(
-                        f"not all replicas came up within {startup_timeout:g} s: no answer from "
+                        f"not all replicas started within {startup_timeout:g} s: no answer from "
                         f"{_listed(missing)}; see their logs, or raise startup_timeout"
                     )
-                if waited > _REPORT_AFTER_S and not said:
+                if waited > _REPORT_AFTER_S and not reported:
                     progress.report("train", f"waiting for {_listed(missing)}")
-                    said = True
+                    reported = True
                 time.sleep(_PROBE_INTERVAL_S)
 
-    def _compared(self, peers: dict[str, str], own: PeerConfig) -> dict[str, str]:
-        """Returns the peers that do not answer; a SettingsError, told to them as well, names a difference."""
+    def _compare(self, peers: dict[str, str], own: PeerConfig) -> dict[str, str]:
+        """Returns the peers that do not answer; raises SettingsError when a peer's configuration differs."""
         missing, differences = {}, []
         for name, address in peers.items():
             try:
@@ -208,17 +219,17 @@ class Peers:
             except OSError:
                 missing[name] = address
                 continue
-            if own and theirs and (words := describe_difference(self._cluster.name, own, name, theirs)):
-                differences.append(words)
+            if own and theirs and (difference := describe_difference(self._cluster.name, own, name, theirs)):
+                differences.append(difference)
         if differences:
             time.sleep(_LINGER_S)
             raise SettingsError(differences[0])
         return missing
 
     def leave(self, seconds: float = _EXIT_S) -> None:
-        """Waits, on any replica but the chief, up to some seconds for the chief to end; all work is done.
+        """Waits on replicas other than the chief, for up to `seconds`, until the chief ends; called last.
 
-        The chief serves TensorFlow's coordination, which takes a peer that leaves before it for a lost one.
+        TensorFlow's coordination service, in the chief, takes a peer that leaves before it for lost.
         """
         if self._cluster.is_chief:
             return
@@ -228,23 +239,23 @@ class Peers:
             time.sleep(_PROBE_INTERVAL_S)
 
     def explain(self, error: BaseException) -> RunError | None:
-        """Returns what an error of TensorFlow says about a peer; None when it is not about one."""
+        """Returns the error for a lost peer that an error of TensorFlow is about; None for any other."""
         text = str(error)
-        words = ("Collective ops is aborted by", LostPeerError.__name__)
-        aborted = isinstance(error, tf.errors.OpError) and any(word in text for word in words)
+        markers = ("Collective ops is aborted by", LostPeerError.__name__)
+        aborted = isinstance(error, tf.errors.OpError) and any(marker in text for marker in markers)
         if not self._others or not (aborted or isinstance(error, _PEER_ERRORS)):
             return None
         named = [f"{kind}-{index}" for kind, index in _TASK.findall(text)]
-        if "CoordinationService/" in text:  # a call that the first task did not answer
+        if "CoordinationService/" in text:  # the first task did not answer a call
             named.append(next(iter(self._cluster.addresses)))
         lost = [name for name in dict.fromkeys(named) if name in self._others]
         deadline = time.monotonic() + _EXIT_S
-        # A process that was killed closes its sockets one after another.
+        # A killed process closes its sockets one after another.
         while not lost and time.monotonic() < deadline:
             lost = [name for name, address in self._others.items() if not accepts_connections(address)]
             time.sleep(0 if lost else _PROBE_INTERVAL_S)
         names = _listed({name: self._others[name] for name in lost}) or "another replica"
-        return RunError(f"lost {names}: it ended or stands still; its own log says why")
+        return RunError(f"lost {names}: it has ended or hangs; see its own log")
 
 
 def _connect(address: str, timeout: float = _TIMEOUT_S) -> socket.socket:
@@ -253,7 +264,7 @@ def _connect(address: str, timeout: float = _TIMEOUT_S) -> socket.socket:
 
 
 def accepts_connections(address: str, timeout: float = _TIMEOUT_S) -> bool:
-    """Whether a process accepts connections at host:port within some seconds."""
+    """Whether a process accepts connections at host:port within the timeout in seconds."""
     try:
         _connect(address, timeout).close()
     except OSError:
@@ -262,7 +273,7 @@ def accepts_connections(address: str, timeout: float = _TIMEOUT_S) -> bool:
 
 
 def refuses_connections(address: str) -> bool:
-    """Whether the machine at host:port says that nobody serves it; else a process may be slow, or cut off."""
+    """Whether the machine at host:port refuses connections: no process has the port."""
     try:
         _connect(address).close()
     except OSError as error:
@@ -276,9 +287,9 @@ def _listed(peers: dict[str, str]) -> str:
 
 @contextlib.contextmanager
 def abort_when_peer_ends(cluster: ClusterConfig) -> Iterator[None]:
-    """Ends TensorFlow's collectives while the context lasts, in a thread, when a peer's process has ended.
+    """Watches, in a thread, for a peer that has ended, and then aborts TensorFlow's collectives.
 
-    `Peers.explain` makes words of it. How long a peer may be silent is TensorFlow's affair.
+    `Peers.explain` turns that into an error. TensorFlow itself handles silent peers.
     """
     others = cluster.others
     over = threading.Event()
@@ -287,7 +298,9 @@ def abort_when_peer_ends(cluster: ClusterConfig) -> Iterator[None]:
         refused: dict[str, int] = {}
         while not over.wait(_WATCH_INTERVAL_S):
             refused = {
-                name: refused.get(name, 0) + 1 for name, at in others.items() if refuses_connections(at)
+                name: refused.get(name, 0) + 1
+                for name, address in others.items()
+                if refuses_connections(address)
             }
             if lost := [name for name, times in refused.items() if times >= _REFUSALS]:
                 abort_collectives(f"no answer from {', '.join(map(_task_path, lost))}")
@@ -305,7 +318,7 @@ def abort_when_peer_ends(cluster: ClusterConfig) -> Iterator[None]:
 
 
 class Health:
-    """Health of the peers as one who waits for their numbers asks for it: whether to wait on."""
+    """Health checks of the peers for a process that waits for their data."""
 
     def __init__(self, cluster: ClusterConfig, peer_timeout: float) -> None:
         self._others = cluster.others
@@ -313,24 +326,24 @@ class Health:
         self._silent: dict[str, float] = {}
 
     def check(self, began: float) -> None:
-        """Raises a LostPeerError when a peer has ended, or was silent at every look for `peer_timeout`.
+        """Raises LostPeerError when a peer has ended, or has not answered any check for `peer_timeout`.
 
-        `began` is when the wait began, in which this is one look, by `time.monotonic()`.
+        `began` is the time (`time.monotonic()`) at which the wait began that this check is part of.
         """
-        # Who was silent in an earlier wait has ended that one.
+        # Silence in an earlier wait does not count.
         self._silent = {name: since for name, since in self._silent.items() if since >= began}
         for name, address in self._others.items():
-            words = f"no answer from {_task_path(name)}"
+            message = f"no answer from {_task_path(name)}"
             if refuses_connections(address):
-                raise LostPeerError(words)
+                raise LostPeerError(message)
             try:
                 check_peer(_task_path(name), _ANSWER_MS)
             except tf.errors.DeadlineExceededError:
                 since = self._silent.setdefault(name, time.monotonic())
                 if time.monotonic() - since > self._timeout:
-                    raise LostPeerError(words) from None
+                    raise LostPeerError(message) from None
             except tf.errors.OpError as error:
-                raise LostPeerError(f"{words}: {error.message}") from None
+                raise LostPeerError(f"{message}: {error.message}") from None
             else:
                 self._silent.pop(name, None)
 

@@ -1,10 +1,10 @@
 """Ring all-reduce: sums of large arrays over the processes of a cluster, through plain sockets.
 
-TensorFlow's own collective moves bytes through gRPC, at about a quarter of the speed of a socket, and pays
-with the very cores that train. Here each process sends to the next one and receives from the one before:
-2 (N - 1) / N times the array with N processes, the least that is possible (Patarasuk and Yuan, "Bandwidth
-optimal all-reduce algorithms for clusters of workstations", 2009). Each part is added up in one place and in
-a fixed order, so that all processes get the same bits, every time.
+TensorFlow's own collective moves bytes through gRPC, at about a quarter of the speed of a socket, and uses
+the cores that train. Here each process sends to the next one and receives from the previous one:
+2 (N - 1) / N times the array with N processes, the least possible (Patarasuk and Yuan, "Bandwidth optimal
+all-reduce algorithms for clusters of workstations", 2009). Each part is added up by one process in a fixed
+order, so all processes get the same bits, every time.
 """
 
 from __future__ import annotations
@@ -28,40 +28,39 @@ import numpy.typing as npt
 
 from shardline.trainer.cluster.cluster import ClusterConfig
 
-# What is received is added up in pieces that stay in a core's own cache (256 KiB of float32).
+# Received data is added up in pieces that fit a core's own cache (256 KiB of float32).
 _PIECE = 1 << 16
-# Parts begin at a multiple of a cache line.
+# Parts begin at a multiple of a cache line, in numbers.
 _ALIGN = 16
-# Arrays that are sent in one call, at most: the kernel takes 1,024.
+# Most arrays sent in one call: the kernel takes 1,024.
 _MAX_BUFFERS = 64
-# A name without a file, which ends with the socket that has it (unix(7), abstract).
+# An abstract name, which needs no file and ends with its socket (unix(7)).
 _UNIX_NAME = b"\0shardline-%d"
-# Bytes that a Unix socket, whose buffer nobody tunes, holds on their way; the kernel takes as many as it may.
+# Send buffer of a Unix socket in bytes, which the kernel does not tune; it may allow fewer.
 _UNIX_BUFFER = 1 << 20
-# Seconds without a byte until it is asked whether the others are still there, and until a connection that
-# cannot be made counts as forbidden.
+# Seconds without a byte until the peers are checked, and until a connection attempt counts as failed.
 _SILENCE_S, _TIMEOUT_S = 5.0, 15.0
-# Seconds for a connection that was made to bring its greeting, which is sent at once.
+# Seconds for a new connection to send its greeting.
 _GREETING_S = 2.0
 
 _HEADER = struct.Struct("!QQ")  # before each array: number of the call, size of the array
-_GREETING = struct.Struct("!QQ")  # what is proven at the start of a connection: rank, number of the receiver
+_GREETING = struct.Struct("!QQ")  # signed at the start of a connection: rank, random number of the receiver
 
 Numbers = npt.NDArray[Any]
-#: Arrays, each with the place of its first number in a longer one, in ascending order.
+#: Arrays, each with its offset in a longer one, in ascending order.
 Spans = Sequence[tuple[int, Numbers]]
 
 
 class LostPeerError(ConnectionError):
-    """A neighbour has ended, or does not send what it should."""
+    """A neighbour has ended, or has sent unexpected data."""
 
 
 class Ring:
-    """This process's place in the ring. All processes must make the same calls in the same order.
+    """One process's end of the ring. All processes must make the same calls in the same order.
 
     It takes over connections to process `rank + 1` and from `rank - 1` of `size`, at least 2. `check` is
-    called after some seconds of silence, again and again, with the time (`time.monotonic()`) at which the
-    wait began, and raises when a peer is no longer there.
+    called every few seconds of silence with the time (`time.monotonic()`) at which the wait began, and raises
+    when a peer is lost.
     """
 
     def __init__(
@@ -82,25 +81,25 @@ class Ring:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
             else:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                # Its buffers stay as they are: once set, the kernel tunes them no more.
+                # Its buffers are not set, which would end the kernel's tuning of them.
 
     def sum(self, values: Numbers, wire: Any = np.float32, own: Spans = ()) -> None:
         """Replaces a contiguous float32 (n,) by its sum over all processes; n is the same everywhere.
 
-        `wire` is the type in which the numbers travel: float32, which is exact, or bfloat16; they are added
-        up in float32 in any case. What `own` has is taken from there, and not from `values`.
+        `wire` is the type in which numbers are sent: float32, which is exact, or bfloat16; they are added up
+        in float32. Numbers in `own` replace those at the same offset of `values`.
         """
         wire = np.dtype(wire)
         exact, size = wire == np.float32, -(-values.size // (self._size * _ALIGN)) * _ALIGN
         parts = [values[index * size : (index + 1) * size] for index in range(self._size)]
 
-        def add(begin: int, first: int, come: Numbers) -> None:
+        def add(begin: int, first: int, received: Numbers) -> None:
             at = begin + first
-            for mine in _slices(values, own, at, come.size):
+            for mine in _slices(values, own, at, received.size):
                 here, at = at - begin - first, at + mine.size
-                np.add(mine, come[here : here + mine.size], out=values[at - mine.size : at])
+                np.add(mine, received[here : here + mine.size], out=values[at - mine.size : at])
 
-        # What is not finite is the optimizer's affair.
+        # The optimizer handles values that are not finite.
         with self._lock, np.errstate(all="ignore"):
             self._calls += 1
             header = _HEADER.pack(self._calls, values.size)
@@ -112,28 +111,28 @@ class Ring:
                     sent = [
                         np.concatenate([values[:0], *sent], out=packed[: parts[out].size], casting="unsafe")
                     ]
-                take = functools.partial(add, into * size)
-                incoming = self._incoming(parts[into], other, take)
-                self._exchange(header, sent, itertools.chain(self._met(header), incoming))
+                consume = functools.partial(add, into * size)
+                incoming = self._incoming(parts[into], other, consume)
+                self._exchange(header, sent, itertools.chain(self._check_header(header), incoming))
                 header = b""
             done = parts[(self._rank + 1) % self._size]
             if not exact:
                 packed[: done.size] = done
-                done[:] = packed[: done.size]  # as the others will have it
+                done[:] = packed[: done.size]  # as the others receive it
             for step in range(self._size - 1):
                 out, into = ((self._rank - step - ahead) % self._size for ahead in (-1, 0))
-                # What has come travels on as it is.
+                # A received part is forwarded unchanged.
                 sent = [parts[out] if exact else packed[: parts[out].size]]
                 self._exchange(b"", sent, self._incoming(parts[into], other))
                 packed, other = other, packed
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         self._to_next.close()
         self._from_previous.close()
 
-    def _met(self, own: bytes) -> Iterator[memoryview]:
-        """Takes the header of the process before this one, and makes sure that it is at the same call."""
+    def _check_header(self, own: bytes) -> Iterator[memoryview]:
+        """Receives the previous process's header and checks that it is at the same call."""
         theirs = bytearray(len(own))
         if own:
             yield memoryview(theirs)
@@ -144,26 +143,26 @@ class Ring:
             )
 
     def _incoming(
-        self, part: Numbers, packed: Numbers, take: Callable[[int, Numbers], None] | None = None
+        self, part: Numbers, packed: Numbers, consume: Callable[[int, Numbers], None] | None = None
     ) -> Iterator[memoryview]:
-        """Gives room for a part as it travels, piece by piece, each when the one before has come.
+        """Yields buffers to receive a part into, piece by piece, the next when one has been filled.
 
-        `packed`, if it is not empty, is room for numbers of a shorter type. `take` gets the place of a
-        piece's first number and its numbers; without it they replace the part's.
+        `packed`, unless empty, is the buffer for numbers of a shorter type. `consume` gets the offset and the
+        numbers of each piece; without it they are written into the part.
         """
         for first in range(0, part.size, _PIECE):
             into = part[first : first + _PIECE]
-            values = self._scratch[: into.size] if take else into
-            come = packed[first : first + into.size] if packed.size else values
-            yield come.view(np.uint8).data
-            if come is not values:
-                values[:] = come
-            if take:
-                take(first, values)
+            values = self._scratch[: into.size] if consume else into
+            received = packed[first : first + into.size] if packed.size else values
+            yield received.view(np.uint8).data
+            if received is not values:
+                values[:] = received
+            if consume:
+                consume(first, values)
 
     def _exchange(self, header: bytes, out: Sequence[Numbers], incoming: Iterator[memoryview]) -> None:
-        """Sends a header and arrays to the next process while it fills what `incoming` gives."""
-        unsent = [memoryview(header)] * bool(header) + [one.view(np.uint8).data for one in out if one.size]
+        """Sends a header and arrays to the next process while it fills the buffers of `incoming`."""
+        unsent = [memoryview(header)] * bool(header) + [part.view(np.uint8).data for part in out if part.size]
         into = next(incoming, None)
         poll = select.poll()
         while unsent or into:
@@ -175,7 +174,7 @@ class Ring:
                 self._wait(poll, sending=bool(unsent), receiving=bool(into))
 
     def _send(self, unsent: list[memoryview]) -> int:
-        """Sends what the kernel takes, of which nothing is left in the list."""
+        """Sends as much as the kernel takes, removes it from the list, and returns its size in bytes."""
         try:
             sent = self._to_next.sendmsg(unsent[:_MAX_BUFFERS])
         except BlockingIOError:
@@ -216,18 +215,18 @@ class Ring:
 
 
 def _slices(values: Numbers, own: Spans, first: int, count: int) -> list[Numbers]:
-    """Returns, as arrays one after the other, some of `values`, or what `own` has in their place."""
-    found, end = [], first + count
+    """Returns `count` numbers from offset `first` as consecutive arrays of `own`, else of `values`."""
+    slices, end = [], first + count
     for start, array in own:
         begin, stop = max(first, start), min(end, start + array.size)
         if begin < stop:
-            found += [values[first:begin], array[begin - start : stop - start]]
+            slices += [values[first:begin], array[begin - start : stop - start]]
             first = stop
-    return [one for one in (*found, values[first:end]) if one.size]
+    return [part for part in (*slices, values[first:end]) if part.size]
 
 
 def on_one_machine(cluster: ClusterConfig) -> bool:
-    """Whether all processes can meet at Unix sockets without a file, which Linux alone has."""
+    """Whether all processes can use abstract Unix sockets: they share a machine with Linux."""
     return sys.platform == "linux" and bool(cluster.own_host)
 
 
@@ -238,28 +237,28 @@ def make_ring(
     *,
     unix: bool = False,
 ) -> Ring | None:
-    """Connects the processes that train in a ring, or in none (None) where one cannot reach the next.
+    """Connects the training processes in a ring; None when one cannot reach the next. A collective.
 
-    A collective: every process listens on a free port and tells it to the others, with a random number of
-    which, and of the job's secret, a connection brings a proof. `total` sums numbers over the processes,
-    `check` is the ring's. With `unix`, for processes `on_one_machine`, numbers of Unix sockets are its ports.
+    Every process listens on a free port and announces it with a random number, which a connection sends back
+    signed with the job's secret. `total` sums numbers over the processes, `check` is the ring's. With `unix`,
+    for processes `on_one_machine`, the ports are numbers of Unix sockets.
     """
     names = list(cluster.addresses)[: cluster.num_workers]
     rank, size = names.index(cluster.name), len(names)
-    number, proof = secrets.randbits(53), secrets.randbits(53)  # which a float64 holds
+    number, nonce = secrets.randbits(53), secrets.randbits(53)  # a float64 holds 53 bits
     with _unix_socket(number, listens=True) if unix else listen(cluster.own_host) as listener:
-        own = (number if unix else listener.getsockname()[1], proof)
+        own = (number if unix else listener.getsockname()[1], nonce)
         table = [0.0] * (2 * size)
         table[2 * rank : 2 * rank + 2] = own
-        told = [int(value) for value in total(table)]
+        announced = [int(value) for value in total(table)]
         following = (rank + 1) % size
-        port, secret = told[2 * following : 2 * following + 2]
+        port, next_nonce = announced[2 * following : 2 * following + 2]
         host = cluster.addresses[names[following]].rpartition(":")[0].strip("[]")
         made: list[socket.socket] = []
         with contextlib.suppress(OSError):
             made.append(_unix_socket(port) if unix else socket.create_connection((host, port), _TIMEOUT_S))
-            made[0].sendall(_greeting(cluster, rank, secret))
-            made.append(_accept(listener, _greeting(cluster, (rank - 1) % size, proof)))
+            made[0].sendall(_greeting(cluster, rank, next_nonce))
+            made.append(_accept(listener, _greeting(cluster, (rank - 1) % size, nonce)))
     if total([len(made)])[0] < 2 * size:
         for connection in made:
             connection.close()
@@ -269,21 +268,18 @@ def make_ring(
 
 
 def _unix_socket(number: int, *, listens: bool = False) -> socket.socket:
-    found = socket.socket(socket.AF_UNIX)
+    unix = socket.socket(socket.AF_UNIX)
     if listens:
-        found.bind(_UNIX_NAME % number)
-        found.listen()
+        unix.bind(_UNIX_NAME % number)
+        unix.listen()
     else:
-        found.settimeout(_TIMEOUT_S)
-        found.connect(_UNIX_NAME % number)
-    return found
+        unix.settimeout(_TIMEOUT_S)
+        unix.connect(_UNIX_NAME % number)
+    return unix
 
 
 def listen(host: str = "", port: int = 0, backlog: int | None = None) -> socket.socket:
-    """Returns a socket that listens on a host's address, with SO_REUSEADDR only.
-
-    "" is all interfaces, port 0 any free one.
-    """
+    """Returns a listening socket; host "" is all interfaces, port 0 any free one. SO_REUSEPORT is not set."""
     dual = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual or ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=dual)
@@ -294,7 +290,7 @@ def _greeting(cluster: ClusterConfig, rank: int, number: int) -> bytes:
 
 
 def _accept(listener: socket.socket, greeting: bytes) -> socket.socket:
-    """Returns the connection that begins with the greeting, in time; any other is closed."""
+    """Returns the first connection that sends the greeting in time, and closes any other."""
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         listener.settimeout(max(0.01, deadline - time.monotonic()))
@@ -307,13 +303,13 @@ def _accept(listener: socket.socket, greeting: bytes) -> socket.socket:
 
 
 def receive(connection: socket.socket, most: int, deadline: float, beginning: bytes = b"") -> bytes | None:
-    """Returns what comes until the connection ends or there is enough; None when it begins otherwise."""
-    found = b""
-    while len(found) < most:
+    """Returns up to `most` bytes, fewer if the connection ends; None when they do not begin as expected."""
+    data = b""
+    while len(data) < most:
         connection.settimeout(max(0.01, deadline - time.monotonic()))
-        if not (more := connection.recv(most - len(found))):
+        if not (more := connection.recv(most - len(data))):
             break
-        found += more
-        if found[: len(beginning)] != beginning[: len(found)]:
+        data += more
+        if data[: len(beginning)] != beginning[: len(data)]:
             return None
-    return found
+    return data

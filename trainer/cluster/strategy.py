@@ -1,4 +1,4 @@
-"""Strategy of a run, which must exist before any other TensorFlow op, and the devices of this machine."""
+"""Strategy: the tf.distribute strategy of a run, created before any other op, and the machine's devices."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from shardline.trainer.keras_compat.tensorflow_internals import (
     set_heartbeat_timeout,
 )
 
-# The driver's library, which the platform mounts into the container, and where.
+# Library of the NVIDIA driver, and the directory where the platform mounts it.
 _DRIVER, _MOUNTED = "libcuda.so.1", "/usr/local/nvidia/lib64"
-# A library of CUDA that comes with the image, and with the gpu variant alone.
+# CUDA library that only the gpu variant of the image has.
 _CUDA = "nvidia-cudnn-cu12"
 
 
@@ -31,13 +31,13 @@ def choose(settings: TrainSettings, cluster: ClusterConfig) -> str:
     """Returns the name of the strategy, with "auto" resolved.
 
     Parameter servers mean parameter_server, several training processes multi_worker_mirrored, several local
-    devices mirrored, all else one_device. The evaluator works on one device, whatever the others do. A
-    SettingsError says that strategy, devices, cluster and other settings exclude each other.
+    devices mirrored, all else one_device. The evaluator always uses one device. Raises SettingsError when
+    strategy, devices, cluster and other settings exclude each other.
     """
     name = settings.strategy
     if cluster.ps_hosts and name not in ("auto", "parameter_server"):
         raise SettingsError(
-            f"strategy {name!r} has no use for parameter servers, but TF_CONFIG is {cluster}; "
+            f"strategy {name!r} uses no parameter servers, but TF_CONFIG is {cluster}; "
             "use parameter_server or auto"
         )
     if len(cluster.hosts) > 1 and name in ("one_device", "mirrored", "tpu"):
@@ -70,10 +70,10 @@ def choose(settings: TrainSettings, cluster: ClusterConfig) -> str:
 
 
 def check_settings(settings: TrainSettings, name: str) -> None:
-    """Refuses settings that the strategy cannot follow."""
+    """Raises SettingsError for settings that the strategy does not support."""
     if settings.jit_compile == "on" and name != "one_device":
         raise SettingsError(
-            f"jit_compile needs strategy one_device: XLA compiles no exchange, as {name} needs it"
+            f"jit_compile needs strategy one_device: XLA cannot compile the exchange of {name}"
         )
     if settings.averaging_steps and name != "multi_worker_mirrored":
         raise SettingsError(
@@ -82,24 +82,24 @@ def check_settings(settings: TrainSettings, name: str) -> None:
         )
 
 
-def _check_communication(asked: str, name: str, cluster: ClusterConfig) -> None:
-    """Refuses a way of exchanging gradients that this run cannot take; one replica alone exchanges none."""
-    if asked == "auto" or name == "one_device":
+def _check_communication(communication: str, name: str, cluster: ClusterConfig) -> None:
+    """Raises SettingsError for a transport of gradients that this run cannot use."""
+    if communication == "auto" or name == "one_device":
         return
     gpus = len(tf.config.list_physical_devices("GPU"))
     if name != "multi_worker_mirrored":
-        reason = f"is between workers, but strategy {name} exchanges in its own way"
-    elif asked == "nccl" and not gpus:
+        reason = f"is between workers, but strategy {name} has its own exchange"
+    elif communication == "nccl" and not gpus:
         reason = f"is between GPUs, but {cluster.name} has none"
-    elif asked == "tcp" and gpus > 1:
+    elif communication == "tcp" and gpus > 1:
         reason = f"is between processes of one device each, but {cluster.name} has {gpus} GPUs"
     else:
         return
-    raise SettingsError(f"communication {asked} {reason}; use auto")
+    raise SettingsError(f"communication {communication} {reason}; use auto")
 
 
 def create(settings: TrainSettings, cluster: ClusterConfig) -> tf.distribute.Strategy:
-    """Creates the strategy; a multi-worker one connects to its peers here, which must have been met."""
+    """Creates the strategy; a multi-worker one connects to its peers, so `Peers.handshake` comes first."""
     name = choose(settings, cluster)
     gpus = len(tf.config.list_physical_devices("GPU"))
     resolver = None  # of one process, which trains locally
@@ -114,10 +114,10 @@ def create(settings: TrainSettings, cluster: ClusterConfig) -> tf.distribute.Str
     patch_variable_conversion()
     if name == "multi_worker_mirrored":
         patch_keras_methods()
-        # TensorFlow exchanges by NCCL only when told to; the ring of sockets (tcp) carries gradients alone.
+        # TensorFlow uses NCCL only on request; the ring of sockets (tcp) carries gradients only.
         kinds = tf.distribute.experimental.CommunicationImplementation
-        way = kinds.NCCL if gpus and settings.communication != "ring" else kinds.RING
-        options = tf.distribute.experimental.CommunicationOptions(implementation=way)
+        kind = kinds.NCCL if gpus and settings.communication != "ring" else kinds.RING
+        options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
         if cluster.tasks:
             set_heartbeat_timeout(cluster.tasks, settings.peer_timeout)
         with exit_after(settings.startup_timeout):
@@ -126,7 +126,7 @@ def create(settings: TrainSettings, cluster: ClusterConfig) -> tf.distribute.Str
         return tf.distribute.ParameterServerStrategy(resolver)
     if name == "tpu":
         try:
-            # "local" is the TPU of this very machine, as Vertex AI's TPU VMs have it.
+            # "local" is the TPU of this machine, as on Vertex AI's TPU VMs.
             return tf.distribute.TPUStrategy(
                 tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu="local")
             )
@@ -159,7 +159,7 @@ def announce(cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
 
 
 def describe_devices() -> str:
-    """Returns the devices in words: "2 GPUs, Tesla T4", or "CPU, 8 cores"."""
+    """Returns the devices as text: "2 GPUs, Tesla T4", or "CPU, 8 cores"."""
     gpus = tf.config.list_physical_devices("GPU")
     if tpus := tf.config.list_physical_devices("TPU"):
         return f"{len(tpus)} TPU device{'s' * (len(tpus) > 1)}"
@@ -167,16 +167,16 @@ def describe_devices() -> str:
         cores = len(os.sched_getaffinity(0))
         return f"CPU, {cores} core{'s' * (cores > 1)}"
     details = (tf.config.experimental.get_device_details(gpu) for gpu in gpus)
-    models = Counter(str(found.get("device_name", "of an unknown model")) for found in details)
+    models = Counter(str(detail.get("device_name", "of an unknown model")) for detail in details)
     return ", ".join(f"{_gpus(count)}, {model}" for model, count in models.items())
 
 
 def check_devices(environ: Mapping[str, str]) -> None:
-    """Refuses a machine on which TensorFlow sees fewer GPUs than the worker pool was given.
+    """Checks that TensorFlow sees as many GPUs as the worker pool asked for.
 
     Raises:
-        SettingsError: When the image cannot use any GPU.
-        RunError: When it can: another machine may have what this one lacks.
+        SettingsError: The image cannot use any GPU.
+        RunError: GPUs are missing on this machine; another one may have them.
     """
     count, _, kind = environ.get(ACCELERATORS_VARIABLE, "").partition(" ")
     if not count.isdecimal() or kind.startswith("TPU"):
@@ -186,8 +186,8 @@ def check_devices(environ: Mapping[str, str]) -> None:
         return
     error: type[ShardlineError] = RunError
     reason = (
-        "another machine may have them all, or a driver that fits this CUDA; see CUDA_VISIBLE_DEVICES and "
-        "NVIDIA_VISIBLE_DEVICES, or take the machine's own number of them"
+        "another machine may have them all, or a driver for this CUDA; see CUDA_VISIBLE_DEVICES and "
+        "NVIDIA_VISIBLE_DEVICES, or ask for as many as the machine has"
     )
     try:
         if not seen:
@@ -203,12 +203,12 @@ def check_devices(environ: Mapping[str, str]) -> None:
             f"the driver's {_DRIVER} is not in LD_LIBRARY_PATH, {path!r}, which must hold {_MOUNTED} on the "
             "platform; where it does, another machine may have a driver"
         )
-    found = _gpus(seen) if seen else "no GPU"
-    raise error(f"this machine was to have {count} {kind}, and TensorFlow sees {found}: {reason}")
+    visible = _gpus(seen) if seen else "no GPU"
+    raise error(f"this machine should have {count} {kind}, but TensorFlow sees {visible}: {reason}")
 
 
 def requests_tpu(environ: Mapping[str, str]) -> bool:
-    """Whether the worker pool was given TPUs."""
+    """Whether the worker pool has TPUs."""
     return environ.get(ACCELERATORS_VARIABLE, "").partition(" ")[2].startswith("TPU")
 
 
