@@ -38,7 +38,7 @@ _PLACES = ("in the validation", "in a callback")
 _RESTART = 75
 
 
-def marks() -> Any:
+def marker_files() -> Any:
     """Returns a callback that says when it is in a validation or at an epoch's end, and stays a while."""
     import keras
 

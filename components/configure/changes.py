@@ -188,7 +188,7 @@ def detect_changes(
     there is no such source or it cannot be read.
     """
     time = run_time(scheduled, created)
-    source = bigquery.pinned(fill_in_date(settings["source"], time), time)
+    source = bigquery.pin_snapshot(fill_in_date(settings["source"], time), time)
     if source != settings["source"]:
         report(_TOPIC, f"the source is {source}")
     kinds = {"data": PreprocessSettings, "training": TrainingSettings, "gate": GateSettings}

@@ -23,7 +23,7 @@ from shardline.components.preprocess.sources import bigquery, is_plugin, open_so
 from shardline.components.preprocess.sources.columns import is_pattern, open_table
 from shardline.components.runs.record import installed_version
 from shardline.components.storage import remote_files
-from shardline.components.storage.listing import File, below, find_files, matching
+from shardline.components.storage.listing import File, files_below, find_files, match_files
 from shardline.components.text import size as size_text
 from shardline.trainer.base import plugins
 from shardline.trainer.base.errors import ShardlineError, SourceError
@@ -79,14 +79,14 @@ def fingerprint(settings: PreprocessSettings) -> Fingerprint:
     if not rest or form not in ("images", "text", "tfds", "tfrecord", "table"):
         return _fingerprint_of_plugin(settings)
     if form in ("images", "text"):
-        labels = matching(settings.labels) if settings.labels else iter(())
-        return _fingerprint_of_files(itertools.chain(labels, below(rest)))
+        labels = match_files(settings.labels) if settings.labels else iter(())
+        return _fingerprint_of_files(itertools.chain(labels, files_below(rest)))
     if form == "tfds":
-        return _fingerprint_of_files(below(f"{settings.data_dir.rstrip('/')}/{rest.partition(':')[0]}"))
+        return _fingerprint_of_files(files_below(f"{settings.data_dir.rstrip('/')}/{rest.partition(':')[0]}"))
     if form == "table" and _has_images(rest, settings):
         _, directory = open_table(rest)
-        return _fingerprint_of_files(itertools.chain(matching(rest), below(directory or ".")))
-    return _fingerprint_of_files(matching(rest))
+        return _fingerprint_of_files(itertools.chain(match_files(rest), files_below(directory or ".")))
+    return _fingerprint_of_files(match_files(rest))
 
 
 def _has_images(table: str, settings: PreprocessSettings) -> bool:
@@ -96,7 +96,7 @@ def _has_images(table: str, settings: PreprocessSettings) -> bool:
     path = find_files(table)[0] if is_pattern(table) else remote_files.resolve(table)
     if not path.lower().endswith(".csv"):
         return "image" in open_table(path)[0].types  # of JSON lines, any may be the first that names one
-    with remote_files.one_line(path), remote_files.open_text(path) as lines:
+    with remote_files.as_source_error(path), remote_files.open_text(path) as lines:
         return "image" in lines.readline()
 
 

@@ -37,7 +37,7 @@ _INTERVAL_SECONDS = 0.2
 # A pipe takes a page at once, however little room is left to its user.
 _NUMBER_BYTES, _MOST_NUMBERS = 4, 1024
 
-# A worker that is told to end removes what it has not finished.
+# A worker that is reported to end removes what it has not finished.
 _GRACE_SECONDS = 10.0
 
 
@@ -84,12 +84,14 @@ class Processes:
                 worker.kill()
                 worker.wait()
 
-    def do(self, job: Job, given: Mapping[str, Any], items: Sequence[str], report: Report) -> dict[str, Any]:
+    def run(
+        self, job: Job, arguments: Mapping[str, Any], items: Sequence[str], report: Report
+    ) -> dict[str, Any]:
         """Does one of the jobs and returns what was found, by item.
 
         Args:
             job: One of the jobs named at the start.
-            given: Values that are the same for all items, as JSON holds them.
+            arguments: Values that are the same for all items, as JSON holds them.
             items: Names of the items, the longest first.
             report: Takes the progress of all processes.
 
@@ -99,7 +101,7 @@ class Processes:
         each = -(-len(items) // _MOST_NUMBERS) or 1
         groups = [items[first : first + each] for first in range(0, len(items), each)]
         os.write(self._next, b"".join(number.to_bytes(_NUMBER_BYTES) for number in range(len(groups))))
-        line = {"job": f"{job.__module__}:{job.__name__}", "given": given, "groups": groups}
+        line = {"job": f"{job.__module__}:{job.__name__}", "arguments": arguments, "groups": groups}
         with selectors.DefaultSelector() as selector:
             for worker in self._workers[: len(groups)]:
                 assert worker.stdin
@@ -116,21 +118,21 @@ class Processes:
                 # What a worker that was killed has started may hold its output open for ever.
                 for key in () if ready else tuple(selector.get_map().values()):
                     if key.data[0].poll() is not None:
-                        raise _lost(key.data[0])
+                        raise _worker_lost(key.data[0])
 
             def report_own(records: int, size: int) -> None:
                 report(records, size)
                 listen(0)
 
             if groups:
-                found |= job(given, _handed(self._numbers, groups), report_own)
+                found |= job(arguments, _unclaimed_items(self._numbers, groups), report_own)
             while selector.get_map():
-                report(0, 0)  # who is told may have found a reason to end
+                report(0, 0)  # who is reported may have found a reason to end
                 listen(_INTERVAL_SECONDS)
         return found
 
 
-def _handed(numbers: int, groups: Sequence[Sequence[str]]) -> Iterator[str]:
+def _unclaimed_items(numbers: int, groups: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yields items that no other process has, until there are no more."""
     while True:
         try:
@@ -145,7 +147,7 @@ def _receive(output: int, state: list[Any], found: dict[str, Any], report: Repor
     worker, rest = state
     block = os.read(output, 1 << 16)
     if not block:
-        raise _lost(worker)
+        raise _worker_lost(worker)
     *lines, state[1] = (rest + block).split(b"\n")
     for line in lines:
         answer = json.loads(line)
@@ -160,7 +162,7 @@ def _receive(output: int, state: list[Any], found: dict[str, Any], report: Repor
     return False
 
 
-def _lost(worker: subprocess.Popen[bytes]) -> RunError:
+def _worker_lost(worker: subprocess.Popen[bytes]) -> RunError:
     worker.kill()
     status = worker.wait()
     how = f"was killed ({signal.Signals(-status).name})" if status < 0 else f"ended with status {status}"
@@ -177,31 +179,31 @@ def _search_path() -> list[str]:
     return sorted(paths, key=lambda path: path == here and here not in named)
 
 
-def _work() -> None:
+def _run_worker() -> None:
     """Does jobs until the standard input ends or one fails."""
     numbers, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(module)
     # Not before: a compiled module that is broken off while it is imported blames the installation.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    done, told = [0, 0], time.monotonic()
+    done, reported = [0, 0], time.monotonic()
 
     def flush() -> None:
-        nonlocal told
+        nonlocal reported
         _answer({"records": done[0], "bytes": done[1], "repeated": take_retry_count()})
-        done[:], told = [0, 0], time.monotonic()
+        done[:], reported = [0, 0], time.monotonic()
 
     def report(records: int, size: int) -> None:
         done[0] += records
         done[1] += size
-        if time.monotonic() - told >= _INTERVAL_SECONDS:
+        if time.monotonic() - reported >= _INTERVAL_SECONDS:
             flush()
 
     for line in sys.stdin:
         job = json.loads(line)
-        items = _handed(int(numbers), job["groups"])
+        items = _unclaimed_items(int(numbers), job["groups"])
         try:
-            found = pkgutil.resolve_name(job["job"])(job["given"], items, report)
+            found = pkgutil.resolve_name(job["job"])(job["arguments"], items, report)
         except Exception as failure:
             error = crash.as_error(failure)
             values = [error.name, error.reason] if isinstance(error, BadRecordError) else [str(error)]
@@ -218,6 +220,6 @@ def _answer(value: Mapping[str, Any]) -> None:
 
 if __name__ == "__main__":
     try:
-        _work()
+        _run_worker()
     except (BrokenPipeError, KeyboardInterrupt):  # the parent has gone, or is going
         sys.exit(1)

@@ -21,7 +21,7 @@ from shardline.components.preprocess.plan.plan import (
     assign_shards,
     load_part,
     shard_name,
-    share,
+    upload_plan,
 )
 from shardline.components.preprocess.plan.source_checks import check_anomalies
 from shardline.components.preprocess.plan.survey import Rejected, survey
@@ -35,8 +35,8 @@ from shardline.components.preprocess.write import markers
 from shardline.components.preprocess.write.markers import describe
 from shardline.components.preprocess.write.shard_writer import (
     check_buckets,
-    rarely_collecting,
-    without_bad,
+    drop_bad_images,
+    infrequent_gc,
     write_planned,
 )
 from shardline.components.storage import remote_files
@@ -71,7 +71,7 @@ def preprocess(
         RunError: Another run is at work in `out`, or writing failed.
     """
     with _planning(settings, out, overwrite=overwrite, take_over=take_over) as (settings, work, processes):
-        complete = _complete_before(settings, work, overwrite=overwrite)
+        complete = _completed_manifest(settings, work, overwrite=overwrite)
         if complete is None:
             plan = _make_plan(settings, work, processes)
             _write(plan, plan.shards, work, processes)
@@ -87,7 +87,7 @@ def plan_dataset(
         work_directory.check(out, overwrite=overwrite)
         work.publishing.unlink(missing_ok=True)
         plan = _make_plan(settings, work, processes)
-        share(plan, work)
+        upload_plan(plan, work)
         return plan
 
 
@@ -99,7 +99,7 @@ def write_shards(out: Path, part: int, parts: int) -> int:
     """
     if not 0 <= part < parts:
         raise SettingsError(f"part must be 0..{parts - 1}, not {part}")
-    with _working(out, shared=True) as work:
+    with _locked_work_directory(out, shared=True) as work:
         plan, shards = load_part(work, part, parts)
         with _processes(plan.settings) as processes:
             return _write(plan, shards, work, processes)
@@ -107,16 +107,18 @@ def write_shards(out: Path, part: int, parts: int) -> int:
 
 def finish(out: Path, *, take_over: bool = False) -> Manifest:
     """Makes a dataset of the shards, of which none may be missing: the last of three steps."""
-    with _working(out, take_over=take_over) as work:
+    with _locked_work_directory(out, take_over=take_over) as work:
         plan, _ = load_part(work)
         return _finish(plan, work)
 
 
 @contextlib.contextmanager
-def _working(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterator[WorkDirectory]:
+def _locked_work_directory(
+    out: Path, *, shared: bool = False, take_over: bool = False
+) -> Iterator[WorkDirectory]:
     """Holds the work directory of `out`; what writing into it raises becomes one line."""
     take_retry_count()  # what an earlier run of this process has left
-    with work_directory.locked(out, shared=shared, take_over=take_over) as work:
+    with work_directory.hold(out, shared=shared, take_over=take_over) as work:
         try:
             with remote_files.local_copies(work.copies):
                 yield work
@@ -146,13 +148,13 @@ def _planning(
     _refuse_part_of_source(settings, out)
     if settings.schema:
         schemas.read(settings.schema)  # before anything is made
-    with _working(out, take_over=take_over) as work, _processes(settings) as processes:
+    with _locked_work_directory(out, take_over=take_over) as work, _processes(settings) as processes:
         source, earlier = settings.source, ""
         if source.startswith(bigquery.PREFIX):  # the moment of an interrupted run, if there was one
             with contextlib.suppress(ShardlineError):
                 published = work_directory.is_published(work)
                 earlier = manifests.load(out).source if published else Plan.load(work.plan).settings.source
-            source = bigquery.pinned(source, earlier=earlier)
+            source = bigquery.pin_snapshot(source, earlier=earlier)
         yield replace(settings, source=source), work, processes
 
 
@@ -176,7 +178,7 @@ def _refuse_part_of_source(settings: PreprocessSettings, out: Path) -> None:
         )
 
 
-def _complete_before(
+def _completed_manifest(
     settings: PreprocessSettings, work: WorkDirectory, *, overwrite: bool
 ) -> Manifest | None:
     """Returns the dataset of a run that was interrupted when all but its traces was done."""
@@ -199,17 +201,17 @@ def _complete_before(
 def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:
     """Surveys the source anew and writes the plan; what an earlier run has done stays."""
     try:
-        work.forget_plan()
+        work.discard_plan()
         surveyed = time.time_ns()
         rejected = Rejected(settings.on_bad_record, work.rejected)
-        with rarely_collecting():
+        with infrequent_gc():
             found = survey(settings, work, rejected)
         check_anomalies(found.anomalies, settings)
         plan = Plan(
             settings=settings,
             labels=found.labels,
             features=found.features,
-            places=tuple(found.places),
+            places=tuple(found.locations),
             surveyed=surveyed,
             records_in=sum(found.codes) + found.bad,
             rejected={},
@@ -218,7 +220,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
             anomalies=found.anomalies,
         )
         if settings.on_bad_record == "skip":
-            found = without_bad(found, plan, work, processes, rejected)
+            found = drop_bad_images(found, plan, work, processes, rejected)
             rejected.check(plan.records_in, settings.max_bad_fraction)
             rejected.sort()
         plan = replace(plan, rejected=dict(rejected.reasons), shards=assign_shards(found, work))
@@ -231,8 +233,8 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
     except ShardlineError:
         work.check()
         # Nothing is left of a source that cannot be used, unless there was something before.
-        work.forget_plan()
-        if not work.marks():
+        work.discard_plan()
+        if not work.marker_files():
             work.remove()
         raise
 
@@ -246,7 +248,7 @@ def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, proc
     left.sort(key=lambda shard: -shard.records)
     records = sum(shard.records for shard in left)
     meter = Meter("written", records, rejected=sum(plan.rejected.values()))
-    processes.do(write_planned, work.given, [shard.file for shard in left], meter.advance)
+    processes.run(write_planned, work.arguments, [shard.file for shard in left], meter.advance)
     return records
 
 
@@ -259,7 +261,7 @@ def _finish(plan: Plan, work: WorkDirectory) -> Manifest:
         manifests.save(manifest, work.out)
 
     shards = [shard.file for shard in plan.shards]
-    if work.is_far:
+    if work.is_remote:
         with_retries(publish, shards)
     else:
         publish(shards)

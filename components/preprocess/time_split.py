@@ -26,7 +26,7 @@ def parse_gap(text: str) -> float:
     return float(match[1]) * _UNITS.get(match[2], 1.0) if match else 0.0
 
 
-def feature_of(kind: str) -> str:
+def time_feature(kind: str) -> str:
     """Returns the feature, of `MOMENTS`, that holds the times of a column of this type."""
     return {"int64": "split_number", "float32": "split_number_millionths"}.get(kind, "split_time_us")
 
@@ -48,7 +48,7 @@ def parse_time(value: Any, feature: str = "split_time_us") -> int | None:
     return number if -(2**63) <= number < 2**63 else None
 
 
-def time_text(number: int, feature: str) -> str:
+def format_time(number: int, feature: str) -> str:
     """Returns a time for messages."""
     if feature == "split_time_us":
         try:
@@ -82,12 +82,12 @@ class TimeSplit:
             and not (_SECONDS[0] * unit <= times[0] and times[-1] <= _SECONDS[1] * unit)
         ):
             raise SourceError(
-                f"column {column!r} holds numbers from {time_text(int(times[0]), feature)} to "
-                f"{time_text(int(times[-1]), feature)}, which are no seconds since 1970; give split_gap as "
+                f"column {column!r} holds numbers from {format_time(int(times[0]), feature)} to "
+                f"{format_time(int(times[-1]), feature)}, which are no seconds since 1970; give split_gap as "
                 "a number in their unit, or a column of dates"
             )
         self.left_out = 0
-        self._gap = gap_of(gap, feature)
+        self._gap = scaled_gap(gap, feature)
         reached, starts = 0.0, list[tuple[str, float]]()
         for name in ("train", "validation", "test"):
             if name in shares:
@@ -106,6 +106,6 @@ class TimeSplit:
         return self._starts[place][0]
 
 
-def gap_of(gap: str, feature: str) -> int:
+def scaled_gap(gap: str, feature: str) -> int:
     """Returns a gap as a feature of `MOMENTS` counts it."""
     return round(parse_gap(gap) * MOMENTS[feature])

@@ -55,22 +55,22 @@ REJECTED_FILE = "rejected.jsonl"
 _SHARD = re.compile(r"[a-z]+-\d{5,}-of-\d{5,}\.tfrecord")
 _UNFINISHED = f"{TEMPORARY}{'[0-9a-f]' * 16}-*"
 # Marks have the names of shards; one that is being written has a temporary name that ends as they do.
-_MARKS = "[!.]*.mark"
+_MARKERS = "[!.]*.mark"
 _LOCK = "lock"
 
 # Until a bucket is asked again who holds the lock, and until one without a name is of a run that was killed.
-_SURE_SECONDS, _EMPTY_SECONDS = 0.5, 2.0
+_GUARD_SECONDS, _EMPTY_LOCK_SECONDS = 0.5, 2.0
 _ATTEMPTS = 10
 
 #: Files that are copied to or from a bucket at the same time; each may take 4 MiB of memory.
-TOGETHER = 16
+CONCURRENT_COPIES = 16
 
 
 class WorkDirectory:
     """Paths inside the work directory of `out`, and on scratch.
 
     Attributes:
-        is_far: Whether `out` is on a mounted bucket, or on another file system behind a network.
+        is_remote: Whether `out` is on a mounted bucket, or on another file system behind a network.
         scratch: The directory in `out`, or where that is far, one on this machine's disk that is given.
         guard: In a bucket, name and content of the file that says who writes.
     """
@@ -79,7 +79,7 @@ class WorkDirectory:
         self.out = out
         self.guard = guard
         self.path = out / NAME
-        self.is_far = files.is_mounted(out)
+        self.is_remote = files.is_mounted(out)
         self.scratch = scratch or self.path
         self.plan = self.scratch / "plan.json"
         self.spool = self.scratch / "spool"
@@ -87,25 +87,25 @@ class WorkDirectory:
         self.keys = self.scratch / "keys"
         self.buckets = self.scratch / "buckets"
         self.rejected = self.scratch / REJECTED_FILE
-        self.identities = self.scratch / KEYS_FILE
+        self.key_hashes = self.scratch / KEYS_FILE
         self.done = self.scratch / "done"
         self.publishing = self.path / "publishing"
         self._checked = 0.0
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> WorkDirectory:
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> WorkDirectory:
         """Returns the one of which another process of a run has given the value of `given`."""
-        return cls(Path(given["out"]), Path(given["scratch"]), given["guard"])
+        return cls(Path(arguments["out"]), Path(arguments["scratch"]), arguments["guard"])
 
     @property
-    def given(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """What another process of the run finds it by."""
         return {"out": str(self.out), "scratch": str(self.scratch), "guard": self.guard}
 
     def check(self) -> None:
         """Ends a run that another one has taken over from, before it changes what is that one's."""
         now = time.time()  # of all clocks the one that goes on while the machine is stopped
-        if not self.guard or now - self._checked < _SURE_SECONDS:
+        if not self.guard or now - self._checked < _GUARD_SECONDS:
             return
         if read_small(self.path / self.guard[0]) != self.guard[1]:
             raise RunError(f"another run has taken over {self.out}, or has planned it anew; look at that one")
@@ -114,10 +114,10 @@ class WorkDirectory:
     @functools.cached_property
     def shards(self) -> Path:
         """The directory of shards until the dataset is complete: the one where they stay, if it can be."""
-        in_the_way = not self.is_far or (self.out / MANIFEST_FILE).exists() or self.publishing.exists()
+        in_the_way = not self.is_remote or (self.out / MANIFEST_FILE).exists() or self.publishing.exists()
         return self.path if in_the_way else self.out
 
-    def rows(self, shard: str) -> Path:
+    def records_path(self, shard: str) -> Path:
         """Returns the file with the rows of a shard."""
         return self.scratch / "rows" / shard
 
@@ -125,21 +125,21 @@ class WorkDirectory:
         """Returns a shard, where it is until the dataset is complete."""
         return self.shards / shard
 
-    def forget_plan(self) -> None:
+    def discard_plan(self) -> None:
         """Removes what a survey makes, so that a new one starts from nothing; what is done stays."""
-        for path in (self.plan, self.spool, self.keys, self.rejected, *self.left_over()):
+        for path in (self.plan, self.spool, self.keys, self.rejected, *self.unfinished_files()):
             path.unlink(missing_ok=True)
         for directory in (self.buckets, self.scratch / "rows", self.copies):
             shutil.rmtree(directory, ignore_errors=True)
         for directory in (self.scratch / "rows", self.done):
             directory.mkdir(exist_ok=True)
 
-    def marks(self) -> list[Path]:
+    def marker_files(self) -> list[Path]:
         """Returns the files of the marks; of those in a bucket, copies, of all that can be read."""
-        if self.is_far:
-            there = {path.name for path in self.path.glob(_MARKS)}
-            self.fetch(sorted(there - {path.name for path in self.done.glob(_MARKS)}), self.done)
-        return sorted(self.done.glob(_MARKS))
+        if self.is_remote:
+            there = {path.name for path in self.path.glob(_MARKERS)}
+            self.fetch(sorted(there - {path.name for path in self.done.glob(_MARKERS)}), self.done)
+        return sorted(self.done.glob(_MARKERS))
 
     def fetch(self, names: Iterable[str], directory: Path) -> list[Exception]:
         """Copies files of the work directory in a bucket to scratch, many at a time; returns what failed."""
@@ -149,10 +149,10 @@ class WorkDirectory:
             return 1
 
         directory.mkdir(exist_ok=True)
-        copied = ordered_map(copy, names, size=int, in_flight=TOGETHER)
+        copied = ordered_map(copy, names, size=int, in_flight=CONCURRENT_COPIES)
         return [each for each in copied if isinstance(each, Exception)]
 
-    def left_over(self) -> list[Path]:
+    def unfinished_files(self) -> list[Path]:
         """Returns the unfinished files of processes that were killed; only where nobody else is at work."""
         directories = {self.out, self.scratch, self.done}
         return [path for directory in directories for path in directory.glob(_UNFINISHED)]
@@ -160,7 +160,7 @@ class WorkDirectory:
     def remove(self) -> None:
         """Removes all but the lock in a bucket and `publishing`; refused if it is another run's."""
         self.check()
-        kept = {self.publishing, *([self.path / _LOCK] if self.is_far else [])}
+        kept = {self.publishing, *([self.path / _LOCK] if self.is_remote else [])}
 
         def remove(path: Path) -> int:
             if path.is_dir():
@@ -176,11 +176,11 @@ class WorkDirectory:
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
     """Makes a directory on this disk for a run, and removes it, and those of runs that were killed."""
-    host, pid, began = _here().split()
+    host, pid, began = _process_identity().split()
     prefix = f"shardline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(host.encode())}-"
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         number, _, rest = path.name.removeprefix(prefix).partition("-")
-        if number.isdecimal() and _began(int(number)) != rest.partition("-")[0]:
+        if number.isdecimal() and _start_time(int(number)) != rest.partition("-")[0]:
             shutil.rmtree(path, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{prefix}{pid}-{began}-", ignore_cleanup_errors=True) as name:
         yield Path(name)
@@ -201,7 +201,7 @@ def check(out: Path, *, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def locked(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterator[WorkDirectory]:
+def hold(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterator[WorkDirectory]:
     """Makes the work directory and holds its lock; at the end removes it, and `out`, where they are empty.
 
     `shared`: whether others that write shards of the same plan may hold it too; in a bucket they need none.
@@ -220,16 +220,16 @@ def locked(out: Path, *, shared: bool = False, take_over: bool = False) -> Itera
 
     with contextlib.ExitStack() as stack:
         try:
-            if work.is_far:
+            if work.is_remote:
                 work = WorkDirectory(out, stack.enter_context(_scratch()))
             stack.callback(remove_empty)
-            if work.is_far:
+            if work.is_remote:
                 with_retries(lambda path: path.mkdir(parents=True, exist_ok=True), work.path)
                 if not shared:
-                    name = stack.enter_context(created(work.path / _LOCK, take_over=take_over))
+                    name = stack.enter_context(bucket_lock(work.path / _LOCK, take_over=take_over))
                     work.guard = (_LOCK, name)
             else:
-                stack.enter_context(flocked(work.path / _LOCK, shared=shared))
+                stack.enter_context(disk_lock(work.path / _LOCK, shared=shared))
         except OSError as error:
             raise SettingsError(f"cannot write the dataset {out}: {error.strerror}") from None
         yield work
@@ -243,20 +243,20 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
     work.check()
     said = work.scratch / work.publishing.name
     files.write_text(said, fingerprint)
-    if work.is_far:
+    if work.is_remote:
         remote_files.upload(said, work.publishing)
     for name in (MANIFEST_FILE, REJECTED_FILE, KEYS_FILE):
         (work.out / name).unlink(missing_ok=True)
     wanted = set(shards)
     earlier = [path for path in work.out.iterdir() if _SHARD.fullmatch(path.name) and path.name not in wanted]
-    for path in (*earlier, *work.left_over()):
+    for path in (*earlier, *work.unfinished_files()):
         path.unlink()
     for shard in shards if work.shards != work.out else ():
         if work.shard(shard).exists():
             work.shard(shard).replace(work.out / shard)
-    for path in (work.rejected, work.identities):  # a source without keys has no identities
+    for path in (work.rejected, work.key_hashes):  # a source without keys has no identities
         if path.exists() and path.stat().st_size:
-            remote_files.upload(path, work.out / path.name) if work.is_far else path.replace(
+            remote_files.upload(path, work.out / path.name) if work.is_remote else path.replace(
                 work.out / path.name
             )
     files.sync(work.out)
@@ -272,7 +272,7 @@ def is_published(work: WorkDirectory) -> bool:
 
 def _refuse_content(out: Path, *, overwrite: bool) -> None:
     work, own = WorkDirectory(out), {MANIFEST_FILE, REJECTED_FILE, KEYS_FILE}
-    there = sorted(path.name for path in {*out.iterdir()} - {work.path, *work.left_over()})
+    there = sorted(path.name for path in {*out.iterdir()} - {work.path, *work.unfinished_files()})
     # An empty directory is the last trace of a run, removed after all else.
     bare = work.path.is_dir() and not any(work.path.iterdir())
     if not there or bare or is_published(work):
@@ -281,7 +281,7 @@ def _refuse_content(out: Path, *, overwrite: bool) -> None:
         dataset = manifests.load(out)
     except DatasetError:
         others = [name for name in there if not _SHARD.fullmatch(name) and name not in own]
-        begun = work.publishing.exists() or (work.is_far and work.path.is_dir())
+        begun = work.publishing.exists() or (work.is_remote and work.path.is_dir())
         if MANIFEST_FILE in there or others or not begun:
             raise SettingsError(
                 f"{out} holds something that is not a complete Shardline dataset ({(others or there)[0]!r}); "
@@ -300,7 +300,7 @@ def _refuse_content(out: Path, *, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def flocked(path: Path, *, shared: bool) -> Iterator[None]:
+def disk_lock(path: Path, *, shared: bool) -> Iterator[None]:
     """Holds a lock on this machine's disk, and makes its directory; RunError where another run has it."""
     # The run that was there before may remove the directory, or the lock while we wait for it.
     for attempt in range(_ATTEMPTS):
@@ -320,7 +320,7 @@ def flocked(path: Path, *, shared: bool) -> Iterator[None]:
                 is_in_place = False
             if is_in_place:
                 os.truncate(lock, 0)
-                os.write(lock, _here().encode())
+                os.write(lock, _process_identity().encode())
                 yield
                 return
         finally:
@@ -329,20 +329,20 @@ def flocked(path: Path, *, shared: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def created(path: Path, *, take_over: bool) -> Iterator[str]:
+def bucket_lock(path: Path, *, take_over: bool) -> Iterator[str]:
     """Holds a lock in a mounted bucket, and yields what it says; RunError where another run has it."""
-    name = f"{_here()} {secrets.token_hex(8)}"
-    if not _create(path, name):
+    name = f"{_process_identity()} {secrets.token_hex(8)}"
+    if not _create_exclusively(path, name):
         if not (holder := read_small(path)):
-            time.sleep(_EMPTY_SECONDS)
+            time.sleep(_EMPTY_LOCK_SECONDS)
             holder = read_small(path)
         if holder and not take_over:
             host, pid, *rest = [*holder.split(), "", ""]
-            here = host == _here().split()[0] and pid.isdecimal()
-            if not here or _began(int(pid)) == rest[0]:  # or else this machine sees that it has ended
+            here = host == _process_identity().split()[0] and pid.isdecimal()
+            if not here or _start_time(int(pid)) == rest[0]:  # or else this machine sees that it has ended
                 raise _in_use(path, holder, f"; if it was killed, remove {path}")
         path.unlink(missing_ok=True)
-        if not _create(path, name):
+        if not _create_exclusively(path, name):
             raise _in_use(path, read_small(path))
     try:
         yield name
@@ -360,15 +360,15 @@ def read_small(path: Path) -> str:
         return ""
 
 
-def _here() -> str:
+def _process_identity() -> str:
     """Returns what tells this process from all others: machine, its start, number, and when it began."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     # Containers may have the machine's name, each with numbers of processes of its own.
     numbers = os.readlink("/proc/self/ns/pid")
-    return f"{socket.gethostname()}/{boot}/{numbers} {os.getpid()} {_began(os.getpid())}"
+    return f"{socket.gethostname()}/{boot}/{numbers} {os.getpid()} {_start_time(os.getpid())}"
 
 
-def _began(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Returns when a process of this machine began, "" where there is none with this number."""
     try:
         state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -377,7 +377,7 @@ def _began(pid: int) -> str:
         return ""
 
 
-def _create(path: Path, name: str) -> bool:
+def _create_exclusively(path: Path, name: str) -> bool:
     def write(path: Path) -> None:
         try:
             with path.open("xb") as file:

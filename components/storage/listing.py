@@ -25,13 +25,13 @@ from shardline.trainer.base.errors import PlatformError, SourceError
 T = TypeVar("T")
 
 # Names that Cloud Storage FUSE remembers unless told otherwise, and folders that are listed for it.
-_KNOWN, _FOLDERS = 20_000, 1_000
+_LISTED_NAMES, _LISTED_FOLDERS = 20_000, 1_000
 
 # Into how many ranges the names of a bucket are divided at most, how many of these are listed at the same
 # time, and how many bytes are held, about, of those that nobody has taken.
-_RANGES, _TOGETHER, _ROOM = 16, 8, 64 << 20
+_RANGES, _CONCURRENT, _BUFFER_BYTES = 16, 8, 64 << 20
 
-_WILD = re.compile(r"[*?[]")
+_WILDCARD = re.compile(r"[*?[]")
 
 
 class File(NamedTuple):
@@ -48,14 +48,14 @@ class File(NamedTuple):
     is_generation: bool = False
 
 
-def below(directory: str) -> Iterator[File]:
+def files_below(directory: str) -> Iterator[File]:
     """Yields all files below a directory that are not hidden."""
     root = remote_files.resolve(directory)
-    found = listed(root)
-    return _described(found.files(), root) if isinstance(found, Directory) else found.files()
+    found = open_listing(root)
+    return _with_stat(found.files(), root) if isinstance(found, Directory) else found.files()
 
 
-def listed(root: str) -> Objects | Directory:
+def open_listing(root: str) -> Objects | Directory:
     """Returns the listing of a resolved directory, by the API of its bucket if it has one that answers."""
     if uri := _uri(root):
         bucket, prefix = parse_uri(uri)
@@ -67,17 +67,17 @@ def listed(root: str) -> Objects | Directory:
     return Directory(root)
 
 
-def report_mount(folders: Sequence[str]) -> None:
+def warm_mount(folders: Sequence[str]) -> None:
     """Has a mount list folders: of a name that it has not listed lately it asks before each read."""
 
     def count(folder: str) -> int:
         with os.scandir(folder) as entries:
-            return sum(1 for _ in itertools.islice(entries, _KNOWN))
+            return sum(1 for _ in itertools.islice(entries, _LISTED_NAMES))
 
     known = 0
-    for found in ordered_map(count, folders[:_FOLDERS], size=int):
+    for found in ordered_map(count, folders[:_LISTED_FOLDERS], size=int):
         known += found if isinstance(found, int) else 0
-        if known >= _KNOWN:
+        if known >= _LISTED_NAMES:
             return
 
 
@@ -86,21 +86,21 @@ class NoFileError(SourceError):
 
 
 # Names of which any may match, {2026-11-01,2026-11-02}.
-_CHOICE = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_ALTERNATIVES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
-def matching(pattern: str) -> Iterator[File]:
+def match_files(pattern: str) -> Iterator[File]:
     """Yields the files that match a pattern with *, ?, [], ** and {a,b}; SourceError where none does.
 
     Of the names in braces, such as days, some may match nothing, which is said.
     """
-    chosen = _CHOICE.search(pattern)
+    chosen = _ALTERNATIVES.search(pattern)
     if not chosen:
-        return _matching(remote_files.resolve(pattern))
+        return _match_files(remote_files.resolve(pattern))
     found, absent = list[Iterator[File]](), list[str]()
     for name in chosen[1].split(","):
         try:
-            found.append(matching(pattern[: chosen.start()] + name + pattern[chosen.end() :]))
+            found.append(match_files(pattern[: chosen.start()] + name + pattern[chosen.end() :]))
         except NoFileError:
             absent.append(name)
     if not found:
@@ -113,8 +113,8 @@ def matching(pattern: str) -> Iterator[File]:
     return itertools.chain.from_iterable(found)
 
 
-def _matching(pattern: str) -> Iterator[File]:
-    found = _matching_objects(pattern)
+def _match_files(pattern: str) -> Iterator[File]:
+    found = _match_objects(pattern)
     if first := next(found, None):
         return itertools.chain([first], found)
     paths = [] if remote_files.is_remote(pattern) else glob.glob(pattern, recursive=True)
@@ -126,12 +126,12 @@ def _matching(pattern: str) -> Iterator[File]:
         raise SourceError(
             f"{pattern!r} is a directory; give a pattern such as {pattern.rstrip('/')}/*.tfrecord"
         )
-    return _described((File(path, path) for path in sorted(paths)), os.path.dirname(pattern))
+    return _with_stat((File(path, path) for path in sorted(paths)), os.path.dirname(pattern))
 
 
 def find_files(pattern: str) -> list[str]:
     """Returns the paths of the files that match a pattern, sorted; hidden ones are left out."""
-    return [file.path for file in matching(pattern)]
+    return [file.path for file in match_files(pattern)]
 
 
 def _uri(path: str) -> str:
@@ -146,12 +146,12 @@ def _first(found: Iterator[T], bucket: Bucket, path: str) -> T | None:
     except PlatformError as error:
         if remote_files.is_remote(path):
             raise
-        _say(bucket.name, str(error))
+        _report_no_api(bucket.name, str(error))
         return None
 
 
 @functools.cache
-def _say(bucket: str, why: str) -> None:
+def _report_no_api(bucket: str, why: str) -> None:
     way = "through its mount, a request a file"
     progress.report("listing", f"gs://{bucket} is listed {way}, as its API does not answer: {why}")
 
@@ -209,7 +209,9 @@ class Objects:
             return sum(page.weight for page in found)
 
         ranges = itertools.pairwise(["", *cuts, ""])
-        for found in ordered_map(pages, ranges, size=weight, in_flight=_TOGETHER, room=_ROOM):
+        for found in ordered_map(
+            pages, ranges, size=weight, in_flight=_CONCURRENT, buffer_bytes=_BUFFER_BYTES
+        ):
             if isinstance(found, Exception):
                 raise found
             yield from found
@@ -236,7 +238,7 @@ class Directory:
 
 
 def _names(directory: str, *, follow: bool) -> list[str]:
-    with remote_files.one_line(directory, "the directory "), os.scandir(directory) as entries:
+    with remote_files.as_source_error(directory, "the directory "), os.scandir(directory) as entries:
         return sorted(
             f"{entry.name}/" if entry.is_dir(follow_symlinks=follow) else entry.name
             for entry in entries
@@ -244,7 +246,7 @@ def _names(directory: str, *, follow: bool) -> list[str]:
         )
 
 
-def _described(found: Iterable[File], root: str) -> Iterator[File]:
+def _with_stat(found: Iterable[File], root: str) -> Iterator[File]:
     """Yields files with size and version; many are asked for at the same time where they are far."""
 
     def stat(file: File) -> File:
@@ -269,13 +271,13 @@ def _is_visible(name: str) -> bool:
     return name != "" and "/." not in f"/{name}"
 
 
-def _matching_objects(pattern: str) -> Iterator[File]:
+def _match_objects(pattern: str) -> Iterator[File]:
     """Yields the files of a bucket that match a pattern; none where the API of a mounted one is silent."""
     bucket, wanted = parse_uri(_uri(pattern))
-    if not wanted or _WILD.search(bucket.name):
+    if not wanted or _WILDCARD.search(bucket.name):
         return
     page = _first(bucket.pages(wanted, page_size=1), bucket, pattern)  # the name itself may have brackets
-    first, wild = next(iter(page or ()), None), _WILD.search(wanted)
+    first, wild = next(iter(page or ()), None), _WILDCARD.search(wanted)
     uri = f"gs://{bucket.name}"
     root = uri if remote_files.is_remote(pattern) else str(files.local_path(uri))
     if first and first.name == wanted:

@@ -20,14 +20,14 @@ Result = TypeVar("Result")
 #: Reads at the same time: at 30 ms each, 4,000 a second.
 IN_FLIGHT = 128
 #: Bytes that are held at most, about, of results that nobody has taken.
-ROOM = 32 << 20
+BUFFER_BYTES = 32 << 20
 #: Seconds during which a request is sent again.
-PATIENCE_S = 20.0
+RETRY_S = 20.0
 
 # So many reads are sent before the size of any is known.
-_FIRST = 16
+_INITIAL_WINDOW = 16
 
-_AGAIN = {
+_TRANSIENT_ERRNOS = {
     errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNABORTED,
     errno.EPIPE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EREMOTEIO,
 }  # fmt: skip
@@ -55,7 +55,7 @@ class TruncatedError(OSError):
 def is_transient(error: BaseException) -> bool:
     """Returns whether the same request may succeed a moment later."""
     if isinstance(error, OSError) and isinstance(error.errno, int):
-        return error.errno in _AGAIN
+        return error.errno in _TRANSIENT_ERRNOS
     if isinstance(error, TimeoutError | ConnectionError):
         return True
     kind = refusal_kind(error)
@@ -84,7 +84,7 @@ def with_retries(request: Callable[[Item], Result], item: Item) -> Result:
         return request(item)
 
     policy = Retry(
-        is_transient, initial=0.5, maximum=8.0, timeout=PATIENCE_S, on_error=lambda _: RETRIES.append(1)
+        is_transient, initial=0.5, maximum=8.0, timeout=RETRY_S, on_error=lambda _: RETRIES.append(1)
     )
     try:
         return policy(attempt)()
@@ -98,7 +98,7 @@ def ordered_map(
     *,
     size: Callable[[Result], int] = len,  # type: ignore[assignment]
     in_flight: int = IN_FLIGHT,
-    room: int = ROOM,
+    buffer_bytes: int = BUFFER_BYTES,
 ) -> Iterator[Result | Exception]:
     """Yields what `read` gives for each item, or the exception that it raises, in the order of the items.
 
@@ -106,8 +106,8 @@ def ordered_map(
     bytes, as far as the `size` of those before tells.
     """
     source, waiting = iter(items), deque[Future[Result]]()
-    window, mean = min(_FIRST, 2 * in_flight), 0.0
-    pool = ThreadPoolExecutor(in_flight, "ahead")
+    window, mean = min(_INITIAL_WINDOW, 2 * in_flight), 0.0
+    pool = ThreadPoolExecutor(in_flight, "prefetch")
     try:
         while True:
             for item in itertools.islice(source, max(0, window - len(waiting))):
@@ -121,7 +121,7 @@ def ordered_map(
                 continue
             result = first.result()
             mean += (size(result) - mean) / 16 if mean else size(result)
-            window = max(2, min(2 * in_flight, int(room / max(mean, 1))))
+            window = max(2, min(2 * in_flight, int(buffer_bytes / max(mean, 1))))
             yield result
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -28,10 +28,10 @@ from shardline.trainer.base.errors import ShardlineError, SourceError
 _LONGEST_LINE = 64 << 20
 
 # Bytes of a range, how many are under way for one file, and the part of one that a single stream copies.
-_RANGE, _RANGES, _PART = 4 << 20, 6, 64 << 20
+_RANGE_BYTES, _RANGES, _PART_BYTES = 4 << 20, 6, 64 << 20
 
 # Files that are copied at the same time; of large ones ranges are, too.
-_TOGETHER = 32
+_CONCURRENT = 32
 
 
 def resolve(path: str) -> str:
@@ -53,7 +53,7 @@ def is_remote(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def one_line(path: str, what: str = "") -> Iterator[None]:
+def as_source_error(path: str, what: str = "") -> Iterator[None]:
     """Turns what reading a file raises into one line; of a bucket that is anything (HTTP, credentials)."""
     try:
         yield
@@ -72,25 +72,27 @@ def is_on_network(path: str) -> bool:
 
 def open_read(path: str) -> BinaryIO:
     """Opens a file for reading; a local one without a buffer, as its readers ask for large blocks."""
-    with one_line(path):
+    with as_source_error(path):
         if near := local_copy(path) if is_on_network(path) else path:
             return _open_local(near)
-        return cast(BinaryIO, io.BufferedReader(Ranges(path), _RANGE))
+        return cast(BinaryIO, io.BufferedReader(RangeReader(path), _RANGE_BYTES))
 
 
 def fetch(path: str, target: str) -> None:
     """Copies a file that is far to this disk, parts of a large one side by side."""
-    source = Ranges(path)
+    source = RangeReader(path)
     with source, open(target, "wb") as file:
 
         def copy(start: int) -> int:
-            at, end = start, min(start + _PART, source.size)
+            at, end = start, min(start + _PART_BYTES, source.size)
             for block in source.parts(start, end):
                 at += os.pwrite(file.fileno(), block, at)
             return at - start
 
-        parts = range(0, source.size, _PART)
-        for copied in ordered_map(copy, parts, size=int, in_flight=_RANGES, room=_RANGES * _PART):
+        parts = range(0, source.size, _PART_BYTES)
+        for copied in ordered_map(
+            copy, parts, size=int, in_flight=_RANGES, buffer_bytes=_RANGES * _PART_BYTES
+        ):
             if isinstance(copied, Exception):
                 raise copied
 
@@ -101,14 +103,14 @@ def upload(source: Path, target: Path, before: Callable[[], None] = lambda: None
     def write(_: Path) -> None:
         before()
         with source.open("rb") as file, target.open("wb") as copy:
-            shutil.copyfileobj(file, copy, _RANGE)
+            shutil.copyfileobj(file, copy, _RANGE_BYTES)
             copy.flush()
             os.fsync(copy.fileno())  # what the bucket does not take is said here
 
     with_retries(write, source)
 
 
-def read_whole(path: str, generation: int = 0) -> bytes:
+def read_bytes(path: str, generation: int = 0) -> bytes:
     """Returns the content of a file, far or near, in one request; of an object, perhaps of one generation."""
     if is_remote(path):
         bucket, name = parse_uri(path)
@@ -126,12 +128,12 @@ def _open_local(path: str) -> BinaryIO:
     return cast(BinaryIO, file)
 
 
-class Ranges(io.RawIOBase):
+class RangeReader(io.RawIOBase):
     """A file that is far, of which the ranges behind the one that is read are on their way already."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.size, self._changed = stamp(path)
+        self.size, self._changed = size_and_version(path)
         self._blocks: Iterator[bytes | Exception] = iter(())
         self._block = memoryview(b"")
         self._position = 0
@@ -140,15 +142,15 @@ class Ranges(io.RawIOBase):
     def parts(self, start: int, end: int) -> Iterator[bytes]:
         """Yields a part of the file, in one request where it is mounted: that of a handle that reads on."""
         if is_remote(self._path):
-            for offset in range(start, end, _RANGE):
-                yield self._range(offset, min(offset + _RANGE, end))
+            for offset in range(start, end, _RANGE_BYTES):
+                yield self._range(offset, min(offset + _RANGE_BYTES, end))
             return
         with _open_local(self._path) as file:
-            if _stamp_of(file) != (self.size, self._changed):
+            if _size_and_mtime(file) != (self.size, self._changed):
                 raise self._replaced()
             file.seek(start)
             while start < end:
-                if not (block := file.read(min(_RANGE, end - start))):
+                if not (block := file.read(min(_RANGE_BYTES, end - start))):
                     raise TruncatedError(self._path, start, end)
                 yield block
                 start += len(block)
@@ -162,7 +164,7 @@ class Ranges(io.RawIOBase):
         """Reads what the next block has, into a buffer."""
         if not self._block and self._position < self.size:
             if not self._follows:
-                first, *rest = range(self._position, self.size, _RANGE)
+                first, *rest = range(self._position, self.size, _RANGE_BYTES)
                 # The first one alone: of many files only the beginning is wanted.
                 others = ordered_map(self._range, rest, in_flight=_RANGES)
                 self._blocks, self._follows = chain([with_retries(self._range, first)], others), True
@@ -194,7 +196,7 @@ class Ranges(io.RawIOBase):
         return True
 
     def _range(self, start: int, end: int = 0) -> bytes:
-        end = end or min(start + _RANGE, self.size)
+        end = end or min(start + _RANGE_BYTES, self.size)
         if not is_remote(self._path):
             return b"".join(self.parts(start, end))
         bucket, name = parse_uri(self._path)
@@ -207,7 +209,7 @@ class Ranges(io.RawIOBase):
         return data
 
 
-def stamp(path: str) -> tuple[int, int]:
+def size_and_version(path: str) -> tuple[int, int]:
     """Returns the size of a file in bytes, and its time of change in ns, or the generation of an object."""
 
     def ask(path: str) -> tuple[int, int]:
@@ -215,13 +217,13 @@ def stamp(path: str) -> tuple[int, int]:
             bucket, name = parse_uri(path)
             return bucket.find(name)[1:]
         with _open_local(path) as file:
-            return _stamp_of(file)
+            return _size_and_mtime(file)
 
-    with one_line(path):
+    with as_source_error(path):
         return with_retries(ask, path)
 
 
-def _stamp_of(file: BinaryIO) -> tuple[int, int]:
+def _size_and_mtime(file: BinaryIO) -> tuple[int, int]:
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
 
@@ -255,7 +257,7 @@ class _LocalCopies:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.pool = ThreadPoolExecutor(_TOGETHER, "copies")
+        self.pool = ThreadPoolExecutor(_CONCURRENT, "copies")
         self._begun: dict[str, Future[str]] = {}
         self._lock = threading.Lock()
 

@@ -153,7 +153,7 @@ def _show_source(settings: PreprocessSettings, as_json: bool) -> None:
     from shardline.components.preprocess.sources import bigquery, check_form
 
     check_form(settings.source)
-    settings = replace(settings, source=bigquery.pinned(settings.source))
+    settings = replace(settings, source=bigquery.pin_snapshot(settings.source))
     found = {"source": settings.source, "content": fingerprint(settings).text}
     if settings.source.startswith(bigquery.PREFIX):
         found["cost"] = bigquery.BigQuery(settings).cost()

@@ -30,13 +30,13 @@ def far(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """The dataset is far; returns how often each of its files was opened, by name."""
     opened = Counter[str]()
     monkeypatch.setattr(files, "is_mounted", lambda path: str(path).startswith(str(dataset)))
-    made = remote_files.Ranges.__init__
+    made = remote_files.RangeReader.__init__
 
-    def count(self: remote_files.Ranges, path: str) -> None:
+    def count(self: remote_files.RangeReader, path: str) -> None:
         opened[Path(path).name] += 1
         made(self, path)
 
-    monkeypatch.setattr(remote_files.Ranges, "__init__", count)
+    monkeypatch.setattr(remote_files.RangeReader, "__init__", count)
     return opened
 
 
@@ -79,11 +79,11 @@ def test_of_the_beginning_of_a_file_one_range_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranges = list[int]()
-    read = remote_files.Ranges._range
-    monkeypatch.setattr(remote_files, "_RANGE", 1000)
+    read = remote_files.RangeReader._range
+    monkeypatch.setattr(remote_files, "_RANGE_BYTES", 1000)
     monkeypatch.setattr(files, "is_mounted", lambda _: True)
     monkeypatch.setattr(
-        remote_files.Ranges,
+        remote_files.RangeReader,
         "_range",
         lambda self, start, end=0: ranges.append(start) or read(self, start, end),
     )

@@ -111,7 +111,7 @@ def test_of_many_texts_the_first_are_counted(monkeypatch: pytest.MonkeyPatch, tm
     counter = columns.ColumnCounter(manifest, 1)
     for index in range(30):
         counter.add({"label": ("int64", [0]), "x": ("float", [index]), "t": ("bytes", [b"%d" % index])})
-    (numbers,), (texts,) = columns.merged([counter.found()])
+    (numbers,), (texts,) = columns.merge_columns([counter.found()])
     assert (texts.distinct, texts.has_more, texts.examples) == (5, True, 30)
     assert numbers.spread is not None
     assert numbers.spread.deviation == pytest.approx(np.arange(30).std(), rel=1e-12)
@@ -126,7 +126,7 @@ def table_manifest(directory: Path) -> Manifest:
 def test_a_column_without_any_number(tmp_path: Path) -> None:
     counter = columns.ColumnCounter(table_manifest(tmp_path), 1)
     counter.add({"label": ("int64", [0]), "x": ("float", [float("nan")]), "t": ("bytes", [b""])})
-    numbers, texts = columns.merged([counter.found()])
+    numbers, texts = columns.merge_columns([counter.found()])
     assert columns.number_row(numbers[0]) == ("x", *[""] * 7, "100.0%", "0.0%")
     assert columns.text_row(texts[0])[:3] == ("t", "1", "100.0%")
 

@@ -94,16 +94,16 @@ def test_every_way_finds_the_same_in_the_same_order(
     bucket.write(*(f"data/{name}" for name in (*NAMES, *HIDDEN)), "database/x", "data.txt")
     bucket.objects.update({"data/": b"", "data/bird/": b"", "data/cat//2.jpg": b"never shown by a mount"})
 
-    by_api = list(listing.below(f"{bucket.root}/data"))
+    by_api = list(listing.files_below(f"{bucket.root}/data"))
 
     expected = [(name, len(f"data/{name}".encode())) for name in NAMES]
     assert facts(iter(by_api)) == [(*each, True) for each in expected]
     assert [Path(file.path).read_bytes() for file in by_api] == [f"data/{name}".encode() for name in NAMES]
     bucket.fates[0] = "before"
-    assert facts(listing.below(f"{bucket.root}/data")) == [(*each, False) for each in expected]
+    assert facts(listing.files_below(f"{bucket.root}/data")) == [(*each, False) for each in expected]
     unmount(monkeypatch, tmp_path)
     bucket.fates[0] = ""
-    there = [name for name, *_ in listing.below(f"gs://{bucket.root.name}/data")]
+    there = [name for name, *_ in listing.files_below(f"gs://{bucket.root.name}/data")]
     assert there == sorted([*NAMES, "cat//2.jpg"])
 
 
@@ -111,7 +111,7 @@ def test_a_thousand_names_are_a_request(bucket: Mounted) -> None:
     names = [f"{folder}/{number:04}.jpg" for folder in ("a", "b", "c") for number in range(2500)]
     bucket.objects.update(dict.fromkeys(names, b"jpeg"))
 
-    assert [file.name for file in listing.below(str(bucket.root))] == names
+    assert [file.name for file in listing.files_below(str(bucket.root))] == names
     assert len(bucket.requests) == 1 + 3 * 3
 
 
@@ -119,7 +119,7 @@ def test_ranges_are_listed_together_and_taken_in_order(bucket: Mounted) -> None:
     names = sorted(f"{folder:03}/{number}" for folder in range(100) for number in range(60))
     bucket.objects.update(dict.fromkeys(names, b""))
 
-    assert [file.name for file in listing.below(str(bucket.root))] == names
+    assert [file.name for file in listing.files_below(str(bucket.root))] == names
     assert len(bucket.requests) <= 1 + 16
 
 
@@ -127,7 +127,7 @@ def test_a_page_that_is_lost_is_asked_for_again(bucket: Mounted) -> None:
     bucket.objects.update(dict.fromkeys((f"a/{number}" for number in range(1500)), b""))
     bucket.fates[:] = ["", "lost", "", ""]
 
-    names = [file.name for file in listing.below(str(bucket.root))]
+    names = [file.name for file in listing.files_below(str(bucket.root))]
 
     assert names == sorted(bucket.objects)
     assert len(bucket.requests) == 1 + 2 + 1
@@ -187,7 +187,7 @@ def test_patterns_match_in_a_bucket_as_on_a_disk(pattern: str, bucket: Mounted) 
     wanted = f"{bucket.root}/{pattern}"
     on_disk = [path for path in glob.glob(wanted, recursive=True) if Path(path).is_file()] or [wanted]
 
-    found = list(listing.matching(f"gs://{bucket.root.name}/{pattern}"))
+    found = list(listing.match_files(f"gs://{bucket.root.name}/{pattern}"))
 
     assert [file.path for file in found] == sorted(on_disk)
     assert all(file.is_generation for file in found)
@@ -197,9 +197,9 @@ def test_patterns_match_in_a_bucket_as_on_a_disk(pattern: str, bucket: Mounted) 
 def test_what_is_not_there_is_said_as_ever(bucket: Mounted) -> None:
     bucket.write(*NAMES)
     for call, path, message in [
-        (listing.matching, "bird/*", "no file matches "),
-        (listing.matching, "cat", "is a directory; give a pattern such as "),
-        (listing.below, "bird", "cannot read the directory .*No such file or directory"),
+        (listing.match_files, "bird/*", "no file matches "),
+        (listing.match_files, "cat", "is a directory; give a pattern such as "),
+        (listing.files_below, "bird", "cannot read the directory .*No such file or directory"),
     ]:
         with pytest.raises(SourceError, match=message):
             list(call(f"{bucket.root}/{path}"))
@@ -212,7 +212,7 @@ def test_images_of_a_mounted_bucket_are_listed_by_its_api(
     for name in NAMES:
         (bucket.root / name).unlink()  # nobody looks
     told = list[str]()
-    monkeypatch.setattr(listing, "report_mount", told.extend)
+    monkeypatch.setattr(listing, "warm_mount", told.extend)
 
     source = open_source(PreprocessSettings(source=f"images:{bucket.root}"))
     examples = [example for example in source if isinstance(example, Example)]
@@ -243,15 +243,15 @@ def test_a_mount_lists_as_many_names_as_it_remembers(
     bucket: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.write(*NAMES)
-    monkeypatch.setattr(listing, "_KNOWN", 2)
+    monkeypatch.setattr(listing, "_LISTED_NAMES", 2)
     counted = list[int]()
     monkeypatch.setattr(
         listing,
-        "in_order",
+        "ordered_map",
         lambda read, folders, **_: (counted.append(read(each)) or counted[-1] for each in folders),
     )
 
-    listing.report_mount([f"{bucket.root}/{name}" for name in ("cat", "dog", "cat-big")])
+    listing.warm_mount([f"{bucket.root}/{name}" for name in ("cat", "dog", "cat-big")])
 
     assert counted == [2]
 

@@ -26,7 +26,7 @@ ITEMS = ["one", "two", "three", "four"]
 
 def do(how: str) -> dict[str, int]:
     with Processes(2, grieve) as processes:
-        return processes.do(grieve, {"how": how, "parent": os.getpid()}, ITEMS, lambda *_: None)
+        return processes.run(grieve, {"how": how, "parent": os.getpid()}, ITEMS, lambda *_: None)
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def killing_a_worker() -> Iterator[None]:
     def kill() -> None:
         while not is_over.is_set():
             for process in psutil.Process().children():
-                if process.pid not in before and "preprocess.pool" in " ".join(process.cmdline()):
+                if process.pid not in before and "preprocess.process_pool" in " ".join(process.cmdline()):
                     process.kill()
                     return
 
@@ -73,7 +73,7 @@ def test_a_worker_that_ends_without_an_answer_is_one_line(how: str, message: str
     assert time.monotonic() - began < 15
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
-            assert "preprocess.pool" not in " ".join(process.cmdline())
+            assert "preprocess.process_pool" not in " ".join(process.cmdline())
 
 
 def test_what_nobody_foresaw_in_a_worker_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -127,17 +127,17 @@ def test_a_directory_that_cannot_be_made() -> None:
 
 
 def test_two_runs_at_once(tmp_path: Path) -> None:
-    with work_directory.locked(tmp_path / "out"):
+    with work_directory.hold(tmp_path / "out"):
         with pytest.raises(RunError, match=rf"another run is writing .*out \(process {os.getpid()} on"):
             run("digits", tmp_path / "out")
         with (
             pytest.raises(RunError, match="another run"),
-            work_directory.locked(tmp_path / "out", shared=True),
+            work_directory.hold(tmp_path / "out", shared=True),
         ):
             pass
     with (
-        work_directory.locked(tmp_path / "out", shared=True),
-        work_directory.locked(tmp_path / "out", shared=True),
+        work_directory.hold(tmp_path / "out", shared=True),
+        work_directory.hold(tmp_path / "out", shared=True),
         pytest.raises(RunError, match="another run"),
     ):
         run("digits", tmp_path / "out")

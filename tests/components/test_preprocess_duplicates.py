@@ -26,7 +26,7 @@ def images(tmp_path: Path) -> Path:
 def test_duplicates_are_named(
     tmp_path: Path, images: Path, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "_TOGETHER", together)
+    monkeypatch.setattr(digests, "_HASHES_IN_MEMORY", together)
     manifest = run(f"images:{images}", tmp_path / "out")
     splits: dict[bytes, set[str]] = {}
     keys: dict[bytes, list[str]] = {}

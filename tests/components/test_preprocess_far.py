@@ -295,11 +295,11 @@ def test_a_manifest_that_gets_through_at_the_second_try_has_all_that_it_names(
 def test_a_bucket_that_never_answers_is_one_line(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(prefetch, "RETRY_S", 0.5)
     shutil.copytree(photos, tmp_path / "photos")
     with (
         mounted(tmp_path, FAULTS="1") as bucket,
-        pytest.raises(SourceError, match="however often it is tried: Input/output error"),
+        pytest.raises(SourceError, match="after several tries: Input/output error"),
     ):
         run(f"images:{bucket.path / 'photos'}", tmp_path / "out", on_bad_record="skip")
 

@@ -99,18 +99,18 @@ def test_a_bucket_that_stops_to_answer_is_one_line(
     bucket: Bucket, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No photo is left out for that."""
-    monkeypatch.setattr(prefetch, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(prefetch, "RETRY_S", 0.5)
     bucket.fate = lambda number: fault if number > 30 else ""  # the listing is over
-    with pytest.raises(SourceError, match=r"^cannot read 'gs://bucket/photos/.*', however often it is tried"):
+    with pytest.raises(SourceError, match=r"^cannot read 'gs://bucket/photos/.*' after several tries"):
         run(PHOTOS, tmp_path / "out", on_bad_record="skip", max_bad_fraction=1.0)
 
 
 def test_less_than_was_listed_is_never_stored(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(prefetch, "RETRY_S", 0.5)
     bucket.fate = lambda number: "short" if number > 10 else ""
-    with pytest.raises(SourceError, match=r"however often it is tried: \d+ of \d+ bytes were read"):
+    with pytest.raises(SourceError, match=r"after several tries: \d+ of \d+ bytes were read"):
         run(PHOTOS, tmp_path / "out", on_bad_record="skip", max_bad_fraction=1.0)
 
 

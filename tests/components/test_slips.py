@@ -11,11 +11,11 @@ from shardline.trainer.base.errors import SourceError
 
 
 def test_a_column_that_is_nearly_all_numbers_is_found() -> None:
-    slips = MalformedValues(["dist", "name", "code"])
+    malformed = MalformedValues(["dist", "name", "code"])
     for number in range(1, 2001):
         dist = {3: "", 4: "NA", 1500: "far"}.get(number, "1.5")
-        slips.look(number, {"dist": dist, "name": "ann", "code": "7" if number % 2 else "x"})
-    assert [*slips.found()] == [MalformedValue("dist", 1500, "far", 1998, 1997)]
+        malformed.inspect(number, {"dist": dist, "name": "ann", "code": "7" if number % 2 else "x"})
+    assert [*malformed.columns()] == [MalformedValue("dist", 1500, "far", 1998, 1997)]
 
 
 @pytest.fixture

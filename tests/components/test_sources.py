@@ -160,9 +160,9 @@ def test_urls_that_cannot_be_read(bucket: str, source: str, message: str) -> Non
 def test_whatever_fails_behind_a_url_is_one_line() -> None:
     """Of HTTP, of Google's client and of its credentials."""
     message = r"^cannot read 'gs://bucket/x': Internal error$"
-    with pytest.raises(SourceError, match=message), remote_files.one_line("gs://bucket/x"):
+    with pytest.raises(SourceError, match=message), remote_files.as_source_error("gs://bucket/x"):
         raise RuntimeError("Internal error\nand its page")
-    with pytest.raises(RuntimeError), remote_files.one_line("local/x"):
+    with pytest.raises(RuntimeError), remote_files.as_source_error("local/x"):
         raise RuntimeError("our own mistake keeps its traceback")
 
 

@@ -12,11 +12,11 @@ from typing import Any
 from shardline.components.preprocess.process_pool import Report
 
 
-def grieve(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
-    """Takes two items in the parent, and does in a worker what `given` says."""
-    if os.getpid() == given["parent"]:
+def grieve(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
+    """Takes two items in the parent, and does in a worker what `arguments` says."""
+    if os.getpid() == arguments["parent"]:
         return dict.fromkeys(islice(items, 2), os.getpid())
-    how = given["how"]
+    how = arguments["how"]
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "exit":

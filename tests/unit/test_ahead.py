@@ -102,7 +102,7 @@ def test_what_will_not_pass_is_said_at_once(error: Exception) -> None:
 
 
 def test_what_never_passes_is_said_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(prefetch, "RETRY_S", 0.05)
 
     def read(item: str) -> str:
         raise OSError(errno.EIO, "injected")
@@ -122,7 +122,7 @@ def test_large_results_are_held_within_the_room() -> None:
             most = max(most, held)
         return bytes(1000)
 
-    for _ in ordered_map(read, range(300), room=10_000):
+    for _ in ordered_map(read, range(300), buffer_bytes=10_000):
         with lock:
             held -= 1
     assert most <= 20  # some are asked for before the size of any is known

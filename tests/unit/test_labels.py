@@ -59,7 +59,7 @@ def test_a_setting_that_cannot_be_is_refused(text: str, message: str) -> None:
 
 
 def found(kind: str, values: Sequence[Any], wanted: str = "x") -> Label:
-    (label,) = labels.find(labels.parse(wanted), {"x": kind, "y": "int64"}, lambda _: values)
+    (label,) = labels.find_labels(labels.parse(wanted), {"x": kind, "y": "int64"}, lambda _: values)
     return label
 
 
@@ -93,13 +93,13 @@ def test_many_whole_numbers_are_never_silently_classes(values: list[int]) -> Non
     ],
 )
 def test_whole_numbers_far_apart_are_names_of_classes(values: list[int], classes: tuple[str, ...]) -> None:
-    (label,) = labels.find(labels.parse("class:zip"), {"zip": "int64"}, lambda _: values)
+    (label,) = labels.find_labels(labels.parse("class:zip"), {"zip": "int64"}, lambda _: values)
     assert label.class_names == classes
 
 
 def test_names_with_a_bar_between_them_are_asked_for() -> None:
     def found(wanted: str, values: list[str]) -> str:
-        return labels.find(labels.parse(wanted), {"tags": "string"}, lambda _: values)[0].kind
+        return labels.find_labels(labels.parse(wanted), {"tags": "string"}, lambda _: values)[0].kind
 
     values = ["cat", "dog", "cat|dog"]
     with pytest.raises(
@@ -123,7 +123,7 @@ def test_a_type_that_does_not_fit_the_kind_is_refused() -> None:
     with pytest.raises(SourceError, match=r"'x' is floats; as a label of kind class, whole numbers"):
         found("float32", [1.0], "class:x")
     with pytest.raises(SourceError, match="column 'x' is lists of text; as a label of kind multilabel"):
-        labels.find(labels.parse("multilabel:x,y"), {"x": "strings", "y": "int64"}, lambda _: [["a"]])
+        labels.find_labels(labels.parse("multilabel:x,y"), {"x": "strings", "y": "int64"}, lambda _: [["a"]])
 
 
 @pytest.mark.parametrize("wanted", ["x", "regression:x"])
@@ -143,8 +143,8 @@ def test_text_that_is_another_in_each_row_is_not_silently_classes() -> None:
 
 def test_targets_are_stored_by_their_kind_and_counted() -> None:
     targets = Targets([KIND, PRICE, TAGS])
-    first, _ = targets.of({"kind": 1, "price": 2.5, "tags": ["x", "z"]}, "one")
-    targets.of({"kind": 0, "price": 4, "tags": (0, 1, 0)}, "two")
+    first, _ = targets.serialize({"kind": 1, "price": 2.5, "tags": ["x", "z"]}, "one")
+    targets.serialize({"kind": 0, "price": 4, "tags": (0, 1, 0)}, "two")
     targets.check(2)
     assert first == 1
 
@@ -152,8 +152,11 @@ def test_targets_are_stored_by_their_kind_and_counted() -> None:
 def test_a_stratum_is_a_class_of_the_first_label_that_has_such() -> None:
     other = Label("other", "class", tuple("abcdefgh"))
     targets = Targets([PRICE, KIND, other])
-    assert [targets.of({"price": 1.0, "kind": kind, "other": 7}, "one")[0] for kind in (0, 1)] == [0, 1]
-    assert Targets([PRICE]).of(2.0, "one")[0] == 0
+    assert [targets.serialize({"price": 1.0, "kind": kind, "other": 7}, "one")[0] for kind in (0, 1)] == [
+        0,
+        1,
+    ]
+    assert Targets([PRICE]).serialize(2.0, "one")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ def test_a_stratum_is_a_class_of_the_first_label_that_has_such() -> None:
 )
 def test_a_value_that_its_label_cannot_have_is_refused(label: Label, value: Any, reason: str) -> None:
     with pytest.raises(BadRecordError, match=reason):
-        Targets([label]).of(value, "one")
+        Targets([label]).serialize(value, "one")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +187,7 @@ def test_a_value_that_its_label_cannot_have_is_refused(label: Label, value: Any,
 def test_what_is_the_same_for_all_cannot_be_learned(label: Label, value: Any, message: str) -> None:
     targets = Targets([label])
     for name in ("one", "two"):
-        targets.of(value, name)
+        targets.serialize(value, name)
     with pytest.raises(SourceError, match=message):
         targets.check(2)
 

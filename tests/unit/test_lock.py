@@ -15,7 +15,7 @@ HOLDS = """
 import sys
 from pathlib import Path
 from shardline.components.preprocess import work_directory as lock
-with lock.created(Path(sys.argv[1]), take_over=False):
+with lock.bucket_lock(Path(sys.argv[1]), take_over=False):
     print(flush=True)
     sys.stdin.read()
 """
@@ -24,9 +24,9 @@ ELSEWHERE = "elsewhere/boot/pid:[1] 17 99 abc"
 
 def test_it_is_held_by_one_and_given_back(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with lock.created(path, take_over=False) as name:
+    with lock.bucket_lock(path, take_over=False) as name:
         assert lock.read_small(path) == name
-        with pytest.raises(RunError, match="another run is writing"), lock.created(path, take_over=False):
+        with pytest.raises(RunError, match="another run is writing"), lock.bucket_lock(path, take_over=False):
             pass
     assert not path.exists()
 
@@ -37,11 +37,14 @@ def test_one_of_this_machine_is_taken_over_at_once_when_its_holder_has_ended(tmp
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout
         assert other.stdout.readline() == b"\n"
-        with pytest.raises(RunError, match=f"process {other.pid} on "), lock.created(path, take_over=False):
+        with (
+            pytest.raises(RunError, match=f"process {other.pid} on "),
+            lock.bucket_lock(path, take_over=False),
+        ):
             pass
         other.kill()
         other.wait()
-    with lock.created(path, take_over=False) as name:
+    with lock.bucket_lock(path, take_over=False) as name:
         assert lock.read_small(path) == name
 
 
@@ -50,17 +53,17 @@ def test_one_of_another_machine_stays_unless_it_is_known_to_have_ended(tmp_path:
     path.write_text(ELSEWHERE)
     with (
         pytest.raises(RunError, match=rf"process 17 on elsewhere.* if it was killed, remove {path}"),
-        lock.created(path, take_over=False),
+        lock.bucket_lock(path, take_over=False),
     ):
         pass
     assert path.read_text() == ELSEWHERE
-    with lock.created(path, take_over=True) as name:
+    with lock.bucket_lock(path, take_over=True) as name:
         assert lock.read_small(path) == name
 
 
 def test_whoever_has_lost_it_leaves_that_of_the_other(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with lock.created(path, take_over=False):
+    with lock.bucket_lock(path, take_over=False):
         path.write_text(ELSEWHERE)
     assert path.read_text() == ELSEWHERE
 
@@ -69,10 +72,10 @@ def test_whoever_has_lost_it_leaves_that_of_the_other(tmp_path: Path) -> None:
 def test_an_empty_lock_is_of_a_run_that_was_killed_and_a_damaged_one_is_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_taken: bool
 ) -> None:
-    monkeypatch.setattr(lock, "_EMPTY_SECONDS", 0)
+    monkeypatch.setattr(lock, "_EMPTY_LOCK_SECONDS", 0)
     (tmp_path / "lock").write_text(text)
     try:
-        with lock.created(tmp_path / "lock", take_over=False):
+        with lock.bucket_lock(tmp_path / "lock", take_over=False):
             assert is_taken
     except RunError:
         assert not is_taken

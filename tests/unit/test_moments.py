@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.time_split import TimeSplit, feature_of, parse_gap, parse_time, time_text
+from shardline.components.preprocess.time_split import (
+    TimeSplit,
+    format_time,
+    parse_gap,
+    parse_time,
+    time_feature,
+)
 from shardline.trainer.base.errors import SettingsError, SourceError
 
 
@@ -39,15 +45,15 @@ def test_times_are_numbers_dates_and_texts() -> None:
 
 
 def test_the_feature_of_times_says_what_it_counts() -> None:
-    assert [feature_of(kind) for kind in ("int64", "float32", "string", "timestamp", "DATE")] == [
+    assert [time_feature(kind) for kind in ("int64", "float32", "string", "timestamp", "DATE")] == [
         "split_number",
         "split_number_millionths",
         *["split_time_us"] * 3,
     ]
-    assert time_text(1_500_000, "split_time_us") == "1970-01-01T00:00:01.500000+00:00"
-    assert time_text(2**62, "split_time_us") == f"{2**62} us"
-    assert time_text(20261123, "split_number") == "20261123"
-    assert time_text(250_000, "split_number_millionths") == "0.25"
+    assert format_time(1_500_000, "split_time_us") == "1970-01-01T00:00:01.500000+00:00"
+    assert format_time(2**62, "split_time_us") == f"{2**62} us"
+    assert format_time(20261123, "split_number") == "20261123"
+    assert format_time(250_000, "split_number_millionths") == "0.25"
 
 
 def test_a_gap_is_a_duration_or_a_number() -> None:

@@ -10,7 +10,7 @@ import pytest
 from shardline.components.preprocess.plan.digests import (
     SplitCodes,
     StratifiedSplit,
-    allot,
+    assign_splits,
     choose_split,
     digests,
 )
@@ -120,7 +120,7 @@ def test_the_seed_changes_everything() -> None:
 
 
 def counts(sizes: list[int], shares: dict[str, float]) -> list[int]:
-    return np.bincount(allot(np.array(sizes), shares), sizes, len(SPLITS)).astype(int).tolist()  # type: ignore[no-any-return]
+    return np.bincount(assign_splits(np.array(sizes), shares), sizes, len(SPLITS)).astype(int).tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ def _rows(count: int) -> Records:
         parts = b"key%d" % number, b"p" * (number % 3), b"f" * (number % 700)
         head["order"], head["order_low"] = draw.getrandbits(64) - draw.getrandbits(64) % 2, number % 7
         head["keys"], head["paths"], head["features"] = map(len, parts)
-        head["label"], head["place"], head["offset"], head["length"] = number, 2, number, WHOLE_FILE
-        head["known"], head["code"] = number + 1, 1
+        head["label"], head["location"], head["offset"], head["length"] = number, 2, number, WHOLE_FILE
+        head["key_hash"], head["code"] = number + 1, 1
         texts.append(b"".join(parts))
     heads["order"][10:300:10] = heads["order"][10]  # the same content under several keys
     return Records(heads, texts)
@@ -39,8 +39,8 @@ IN_ORDER = sorted(_list(ROWS), key=lambda row: (row[0], row[1], row[-2], *row[8:
 
 
 def test_a_row_is_taken_apart() -> None:
-    assert records.known_bytes(ROWS.heads[6:8]) == bytes([*[0] * 7, 7, *[0] * 7, 8])
-    assert len(records.known_bytes(ROWS.heads)) == KEY_BYTES * 1000
+    assert records.key_hash_bytes(ROWS.heads[6:8]) == bytes([*[0] * 7, 7, *[0] * 7, 8])
+    assert len(records.key_hash_bytes(ROWS.heads)) == KEY_BYTES * 1000
     assert list(ROWS.fields())[7] == (b"key7", b"p", b"f" * 7, 7, 2, 7, WHOLE_FILE)
 
 
@@ -49,8 +49,8 @@ def test_a_row_is_taken_apart() -> None:
 def test_buckets_give_all_rows_in_order(
     tmp_path: Path, in_memory: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "_ROWS_IN_MEMORY", in_memory)
-    monkeypatch.setattr(records, "_ROWS_TOGETHER", together)
+    monkeypatch.setattr(records, "_RECORDS_IN_MEMORY", in_memory)
+    monkeypatch.setattr(records, "_RECORDS_SORTED", together)
     buckets, order = Buckets(tmp_path / "buckets"), np.array(random.Random(0).sample(range(1000), 1000))
     for start in range(0, 1000, 50):
         buckets.append(ROWS.take(order[start : start + 50]))

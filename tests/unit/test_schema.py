@@ -44,7 +44,7 @@ def found(
     rows = [{name: column[index] for name, column in values.items()} for index in range(count)]
     for part in (slice(2), slice(2, count)):  # what is looked at in two parts is counted together
         keys = [f"k{index}" for index in range(count)][part]
-        check.take(keys, (targets if targets is not None else [0] * count)[part], rows[part])
+        check.add(keys, (targets if targets is not None else [0] * count)[part], rows[part])
     return {f"{one.column} {one.problem}": one for one in check.anomalies()}
 
 

@@ -133,7 +133,7 @@ class Codec:
             is_sampled = (
                 header.encoding == "jpeg" and not zlib.crc32(name.encode(errors="replace")) % _SAMPLED
             )
-            check_whole(encoded, header, deep=self._check == "decode" or is_sampled)
+            check_file(encoded, header, deep=self._check == "decode" or is_sampled)
         return True
 
     def _check_size(self, height: int, width: int) -> None:
@@ -143,7 +143,7 @@ class Codec:
             raise UnreadableError(f"fewer than {SMALLEST} x {SMALLEST} pixels")
 
 
-def check_whole(encoded: bytes, header: Header, *, deep: bool) -> None:
+def check_file(encoded: bytes, header: Header, *, deep: bool) -> None:
     """Raises an UnreadableError if the file of a JPEG or PNG is damaged, or with `deep` its pixels are."""
     check_structure(encoded)
     if deep:

@@ -34,20 +34,20 @@ Values = Mapping[str, tuple[str, Sequence[Any]]]
 
 
 def each_shard(
-    job: Job, directory: Path, manifest: Manifest, *, topic: str, processes: int = 0, **given: Any
+    job: Job, directory: Path, manifest: Manifest, *, topic: str, processes: int = 0, **arguments: Any
 ) -> dict[str, Any]:
-    """Does a job of the process pool for every shard and returns what it found, by file.
+    """Runs a job of the process pool for every shard and returns its results, by file.
 
-    The job is given `directory` and the values of `given`. `topic` is that of the progress; `processes` is 0
-    for one per core.
+    The job's arguments are `directory` and `arguments`. `topic` is that of the progress lines; `processes` is
+    0 for one per core.
     """
     if processes < 0:
         raise SettingsError(f"processes must be at least 1, or 0 for one per core, not {processes}")
     shards = sorted(manifest.shards, key=lambda shard: -shard.records)
     meter = Meter("read", manifest.records, topic=topic)
     with Processes(min(processes or len(os.sched_getaffinity(0)), len(shards)), job) as pool:
-        given |= {"directory": str(directory)}
-        return pool.do(job, given, [shard.file for shard in shards], meter.advance)
+        arguments |= {"directory": str(directory)}
+        return pool.run(job, arguments, [shard.file for shard in shards], meter.advance)
 
 
 def read_values(
@@ -76,16 +76,16 @@ def read_values(
 
 
 def first_records(
-    directory: Path, manifest: Manifest, shards: Sequence[Shard], *, records: int, room: int
+    directory: Path, manifest: Manifest, shards: Sequence[Shard], *, records: int, max_bytes: int
 ) -> Iterator[Values]:
     """Yields the first records of up to 16 shards, about `records` in all, of large ones fewer.
 
     They are a random sample: shards are written in the order of hashes. Of each shard reading ends where its
-    share of `room` bytes is used up. Raises DatasetError when one cannot be read.
+    share of `max_bytes` bytes is used up. Raises DatasetError when one cannot be read.
     """
     shards = shards[:: -(-len(shards) // _SHARDS)]
     for shard in shards:
-        left = max(1, room // len(shards))
+        left = max(1, max_bytes // len(shards))
         some = islice(read_values(directory / shard.file, manifest.compression), -(-records // len(shards)))
         try:
             for size, values in some:

@@ -18,7 +18,7 @@ from shardline.components.preprocess.inspect.columns import (
     TEXT_TITLES,
     ColumnCounter,
     NumberCounter,
-    merged,
+    merge_columns,
     number_column,
     number_row,
     text_row,
@@ -115,7 +115,7 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
     sides = {name: NumberCounter(_RECORDS) for name in ("image height", "image width") if image}
     rows: list[list[str]] = []
     pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes or ("examples",)}
-    for values in first_records(directory, manifest, manifest.shards, records=_RECORDS, room=_BYTES):
+    for values in first_records(directory, manifest, manifest.shards, records=_RECORDS, max_bytes=_BYTES):
         taken += 1
         counter.add(values)
         key = text(values["key"][1][0])
@@ -137,7 +137,7 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
         for label in manifest.labels
     ]
     found = counter.found()
-    numbers, texts = merged([found])
+    numbers, texts = merge_columns([found])
     parts = found["numbers"] | {name: counted.found() for name, counted in sides.items()}
     numbers += [number_column(name, [parts[name]]) for name in sides if parts[name]["examples"]]
     drawn = [(number_row(each), _histogram(parts[each.name]["sample"])) for each in numbers]

@@ -82,7 +82,7 @@ class ColumnCounter:
 
     Args:
         manifest: Manifest of the dataset.
-        shards: Into how many parts the dataset is counted, whose results `merged` brings together.
+        shards: Into how many parts the dataset is counted, whose results `merge_columns` brings together.
     """
 
     def __init__(self, manifest: Manifest, shards: int) -> None:
@@ -104,7 +104,7 @@ class ColumnCounter:
                 counted.add(found[place])
 
     def found(self) -> dict[str, dict[str, Any]]:
-        """Returns what was found, for `merged`, as JSON can hold it."""
+        """Returns what was found, for `merge_columns`, as JSON can hold it."""
         return {
             "numbers": {name: counted.found() for name, (*_, counted) in self._numbers.items()},
             "texts": {name: counted.found() for name, (*_, counted) in self._texts.items()},
@@ -170,7 +170,7 @@ class _TextCounter:
         }
 
 
-def merged(parts: Iterable[Mapping[str, Any]]) -> tuple[list[NumberColumn], list[TextColumn]]:
+def merge_columns(parts: Iterable[Mapping[str, Any]]) -> tuple[list[NumberColumn], list[TextColumn]]:
     """Returns the columns of a dataset from what a `ColumnCounter` found in each part of it, at least one."""
     found = list(parts)
     return (

@@ -89,7 +89,7 @@ def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> P
         raise DatasetError(
             f"the dataset {directory} has no {split} split; its splits: {', '.join(manifest.splits)}"
         )
-    records = first_records(directory, manifest, found.shards, records=RECORDS, room=_BYTES)
+    records = first_records(directory, manifest, found.shards, records=RECORDS, max_bytes=_BYTES)
     labels: dict[str, Mapping[str, int]] = {}
     for label in manifest.labels:
         counts = dict(zip(label.outputs, found.labels[label.name].counts, strict=False))
@@ -128,7 +128,7 @@ def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
             }
         elif feature.encoding:
             with contextlib.suppress(SourceError):  # `dataset verify` names what cannot be decoded
-                measured |= _of_image(value, feature)
+                measured |= _measure_image(value, feature)
         elif isinstance(value, bytes):
             text = value.decode("utf-8", "replace")
             measured |= {feature.name: text[:_LONGEST_VALUE], f"{feature.name} length": float(len(text))}
@@ -171,7 +171,7 @@ def _numbers(values: Sequence[float]) -> Numbers:
     )
 
 
-def _of_image(encoded: bytes, feature: Feature) -> dict[str, float]:
+def _measure_image(encoded: bytes, feature: Feature) -> dict[str, float]:
     height, width, *_ = image_kind(encoded, feature)
     if feature.encoding == "raw":
         pixels = np.frombuffer(encoded, np.uint8)

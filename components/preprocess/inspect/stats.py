@@ -85,13 +85,13 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
         DatasetError: There is no manifest, or a shard is damaged.
     """
     manifest = manifests.load(directory)
-    found = each_shard(look_at_shards, directory, manifest, topic="stats", processes=processes)
+    found = each_shard(count_shards, directory, manifest, topic="stats", processes=processes)
     sizes, encodings = Counter[_Size](), Counter[str]()
     for look in found.values():
         for (height, width, channels, encoding), count in look["images"]:
             sizes[height, width, channels] += count
             encodings[encoding] += count
-    numbers, texts = columns.merged(look["columns"] for look in found.values())
+    numbers, texts = columns.merge_columns(look["columns"] for look in found.values())
     record_bytes = columns.number_column("record", [look["record_bytes"] for look in found.values()])
     return Stats(
         records=record_bytes.examples,
@@ -105,12 +105,12 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
     )
 
 
-def look_at_shards(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
+def count_shards(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
     """Counts what is in shards: a job of the process pool, given the `directory` of the dataset.
 
     By shard it returns `images`, pairs of `image_kind` and its number, `record_bytes` and `columns`.
     """
-    directory, found = Path(given["directory"]), {}
+    directory, found = Path(arguments["directory"]), {}
     manifest = manifests.load(directory)
     features = [feature for feature in manifest.features if feature.encoding]
     for file in items:

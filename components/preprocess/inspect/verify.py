@@ -16,11 +16,11 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from shardline.components.preprocess.images.codec import check_whole
+from shardline.components.preprocess.images.codec import check_file
 from shardline.components.preprocess.images.structure import UnreadableError, read_header
 from shardline.components.preprocess.inspect import KINDS, Values, each_shard, read_values, text
 from shardline.components.preprocess.process_pool import Report
-from shardline.components.preprocess.time_split import gap_of, time_text
+from shardline.components.preprocess.time_split import format_time, scaled_gap
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.preprocess.write.markers import tally
 from shardline.components.storage import remote_files
@@ -52,7 +52,7 @@ class Damage:
         return printable(f"{self.file}{where}: {self.what}")
 
 
-def _says(what: str) -> Damage:
+def _contradiction(what: str) -> Damage:
     """Returns what the manifest says and the shards do not."""
     return Damage(MANIFEST_FILE, None, f"says {what}")
 
@@ -101,7 +101,7 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     damages += [Damage(**each) for shard in manifest.shards for each in checks[shard.file]["damages"]]
     damages += _check_labels(manifest, checks)
     damages += _check_groups(manifest, checks)
-    damages += _check_moments(manifest, checks)
+    damages += _check_times(manifest, checks)
     damages += _check_rejected(directory, manifest)
     damages += _check_files(directory, manifest)
     return Verification(
@@ -117,20 +117,20 @@ def _check_manifest(manifest: Manifest) -> Iterator[Damage]:
     written = manifest.records
     rejected = sum(manifest.rejected.values())
     if manifest.records_in != written + rejected:
-        yield _says(
+        yield _contradiction(
             f"{manifest.records_in:,} records went in, {written:,} were written, {rejected:,} rejected"
         )
     for name, split in manifest.splits.items():
         sizes = [shard.records for shard in split.shards]
         if sizes and (sizes != sorted(sizes, reverse=True) or sizes[0] - sizes[-1] > 1):
-            yield _says(
+            yield _contradiction(
                 f"the shards of {name} have {max(sizes):,} to {min(sizes):,} records; "
                 "they must differ by at most one, the longer ones first"
             )
         for label in manifest.labels:
             counts = split.labels[label.name].counts
             if label.kind == CLASS and sum(counts) != split.records:
-                yield _says(
+                yield _contradiction(
                     f"{name} has {split.records:,} records, but {sum(counts):,} in {len(counts):,} classes"
                 )
 
@@ -151,7 +151,7 @@ def _check_files(directory: Path, manifest: Manifest) -> Iterator[Damage]:
     """Yields what is wrong with the file of keys, where there is one, and the files that are not named."""
     if keys := manifest.keys:
         try:
-            yield from _differences(keys, *_summed(directory / keys.file, lambda: None))
+            yield from _differences(keys, *_size_and_checksum(directory / keys.file, lambda: None))
         except OSError as error:
             yield _unread(keys.file, error)
     named = {file.file for file in manifest.files} | {MANIFEST_FILE, REJECTED_FILE}
@@ -165,7 +165,7 @@ def _unread(file: str, error: OSError) -> Damage:
     return Damage(file, None, "is missing" if is_missing else f"cannot be read: {error.strerror or error}")
 
 
-def _summed(path: Path, advance: Callable[[], None]) -> tuple[int, str]:
+def _size_and_checksum(path: Path, advance: Callable[[], None]) -> tuple[int, str]:
     """Returns the size of a file and its CRC-32C."""
     size = crc = 0
     with path.open("rb") as file:
@@ -176,7 +176,7 @@ def _summed(path: Path, advance: Callable[[], None]) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def _near(path: Path) -> Iterator[Path]:
+def _local_file(path: Path) -> Iterator[Path]:
     """Yields the path of a file on this disk: a copy, while the context lasts, where it is far."""
     if not remote_files.is_on_network(str(path)):
         yield path
@@ -218,10 +218,12 @@ def _check_label(name: str, split: Split, checks: Sequence[_Check], label: Label
     )
     for output, there, expected in zip(label.class_names, found.counts, said.counts, strict=False):
         if there != expected:
-            yield _says(f"class {output!r} has {expected:,} records in {name}, the shards hold {there:,}")
+            yield _contradiction(
+                f"class {output!r} has {expected:,} records in {name}, the shards hold {there:,}"
+            )
     for output, values, spread in zip(label.outputs, found.spreads, said.spreads, strict=False):
         if not np.allclose(astuple(values), astuple(spread), rtol=1e-9, atol=1e-12):
-            yield _says(
+            yield _contradiction(
                 f"{output!r} is {spread.least:g} to {spread.largest:g} in {name}, mean {spread.mean:g}, the "
                 f"shards hold {values.least:g} to {values.largest:g}, mean {values.mean:g}"
             )
@@ -242,33 +244,33 @@ def _check_groups(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[
         yield Damage(MANIFEST_FILE, None, what)
 
 
-def _check_moments(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
+def _check_times(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
     """Yields the last example of a split that is not, or not by the gap, before the first of the next one."""
     feature, column = manifest.moment, str(manifest.settings.get("split_by_time"))
     gap = str(manifest.settings.get("split_gap") or "")
     if not feature:
         return
     splits = [
-        (name, [time for shard in manifest.splits[name].shards for time in checks[shard.file]["moments"]])
+        (name, [time for shard in manifest.splits[name].shards for time in checks[shard.file]["times"]])
         for name in SPLITS
         if name in manifest.splits
     ]
     for (before, earlier), (name, later) in pairwise((name, times) for name, times in splits if times):
         (last, key), (first, key_of_first) = max(earlier), min(later)
-        if last >= first - gap_of(gap, feature):
+        if last >= first - scaled_gap(gap, feature):
             what = (
-                f"splits by {column!r}, and {key!r} in {before}, {time_text(last, feature)}, is not "
-                f"{f'{gap} ' if gap else ''}before {key_of_first!r} in {name}, {time_text(first, feature)}"
+                f"splits by {column!r}, and {key!r} in {before}, {format_time(last, feature)}, is not "
+                f"{f'{gap} ' if gap else ''}before {key_of_first!r} in {name}, {format_time(first, feature)}"
             )
             yield Damage(MANIFEST_FILE, None, what)
 
 
-def check_shards(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
+def check_shards(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
     """Checks shards, a job of the process pool: a `_Check` by shard.
 
-    `given` has the `directory` of the dataset, and `deep`: whether images are decoded.
+    `arguments` has the `directory` of the dataset, and `deep`: whether images are decoded.
     """
-    checker = _Checker(Path(given["directory"]), given["deep"], report)
+    checker = _Checker(Path(arguments["directory"]), arguments["deep"], report)
     return {file: checker.check(file) for file in items}
 
 
@@ -280,7 +282,7 @@ class _Checker:
         self._directory, self._deep, self._report = directory, deep, report
         self._features, self._compression = manifest.features, manifest.compression
         self._group, self._moment = manifest.group, manifest.moment
-        self._groups, self._moments = set[str](), list[tuple[int, str]]()
+        self._groups, self._times = set[str](), list[tuple[int, str]]()
         self._labels = {label.name: label for label in manifest.labels}
         self._shards = {shard.file: shard for shard in manifest.shards}
 
@@ -292,14 +294,14 @@ class _Checker:
         values = {name: list[Sequence[Any]]() for name in self._labels}
         damages, size = list[Damage](), 0
         self._groups.clear()
-        self._moments.clear()
+        self._times.clear()
         path, shard = self._directory / file, self._shards[file]
         try:
             size = path.stat().st_size
             if path.is_file():
-                with _near(path) as copy:
+                with _local_file(path) as copy:
                     # The report ends a worker whose parent is gone.
-                    _, checksum = _summed(copy, lambda: self._report(0, 0))
+                    _, checksum = _size_and_checksum(copy, lambda: self._report(0, 0))
                     damages += _differences(shard, size, checksum)
                     damages += self._check_records(copy, shard, values)
             else:
@@ -314,7 +316,7 @@ class _Checker:
             },
             "damages": list(map(asdict, damages)),
             "groups": sorted(self._groups),
-            "moments": list(self._moments),
+            "times": list(self._times),
         }
 
     def _check_records(
@@ -335,8 +337,8 @@ class _Checker:
                     if self._group in values:
                         self._groups.add(text(values[self._group][1][0]))
                     if self._moment in values:
-                        times = [*self._moments, (values[self._moment][1][0], text(values["key"][1][0]))]
-                        self._moments = [min(times), max(times)]
+                        times = [*self._times, (values[self._moment][1][0], text(values["key"][1][0]))]
+                        self._times = [min(times), max(times)]
                 number += 1
         except SourceError as error:
             # Where a record ends is no longer known: the rest of the shard cannot be read.
@@ -386,7 +388,7 @@ class _Checker:
         if header is None or feature.encoding not in ("image", header.encoding):
             return f"cannot be decoded as {feature.encoding}: it begins as another file"
         try:
-            check_whole(encoded, header, deep=self._deep)
+            check_file(encoded, header, deep=self._deep)
         except UnreadableError as fault:
             return f"cannot be decoded as {feature.encoding}: {fault}"
         found, said = (header.height, header.width), feature.shape[:2]

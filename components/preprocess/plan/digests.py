@@ -1,12 +1,12 @@
-"""Digests: salted hashes of the keys of examples, and what follows from them, their order and their split.
+"""Digests: salted hashes of the keys of examples, from which their order and their split follow.
 
 An example keeps its split when the source grows. The digest with the seed is its position in the order; the
-second half of the one with the split's salt chooses its split, whatever the seed, and the second half of the
-one with 0 is what it is known by in other datasets. Where a split is stratified it follows from the example's
-place among all of its class, in the order of those hashes. So a few more examples move few others.
+second half of the digest with the split's salt chooses its split, and that of the digest with 0 is the key
+hash that identifies it across datasets. A stratified split follows from the example's rank among all of its
+class, in the order of those hashes: a few more examples move few others.
 
-Hashes of 64 bits say what is equal, too: among 100 million different contents two are confused once in 3,700
-datasets, among a million once in 37 million. More than fit into memory are divided by their first bits.
+Hashes of 64 bits also find equal contents: among 100 million different ones two collide once in 3,700
+datasets, among a million once in 37 million. More than fit into memory are partitioned by their first bits.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import xxhash
 from shardline.components.preprocess.plan.records import Numbers
 from shardline.trainer.data.manifest import KEY_BYTES, SPLITS
 
-# Splits that a source may give to an example.
-_OWN = (None, *SPLITS)
+# Splits that a source may assign to an example.
+_SOURCE_SPLITS = (None, *SPLITS)
 
 #: Bytes of the hash of one record's key or content in a file of hashes.
 HASH_BYTES = 8
 
 _BLOCK = HASH_BYTES * 4096
 
-# Hashes that are in memory together (about 10 MB with what finding them takes).
-_TOGETHER = 262_144
+# Hashes that are compared in memory at a time (about 10 MB with temporary arrays).
+_HASHES_IN_MEMORY = 262_144
 
 
 def digests(keys: Iterable[bytes], seed: int) -> tuple[Numbers, Numbers]:
@@ -49,8 +49,8 @@ def choose_split(
 ) -> str:
     """Returns the split of one example, whose hash is `point` (0 <= point < 1).
 
-    An example keeps the split that its source gives it, but where the source has splits and no validation or
-    test split, the missing one takes its share out of training. `existing` are all splits of the source.
+    An example keeps the split that its source assigns. Where the source has splits but no validation or test
+    split, the missing one takes its share out of training. `existing` are all splits of the source.
     """
     if own in ("validation", "test"):
         return own
@@ -71,25 +71,27 @@ class SplitCodes:
         validation, test = shares.get("validation", 0.0), shares.get("test", 0.0)
         self._bounds = [0.0, *sorted({validation, test, validation + test} - {0.0})]
         self._numbers = np.array([min(round(each * 2**64), 2**64 - 1) for each in self._bounds], np.uint64)
-        self.count = len(self._bounds) * len(_OWN)
+        self.count = len(self._bounds) * len(_SOURCE_SPLITS)
 
     def codes(self, points: Numbers, own: Sequence[str | None]) -> Numbers:
         """Returns the codes of examples, from the second halves of their digests and their own splits."""
         regions = np.searchsorted(self._numbers, points, side="right") - 1
-        given = 0 if set(own) == {None} else np.array(list(map(_OWN.index, own)))
-        return cast(Numbers, (regions * len(_OWN) + given).astype(np.uint8))
+        own_codes = 0 if set(own) == {None} else np.array(list(map(_SOURCE_SPLITS.index, own)))
+        return cast(Numbers, (regions * len(_SOURCE_SPLITS) + own_codes).astype(np.uint8))
 
     def splits(self, existing: Collection[str | None]) -> tuple[str, ...]:
-        """Returns the split of each code, given all splits that the source gives to any example."""
+        """Returns the split of each code; `existing` are all splits that the source assigns."""
         return tuple(
-            choose_split(bound, own, existing, self._shares) for bound in self._bounds for own in _OWN
+            choose_split(bound, own, existing, self._shares)
+            for bound in self._bounds
+            for own in _SOURCE_SPLITS
         )
 
 
 class StratifiedSplit:
-    """The splits of some examples, as indices into `SPLITS`, and the `counts` of each.
+    """Splits of some examples, as indices into `SPLITS`, and the `counts` of each.
 
-    Examples of equal points are duplicates: they are together, and counted for the first of their classes.
+    Examples of equal points are duplicates: they share a split, and count for the first of their classes.
     """
 
     def __init__(self, points: Numbers, labels: Numbers, shares: Mapping[str, float]) -> None:
@@ -103,7 +105,7 @@ class StratifiedSplit:
         self._codes = np.empty(len(starts), np.uint8)
         for start, end in pairwise(bounds.tolist()):
             members = by_class[start:end]
-            self._codes[members] = allot(sizes[members], shares)
+            self._codes[members] = assign_splits(sizes[members], shares)
         self.counts = np.bincount(self._codes, sizes, len(SPLITS)).astype(np.int64)
 
     def codes(self, points: Numbers) -> Numbers:
@@ -111,8 +113,8 @@ class StratifiedSplit:
         return self._codes[np.searchsorted(self._points, points)]
 
 
-def allot(sizes: Numbers, shares: Mapping[str, float]) -> Numbers:
-    """Returns the splits of so many duplicates each, in order; every split gets one if there are enough."""
+def assign_splits(sizes: Numbers, shares: Mapping[str, float]) -> Numbers:
+    """Returns the splits of groups of duplicates of these sizes; each split gets one if there are enough."""
     reached = np.append(0, np.cumsum(sizes))
     wanted = [split for split in ("validation", "test") if split in shares]
     least = int(len(sizes) > len(wanted))
@@ -128,14 +130,14 @@ def allot(sizes: Numbers, shares: Mapping[str, float]) -> Numbers:
     return codes
 
 
-def points_of_known(known: bytes, salt: int) -> Numbers:
-    """Returns the points of examples from what they are known by in other datasets, `KEY_BYTES` for each."""
-    each = (identity for (identity,) in iter_unpack(f"{KEY_BYTES}s", known))
+def points_from_key_hashes(hashes: bytes, salt: int) -> Numbers:
+    """Returns the points of examples from their key hashes, `KEY_BYTES` for each."""
+    each = (identity for (identity,) in iter_unpack(f"{KEY_BYTES}s", hashes))
     return digests(each, salt)[1]
 
 
 def blocks(path: Path, offset: int = 0, length: int = sys.maxsize) -> Iterator[bytes]:
-    """Yields a part of a file of hashes, in blocks of whole ones."""
+    """Yields a range of a file of hashes, in blocks of whole hashes."""
     with path.open("rb") as file:
         file.seek(offset)
         while length and (block := file.read(min(_BLOCK, length))):
@@ -143,9 +145,9 @@ def blocks(path: Path, offset: int = 0, length: int = sys.maxsize) -> Iterator[b
             length -= len(block)
 
 
-def repeated(blocks: Iterable[bytes], records: int, scratch: Path) -> Iterator[tuple[Numbers, Numbers]]:
-    """Yields the hashes that occur more than once, and the number of the record of each, group by group."""
-    for hashes, numbers in _divided(blocks, records, scratch):
+def find_repeated(blocks: Iterable[bytes], records: int, scratch: Path) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yields the hashes that occur more than once, and the record number of each, group by group."""
+    for hashes, numbers in _partitioned(blocks, records, scratch):
         in_order = np.sort(hashes)
         values = in_order[1:][in_order[1:] == in_order[:-1]]
         if len(values):
@@ -154,9 +156,9 @@ def repeated(blocks: Iterable[bytes], records: int, scratch: Path) -> Iterator[t
             yield hashes[order], numbers[order]
 
 
-def _divided(blocks: Iterable[bytes], records: int, scratch: Path) -> Iterator[tuple[Numbers, Numbers]]:
-    """Yields all hashes and the numbers of their records, in parts that have no hash in common."""
-    bits = (records // _TOGETHER).bit_length()
+def _partitioned(blocks: Iterable[bytes], records: int, scratch: Path) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yields all hashes and their record numbers, in partitions that have no hash in common."""
+    bits = (records // _HASHES_IN_MEMORY).bit_length()
     if not bits:
         hashes = np.frombuffer(b"".join(blocks), "<u8")
         yield hashes, np.arange(len(hashes))
@@ -164,9 +166,9 @@ def _divided(blocks: Iterable[bytes], records: int, scratch: Path) -> Iterator[t
     with tempfile.TemporaryDirectory(prefix="hashes-", dir=scratch) as directory:
         paths = [Path(directory, str(part)) for part in range(1 << bits)]
         first, waiting = 0, bytearray()
-        for block in chain(blocks, [None]):  # None: that was the last
+        for block in chain(blocks, [None]):  # None: the end
             waiting += block or b""
-            if block is not None and len(waiting) < HASH_BYTES * _TOGETHER:
+            if block is not None and len(waiting) < HASH_BYTES * _HASHES_IN_MEMORY:
                 continue
             hashes = np.frombuffer(bytes(waiting), "<u8")
             parts = (hashes >> np.uint64(64 - bits)).astype(np.uint16)

@@ -1,4 +1,4 @@
-"""Places: the few files and directories that the images of a dataset are in, and the reading of an image."""
+"""Image locations: the files and directories that hold a dataset's images, and the reading of an image."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ import xxhash
 
 from shardline.components.preprocess.images.codec import Codec
 from shardline.components.preprocess.plan.records import Fields, Records, key_text
-from shardline.components.preprocess.sources.example import WHOLE_FILE, Span, changed, read_file, read_remote
+from shardline.components.preprocess.sources.example import (
+    WHOLE_FILE,
+    Span,
+    changed_error,
+    read_file,
+    read_remote,
+)
 from shardline.components.storage import remote_files
 from shardline.components.storage.prefetch import TruncatedError, ordered_map
 from shardline.trainer.base.errors import BadRecordError, SourceError
 
-#: Number of the place of examples without an image.
-NOWHERE = 0
+#: Number of the location of examples without an image.
+NO_LOCATION = 0
 
-#: Number of the place of an image, its offset and length, its path if that is not the key, and its checksum.
-Location = tuple[int, int, int, bytes, int]
+#: Number of an image's location, its offset and length, its path if that is not the key, and its checksum.
+ImagePosition = tuple[int, int, int, bytes, int]
 
-#: Files that are open at the same time.
+#: Files open at the same time.
 _OPEN_FILES = 128
 
 
@@ -37,11 +43,11 @@ class ImageLocation:
     """A file or directory that images are in.
 
     Attributes:
-        kind: "directory": each image is a file, whose path is `path` and the one in the row; "file": each
+        kind: "directory": each image is a file, whose path is `path` and the one in the record; "file": each
             image is a span of this file; "spool": the same, of a file on scratch; "none".
         path: The beginning of the images' paths, or the file.
         size: Size of the file when it was surveyed, in bytes.
-        changed: Time of its last change, in nanoseconds since the epoch; its generation if it is behind gs://.
+        changed: Time of its last change, in nanoseconds since the epoch; for gs://, its generation.
     """
 
     kind: str
@@ -56,13 +62,13 @@ class ImageReader:
     A file that has changed since the survey, which was `surveyed` ns since the epoch, is a SourceError.
     """
 
-    def __init__(self, places: Sequence[ImageLocation], spool: Path, surveyed: int) -> None:
-        self._places = places
+    def __init__(self, locations: Sequence[ImageLocation], spool: Path, surveyed: int) -> None:
+        self._locations = locations
         self._spool = spool
         self._surveyed = surveyed
         self._files: dict[int, int] = {}
         self._prefixes: dict[int, bytes] = {}
-        self._is_ahead = False
+        self._is_prefetching = False
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -76,46 +82,51 @@ class ImageReader:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def expect(self, rows: Iterable[Fields]) -> None:
-        """Has images of these rows read ahead, where they are far; then `read` must be called for each."""
-        with_image = (row for row in rows if row.place != NOWHERE)
+    def prefetch(self, records: Iterable[Fields]) -> None:
+        """Prefetches the images of records where they are remote; then `read` must be called for each."""
+        with_image = (record for record in records if record.location != NO_LOCATION)
         first = next(with_image, None)
         if first is None:
             return
-        directories = [each.path for each in self._places if each.kind == "directory" and each.path]
+        directories = [each.path for each in self._locations if each.kind == "directory" and each.path]
         if first.length <= WHOLE_FILE:
-            path = self._places[first.place].path + key_text(first.path or first.key)
+            path = self._locations[first.location].path + key_text(first.path or first.key)
             directories.append(os.path.dirname(path))
         if not any(map(remote_files.is_on_network, directories)):
             return
-        ahead = ordered_map(self._read_row, chain([first], with_image))
+        prefetched = ordered_map(self._read_record, chain([first], with_image))
 
         def read(*_: object) -> bytes:
-            if isinstance(data := next(ahead), Exception):
+            if isinstance(data := next(prefetched), Exception):
                 raise data
             return data
 
-        self.read, self._is_ahead = read, True  # type: ignore[method-assign,assignment]
+        self.read, self._is_prefetching = read, True  # type: ignore[method-assign,assignment]
 
-    def read(self, place: int, offset: int, length: int, path: bytes, key: bytes) -> bytes:
-        """Returns the encoded image of a row; BadRecordError if its file cannot be read."""
+    def read(self, location: int, offset: int, length: int, path: bytes, key: bytes) -> bytes:
+        """Returns the encoded image of a record; BadRecordError if its file cannot be read."""
         if length <= WHOLE_FILE:
-            prefix = self._prefixes.get(place)
+            prefix = self._prefixes.get(location)
             if prefix is None:
-                prefix = self._prefixes[place] = os.fsencode(self._places[place].path)
+                prefix = self._prefixes[location] = os.fsencode(self._locations[location].path)
             return self._read_file(prefix + (path or key), key)
-        return self._read_span(place, offset, length, key)
+        return self._read_span(location, offset, length, key)
 
-    def portions(self, block: Records, size: int) -> Iterator[list[bytes]]:
-        """Yields the encoded images of rows, b"" for those without one, in lists of about `size` bytes."""
-        places, lengths = block.heads["place"], block.heads["length"]
-        place = int(places[0])
-        if self._is_ahead or place == NOWHERE or lengths.min() < 0 or (places != place).any():
+    def read_batches(self, block: Records, size: int) -> Iterator[list[bytes]]:
+        """Yields the encoded images of records, b"" for those without one, in lists of about `size` bytes."""
+        numbers, lengths = block.heads["location"], block.heads["length"]
+        location = int(numbers[0])
+        if (
+            self._is_prefetching
+            or location == NO_LOCATION
+            or lengths.min() < 0
+            or (numbers != location).any()
+        ):
             yield from self._one_by_one(block, size)
             return
-        file = self._files.get(place)
+        file = self._files.get(location)
         if file is None:
-            file = self._open(place)
+            file = self._open(location)
         last = np.flatnonzero(np.diff(np.cumsum(lengths) // size)) + 1
         for start, end in pairwise([0, *last.tolist(), block.count]):
             sizes = lengths[start:end].tolist()
@@ -128,70 +139,70 @@ class ImageReader:
             yield found
 
     def _one_by_one(self, block: Records, size: int) -> Iterator[list[bytes]]:
-        portion, held = list[bytes](), 0
-        for key, path, _, _, place, offset, length in block.fields():
-            data = b"" if place == NOWHERE else self.read(place, offset, length, path, key)
-            portion.append(data)
+        batch, held = list[bytes](), 0
+        for key, path, _, _, location, offset, length in block.fields():
+            data = b"" if location == NO_LOCATION else self.read(location, offset, length, path, key)
+            batch.append(data)
             held += len(data)
             if held >= size:
-                yield portion
-                portion, held = [], 0
-        if portion:
-            yield portion
+                yield batch
+                batch, held = [], 0
+        if batch:
+            yield batch
 
-    def _read_row(self, row: Fields) -> bytes:
-        key, path, _, _, place, offset, length = row
+    def _read_record(self, record: Fields) -> bytes:
+        key, path, _, _, location, offset, length = record
         if length <= WHOLE_FILE:
-            file = self._places[place].path + key_text(path or key)
+            file = self._locations[location].path + key_text(path or key)
             return read_remote(file, key_text(key), self._surveyed, ~length, offset)
         with self._lock:  # files are closed when there are too many
-            return self._read_span(place, offset, length, key)
+            return self._read_span(location, offset, length, key)
 
-    def _read_span(self, place: int, offset: int, length: int, key: bytes) -> bytes:
-        file = self._files.get(place)
+    def _read_span(self, location: int, offset: int, length: int, key: bytes) -> bytes:
+        file = self._files.get(location)
         if file is None:
-            file = self._open(place)
+            file = self._open(location)
         try:
             data = os.pread(file, length, offset)
         except OSError as error:
             raise _unreadable(key, error) from None
         if len(data) != length:
-            raise changed(key_text(key), "became shorter")
+            raise changed_error(key_text(key), "became shorter")
         return data
 
     def _open(self, number: int) -> int:
-        """Opens the file of a place that holds many images."""
+        """Opens the file of a location that holds many images."""
         if len(self._files) >= _OPEN_FILES:
             self.close()
-        place = self._places[number]
+        location = self._locations[number]
         copy = ""
-        if place.kind == "file" and remote_files.is_on_network(place.path):
-            with remote_files.one_line(place.path):
-                copy = remote_files.local_copy(place.path)
+        if location.kind == "file" and remote_files.is_on_network(location.path):
+            with remote_files.as_source_error(location.path):
+                copy = remote_files.local_copy(location.path)
         try:
-            path = copy or (self._spool if place.kind == "spool" else place.path)
+            path = copy or (self._spool if location.kind == "spool" else location.path)
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise changed(place.path, f"cannot be read any more ({error.strerror})") from None
+            raise changed_error(location.path, f"cannot be read any more ({error.strerror})") from None
         self._files[number] = file
         status = os.fstat(file)
         # Of a file that is far, what there is now that the copy is here: it is no later.
-        found = remote_files.stamp(place.path) if copy else (status.st_size, status.st_mtime_ns)
-        if place.kind == "file" and found != (place.size, place.changed):
-            raise changed(place.path, "changed")
+        found = remote_files.size_and_version(location.path) if copy else (status.st_size, status.st_mtime_ns)
+        if location.kind == "file" and found != (location.size, location.changed):
+            raise changed_error(location.path, "changed")
         return file
 
     def _read_file(self, path: bytes, key: bytes) -> bytes:
         try:
             data, changed_at = read_file(path)
         except TruncatedError:
-            raise changed(key_text(key), "changed") from None
+            raise changed_error(key_text(key), "changed") from None
         except (OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
                 raise BadRecordError(key_text(key), "there is no such file (any more)") from None
             raise _unreadable(key, error) from None
         if changed_at > self._surveyed:
-            raise changed(key_text(key), "changed")
+            raise changed_error(key_text(key), "changed")
         return data
 
 
@@ -199,20 +210,20 @@ class ImageLocator:
     """Locates the images of a survey; copies to `spool` those that cannot be read again. A context manager.
 
     Attributes:
-        places: Places found so far, by number.
+        locations: Locations found so far, by number.
     """
 
     def __init__(self, spool: Path, max_pixels: int) -> None:
-        self.places = [ImageLocation("none")]
+        self.locations = [ImageLocation("none")]
         self._numbers: dict[tuple[str, str], int] = {}
         self._spool_path = spool
         self._spool: Any = None
         self._kept, self._end = b"", 0
-        self._prefix, self._prefix_place = "", -1
-        self._file, self._file_place = "", -1
+        self._prefix, self._prefix_location = "", -1
+        self._file, self._file_location = "", -1
         self._codec = Codec(image_size=0, resize_mode="crop", encoding="keep", max_pixels=max_pixels)
         self._stack = ExitStack()
-        self._reader = self._stack.enter_context(ImageReader(self.places, spool, sys.maxsize))
+        self._reader = self._stack.enter_context(ImageReader(self.locations, spool, sys.maxsize))
 
     def __enter__(self) -> Self:
         return self
@@ -220,20 +231,20 @@ class ImageLocator:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def locate(self, image: Any, name: str) -> Location:
-        """Returns where the image of the example `name` is; an array must have the shape of an image."""
+    def locate(self, image: Any, name: str) -> ImagePosition:
+        """Returns the position of the image of the example `name`; an array must have an image's shape."""
         kind = type(image)
         if kind is Span:
             file, offset, length = image
             if length <= WHOLE_FILE:
                 return self._whole_file(file, name, offset, length)
             if file != self._file:
-                self._file, self._file_place = file, self._number("file", file)
-            return self._file_place, offset, length, b"", 0
+                self._file, self._file_location = file, self._number("file", file)
+            return self._file_location, offset, length, b"", 0
         if kind is bytes:
             return self._keep(image)
         if image is None:
-            return NOWHERE, 0, 0, b"", 0
+            return NO_LOCATION, 0, 0, b"", 0
         if isinstance(image, Path):
             return self._whole_file(str(image), name)
         if isinstance(image, bytes | bytearray | memoryview):
@@ -244,46 +255,48 @@ class ImageLocator:
             f"image {name!r} is a {kind.__name__}; expected bytes, a Path, a Span or a uint8 array"
         )
 
-    def content(self, where: Location, key: bytes) -> bytes:
+    def content(self, position: ImagePosition, key: bytes) -> bytes:
         """Returns the encoded bytes of the image that was located last, b"" where there is none."""
-        place, offset, length, path, _ = where
-        if place == NOWHERE:
+        location, offset, length, path, _ = position
+        if location == NO_LOCATION:
             return b""
-        if self.places[place].kind == "spool":
+        if self.locations[location].kind == "spool":
             return self._kept
-        return self._reader.read(place, offset, length, path, key)
+        return self._reader.read(location, offset, length, path, key)
 
-    def size(self, length: int, path: bytes, place: int) -> int:
+    def size(self, length: int, path: bytes, location: int) -> int:
         """Returns the size of an image in bytes, or 0 if it cannot be found."""
         if length != WHOLE_FILE:
             return length if length >= 0 else ~length
         try:
-            return os.stat(os.fsencode(self.places[place].path) + path).st_size
+            return os.stat(os.fsencode(self.locations[location].path) + path).st_size
         except (OSError, ValueError):
             return 0
 
-    def _whole_file(self, path: str, name: str, generation: int = 0, length: int = WHOLE_FILE) -> Location:
-        # Nearly always a path is a directory and the key, and the directory that of the example before.
+    def _whole_file(
+        self, path: str, name: str, generation: int = 0, length: int = WHOLE_FILE
+    ) -> ImagePosition:
+        # Nearly always a path is a directory and the key, and the directory is that of the previous example.
         prefix, rest = (path[: -len(name)], b"") if path.endswith(name) else ("", os.fsencode(path))
-        if prefix != self._prefix or self._prefix_place < 0:
-            self._prefix, self._prefix_place = prefix, self._number("directory", prefix)
-        return self._prefix_place, generation, length, rest, 0
+        if prefix != self._prefix or self._prefix_location < 0:
+            self._prefix, self._prefix_location = prefix, self._number("directory", prefix)
+        return self._prefix_location, generation, length, rest, 0
 
-    def _keep(self, data: bytes) -> Location:
+    def _keep(self, data: bytes) -> ImagePosition:
         if self._spool is None:
             self._spool = self._stack.enter_context(self._spool_path.open("wb"))
-            self._spool_place = self._number("spool", "")
+            self._spool_location = self._number("spool", "")
         self._kept, offset, length = data, self._end, len(data)
         self._spool.write(data)
         self._end += length
-        return self._spool_place, offset, length, b"", xxhash.xxh3_64_intdigest(data)
+        return self._spool_location, offset, length, b"", xxhash.xxh3_64_intdigest(data)
 
     def _number(self, kind: str, path: str) -> int:
-        """Returns the number of a place: places are numbered in the order in which they come."""
-        known = self._numbers.setdefault((kind, path), len(self.places))
-        if known == len(self.places):
-            size, changed = remote_files.stamp(path) if kind == "file" else (0, 0)
-            self.places.append(ImageLocation(kind, path, size, changed))
+        """Returns the number of a location; they are numbered in the order of first use."""
+        known = self._numbers.setdefault((kind, path), len(self.locations))
+        if known == len(self.locations):
+            size, changed = remote_files.size_and_version(path) if kind == "file" else (0, 0)
+            self.locations.append(ImageLocation(kind, path, size, changed))
         return known
 
 

@@ -1,4 +1,4 @@
-"""Plan: the shards of a dataset and the rows of each, in a file that every process and part reads."""
+"""Plan: the shards of a dataset and the records of each, in a file that every process and part reads."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy as np
 import xxhash
 
 from shardline.components.preprocess.images.codec import Codec
-from shardline.components.preprocess.plan import records as rows
+from shardline.components.preprocess.plan import records
 from shardline.components.preprocess.plan.digests import (
     SplitCodes,
     StratifiedSplit,
     blocks,
     digests,
-    points_of_known,
-    repeated,
+    find_repeated,
+    points_from_key_hashes,
 )
 from shardline.components.preprocess.plan.image_locations import ImageLocation
 from shardline.components.preprocess.plan.records import Numbers, Records
 from shardline.components.preprocess.plan.survey import Survey
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.work_directory import TOGETHER, WorkDirectory, read_small
+from shardline.components.preprocess.work_directory import CONCURRENT_COPIES, WorkDirectory, read_small
 from shardline.components.storage import remote_files
 from shardline.components.storage.prefetch import ordered_map, with_retries
 from shardline.trainer.base import deserialize, files
@@ -37,10 +37,10 @@ from shardline.trainer.data.manifest import SPLITS
 #: Part of every shard's identity: raised when the same plan is written as other bytes.
 _WRITER_VERSION = 2
 
-# So many parts there are whatever there is to do, and more only for so many records each.
+# Up to so many parts are always useful; each further one needs so many records.
 _FEW_PARTS, _RECORDS_PER_PART = 8, 10_000
 
-# In a bucket: the hash of the plan, written last, when parts can begin.
+# Files in a bucket: the hash of the plan, written last, when parts can begin; the records of each shard.
 _PLANNED, _ROWS = "planned", "rows"
 
 
@@ -58,7 +58,7 @@ def shard_count(records: int, training_records: int, *, readers: int, shards: in
 
 
 def split_among_shards(items: Numbers, first: int, count: int) -> list[Numbers]:
-    """Deals consecutive examples of a split, from number `first` on, to its shards: p goes to p % count."""
+    """Assigns consecutive examples of a split, from number `first` on, to its shards: p goes to p % count."""
     return [items[(shard - first) % count :: count] for shard in range(count)]
 
 
@@ -69,7 +69,7 @@ def shard_name(split: str, index: int, count: int) -> str:
 
 @dataclass(frozen=True)
 class PlannedShard:
-    """One shard before it is written: its file, its split, number of examples, and a hash of its rows."""
+    """One shard before it is written: its file, its split, number of examples, and a hash of its records."""
 
     file: str
     split: str
@@ -79,10 +79,10 @@ class PlannedShard:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a writer needs beside the rows.
+    """Everything that a writer needs apart from the records.
 
     Attributes:
-        features: Further features of every example, beside image, labels and key.
+        features: Features of every example other than image, labels and key.
         surveyed: Start of the survey, in nanoseconds since the epoch.
         records_in: Number of examples of the source.
         rejected: Number of examples left out, by reason.
@@ -106,15 +106,15 @@ class Plan:
         return sum(shard.records for shard in self.shards)
 
     def useful_parts(self, most: int) -> int:
-        """Returns of how many parts, at most so many, each has enough to do for the start of a machine."""
+        """Returns the number of parts, at most `most`, that each justify the start of a machine."""
         return max(1, min(most, len(self.shards), max(_FEW_PARTS, self.records // _RECORDS_PER_PART)))
 
     def make_codec(self, *, checked: bool = False) -> Codec:
-        """Returns the codec of the dataset's images; it does not check again those that were `checked`."""
+        """Returns the codec of the dataset's images; `checked` ones are not checked again."""
         return Codec(**(self.settings.codec | ({"check": "header"} if checked else {})))
 
     def identity(self, shard: PlannedShard) -> str:
-        """Returns a hash of all that shapes the bytes of a shard, but for the content of the images."""
+        """Returns a hash of everything that determines a shard's bytes except the content of its images."""
         content = [
             _WRITER_VERSION,
             shard.file,
@@ -122,19 +122,19 @@ class Plan:
             self.settings.codec,
             self.settings.compression,
             [asdict(label) for label in self.labels],
-            # The spool is made anew by every survey; its rows carry checksums.
-            self._places_hash,
+            # Every survey rewrites the spool; its records carry checksums.
+            self._locations_hash,
         ]
         return xxhash.xxh3_128_hexdigest(json.dumps(content).encode())
 
     @cached_property
-    def _places_hash(self) -> str:
-        places = [asdict(place) for place in self.places]
-        return xxhash.xxh3_128_hexdigest(json.dumps(places).encode())
+    def _locations_hash(self) -> str:
+        locations = [asdict(location) for location in self.places]
+        return xxhash.xxh3_128_hexdigest(json.dumps(locations).encode())
 
     def save(self, path: Path) -> None:
         """Writes the plan, whole or not at all."""
-        # Paths may have bytes that are not UTF-8: as escapes they survive.
+        # JSON escapes keep bytes of paths that are not UTF-8.
         files.write_bytes(path, json.dumps(asdict(self)).encode())
 
     @classmethod
@@ -145,47 +145,47 @@ class Plan:
             raise RunError(f"no plan in {path.parent}: {remedy}")
         plan = deserialize.load(cls, path, RunError, remedy)
         if any(shard.file != Path(shard.file).name or shard.records < 1 for shard in plan.shards):
-            raise RunError(f"{path} is damaged: a shard lies elsewhere or is empty; {remedy}")
+            raise RunError(f"{path} is damaged: a shard is outside the directory or empty; {remedy}")
         return plan
 
 
 def assign_shards(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...]:
-    """Writes the rows of all shards into the work directory and returns what the shards will be."""
+    """Writes the records of all shards into the work directory and returns the planned shards."""
     settings, by_content = found.settings, found.settings.key == "content"
     split_of: Sequence[str] = SplitCodes(settings.split).splits(found.existing)
-    strata = None
+    stratified = None
     if settings.stratify:
-        strata, split_of = _strata(found), SPLITS
-        sizes = strata.counts * sum(found.sizes) // max(strata.counts.sum(), 1)
-        found = replace(found, codes=strata.counts.tolist(), sizes=sizes.tolist())
+        stratified, split_of = _stratified_split(found), SPLITS
+        sizes = stratified.counts * sum(found.sizes) // max(stratified.counts.sum(), 1)
+        found = replace(found, codes=stratified.counts.tolist(), sizes=sizes.tolist())
     counts = _shard_counts(found, split_of)
     names = {
         split: [shard_name(split, index, count) for index in range(count)] for split, count in counts.items()
     }
     hashers = {name: xxhash.xxh3_128() for shards in names.values() for name in shards}
-    records = dict.fromkeys(hashers, 0)
-    dealt = dict.fromkeys(counts, 0)
+    written = dict.fromkeys(hashers, 0)
+    assigned = dict.fromkeys(counts, 0)
     if by_content and not found.numbers_copies:
         _refuse_equal_keys(found, work)
     codes = {split: np.array([each == split for each in split_of]) for split in counts}
     for block in _blocks(found):
-        if not (by_content or found.numbers_copies):  # rows of one key follow each other
+        if not (by_content or found.numbers_copies):  # records of one key follow each other
             heads = block.heads[["order", "order_low"]]
             for number in np.flatnonzero(heads[1:] == heads[:-1]).tolist():
-                raise _occurs_twice(block.keys()[number])
-        if strata:
-            block.heads["code"] = strata.codes(_points(block, settings))
+                raise _duplicate_key(block.keys()[number])
+        if stratified:
+            block.heads["code"] = stratified.codes(_points(block, settings))
         for split, count in counts.items():
             members = np.flatnonzero(codes[split][block.heads["code"]])
             for name, part in zip(
-                names[split], split_among_shards(members, dealt[split], count), strict=True
+                names[split], split_among_shards(members, assigned[split], count), strict=True
             ):
                 if len(part):
-                    hashers[name].update(rows.append(work.rows(name), block.take(part)))
-                    records[name] += len(part)
-            dealt[split] += len(members)
+                    hashers[name].update(records.append(work.records_path(name), block.take(part)))
+                    written[name] += len(part)
+            assigned[split] += len(members)
     return tuple(
-        PlannedShard(name, split, records[name], hashers[name].hexdigest())
+        PlannedShard(name, split, written[name], hashers[name].hexdigest())
         for split in counts
         for name in names[split]
     )
@@ -193,26 +193,26 @@ def assign_shards(found: Survey, work: WorkDirectory) -> tuple[PlannedShard, ...
 
 def _shard_counts(found: Survey, split_of: Sequence[str]) -> dict[str, int]:
     """Returns the number of shards of each split that has examples."""
-    settings, records, sizes = found.settings, dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
+    settings, examples, sizes = found.settings, dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
     for split, count, size in zip(split_of, found.codes, found.sizes, strict=True):
-        records[split] += count
+        examples[split] += count
         sizes[split] += size
-    if empty := [split for split in SPLITS if split in settings.split and not records[split]]:
-        counts = ", ".join(f"{split} {count:,}" for split, count in records.items())
+    if empty := [split for split in SPLITS if split in settings.split and not examples[split]]:
+        counts = ", ".join(f"{split} {count:,}" for split, count in examples.items())
         raise SourceError(
-            f"no example for {' and '.join(empty)} ({counts}); give it more examples (about 50), another "
-            "split_salt or other shares, and to a split by time a smaller gap"
+            f"no example for {' and '.join(empty)} ({counts}); add examples (about 50), choose another "
+            "split_salt or other shares, or a smaller gap for a split by time"
         )
     shards = settings.shards or max(1, round(sizes["train"] / (settings.shard_size * 2**20)))
     return {
-        split: shard_count(count, records["train"], readers=settings.readers, shards=shards)
-        for split, count in records.items()
+        split: shard_count(count, examples["train"], readers=settings.readers, shards=shards)
+        for split, count in examples.items()
         if count
     }
 
 
 def _blocks(found: Survey) -> Iterator[Records]:
-    """Yields all rows in order; the second, third, ... of a key KEY have the keys KEY#2, KEY#3, ..."""
+    """Yields all records in order; the second, third, ... of a key KEY have the keys KEY#2, KEY#3, ..."""
     for block in found.buckets:
         order = block.heads["order"]
         equal = np.flatnonzero(order[1:] == order[:-1]) if found.numbers_copies else np.empty(0, np.int64)
@@ -224,14 +224,14 @@ def _blocks(found: Survey) -> Iterator[Records]:
 
 
 def _points(block: Records, settings: PreprocessSettings) -> Numbers:
-    """Returns the points of examples, which follow from their keys, or with the key "content" from that."""
+    """Returns the points of examples, from their keys, or with the key "content" from their content."""
     if settings.key == "content":
-        return points_of_known(rows.known_bytes(block.heads), settings.split_salt)
+        return points_from_key_hashes(records.key_hash_bytes(block.heads), settings.split_salt)
     return digests(block.keys(), settings.split_salt)[1]
 
 
-def _strata(found: Survey) -> StratifiedSplit:
-    """Returns the splits of all examples."""
+def _stratified_split(found: Survey) -> StratifiedSplit:
+    """Returns the stratified splits of all examples."""
     points, labels = [], []
     for block in _blocks(found):
         points.append(_points(block, found.settings))
@@ -240,8 +240,8 @@ def _strata(found: Survey) -> StratifiedSplit:
 
 
 def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
-    """Refuses keys that occur twice, where the digests are of something else."""
-    groups = repeated(blocks(work.keys), sum(found.codes), work.scratch)
+    """Refuses keys that occur twice, where the digests are not of the keys."""
+    groups = find_repeated(blocks(work.keys), sum(found.codes), work.scratch)
     equal = {value for hashes, _ in groups for value in hashes.tolist()}
     if not equal:
         return
@@ -250,18 +250,18 @@ def _refuse_equal_keys(found: Survey, work: WorkDirectory) -> None:
         keys = block.keys()
         for number, value in enumerate(digests(keys, 0)[1].tolist()):
             if value in equal and keys[number] in seen:
-                raise _occurs_twice(keys[number])
+                raise _duplicate_key(keys[number])
             if value in equal:
                 seen.add(keys[number])
 
 
-def _occurs_twice(key: bytes) -> SourceError:
-    return SourceError(f"key {rows.key_text(key)!r} occurs twice; the key of an example must be unique")
+def _duplicate_key(key: bytes) -> SourceError:
+    return SourceError(f"key {records.key_text(key)!r} occurs twice; the key of an example must be unique")
 
 
-def share(plan: Plan, work: WorkDirectory) -> None:
-    """Brings a plan that is written to a bucket, where parts on other machines find it."""
-    if not work.is_far:
+def upload_plan(plan: Plan, work: WorkDirectory) -> None:
+    """Uploads a written plan to the bucket, where parts on other machines find it."""
+    if not work.is_remote:
         return
     for name in (_PLANNED, work.plan.name):
         (work.path / name).unlink(missing_ok=True)
@@ -273,7 +273,7 @@ def share(plan: Plan, work: WorkDirectory) -> None:
 
     names = [f"{_ROWS}/{shard.file}" for shard in plan.shards]
     names += [path.name for path in (work.spool, work.rejected) if path.exists()]
-    for uploaded in ordered_map(upload, names, size=int, in_flight=TOGETHER):
+    for uploaded in ordered_map(upload, names, size=int, in_flight=CONCURRENT_COPIES):
         if isinstance(uploaded, Exception):
             raise uploaded
     (work.scratch / _PLANNED).write_text(xxhash.xxh3_128_hexdigest(work.plan.read_bytes()))
@@ -282,24 +282,24 @@ def share(plan: Plan, work: WorkDirectory) -> None:
 
 
 def load_part(work: WorkDirectory, part: int = 0, parts: int = 1) -> tuple[Plan, Sequence[PlannedShard]]:
-    """Returns the plan and the shards of one of its parts, else all; their rows are on this machine then."""
+    """Returns the plan and the shards of one part, or of all; fetches their records to this machine."""
 
     def fetch(names: Sequence[str], directory: Path) -> None:
         for error in work.fetch(names, directory):
             raise error
 
-    planned = read_small(work.path / _PLANNED) if work.is_far else ""
+    planned = read_small(work.path / _PLANNED) if work.is_remote else ""
     if planned:
         work.guard = work.guard or (_PLANNED, planned)
         there = [path.name for path in (work.plan, work.rejected) if (work.path / path.name).exists()]
         fetch(there, work.scratch)
     plan = Plan.load(work.plan)
     shards = plan.shards[part::parts]
-    if work.is_far:
-        if any(place.kind == "spool" for place in plan.places):
+    if work.is_remote:
+        if any(location.kind == "spool" for location in plan.places):
             fetch([work.spool.name], work.scratch)
         fetch([f"{_ROWS}/{shard.file}" for shard in shards], work.scratch / _ROWS)
         found = xxhash.xxh3_128_hexdigest(work.plan.read_bytes())
         if {found, read_small(work.path / _PLANNED)} != {planned}:
-            raise RunError(f"{work.out} is being planned anew; start its parts when that has ended")
+            raise RunError(f"{work.out} is being planned again; start its parts when that has ended")
     return plan, shards

@@ -1,4 +1,4 @@
-"""Checks of a source: of what it says of itself, of what it yields, its labels, and of all of it together."""
+"""Checks of a source: its declarations, each example that it yields, and the labels of all of them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from shardline.trainer.data.manifest import SPLITS
 
 SPLIT_NAMES = frozenset({None, *SPLITS})
 
-# Anomalies that an error names in a word; the log tells all.
+# Anomalies that an error names; the log has all of them.
 _NAMED = 20
 
 
-def checked(found: Any, classes: int | None) -> Example:
-    """Returns an example that is one, of one of the classes, unless their number is None: other labels."""
+def check_example(found: Any, classes: int | None) -> Example:
+    """Returns a valid example, whose label is one of `classes` classes, or of another kind (None)."""
     if type(found) is not Example:
         if isinstance(found, BadExample):
             raise BadRecordError(found.name, found.reason)
@@ -88,7 +88,7 @@ def check_labels(source: Any) -> tuple[Label, ...]:
     names = [label.name for label in labels]
     for name in names:
         if names.count(name) > 1 or name in OWN_FEATURES or not is_text(name):
-            raise SourceError(f"label {name!r} cannot be called so beside others; rename its column")
+            raise SourceError(f"label {name!r} cannot have this name among several labels; rename its column")
     return labels
 
 
@@ -108,12 +108,12 @@ def check_features(source: Any) -> tuple[Feature, ...]:
 
 
 def is_text(name: Any) -> bool:
-    """Whether it is a text without half characters, which UTF-8 cannot hold."""
+    """Whether it is a text without lone surrogates, which UTF-8 cannot hold."""
     return isinstance(name, str) and not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def check_stratified(labels: Sequence[Label], existing: Collection[str | None]) -> None:
-    """Refuses what cannot be stratified: labels that are not one class, and splits of the source's own."""
+    """Refuses what cannot be stratified: labels other than one class, and a source with its own splits."""
     if not is_class(labels):
         kinds = ", ".join(f"{label.name} of kind {label.kind}" for label in labels)
         raise SourceError(
@@ -128,7 +128,7 @@ def check_stratified(labels: Sequence[Label], existing: Collection[str | None]) 
 
 
 def check_anomalies(found: Sequence[Anomaly], settings: PreprocessSettings) -> None:
-    """Says what does not fit the schema, each in a line, and refuses it unless on_anomaly is "warn"."""
+    """Reports each anomaly in a line; raises SourceError if one blocks, unless on_anomaly is "warn"."""
     for anomaly in found:
         report("preprocess", f"anomaly: {anomaly}")
     blocking = [anomaly for anomaly in found if anomaly.blocks]
@@ -136,13 +136,13 @@ def check_anomalies(found: Sequence[Anomaly], settings: PreprocessSettings) -> N
         named = ", ".join(f"{one.column} ({one.problem})" for one in blocking[:_NAMED])
         more = f" and {len(blocking) - _NAMED} more" if len(blocking) > _NAMED else ""
         raise SourceError(
-            f"the source does not fit the schema {settings.schema}: {named}{more}, each told above; correct "
-            "the data or the schema, or go on with on_anomaly=warn"
+            f"the source does not fit the schema {settings.schema}: {named}{more} (see the log); correct "
+            "the data or the schema, or continue with on_anomaly=warn"
         )
 
 
 def check_group(group: str, features: Sequence[Feature]) -> str:
-    """Returns the feature whose values are groups, "" for none; one that is not there is a SourceError."""
+    """Returns the feature whose values are groups, "" for none; SourceError if the source lacks it."""
     names = [feature.name for feature in features]
     if group and group not in names:
         raise SourceError(
@@ -153,8 +153,8 @@ def check_group(group: str, features: Sequence[Feature]) -> str:
     return group
 
 
-def group_of(values: Mapping[str, Any], group: str, name: str) -> bytes:
-    """Returns the group of an example; a BadRecordError says that it has none."""
+def example_group(values: Mapping[str, Any], group: str, name: str) -> bytes:
+    """Returns the group of an example; BadRecordError if it has none."""
     value = values.get(group)
     if value is None or value == "" or value != value:  # NaN is not itself
         raise BadRecordError(name, f"has no value of {group!r}, by which examples are grouped")
@@ -166,53 +166,54 @@ class Targets:
 
     def __init__(self, labels: Sequence[Label]) -> None:
         self._labels = labels
-        self._stratum = next((one.name for one in labels if one.kind == CLASS), "")
-        # The smallest and the largest value so far of each number, and of whether an example has a class.
+        self._class_label = next((one.name for one in labels if one.kind == CLASS), "")
+        # The smallest and the largest value so far of each number, and of each class's indicator.
         self._least = {one.name: np.full(len(one.outputs), math.inf) for one in labels}
         self._largest = {one.name: np.full(len(one.outputs), -math.inf) for one in labels}
 
-    def of(self, given: Any, name: str) -> tuple[int, bytes]:
-        """Returns a stratum, the class of the first label that has such, and the entries of one example."""
-        several = len(self._labels) > 1
-        if several and (not isinstance(given, Mapping) or given.keys() != {one.name for one in self._labels}):
+    def serialize(self, values: Any, name: str) -> tuple[int, bytes]:
+        """Returns the index of the first label that is a class, else 0, and the entries of one example."""
+        is_multiple = len(self._labels) > 1
+        names = {label.name for label in self._labels}
+        if is_multiple and (not isinstance(values, Mapping) or values.keys() != names):
             raise BadRecordError(
-                name, f"has the labels {_short(given)}, not one for each label of the source"
+                name, f"has the labels {_short(values)}, not one for each label of the source"
             )
-        stored, stratum = {}, 0
+        stored, class_index = {}, 0
         for label in self._labels:
-            value = given[label.name] if several else given
+            value = values[label.name] if is_multiple else values
             stored[label.name] = kept = _store(label, value, name)
-            values = np.bincount(kept, minlength=len(label.outputs)) if label.kind == CLASS else kept
+            numbers = np.bincount(kept, minlength=len(label.outputs)) if label.kind == CLASS else kept
             for found, choose in ((self._least, np.minimum), (self._largest, np.maximum)):
-                choose(found[label.name], values, out=found[label.name])
-            if label.name == self._stratum:
-                stratum = int(kept[0])
-        return stratum, entries(stored)
+                choose(found[label.name], numbers, out=found[label.name])
+            if label.name == self._class_label:
+                class_index = int(kept[0])
+        return class_index, entries(stored)
 
     def check(self, count: int) -> None:
-        """Refuses labels that are the same for all of `count` examples: nothing could be learned of them."""
+        """Refuses labels that are the same for all `count` examples: a constant cannot be learned."""
         for label in self._labels:
             least, largest = self._least[label.name].tolist(), self._largest[label.name].tolist()
             for output, low, high in zip(label.outputs, least, largest, strict=True):
                 if label.kind == REGRESSION and low == high:
                     raise SourceError(
                         f"all {count:,} examples have the value {low:g} of {output!r}; a constant cannot "
-                        "be learned: leave it out of label"
+                        "be learned; leave it out of label"
                     )
                 if label.kind == CLASS and low == 1:
                     raise SourceError(
-                        f"all {count:,} examples are of one class of {label.name!r}, {output!r}; bring "
-                        "a second"
+                        f"all {count:,} examples are of one class of {label.name!r}, {output!r}; add "
+                        "examples of another class"
                     )
                 if label.kind == MULTILABEL and low == high:
                     raise SourceError(
-                        f"{'all' if low else 'none'} of the {count:,} examples have {output!r}: leave it out "
-                        "of label, or bring others"
+                        f"{'all' if low else 'none'} of the {count:,} examples have {output!r}; leave it out "
+                        "of label, or add other examples"
                     )
 
 
 def _store(label: Label, value: Any, name: str) -> list[int] | list[float]:
-    """Returns the values of a label as they are stored; BadRecordError for one that it cannot have."""
+    """Returns the values of a label as they are stored; BadRecordError for an invalid one."""
     outputs, is_list = label.outputs, isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
     if label.kind == CLASS:
         if isinstance(value, bool) or not hasattr(value, "__index__"):

@@ -1,6 +1,6 @@
-"""Survey: the one pass over a source, which finds what its examples are and where their images lie.
+"""Survey: the only pass over a source, which records each example and the location of its image.
 
-Examples that cannot be used end the run or, where they may be skipped, are left out and named in a file.
+Examples that cannot be used end the run or, with on_bad_record="skip", are left out and named in a file.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from shardline.components.preprocess.plan.records import HEAD, Records
 from shardline.components.preprocess.plan.source_checks import (
     SPLIT_NAMES,
     Targets,
+    check_example,
     check_features,
     check_group,
     check_labels,
     check_stratified,
-    checked,
-    group_of,
+    example_group,
 )
 from shardline.components.preprocess.schema.anomalies import SchemaCheck
 from shardline.components.preprocess.schema.labels import check_malformed_values
@@ -45,18 +45,18 @@ from shardline.trainer.base.errors import BadRecordError, SourceError
 from shardline.trainer.base.progress import Meter
 from shardline.trainer.data.features import Anomaly, Feature, Label, is_class
 
-#: Examples that are looked at together, at most; progress is reported once for so many.
+#: Examples that are checked together, at most; progress is reported once for so many.
 _TICK = 512
 
 # Bytes of images that are held until they are hashed, about.
 _HELD_BYTES = 4 << 20
 
-# Kinds of images that are not in memory.
-_PLAIN = frozenset({Span, NoneType, type(Path())})
+# Types of images that are not in memory.
+_FILE_IMAGES = frozenset({Span, NoneType, type(Path())})
 
 
 class Rejected:
-    """Bad examples, by policy: "fail", or "skip", and then named in a file and counted in `reasons`."""
+    """Bad examples: with the policy "fail" an error; with "skip" named in a file and counted in `reasons`."""
 
     def __init__(self, policy: str, path: Path) -> None:
         self._policy = policy
@@ -72,13 +72,13 @@ class Rejected:
             file.write(json.dumps({"file": error.name, "reason": error.reason}) + "\n")
 
     def sort(self) -> None:
-        """Puts the names in order: streams of rows come in another one each time."""
+        """Sorts the names: the order of a stream of rows differs from run to run."""
         if self.reasons:
             lines = self._path.read_bytes().splitlines(keepends=True)
             self._path.write_bytes(b"".join(sorted(lines)))
 
     def check(self, records_in: int, largest_fraction: float) -> None:
-        """Ends the run if too many were left out, with the most frequent reason and an example of it."""
+        """Raises SourceError if too many were left out, with the most frequent reason and an example."""
         total = self.reasons.total()
         if total <= largest_fraction * records_in:
             return
@@ -97,19 +97,19 @@ class Survey:
 
     Attributes:
         schema: Digest of the schema that the source was checked against; "" for none.
-        buckets: A row for every usable example.
-        codes: Number of rows by split code.
-        sizes: Bytes of their images by split code, where the number of shards follows from it.
-        existing: All splits that the source gives to any example; None where it gives none.
+        buckets: A record for every usable example.
+        codes: Number of records by split code.
+        sizes: Bytes of their images by split code, position the number of shards depends on them.
+        existing: All splits that the source assigns; None for examples without one.
         bad: Number of examples that the source itself found unusable.
-        numbers_copies: Whether examples may have the same key, and then get a number with it.
+        numbers_copies: Whether examples may have the same key, to which a number is then appended.
     """
 
     settings: PreprocessSettings
     schema: str
     labels: tuple[Label, ...]
     features: tuple[Feature, ...]
-    places: Sequence[ImageLocation]
+    locations: Sequence[ImageLocation]
     buckets: records.Buckets
     codes: Sequence[int]
     sizes: Sequence[int]
@@ -120,9 +120,9 @@ class Survey:
 
 
 def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected) -> Survey:
-    """Reads the source once; not images that are files, or in files, unless their content is the key.
+    """Reads the source once; images that are files, or in files, only position their content is the key.
 
-    A source without examples or with fewer than two classes, and what is no example, is a SourceError.
+    Raises SourceError for a source without examples or with fewer than two classes, and for invalid examples.
     """
     schema = read_schema(settings.schema) if settings.schema else None
     source = open_source(settings, schema)
@@ -132,52 +132,54 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
     if settings.stratify:
         check_stratified(labels, ())
     by_content = settings.key == "content"
-    brings = by_content or not settings.shards or settings.on_bad_record == "skip"
+    prefetch = by_content or not settings.shards or settings.on_bad_record == "skip"
     numbers_copies = bool(getattr(source, "numbers_copies", False))
     check = None
     if schema:
-        wholes = getattr(source, "wholes", ())
-        check = SchemaCheck(schema, features, labels, settings.label_column, wholes)
+        integer_texts = getattr(source, "integer_texts", ())
+        check = SchemaCheck(schema, features, labels, settings.label_column, integer_texts)
     with (
         ImageLocator(work.spool, settings.max_pixels) as images,
         work.keys.open("wb") if by_content and not numbers_copies else contextlib.nullcontext() as keys,
     ):
         buckets = records.Buckets(work.buckets)
-        named = by_content or getattr(source, "has_keys", True)  # a position may be another's tomorrow
-        taken = _Taken(settings, labels, features, images, buckets, keys, rejected, check, named=named)
+        has_keys = by_content or getattr(source, "has_keys", True)  # a position may be another's tomorrow
+        builder = _RecordBuilder(
+            settings, labels, features, images, buckets, keys, rejected, check, has_keys=has_keys
+        )
         meter = Meter("read", length)
-        for columns in taken.columns(_examples(source, brings=brings)):
-            taken.add(columns)
+        for columns in builder.columns(_examples(source, prefetch=prefetch)):
+            builder.add(columns)
             meter.advance(len(columns.keys))
-    check_malformed_values(getattr(source, "slips", ()), settings.group)
-    taken.check()
+    check_malformed_values(getattr(source, "malformed", ()), settings.group)
+    builder.check()
     return Survey(
         settings=settings,
         schema=schema.digest if schema else "",
         labels=labels,
         features=features,
-        places=images.places,
+        locations=images.locations,
         buckets=buckets,
-        codes=taken.counts.tolist(),
-        sizes=taken.sizes.tolist(),
-        existing=frozenset(taken.existing),
-        bad=taken.bad,
+        codes=builder.counts.tolist(),
+        sizes=builder.sizes.tolist(),
+        existing=frozenset(builder.existing),
+        bad=builder.bad,
         numbers_copies=numbers_copies,
         anomalies=check.anomalies() if check else (),
     )
 
 
 class _SurveyColumns(NamedTuple):
-    """What is known of some examples, value by value.
+    """Facts about some examples, as columns.
 
-    Where images are is as in `Location`, of spans of one file one place and checksum for all of them. Paths,
-    `extras` (further features), `identities` (what digests are of, if not the key) and `groups` may be empty.
+    Positions of images are as in `ImagePosition`; for spans of one file, one location and checksum for all.
+    Paths, `extras` (other features), `identities` (what is hashed, if not the key) and `groups` may be empty.
     """
 
     keys: Sequence[bytes]
     labels: Sequence[int]
     splits: Sequence[str | None]
-    places: Sequence[int] | int
+    locations: Sequence[int] | int
     offsets: Sequence[int]
     lengths: Sequence[int]
     paths: Sequence[bytes]
@@ -187,15 +189,15 @@ class _SurveyColumns(NamedTuple):
     groups: Sequence[bytes]
 
 
-class _Taken:
-    """Rows of the examples of a source so far, and what is counted of them.
+class _RecordBuilder:
+    """Builds records of the examples of a source, and counts them.
 
-    Plain ones (spans or paths of images, no further features) are looked at by the hundred, others as soon as
-    the source yields them: their images take room, and may be in memory that it uses again.
+    Plain examples (spans or paths of images, no other features) are checked by the hundred, others as soon as
+    the source yields them: their images take memory, which the source may also reuse.
 
     Attributes:
         bad: Number of examples that cannot be used.
-        existing: Splits that the source gives to any example, None among them where it gives none.
+        existing: Splits that the source assigns, None among them for examples without one.
         counts, sizes: Number of examples, and bytes of their images, by split code.
     """
 
@@ -210,7 +212,7 @@ class _Taken:
         rejected: Rejected,
         check: SchemaCheck | None,
         *,
-        named: bool,
+        has_keys: bool,
     ) -> None:
         self._settings = settings
         self._labels = labels
@@ -222,15 +224,15 @@ class _Taken:
         self._check = check
         self._group = check_group(settings.group, features)
         self._entries = FeatureEntries(features, labels)
-        # What labels are where they are not one class each, and are stored as features are.
+        # Labels other than one class, which are stored as features are.
         self._targets = None if is_class(labels) else Targets(labels)
         self._classes = len(labels[0].outputs) if is_class(labels) else None
         self._by_content = settings.key == "content"
         self._seen = np.zeros(max(len(label.outputs) for label in labels), bool)
-        self._groups = set[bytes]()  # some of them, as long as there are fewer than two
-        self._named = named
+        self._groups = set[bytes]()  # up to two of them, or a few more
+        self._has_keys = has_keys
         self._codes = SplitCodes(settings.split)
-        self._looked: list[tuple[Any, ...]] = []  # what the schema is to be compared with
+        self._unchecked: list[tuple[Any, ...]] = []  # waiting for the check of the schema
         self.counts, self.sizes = np.zeros((2, self._codes.count), np.int64)
         self.bad = 0
         self.existing = set[str | None]()
@@ -246,10 +248,10 @@ class _Taken:
                 yield plain
                 continue
             kinds = {type(getattr(example, "image", None)) for example in batch}
-            together = 1 if self._by_content or not kinds <= _PLAIN else _TICK
+            together = 1 if self._by_content or not kinds <= _FILE_IMAGES else _TICK
             for example in batch:
                 try:
-                    found.append(self._one(example))
+                    found.append(self._row(example))
                     held += len(found[-1][-2])
                 except BadRecordError as error:
                     self._rejected.add(error)
@@ -261,12 +263,12 @@ class _Taken:
             yield self._transposed(found)
 
     def _plain(self, batch: Sequence[Example | BadExample]) -> _SurveyColumns | None:
-        """Returns plain examples, or None if one is not, or perhaps cannot be used."""
+        """Returns the columns of plain examples, or None if one is not plain, or may be unusable."""
         if set(map(type, batch)) != {Example}:
             return None
         names, labels, images, splits, values = zip(*batch, strict=True)
         kinds = set(map(type, images))
-        if any(values) or not kinds <= _PLAIN or set(map(type, names)) != {str} or not all(names):
+        if any(values) or not kinds <= _FILE_IMAGES or set(map(type, names)) != {str} or not all(names):
             return None
         if set(map(type, labels)) != {int} or not 0 <= min(labels) <= max(labels) < (self._classes or 0):
             return None
@@ -278,43 +280,43 @@ class _Taken:
         except UnicodeEncodeError:  # undecodable bytes of a file name
             return None
         if self._check:
-            self._check.take(names, labels)
+            self._check.add(names, labels)
         if kinds == {Span}:
             files, offsets, lengths = zip(*images, strict=True)
             if len(set(files)) == 1 and min(lengths) >= 0:
-                place = self._images.locate(images[0], names[0])[0]
-                return _SurveyColumns(keys, labels, splits, place, offsets, lengths, (), 0, (), (), ())
-        where: tuple[Any, ...] = tuple(zip(*map(self._images.locate, images, names), strict=True))
-        return _SurveyColumns(*(keys, labels, splits, *where, (), (), ()))
+                location = self._images.locate(images[0], names[0])[0]
+                return _SurveyColumns(keys, labels, splits, location, offsets, lengths, (), 0, (), (), ())
+        position: tuple[Any, ...] = tuple(zip(*map(self._images.locate, images, names), strict=True))
+        return _SurveyColumns(*(keys, labels, splits, *position, (), (), ()))
 
-    def _one(self, found: Any) -> tuple[Any, ...]:
-        name, given, image, split, values = checked(found, self._classes)
-        label, targets = self._targets.of(given, name) if self._targets else (given, b"")
+    def _row(self, example: Any) -> tuple[Any, ...]:
+        name, target, image, split, values = check_example(example, self._classes)
+        label, targets = self._targets.serialize(target, name) if self._targets else (target, b"")
         self.existing.add(split)
         try:
             key = name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
-            raise SourceError(f"key {name!r} of an example is no text that UTF-8 can hold") from None
-        where = self._images.locate(image, name)
+            raise SourceError(f"key {name!r} of an example cannot be encoded as UTF-8") from None
+        position = self._images.locate(image, name)
         extra = targets + (self._entries.of(values, name) if self._features or values else b"")
-        identity = self._images.content(where, key) + extra if self._by_content else b""
-        group = group_of(values, self._group, name) if self._group else b""
+        identity = self._images.content(position, key) + extra if self._by_content else b""
+        group = example_group(values, self._group, name) if self._group else b""
         if self._check:
-            self._looked.append((name, given, values))
-        return (key, label, split, *where, extra, identity, group)
+            self._unchecked.append((name, target, values))
+        return (key, label, split, *position, extra, identity, group)
 
     def _transposed(self, found: Sequence[tuple[Any, ...]]) -> _SurveyColumns:
         if self._check:
-            self._check.take(*zip(*self._looked, strict=True))
-            self._looked = []
+            self._check.add(*zip(*self._unchecked, strict=True))
+            self._unchecked = []
         columns = _SurveyColumns(*zip(*found, strict=True))
         columns = columns if self._by_content else columns._replace(identities=())
         return columns if self._group else columns._replace(groups=())
 
     def add(self, columns: _SurveyColumns) -> None:
-        """Takes examples as rows."""
+        """Adds the records of some examples."""
         heads = np.zeros(len(columns.keys), HEAD)
-        for name in ("label", "place", "offset", "length", "checksum"):
+        for name in ("label", "location", "offset", "length", "checksum"):
             heads[name] = getattr(columns, f"{name}s")
         identities, seed, salt = (
             columns.identities or columns.keys,
@@ -325,7 +327,7 @@ class _Taken:
         heads["order"], heads["order_low"] = found[seed]
         points = digests(columns.groups, salt)[1] if columns.groups else found[salt][1]
         heads["code"] = self._codes.codes(points, columns.splits)
-        heads["known"] = found[0][1] if self._named else 0
+        heads["key_hash"] = found[0][1] if self._has_keys else 0
         self._groups.update(columns.groups if len(self._groups) < 2 else ())
         if self._keys:  # equal keys are not found by the digests
             self._keys.write(digests(columns.keys, 0)[1].tobytes())
@@ -341,12 +343,12 @@ class _Taken:
             sizes = columns.lengths
             if heads["length"].min() < 0:
                 paths = (path or key for path, key in zip(columns.paths, columns.keys, strict=True))
-                sizes = list(map(self._images.size, columns.lengths, paths, heads["place"].tolist()))
+                sizes = list(map(self._images.size, columns.lengths, paths, heads["location"].tolist()))
             self.sizes += np.bincount(heads["code"], sizes, len(self.sizes)).astype(np.int64)
         self._buckets.append(Records(heads, texts))
 
     def check(self) -> None:
-        """Refuses examples of which, all together, no dataset can be made."""
+        """Refuses examples that together make no dataset."""
         count = int(self.counts.sum())
         if not count + self.bad:
             raise SourceError("the source is empty: it has no example")
@@ -358,15 +360,15 @@ class _Taken:
             self._targets.check(count)
         elif self._seen.sum() == 1:
             name = self._labels[0].outputs[int(self._seen.argmax())]
-            raise SourceError(f"all {count:,} examples are of one class, {name!r}; bring a second")
+            raise SourceError(f"all {count:,} examples are of one class, {name!r}; add examples of another")
         if self._settings.stratify:
             check_stratified(self._labels, self.existing)
 
 
-def _examples(source: Source, *, brings: bool) -> Iterator[Example | BadExample]:
-    """Yields the examples; what a user's own source raises becomes one line with its place.
+def _examples(source: Source, *, prefetch: bool) -> Iterator[Example | BadExample]:
+    """Yields the examples; an exception of a user's own source becomes one line with its location.
 
-    `brings`: whether images that are far are brought here, since they will be looked at more than once.
+    `prefetch`: whether remote images are read here, since they will be needed more than once.
     """
     with plugins.calling("the source failed", SourceError):
-        yield from prefetched(source) if brings else source
+        yield from prefetched(source) if prefetch else source

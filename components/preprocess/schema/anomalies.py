@@ -34,9 +34,9 @@ _Mask = npt.NDArray[np.bool_]
 #: What is wrong, what was expected, and of which of some values.
 _Fault = tuple[str, str, _Mask]
 #: Returns the values of a column in some examples: from their keys, labels and features.
-_Take = Callable[[Sequence[str], Sequence[Any], Sequence[Mapping[str, Any]]], Sequence[Any]]
+_Extract = Callable[[Sequence[str], Sequence[Any], Sequence[Mapping[str, Any]]], Sequence[Any]]
 #: Yields what is wrong with some values.
-_Look = Callable[[Sequence[Any]], Iterator[_Fault]]
+_Check = Callable[[Sequence[Any]], Iterator[_Fault]]
 
 #: Problems that are no constraint of Table Schema.
 ABSENT, NEW, TYPE, MISSING = "missing column", "new column", "type", "missing values"
@@ -55,7 +55,7 @@ class SchemaCheck:
     Args:
         schema, features, labels: What is expected, and what the source declares.
         column: Column of the only label, by which a schema may call it too; "" where it has none.
-        wholes: Features of text that hold whole numbers, which may be missing.
+        integer_texts: Features of text that hold whole numbers, which may be missing.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SchemaCheck:
         features: Sequence[Feature],
         labels: Sequence[Label],
         column: str = "",
-        wholes: Collection[str] = (),
+        integer_texts: Collection[str] = (),
     ) -> None:
         self._schema = schema
         self._found: dict[tuple[str, str], Anomaly] = {}
@@ -73,15 +73,15 @@ class SchemaCheck:
         if LABEL in columns and LABEL not in schema.fields and column in schema.fields:
             columns[column] = columns.pop(LABEL)
         self._new = [name for name in columns if name not in schema.fields]
-        columns |= {name: (columns[name][0], "name") for name in wholes}
+        columns |= {name: (columns[name][0], "name") for name in integer_texts}
         columns["key"] = (lambda keys, labels, values: keys), "name"
         self._columns = {
-            name: (take, _look(schema.fields[name], schema, kind))
+            name: (take, _column_check(schema.fields[name], schema, kind))
             for name, (take, kind) in columns.items()
             if name in schema.fields
         }
 
-    def take(
+    def add(
         self, keys: Sequence[str], labels: Sequence[Any], values: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         """Looks at some examples."""
@@ -118,16 +118,16 @@ class SchemaCheck:
         return (*told, *(Anomaly(name, NEW, _IN_USE) for name in self._new))
 
 
-def _columns(features: Sequence[Feature], labels: Sequence[Label]) -> Iterator[tuple[str, _Take, str]]:
+def _columns(features: Sequence[Feature], labels: Sequence[Label]) -> Iterator[tuple[str, _Extract, str]]:
     """Yields the columns of a source: name, how their values are taken, and what these are."""
     for label in labels:
-        yield from _of_label(label, several=len(labels) > 1)
+        yield from _label_columns(label, several=len(labels) > 1)
     for feature in features:
         name, kind = feature.name, feature.dtype + "".join(f"[{side}]" for side in feature.shape)
         yield name, lambda _, __, values, name=name: [one[name] for one in values], kind  # type: ignore[misc]
 
 
-def _of_label(label: Label, *, several: bool) -> Iterator[tuple[str, _Take, str]]:
+def _label_columns(label: Label, *, several: bool) -> Iterator[tuple[str, _Extract, str]]:
     name, outputs = label.name, label.outputs
 
     def mine(labels: Sequence[Any]) -> Sequence[Any]:
@@ -139,7 +139,7 @@ def _of_label(label: Label, *, several: bool) -> Iterator[tuple[str, _Take, str]
             return given
         return [output for output, there in zip(outputs, given, strict=True) if there]
 
-    def numbers(at: int) -> _Take:
+    def numbers(at: int) -> _Extract:
         return lambda _, labels, __: [
             float(one[at] if hasattr(one, "__len__") else one) for one in mine(labels)
         ]
@@ -153,11 +153,11 @@ def _of_label(label: Label, *, several: bool) -> Iterator[tuple[str, _Take, str]
             yield output, numbers(at), "float32"
 
 
-def _look(field: Field, schema: Schema, kind: str) -> _Look:
+def _column_check(field: Field, schema: Schema, kind: str) -> _Check:
     """Returns what checks the values of a column, of a `kind` such as float32[3], "name" or "list"."""
     kind, _, width = kind.partition("[")
     if width:
-        look, size = _look(field, schema, kind), int(width[:-1])
+        look, size = _column_check(field, schema, kind), int(width[:-1])
 
         def look_at_each(vectors: Sequence[Any]) -> Iterator[_Fault]:
             for problem, expected, mask in look([value for vector in vectors for value in vector]):
@@ -166,13 +166,13 @@ def _look(field: Field, schema: Schema, kind: str) -> _Look:
 
         return look_at_each
     if kind == LIST or field.type == LIST:
-        return _look_at_lists(field, kind)
+        return _list_check(field, kind)
     if kind in ("string", "name"):
-        return _look_at_texts(field, schema, kind)
-    return _look_at_numbers(field, schema, kind)
+        return _text_check(field, schema, kind)
+    return _number_check(field, schema, kind)
 
 
-def _look_at_lists(field: Field, kind: str) -> _Look:
+def _list_check(field: Field, kind: str) -> _Check:
     known = frozenset(field.constraints.get("enum", ()))
     expected = f"some of {_listed(field)}"
 
@@ -188,7 +188,7 @@ def _look_at_lists(field: Field, kind: str) -> _Look:
     return look
 
 
-def _look_at_texts(field: Field, schema: Schema, kind: str) -> _Look:
+def _text_check(field: Field, schema: Schema, kind: str) -> _Check:
     missing = frozenset(schema.missing)
     rules: Mapping[str, Callable[[Any], tuple[str, Callable[[str], Any]]]] = {
         "enum": lambda known: (f"one of {_listed(field)}", frozenset(known).__contains__),
@@ -199,7 +199,7 @@ def _look_at_texts(field: Field, schema: Schema, kind: str) -> _Look:
     given = field.constraints if field.type == STRING else {}
     checks = [(word, *rules[word](value)) for word, value in given.items() if word in rules]
     is_number = field.type in (NUMBER, INTEGER, BOOLEAN)
-    of_numbers = list(_number_checks(field, "")) if is_number else []
+    of_numbers = list(_number_rules(field, "")) if is_number else []
     words = _TRUTHS if field.type == BOOLEAN else {}
 
     def look(values: Sequence[str]) -> Iterator[_Fault]:
@@ -219,9 +219,9 @@ def _look_at_texts(field: Field, schema: Schema, kind: str) -> _Look:
     return look
 
 
-def _look_at_numbers(field: Field, schema: Schema, kind: str) -> _Look:
+def _number_check(field: Field, schema: Schema, kind: str) -> _Check:
     missing = np.array([number for number in map(_number, schema.missing) if not math.isnan(number)])
-    checks = list(_number_checks(field, kind))
+    checks = list(_number_rules(field, kind))
 
     def look(values: Sequence[float]) -> Iterator[_Fault]:
         numbers = np.asarray(values, np.int64 if kind == "int64" else np.float64)
@@ -235,7 +235,7 @@ def _look_at_numbers(field: Field, schema: Schema, kind: str) -> _Look:
     return look
 
 
-def _number_checks(field: Field, kind: str) -> Iterator[tuple[str, str, Callable[[npt.NDArray[Any]], _Mask]]]:
+def _number_rules(field: Field, kind: str) -> Iterator[tuple[str, str, Callable[[npt.NDArray[Any]], _Mask]]]:
     """Yields problem, what is expected, and the check of an array; what is missing does not matter there."""
     if field.type == STRING:
         yield TYPE, _EXPECTED[STRING], lambda numbers: np.ones(len(numbers), bool)

@@ -58,7 +58,7 @@ def parse(text: str) -> tuple[LabelSetting, ...]:
     Raises:
         SettingsError: It is none of these.
     """
-    wanted = tuple(_parse_one(part.strip()) for part in text.split(";") if part.strip())
+    wanted = tuple(_parse_label(part.strip()) for part in text.split(";") if part.strip())
     columns = [column for one in wanted for column in one.columns]
     for column in columns:
         if columns.count(column) > 1:
@@ -68,7 +68,7 @@ def parse(text: str) -> tuple[LabelSetting, ...]:
     return wanted
 
 
-def _parse_one(text: str) -> LabelSetting:
+def _parse_label(text: str) -> LabelSetting:
     kind, colon, rest = text.partition(":")
     if not colon:
         kind, rest = "", text
@@ -92,7 +92,7 @@ def _parse_one(text: str) -> LabelSetting:
     return LabelSetting(kind or (REGRESSION if any(units) else ""), columns, units if any(units) else ())
 
 
-def find(
+def find_labels(
     wanted: Sequence[LabelSetting], types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
 ) -> list[Label]:
     """Returns the labels that some columns of a table hold.
@@ -106,10 +106,10 @@ def find(
         SourceError: A type does not fit the kind, or it cannot be known whether whole numbers are classes.
     """
     names = [one.columns[0] for one in wanted] if len(wanted) > 1 else [LABEL]
-    return [_find_one(name, one, types, values) for name, one in zip(names, wanted, strict=True)]
+    return [_find_label(name, one, types, values) for name, one in zip(names, wanted, strict=True)]
 
 
-def _find_one(
+def _find_label(
     name: str, wanted: LabelSetting, types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
 ) -> Label:
     for column in wanted.columns:
@@ -119,10 +119,11 @@ def _find_one(
         if there not in _FITTING[kind] or (there == "strings" and len(wanted.columns) > 1):
             of_kind, fitting = (
                 f" of kind {kind}" if kind else "",
-                ", ".join(map(_WORDS.__getitem__, _FITTING[kind])),
+                ", ".join(map(_TYPE_NAMES.__getitem__, _FITTING[kind])),
             )
             raise SourceError(
-                f"column {column!r} is {_WORDS.get(there, there)}; as a label{of_kind}, {fitting} can be used"
+                f"column {column!r} is {_TYPE_NAMES.get(there, there)}; as a label{of_kind}, {fitting} "
+                "can be used"
             )
     first = wanted.columns[0]
     kind = wanted.kind or {"float32": REGRESSION, "strings": MULTILABEL}.get(types[first], CLASS)
@@ -135,7 +136,7 @@ def _find_one(
     for value in values(first):
         records += 1
         if kind == MULTILABEL:
-            distinct.update(names_of(value) or ())
+            distinct.update(split_names(value) or ())
         else:
             distinct.add(value)
     distinct -= {None, ""}
@@ -149,10 +150,10 @@ def _find_one(
             f"column {first!r} has {len(distinct):,} different whole numbers in {records:,} rows: say "
             f"whether they are numbers, label=regression:{first}, or classes, label=class:{first}"
         )
-    return Label(name, kind, tuple(str(number) for number in _numbered(distinct)))
+    return Label(name, kind, tuple(str(number) for number in _integer_classes(distinct)))
 
 
-def _numbered(distinct: set[int]) -> Sequence[int]:
+def _integer_classes(distinct: set[int]) -> Sequence[int]:
     """Returns the classes: all up to the largest, or where nine of ten of those have no example, names."""
     if sum(value >= 0 for value in distinct) < 2:
         return sorted(distinct)  # such as -1 and 1
@@ -162,7 +163,7 @@ def _numbered(distinct: set[int]) -> Sequence[int]:
     return indices if 10 * len(indices) <= indices[-1] + 1 else range(indices[-1] + 1)
 
 
-_WORDS = {"string": "text", "strings": "lists of text", "int64": "whole numbers", "float32": "floats"}
+_TYPE_NAMES = {"string": "text", "strings": "lists of text", "int64": "whole numbers", "float32": "floats"}
 _FITTING = {
     "": ("int64", "float32", "string", "strings"),
     CLASS: ("int64", "string"),
@@ -177,8 +178,8 @@ def _check_names(
     """Refuses text that is hardly the name of a class: numbers but for a slip, or another in most rows."""
     if sum(map(is_number, distinct)) > len(distinct) / 2:
         _refuse_text(column, values(column))
-    several = next((name for name in sorted(distinct) if len(names_of(name) or ()) > 1), None)
-    if several is not None and len({part for name in distinct for part in names_of(name) or ()}) < len(
+    several = next((name for name in sorted(distinct) if len(split_names(name) or ()) > 1), None)
+    if several is not None and len({part for name in distinct for part in split_names(name) or ()}) < len(
         distinct
     ):
         raise SourceError(
@@ -221,7 +222,7 @@ def is_number(value: str) -> bool:
     return True
 
 
-def names_of(value: Any) -> Sequence[str] | None:
+def split_names(value: Any) -> Sequence[str] | None:
     """Returns the names in a list or a text of them; None where there is no value."""
     if isinstance(value, str):
         return [name.strip() for name in value.split(SEPARATOR) if name.strip()]
@@ -258,7 +259,7 @@ class MalformedValues:
     def __init__(self, columns: Iterable[str]) -> None:
         self._seen = list(map(MalformedValue, columns))
 
-    def look(self, number: int, values: Mapping[str, Any]) -> None:
+    def inspect(self, number: int, values: Mapping[str, Any]) -> None:
         """Counts the numbers in a row's columns of text."""
         for seen in tuple(self._seen):
             value = values[seen.column]
@@ -272,7 +273,7 @@ class MalformedValues:
             if seen.texts == _ENOUGH and seen.numbers < _MOSTLY * seen.texts:
                 self._seen.remove(seen)
 
-    def found(self) -> list[MalformedValue]:
+    def columns(self) -> list[MalformedValue]:
         """Returns the columns that are nearly all numbers."""
         return [one for one in self._seen if one.row and one.numbers >= max(1, _MOSTLY * one.texts)]
 

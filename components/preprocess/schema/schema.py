@@ -34,10 +34,10 @@ TYPES: Mapping[str, str] = {STRING: "text", INTEGER: "integer", NUMBER: "number"
 MAX_MISSING = "shardline:maxMissing"
 
 #: Constraints by the types that can have them.
-_OF_NUMBERS = ("required", "minimum", "maximum", "enum")
+_NUMBER_CONSTRAINTS = ("required", "minimum", "maximum", "enum")
 CONSTRAINTS: Mapping[str, tuple[str, ...]] = {
-    NUMBER: _OF_NUMBERS,
-    INTEGER: _OF_NUMBERS,
+    NUMBER: _NUMBER_CONSTRAINTS,
+    INTEGER: _NUMBER_CONSTRAINTS,
     STRING: ("required", "enum", "pattern", "minLength", "maxLength"),
     BOOLEAN: ("required",),
     LIST: ("required", "enum"),
@@ -55,8 +55,8 @@ _DIGITS, _DIGITS_OF_ONE = 2, 6
 
 # Properties that say something to a person only.
 _NOTES = ("title", "description", "example")
-_OF_SCHEMA = ("fields", "missingValues", "$schema", "name", *_NOTES)
-_OF_FIELD = ("name", "type", "constraints", MAX_MISSING, *_NOTES)
+_SCHEMA_PROPERTIES = ("fields", "missingValues", "$schema", "name", *_NOTES)
+_FIELD_PROPERTIES = ("name", "type", "constraints", MAX_MISSING, *_NOTES)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Schema:
 def read(path: str) -> Schema:
     """Reads a schema of a local path or a URL; SettingsError for one that asks for what is not checked."""
     resolved = remote_files.resolve(path)
-    with remote_files.one_line(resolved), remote_files.open_read(resolved) as file:
+    with remote_files.as_source_error(resolved), remote_files.open_read(resolved) as file:
         data = file.read(_LARGEST + 1)
     where = f"schema {printable(path)}"
     if len(data) > _LARGEST:
@@ -105,7 +105,7 @@ def read(path: str) -> Schema:
         raise SettingsError(
             f'{where} is no Table Schema: it has no list "fields" with a field for each column'
         )
-    _check_known(content, _OF_SCHEMA, "property", where)
+    _check_known(content, _SCHEMA_PROPERTIES, "property", where)
     missing = content.get("missingValues", [""])
     if not isinstance(missing, list) or not all(isinstance(value, str) for value in missing):
         raise SettingsError(f'{where}: missingValues must be a list of texts, such as ["", "NA", "-999"]')
@@ -123,7 +123,7 @@ def _field(given: Any, where: str) -> Field:
         raise SettingsError(f'{where} must be an object with the column\'s "name" and "type"')
     name, kind, constraints = given["name"], given.get("type", ""), given.get("constraints", {})
     where = f"{where} ({printable(name)})"
-    _check_known(given, _OF_FIELD, "property", where)
+    _check_known(given, _FIELD_PROPERTIES, "property", where)
     if name == "image":
         raise SettingsError(f"{where}: images are checked by check_images, not by a schema; leave it out")
     if not isinstance(kind, str) or kind not in CONSTRAINTS:
@@ -199,7 +199,7 @@ def draft(manifest: Manifest, found: Stats) -> dict[str, Any]:
     fields: list[dict[str, Any]] = []
     for label in manifest.labels:
         if label.kind == REGRESSION:
-            fields += [_of_numbers(numbers[output], whole=False) for output in label.outputs]
+            fields += [_number_field(numbers[output], whole=False) for output in label.outputs]
         else:
             kind = STRING if label.kind == CLASS else LIST
             fields.append({"name": label.name, "type": kind, "constraints": {"enum": list(label.outputs)}})
@@ -207,22 +207,24 @@ def draft(manifest: Manifest, found: Stats) -> dict[str, Any]:
         if column := texts.get(feature.name):
             few = 0 < len(column.values) <= min(MOST_CLASSES, SHARE * column.examples)
             constraints = {"enum": list(column.values)} if few else {}
-            fields.append(_drafted(column.name, STRING, constraints, column.empty / column.examples))
+            fields.append(_draft_field(column.name, STRING, constraints, column.empty / column.examples))
         elif feature.name in numbers:
-            fields.append(_of_numbers(numbers[feature.name], whole=feature.dtype == "int64"))
+            fields.append(_number_field(numbers[feature.name], whole=feature.dtype == "int64"))
     origin = f"Drafted from {found.records:,} examples of {manifest.source}; edit what they do not show."
     return {"description": origin, "fields": fields, "missingValues": [""]}
 
 
-def _of_numbers(column: NumberColumn, *, whole: bool) -> dict[str, Any]:
+def _number_field(column: NumberColumn, *, whole: bool) -> dict[str, Any]:
     constraints: dict[str, Any] = {}
     if column.spread:
         low, high = _widened(column.spread.least, column.spread.largest, whole=whole)
         constraints |= {"minimum": low, "maximum": high}
-    return _drafted(column.name, INTEGER if whole else NUMBER, constraints, column.missing / column.examples)
+    return _draft_field(
+        column.name, INTEGER if whole else NUMBER, constraints, column.missing / column.examples
+    )
 
 
-def _drafted(name: str, kind: str, constraints: dict[str, Any], missing: float) -> dict[str, Any]:
+def _draft_field(name: str, kind: str, constraints: dict[str, Any], missing: float) -> dict[str, Any]:
     if not missing:
         return {"name": name, "type": kind, "constraints": {"required": True, **constraints}}
     allowed = math.ceil(200 * missing) / 100

@@ -1,8 +1,8 @@
-"""BigQuery: rows of a table, or of a query's result, read by the Storage Read API as of one moment.
+"""BigQuery: rows of a table, or of a query's result, read by the Storage Read API as of one point in time.
 
-The moment is in the source string, TABLE@TIME, or where a query has {snapshot}: whoever makes a dataset fills
-it in first (`pinned`), so that the manifest names it, and the same source gives the same rows again. What is
-billed for is said before it is read. Google's clients are loaded when something is asked of them.
+The time is in the source string, TABLE@TIME, or where a query has {snapshot}. `pin_snapshot` fills it in
+before a dataset is made: the manifest names it, and the same source gives the same rows again. The bytes that
+are billed are reported before they are read. Google's clients are loaded on first use.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources.columns import TypedColumns, as_lists, as_said
-from shardline.components.preprocess.sources.csv_text import NOTHING_SAID, Batch, CsvScan, Types
+from shardline.components.preprocess.sources.columns import TypedColumns, as_lists, override_types
+from shardline.components.preprocess.sources.csv_text import NO_TYPES, Batch, CsvScan, Types
 from shardline.components.preprocess.sources.example import WHOLE_FILE, Span
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.storage import remote_files
@@ -37,7 +37,7 @@ _TABLE = re.compile(
     rf"((?:[\w.-]+:)?{_NAME}\.{_NAME}\.{_NAME})(?:@(\S+))?(?:\s+WHERE\s+(\S.*))?", re.IGNORECASE | re.DOTALL
 )
 _QUERY = re.compile(r"\s*(SELECT|WITH)\b", re.IGNORECASE)
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 _SHOWN = 80
 
 _TYPES = {
@@ -73,9 +73,9 @@ class Reference(NamedTuple):
         return PREFIX + (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
     @property
-    def moment(self) -> datetime | None:
+    def read_time(self) -> datetime | None:
         """The time as of which a table is read, or the first that a query names as it was filled in."""
-        moments = [self.snapshot] if self.snapshot else _MOMENT.findall(self.query)
+        moments = [self.snapshot] if self.snapshot else _TIME.findall(self.query)
         return min(map(_time, moments), default=None)
 
 
@@ -96,7 +96,7 @@ def parse(source: str) -> Reference:
     return Reference(table, snapshot, row_filter)
 
 
-def pinned(source: str, time: datetime | None = None, earlier: str = "") -> str:
+def pin_snapshot(source: str, time: datetime | None = None, earlier: str = "") -> str:
     """Returns a source as of one moment: a source of BigQuery that names none gets this time, now by default.
 
     Where `earlier` is the same source as of any moment, it is returned: an interrupted run keeps its own.
@@ -218,7 +218,7 @@ class Service:
             read_options=options,
         )
         if reference.snapshot:
-            session.table_modifiers.snapshot_time = reference.moment
+            session.table_modifiers.snapshot_time = reference.read_time
         with self.calling(reference.snapshot):
             # One stream gives more than one process can store.
             return self.reader.create_read_session(
@@ -253,7 +253,7 @@ class _ReadStream:
 class _QueryColumns(TypedColumns):
     """Columns of a table, or of what a query gives; of the query nothing is billed until they are read."""
 
-    def __init__(self, reference: Reference, said: Types = NOTHING_SAID) -> None:
+    def __init__(self, reference: Reference, overrides: Types = NO_TYPES) -> None:
         self._reference = reference
         self._service = Service(reference)
         if reference.query:
@@ -261,7 +261,9 @@ class _QueryColumns(TypedColumns):
             schema, self._processed = job.schema, job.total_bytes_processed or 0
         else:
             schema, self._processed = self._service.find_table(reference.table).schema, 0
-        super().__init__(CsvScan(as_said({field.name: _word(field) for field in schema or ()}, said)))
+        super().__init__(
+            CsvScan(override_types({field.name: _column_type(field) for field in schema or ()}, overrides))
+        )
 
     @functools.cached_property
     def _table(self) -> str:
@@ -288,7 +290,7 @@ class _QueryColumns(TypedColumns):
                     yield as_lists(rows.slice(first, _BATCH_ROWS), self.types, names)
 
 
-def _word(field: Any) -> str:
+def _column_type(field: Any) -> str:
     """Returns the type of a column as the columns of tables have it, or in BigQuery's own words."""
     if field.mode == "REPEATED":
         return f"REPEATED {field.field_type}"
@@ -354,9 +356,9 @@ def version(source: str, features: Mapping[str, str]) -> tuple[str, str]:
             service.rest.get_table(name) for name in (job.referenced_tables if job else [reference.table])
         ]
     schema = job.schema if job else tables[0].schema
-    if doubt := _doubt(reference, tables, schema or (), features):
+    if doubt := _reason_unversioned(reference, tables, schema or (), features):
         return "", doubt
-    moment, found = reference.moment, list[str]()
+    moment, found = reference.read_time, list[str]()
     for table in tables:
         state: tuple[object, ...] = (table.project, table.dataset_id, table.table_id)
         if moment and (table.modified is None or table.modified > moment):
@@ -372,7 +374,7 @@ def version(source: str, features: Mapping[str, str]) -> tuple[str, str]:
     return "\n".join(sorted(found)), text
 
 
-def _doubt(
+def _reason_unversioned(
     reference: Reference, tables: Sequence[Any], schema: Sequence[Any], features: Mapping[str, str]
 ) -> str:
     """Returns why what is read may change while the tables stay as they are; "" if it cannot."""
@@ -384,6 +386,6 @@ def _doubt(
         if table.table_type not in _OWN_ROWS:
             return f"{table.reference} is of type {table.table_type}, which may change unseen"
     image = features.get("image", "image")
-    if any(field.name == image and _word(field) == "string" for field in schema):
+    if any(field.name == image and _column_type(field) == "string" for field in schema):
         return f"images at URLs in column {image!r} may change unseen"
     return ""

@@ -18,16 +18,16 @@ from urllib.parse import unquote
 
 from shardline.components.preprocess.sources.csv_text import (
     EXACT,
-    NOTHING_SAID,
+    NO_TYPES,
     Batch,
     CsvScan,
     Types,
     arrow_type,
-    codec_of,
     csv_batches,
-    csv_found,
+    detect_codec,
     is_wide,
-    opened,
+    open_decompressed,
+    scan_csv,
 )
 from shardline.components.storage import remote_files
 from shardline.components.storage.listing import find_files
@@ -66,11 +66,11 @@ class TypedColumns:
         codes: Columns that are text though their values could be read as numbers, and the first of those that
             would lose something of how they are written.
         guessed: Whether only the values say the types, as in CSV.
-        about: What `batches` says of rows beside the columns: some of `ROW`, `SPLIT`, `FAULT`.
+        row_metadata: What `batches` says of rows beside the columns: some of `ROW`, `SPLIT`, `FAULT`.
     """
 
     guessed = False
-    about: Sequence[str] = ()
+    row_metadata: Sequence[str] = ()
 
     def __init__(self, found: CsvScan) -> None:
         self.types, self.gaps, self.wide, self.codes = found
@@ -87,19 +87,19 @@ class Columns(TypedColumns):
 
     Args:
         paths: The files.
-        said: Types of columns in the words of `COLUMN_TYPES`; one with a ? behind it counts where only the
-            values say the types, and they do not contradict.
+        overrides: Types of columns as in `COLUMN_TYPES`; one with a ? at its end applies where the types are
+            inferred from the values, and these do not contradict it.
         root: Directory from which rows of several files are named, whose partitions are columns; else None.
 
     Raises:
         SourceError: A file cannot be read, has no column, or they have not the same columns.
     """
 
-    def __init__(self, *paths: str, said: Types = NOTHING_SAID, root: str | None = None) -> None:
+    def __init__(self, *paths: str, overrides: Types = NO_TYPES, root: str | None = None) -> None:
         self._paths, self._root = paths, root
         self.guessed = any(_suffix(path) == ".csv" for path in paths)
-        self.about = () if root is None else (ROW,)
-        found = [self._found(path, said) for path in paths]
+        self.row_metadata = () if root is None else (ROW,)
+        found = [self._scan(path, overrides) for path in paths]
         types = dict(found[0].types)
         for path, one in zip(paths[1:], found[1:], strict=True):
             for column in sorted(types.keys() ^ one.types.keys()):
@@ -107,7 +107,9 @@ class Columns(TypedColumns):
                 raise SourceError(
                     f"{lacks!r} has no column {column!r}, which {has!r} has; make the files' columns the same"
                 )
-            types = {name: self._joined(name, kind, one.types[name], path) for name, kind in types.items()}
+            types = {
+                name: self._common_type(name, kind, one.types[name], path) for name, kind in types.items()
+            }
         gaps: Set[str] = frozenset().union(*(one.gaps for one in found))
         wide: Set[str] = frozenset().union(*(one.wide for one in found))
         codes = {name: code for one in reversed(found) for name, code in one.codes.items()}
@@ -123,7 +125,7 @@ class Columns(TypedColumns):
             # Where only partitions are wanted, some column says how many rows there are.
             stored = stored or [next(name for name in self._types if name not in partitions)]
             place, numbers = os.path.relpath(path, self._root or "."), count(1)
-            with _one_line(path):
+            with _as_source_error(path):
                 for batch in _FORMATS[_suffix(path)][1](path, self._types, stored):
                     rows = len(batch[stored[0]])
                     yield {
@@ -135,16 +137,16 @@ class Columns(TypedColumns):
                         for name in names
                     }
 
-    def _found(self, path: str, said: Types) -> CsvScan:
+    def _scan(self, path: str, overrides: Types) -> CsvScan:
         suffix, partitions = _suffix(path), self._partitions(path)
-        if suffix not in _FORMATS or (codec_of(path)[0] and suffix == ".parquet"):
+        if suffix not in _FORMATS or (detect_codec(path)[0] and suffix == ".parquet"):
             raise SourceError(
                 f"table {path!r} is none of {', '.join(_FORMATS)}, nor a text file of these with .gz or "
                 f".zst; convert it to one, or name the files of a directory with a pattern, such as "
                 f"{path}/**/*.parquet"
             )
-        with _one_line(path):
-            found = _FORMATS[suffix][0](path, said)
+        with _as_source_error(path):
+            found = _FORMATS[suffix][0](path, overrides)
         if not found.types:
             raise SourceError(f"{path!r} is empty: it has no column")
         for name in partitions:
@@ -152,7 +154,8 @@ class Columns(TypedColumns):
                 raise SourceError(f"{path!r} has a column {name!r} in it and in its path; rename one")
         whole = {name for name, value in partitions.items() if _WHOLE.fullmatch(value)}
         kinds = {
-            name: "int64" if name in whole and said.get(name) != "text" else "string" for name in partitions
+            name: "int64" if name in whole and overrides.get(name) != "text" else "string"
+            for name in partitions
         }
         return found._replace(types={**found.types, **kinds})
 
@@ -160,7 +163,7 @@ class Columns(TypedColumns):
         pairs = _PARTITION.findall(os.path.dirname(path)) if self._root is not None else ()
         return {unquote(name): unquote(value) for name, value in pairs}
 
-    def _joined(self, column: str, one: str, other: str, path: str) -> str:
+    def _common_type(self, column: str, one: str, other: str, path: str) -> str:
         if one == other:
             return one
         if {one, other} == {"int64", "float32"}:
@@ -175,10 +178,10 @@ class Columns(TypedColumns):
 
 def _suffix(path: str) -> str:
     """Returns what says the format of a file, behind which may stand that it is compressed."""
-    return PurePosixPath(path.removesuffix(codec_of(path)[1])).suffix.lower()
+    return PurePosixPath(path.removesuffix(detect_codec(path)[1])).suffix.lower()
 
 
-def _parquet_types(path: str, said: Types) -> CsvScan:
+def _parquet_types(path: str, overrides: Types) -> CsvScan:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
     import pyarrow.types as kinds
@@ -205,13 +208,15 @@ def _parquet_types(path: str, said: Types) -> CsvScan:
         for batch in opened.iter_batches(_PARQUET_ROWS, columns=whole) if whole else ():
             gaps |= {name for name in whole if batch[name].null_count}
             wide |= {name for name in whole if is_wide(*pc.min_max(batch[name]).as_py().values())}
-        return CsvScan(as_said(types, said), gaps, wide)
+        return CsvScan(override_types(types, overrides), gaps, wide)
 
 
-def as_said(types: Types, said: Types) -> Types:
-    """Returns the types of columns that a file or a database declares, but for those that are said."""
-    found = {name: COLUMN_TYPES.get(said.get(name, ""), kind) for name, kind in types.items()}
-    fits = {name for name, kind in types.items() if kind in COLUMN_TYPES.values() or said.get(name) == "text"}
+def override_types(types: Types, overrides: Types) -> Types:
+    """Returns the types of columns that a file or a database declares, but for those that are overrides."""
+    found = {name: COLUMN_TYPES.get(overrides.get(name, ""), kind) for name, kind in types.items()}
+    fits = {
+        name for name, kind in types.items() if kind in COLUMN_TYPES.values() or overrides.get(name) == "text"
+    }
     return {name: found[name] if name in fits else kind for name, kind in types.items()}
 
 
@@ -235,7 +240,7 @@ def as_lists(batch: Any, types: Types, names: Sequence[str]) -> Batch:
 
 # Not through pyarrow.json, which takes a column's type from the first block and refuses the first float
 # below whole numbers.
-def _json_types(path: str, said: Types) -> CsvScan:
+def _json_types(path: str, overrides: Types) -> CsvScan:
     types: dict[str, str] = {}
     present, wide = Counter[str](), set[str]()
     number = 0
@@ -259,7 +264,7 @@ def _json_types(path: str, said: Types) -> CsvScan:
                     f"{path!r}, row {number}: {reprlib.repr(value)} in column {name!r} is {kind}, in the "
                     f"rows before it is {known}; make them the same"
                 )
-    return CsvScan(as_said(types, said), {name for name in types if present[name] < number}, wide)
+    return CsvScan(override_types(types, overrides), {name for name in types if present[name] < number}, wide)
 
 
 def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
@@ -275,7 +280,7 @@ def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Bat
 
 def _json_rows(path: str) -> Iterator[dict[str, Any]]:
     """Yields the JSON objects of a file, one in each line that is not empty."""
-    with opened(path) as plain:
+    with open_decompressed(path) as plain:
         text = io.TextIOWrapper(io.BufferedReader(plain), "utf-8-sig", "surrogateescape", newline="")
         lines = (line for line in remote_files.lines(text, path) if not line.isspace())
         for number, line in enumerate(lines, start=1):
@@ -292,7 +297,7 @@ def _json_rows(path: str) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _one_line(path: str) -> Iterator[None]:
+def _as_source_error(path: str) -> Iterator[None]:
     """Turns what pyarrow raises about a file into one line; of a damaged one that may be anything."""
     try:
         yield
@@ -309,23 +314,23 @@ _JSON = (_json_types, _json_batches)
 _FORMATS: Mapping[
     str, tuple[Callable[[str, Types], CsvScan], Callable[[str, Types, Sequence[str]], Iterator[Batch]]]
 ] = {
-    ".csv": (csv_found, csv_batches),
+    ".csv": (scan_csv, csv_batches),
     ".jsonl": _JSON,
     ".ndjson": _JSON,
     ".parquet": (_parquet_types, _parquet_batches),
 }
 
 
-def open_table(path: str, said: Types = NOTHING_SAID) -> tuple[TypedColumns, str]:
+def open_table(path: str, overrides: Types = NO_TYPES) -> tuple[TypedColumns, str]:
     """Returns the columns of a table, a file or a pattern of files, and the directory that it is in.
 
-    `said` are types of columns, as `Columns` takes them, and what it raises is raised.
+    `overrides` are types of columns, as `Columns` takes them, and what it raises is raised.
     """
     path = remote_files.resolve(path)
     if not (match := _PATTERN.search(path)):
-        return Columns(path, said=said), os.path.dirname(path)
+        return Columns(path, overrides=overrides), os.path.dirname(path)
     root = path[: match.start()].rpartition("/")[0]
-    return Columns(*find_files(path), said=said, root=root), root
+    return Columns(*find_files(path), overrides=overrides, root=root), root
 
 
 def is_pattern(path: str) -> bool:

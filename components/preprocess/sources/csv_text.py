@@ -19,15 +19,15 @@ Batch = Mapping[str, Sequence[Any]]
 #: Types of columns by name, in the words of `Columns.types`.
 Types = Mapping[str, str]
 
-#: No types are said of any column.
-NOTHING_SAID: Types = MappingProxyType({})
+#: No types are overrides of any column.
+NO_TYPES: Types = MappingProxyType({})
 
 
 #: Whole numbers up to this one are floats of 32 bits, too, each another one.
 EXACT = 1 << 24
 
 _BLOCK = 1 << 20
-_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+_BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
 # A row behind the last one of a file: where it is a part of a value, a quote has not ended.
 _END = "\x1e\x04"
@@ -48,19 +48,19 @@ class CsvScan(NamedTuple):
     types: Types
     gaps: Set[str] = frozenset()
     wide: Set[str] = frozenset()
-    codes: Mapping[str, str] = NOTHING_SAID
+    codes: Mapping[str, str] = NO_TYPES
 
 
-def codec_of(path: str) -> tuple[str, str]:
+def detect_codec(path: str) -> tuple[str, str]:
     """Returns how a whole file is compressed, in pyarrow's words, and the end of its name that says so."""
     ends = {".gz": "gzip", ".zst": "zstd"}
     return next(((codec, end) for end, codec in ends.items() if path.lower().endswith(end)), ("", ""))
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[Any]:
+def open_decompressed(path: str) -> Iterator[Any]:
     """Opens the plain content of a file."""
-    codec, _ = codec_of(path)
+    codec, _ = detect_codec(path)
     with remote_files.open_read(path) as file:
         if not codec:
             yield file
@@ -79,7 +79,7 @@ class DecodedText(io.RawIOBase):
 
     def __init__(self, file: Any, columns: int = 0) -> None:
         self._file, block = file, file.read(_BLOCK)
-        encoding = _MARKS.get(bytes(block[:2]), "utf-8")
+        encoding = _BYTE_ORDER_MARKS.get(bytes(block[:2]), "utf-8")
         line = re.sub('"[^"]*"', "", block.decode(encoding, "replace")).partition("\n")[0]
         self.encoding, self.delimiter = encoding[:6].rstrip("-"), next((x for x in ",;\t" if x in line), ",")
         end = f"\n{self.delimiter.join([_END] * columns)}\n" if columns else ""
@@ -107,14 +107,14 @@ class ColumnTypes:
     `line` is that in which the next row begins, unless there are empty lines.
     """
 
-    def __init__(self, names: Sequence[str], said: Mapping[str, str], delimiter: str) -> None:
+    def __init__(self, names: Sequence[str], overrides: Mapping[str, str], delimiter: str) -> None:
         first = {"text": "string", "number": "float32"}
-        self.types = {name: first.get(said.get(name, "").rstrip("?"), "int64") for name in names}
+        self.types = {name: first.get(overrides.get(name, "").rstrip("?"), "int64") for name in names}
         self.gaps, self.wide, self.codes, self.line = set[str](), set[str](), dict[str, str](), 2
-        self._said, self._delimiter, self._last, self._has_ended = said, delimiter, 1, False
+        self._overrides, self._delimiter, self._last, self._has_ended = overrides, delimiter, 1, False
         self._suspects: list[tuple[int, int, str]] = []
 
-    def take(self, batch: Any) -> None:
+    def add(self, batch: Any) -> None:
         """Takes rows, the last of them that of `DecodedText`."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -135,10 +135,10 @@ class ColumnTypes:
                     self.wide.add(name)
                 pattern = _CODE if kind == "int64" else _LONG_CODE
                 codes = text.filter(pc.match_substring_regex(text, pattern))
-                if len(codes) and name not in self._said:
+                if len(codes) and name not in self._overrides:
                     self.types[name], self.codes[name] = "string", str(codes[0])
                 break
-        self._look_at_quotes(batch)
+        self._check_quotes(batch)
 
     def finish(self, path: str) -> CsvScan:
         """Returns what is found; raises SourceError where a quote takes in rows."""
@@ -152,7 +152,7 @@ class ColumnTypes:
                 )
         return CsvScan(self.types, self.gaps, self.wide, self.codes)
 
-    def _look_at_quotes(self, batch: Any) -> None:
+    def _check_quotes(self, batch: Any) -> None:
         """Notes values of several lines that have as many delimiters as rows of so many lines would."""
         import numpy as np
         import pyarrow.compute as pc
@@ -190,24 +190,24 @@ def is_wide(least: int | None, largest: int | None) -> bool:
     return max(abs(least or 0), abs(largest or 0)) > EXACT
 
 
-def csv_found(path: str, said: Types) -> CsvScan:
+def scan_csv(path: str, overrides: Types) -> CsvScan:
     """Returns what the values of a CSV file say of its columns."""
     import pyarrow as pa
 
     line = 2
     try:
-        with opened(path) as file, _csv_reader(DecodedText(file)) as reader:
+        with open_decompressed(path) as file, _csv_reader(DecodedText(file)) as reader:
             names = reader.schema.names
         for name in names:
             if names.count(name) > 1 or not name:
                 raise SourceError(f"{path!r} has a column {name!r} {names.count(name)} times; rename it")
         as_text = dict.fromkeys(names, pa.string())
-        with opened(path) as file:
+        with open_decompressed(path) as file:
             stream = DecodedText(file, len(names))
-            found = ColumnTypes(names, said, stream.delimiter)
+            found = ColumnTypes(names, overrides, stream.delimiter)
             with _csv_reader(stream, as_text, empty_is_none=True) as reader:
                 for batch in reader:
-                    found.take(batch)
+                    found.add(batch)
                     line = found.line
     except pa.ArrowInvalid as error:
         words, _, more = str(error).partition("\n")
@@ -223,7 +223,7 @@ def csv_found(path: str, said: Types) -> CsvScan:
 def csv_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
     """Yields the values of some columns, row by row."""
     all_types = {name: arrow_type(kind) for name, kind in types.items()}
-    with opened(path) as file, _csv_reader(DecodedText(file), all_types) as reader:
+    with open_decompressed(path) as file, _csv_reader(DecodedText(file), all_types) as reader:
         for batch in reader:
             yield {name: batch[name].to_pylist() for name in names}
 

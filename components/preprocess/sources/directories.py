@@ -53,7 +53,7 @@ class ClassFolders:
     """Files in a folder per class."""
 
     def __init__(self, root: str) -> None:
-        self._root, self._listing = root, listing.listed(root)
+        self._root, self._listing = root, listing.open_listing(root)
         folders = []
         for name in self._listing.top():
             if not name.endswith("/"):
@@ -68,7 +68,7 @@ class ClassFolders:
         labels = {name: label for label, name in enumerate(self.class_names)}
         seen = bytearray(len(labels))
         if isinstance(self._listing, listing.Objects) and not remote_files.is_remote(self._root):
-            listing.report_mount([os.path.join(self._root, name) for name in self.class_names])
+            listing.warm_mount([os.path.join(self._root, name) for name in self.class_names])
         for file in self._listing.files():
             label = labels.get(file.name.partition("/")[0])
             if label is None:
@@ -91,7 +91,7 @@ class ListedFiles(TableRows):
             remote_files.is_on_network(root),
             remote_files.resolve(settings.labels),
         )
-        columns = Columns(table, said={_PATH: "text?", **settings.columns})
+        columns = Columns(table, overrides={_PATH: "text?", **settings.columns})
         if _PATH not in columns.types:
             there = printable(", ".join(columns.types))[:300]
             raise SourceError(f"{table!r} has the columns {there}; one called path is needed")

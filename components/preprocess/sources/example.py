@@ -112,7 +112,7 @@ def read_remote(path: str, key: str, surveyed: int, size: int = 0, generation: i
     def read(path: str) -> tuple[bytes, int]:
         if not remote_files.is_remote(path):
             return read_file(path)
-        data = remote_files.read_whole(path, generation)
+        data = remote_files.read_bytes(path, generation)
         if len(data) < size:
             raise TruncatedError(path, len(data), size)
         return data, 0
@@ -121,7 +121,7 @@ def read_remote(path: str, key: str, surveyed: int, size: int = 0, generation: i
         data, changed_at = with_retries(read, path)
     except FileNotFoundError:
         if generation:
-            raise changed(key, "was replaced or removed") from None
+            raise changed_error(key, "was replaced or removed") from None
         raise BadRecordError(key, "there is no such file (any more)") from None
     except Exception as error:
         if is_transient(error):
@@ -131,7 +131,7 @@ def read_remote(path: str, key: str, surveyed: int, size: int = 0, generation: i
             ) from None
         raise BadRecordError(key, f"cannot be read ({remote_files.reason(error)})") from None
     if changed_at > surveyed or (size and len(data) != size):
-        raise changed(key, "changed")
+        raise changed_error(key, "changed")
     return data
 
 
@@ -194,6 +194,6 @@ def _remote_path(example: Example | BadExample) -> str:
     return text if text and remote_files.is_on_network(os.path.dirname(text)) else ""
 
 
-def changed(name: str, how: str) -> SourceError:
+def changed_error(name: str, how: str) -> SourceError:
     """Returns the error of a source that changed between the survey and the writing."""
     return SourceError(f"{name!r} {how} while it was read; run again when nothing writes to the source")

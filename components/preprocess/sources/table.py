@@ -20,7 +20,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns, open_table
 from shardline.components.preprocess.sources.csv_text import Types
 from shardline.components.preprocess.sources.example import WHOLE_FILE, BadExample, Example, Span
-from shardline.components.preprocess.time_split import TimeSplit, feature_of, parse_time
+from shardline.components.preprocess.time_split import TimeSplit, parse_time, time_feature
 from shardline.components.storage import remote_files
 from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.base.progress import report
@@ -44,10 +44,10 @@ class TableRows:
         columns: Columns that it has.
         settings: Of these `features`, `label`, `columns` and `split_by_time` count.
         images: Types that a column with images may have: "string", a path or a URL; "bytes", the image.
-        said: Types of columns, as `columns.Columns` has taken them, where there are more.
+        overrides: Types of columns, as `columns.Columns` has taken them, where there are more.
 
     Attributes:
-        wholes: Features that are text for the sake of gaps in columns of whole numbers.
+        integer_texts: Features that are text for the sake of gaps in columns of whole numbers.
 
     Raises:
         SourceError: The columns cannot be read, or are not these.
@@ -59,52 +59,52 @@ class TableRows:
         columns: TypedColumns,
         settings: PreprocessSettings,
         images: Sequence[str],
-        said: Types | None = None,
+        overrides: Types | None = None,
     ) -> None:
         self._name, self._columns, self._settings = name, columns, settings
-        self._said = settings.columns if said is None else said
+        self._overrides = settings.columns if overrides is None else overrides
         types, time = columns.types, settings.split_by_time
-        for column, kind in self._said.items():
+        for column, kind in self._overrides.items():
             if not kind.endswith("?") and types.get(column) != COLUMN_TYPES[kind]:
                 found = f"is {types[column]}" if column in types else "is not there"
                 raise SourceError(
                     f"--column {column}={kind} (columns in a pipeline) names a column of {name!r} that "
                     f"{found}; correct its values, or the type"
                 )
-        self._wanted = _wanted(name, types, settings.features, settings.label)
+        self._wanted = _label_settings(name, types, settings.features, settings.label)
         self._targets = [column for one in self._wanted for column in one.columns]
         if time and time not in types:
             raise SourceError(
                 f"{name!r} has no column {time!r} to split by, it has {printable(', '.join(types))[:300]}"
             )
-        self._names = self._named({o: t for o, t in settings.features.items() if o != LABEL})
+        self._names = self._feature_columns({o: t for o, t in settings.features.items() if o != LABEL})
         self._check_types(images)
-        self.wholes = [
+        self.integer_texts = [
             ours for ours, theirs in self._names.items() if types[theirs] != self._type(theirs) == "string"
         ]
-        self._moment = feature_of(types[time]) if time else ""
-        if self._moment in self._names:
+        self._time_feature = time_feature(types[time]) if time else ""
+        if self._time_feature in self._names:
             raise SourceError(
-                f"{name!r} has a feature {self._moment!r}, as which the times of {time!r} are stored; "
+                f"{name!r} has a feature {self._time_feature!r}, as which the times of {time!r} are stored; "
                 "rename it, or name the columns to use with features"
             )
         features = [_feature(ours, self._type(t)) for ours, t in self._names.items() if ours not in _ROLES]
-        self.features = (*features, *([Feature(self._moment, "int64")] if time else []))
+        self.features = (*features, *([Feature(self._time_feature, "int64")] if time else []))
 
     @functools.cached_property
     def labels(self) -> Sequence[Label]:
         """What is to be predicted; where it is a class, its column is read for the names."""
-        return labels.find(self._wanted, self._columns.types, self._values)
+        return labels.find_labels(self._wanted, self._columns.types, self._values)
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        time, about, checks = self._settings.split_by_time, self._columns.about, self._checks()
+        time, about, checks = self._settings.split_by_time, self._columns.row_metadata, self._checks()
         shares, gap = self._settings.split, self._settings.split_gap
-        splits = TimeSplit(time, shares, gap, self._moment, self._values(time)) if time else None
-        read = _Labels(self._wanted, self.labels, self._columns.types)
-        self._tell_of_texts()
-        known = {*self._said, *self._columns.codes} if self._columns.guessed else {*self._columns.types}
+        splits = TimeSplit(time, shares, gap, self._time_feature, self._values(time)) if time else None
+        read = _LabelReader(self._wanted, self.labels, self._columns.types)
+        self._report_text_columns()
+        known = {*self._overrides, *self._columns.codes} if self._columns.guessed else {*self._columns.types}
         # Those of which values that are no numbers may have made text.
-        slips = MalformedValues(
+        malformed = MalformedValues(
             ours
             for ours, theirs in self._names.items()
             if self._columns.types[theirs] == "string" and theirs not in known and ours not in _ROLES
@@ -117,15 +117,15 @@ class TableRows:
         for number, row in enumerate(rows, start=1):
             told = dict(zip(about, row[len(row) - len(about) :], strict=True))
             values = dict(zip(self._names, row[first:last], strict=True))
-            for one in self.wholes:
+            for one in self.integer_texts:
                 values[one] = None if values[one] is None else str(values[one])
-            slips.look(number, values)
+            malformed.inspect(number, values)
             name, split = self._row_name(told.get(ROW) or f"row {number}", values), told.get(SPLIT)
             try:
                 for fault in filter(None, (told.get(FAULT), *map(_fault, row, checks))):
                     raise ValueError(fault)
                 key, image = self._roles(name, values)
-                at = parse_time(row[last], self._moment) if time else 0
+                at = parse_time(row[last], self._time_feature) if time else 0
                 if at is None:
                     raise ValueError(f"has no time in column {time!r}")
                 label = read(row[:first])
@@ -134,13 +134,13 @@ class TableRows:
                 continue
             if splits and (split := splits.split(at)) is None:
                 continue
-            values |= self._missing(values) | ({self._moment: at} if time else {})
+            values |= self._missing(values) | ({self._time_feature: at} if time else {})
             yield Example(key, label, image, split, values)
         if splits and splits.left_out:
             report(
                 "preprocess", f"{splits.left_out:,} rows are left out: in the gap before validation or test"
             )
-        self.slips = slips.found()
+        self.malformed = malformed.columns()
 
     def _roles(self, name: str, values: dict[str, Any]) -> tuple[str, Span | bytes | None]:
         """Takes key and image out of the values of a row; ValueError says what is wrong with them."""
@@ -158,17 +158,17 @@ class TableRows:
             targets += [(LABEL, column, kind or self._type(column)) for column in one.columns]
         return [*targets, *((ours, theirs, self._type(theirs)) for ours, theirs in self._names.items())]
 
-    def _tell_of_texts(self) -> None:
+    def _report_text_columns(self) -> None:
         """Says which columns of numbers are text."""
         gaps = "gaps, and whole numbers that 32-bit floats do not hold"
-        why, codes = {self._names[ours]: gaps for ours in self.wholes}, self._columns.codes
+        why, codes = {self._names[ours]: gaps for ours in self.integer_texts}, self._columns.codes
         for column in codes.keys() & {*self._targets, *self._names.values()}:
             why[column] = f"{printable(repr(codes[column]))[:60]}, of which a number would lose something"
         for column in sorted(why):
             instead = f"--column {column}=number (columns in a pipeline) makes it a number"
             report("preprocess", f"column {column!r} is text, since it has {why[column]}; {instead}")
 
-    def _named(self, features: Mapping[str, str]) -> dict[str, str]:
+    def _feature_columns(self, features: Mapping[str, str]) -> dict[str, str]:
         """Returns the columns of features by our names: those that are asked for, or all that are left."""
         name, types = self._name, self._columns.types
         named = {role: role for role in _ROLES if role in types and role not in self._targets}
@@ -238,7 +238,7 @@ class TableRows:
                 )
 
 
-def _wanted(
+def _label_settings(
     name: str, types: Mapping[str, str], features: Mapping[str, str], label: str
 ) -> Sequence[labels.LabelSetting]:
     """Returns the labels that are asked for, in columns that are there."""
@@ -254,7 +254,7 @@ def _wanted(
     return wanted
 
 
-class _Labels:
+class _LabelReader:
     """Makes of the labels' columns in a row what an Example holds, or says what is wrong with them."""
 
     def __init__(
@@ -280,7 +280,7 @@ class _Labels:
                         f"has label {values[0]} in column {columns[0]!r}, out of range 0..{LARGEST_CLASS:,}"
                     )
             elif label.kind == MULTILABEL and width == 1 and kind in ("string", "strings"):
-                value = labels.names_of(value)
+                value = labels.split_names(value)
             elif label.kind == MULTILABEL:
                 value = [_TRUTHS.get(one.lower() if isinstance(one, str) else one) for one in values]
                 if None in value:
@@ -301,9 +301,9 @@ class Table(TableRows):
         SourceError: The file cannot be read, is empty, or has not these columns.
     """
 
-    def __init__(self, path: str, settings: PreprocessSettings, said: Types) -> None:
-        columns, self._root = open_table(path, said)
-        super().__init__(remote_files.resolve(path), columns, settings, ("string",), said)
+    def __init__(self, path: str, settings: PreprocessSettings, overrides: Types) -> None:
+        columns, self._root = open_table(path, overrides)
+        super().__init__(remote_files.resolve(path), columns, settings, ("string",), overrides)
         self.has_keys = "key" in self._names
 
     def _image(self, value: str) -> Span:

@@ -62,7 +62,7 @@ class ExampleRows(TableRows):
     """
 
     def __init__(self, name: str, files: Sequence[TfRecordFile], settings: PreprocessSettings) -> None:
-        features, said = settings.features, settings.columns
+        features, overrides = settings.features, settings.columns
         image = features.get("image", "image")
         targets = {column for one in labels.parse(settings.label) for column in one.columns}
         targets = targets or {features.get(LABEL, LABEL)}
@@ -71,8 +71,10 @@ class ExampleRows(TableRows):
             wanted = {"key", image, *features.values(), *targets, settings.split_by_time}
             found = {column: one for column, one in found.items() if column in wanted}
         self.numbers_copies = "key" not in {*features, *found}
-        types = {column: one.word(is_target=column in targets) for column, one in found.items()}
-        types |= {column: COLUMN_TYPES[kind] for column, kind in said.items() if types.get(column) == "int64"}
+        types = {column: one.column_type(is_target=column in targets) for column, one in found.items()}
+        types |= {
+            column: COLUMN_TYPES[kind] for column, kind in overrides.items() if types.get(column) == "int64"
+        }
         if self.numbers_copies:
             types["key"] = "string"
         if image in found and found[image].kind == "bytes":
@@ -87,7 +89,7 @@ class ExampleRows(TableRows):
         return value
 
 
-class _Found:
+class _FeatureStats:
     """What a feature is in the records of some files.
 
     Attributes:
@@ -116,7 +118,7 @@ class _Found:
                 "them the same"
             )
 
-    def word(self, *, is_target: bool) -> str:
+    def column_type(self, *, is_target: bool) -> str:
         """Returns the type as `TypedColumns` has it; of a vector with its length, such as float32[3]."""
         sizes = sorted(self.lengths.keys() - {0}) or [1]
         if self.kind == "bytes" and is_target and sizes[-1] > 1:
@@ -128,9 +130,9 @@ class _Found:
         return _DTYPES[self.kind] + (f"[{sizes[0]}]" if sizes[0] > 1 else "")
 
 
-def _survey(files: Sequence[TfRecordFile]) -> dict[str, _Found]:
+def _survey(files: Sequence[TfRecordFile]) -> dict[str, _FeatureStats]:
     """Reads all records once, and returns what features they have; those that are none are left out."""
-    found, count = dict[str, _Found](), 0
+    found, count = dict[str, _FeatureStats](), 0
     for path, compression, _ in files:
         for record in read_records(path, compression=compression):
             if not isinstance(record, Record):
@@ -141,7 +143,7 @@ def _survey(files: Sequence[TfRecordFile]) -> dict[str, _Found]:
                 continue
             count += 1
             for name, (kind, numbers) in given.items():
-                one = found.get(name) or found.setdefault(name, _Found())
+                one = found.get(name) or found.setdefault(name, _FeatureStats())
                 one.add(f"{path} record {record.number}", name, kind, numbers)
     for one in found.values():
         one.lengths[0] += count - one.lengths.total()
@@ -151,7 +153,7 @@ def _survey(files: Sequence[TfRecordFile]) -> dict[str, _Found]:
 class _ExampleColumns(TypedColumns):
     """Features of the records of some files, as columns by their names."""
 
-    about = (ROW, SPLIT, FAULT)
+    row_metadata = (ROW, SPLIT, FAULT)
 
     def __init__(self, files: Sequence[TfRecordFile], found: CsvScan, image: str) -> None:
         super().__init__(found)
@@ -168,24 +170,24 @@ class _ExampleColumns(TypedColumns):
 
     def _row(self, file: TfRecordFile, record: Record | BadRecordError, names: Sequence[str]) -> list[Any]:
         number = record.number if isinstance(record, Record) else record.name.rpartition(" ")[2]
-        told = {ROW: f"record {number}", SPLIT: file.split, FAULT: ""}
+        metadata = {ROW: f"record {number}", SPLIT: file.split, FAULT: ""}
         if len(self._files) > 1:
-            told[ROW] = f"{os.path.relpath(file.path, self._root)} record {number}"
+            metadata[ROW] = f"{os.path.relpath(file.path, self._root)} record {number}"
         try:
             if not isinstance(record, Record):
                 raise ValueError(record.reason)
             places = locate(record.data)
             if "key" in names:
-                told["key"] = xxhash.xxh3_128_hexdigest(record.data)
+                metadata["key"] = xxhash.xxh3_128_hexdigest(record.data)
             return [
                 self._value(file, record, place, name)
                 if (place := places.get(name.encode()))
-                else told.get(name)
+                else metadata.get(name)
                 for name in names
             ]
         except ValueError as fault:
-            told[FAULT] = str(fault)
-            return [told.get(name) for name in names]
+            metadata[FAULT] = str(fault)
+            return [metadata.get(name) for name in names]
 
     def _value(self, file: TfRecordFile, record: Record, place: ValuePosition, name: str) -> Any:
         if name == self._image and place.kind == "bytes":

@@ -72,7 +72,7 @@ class Record(NamedTuple):
 def detect_compression(path: str | os.PathLike[str]) -> str:
     """Returns "gzip" or "" from the first bytes of a TFRecord file; SourceError if it is neither."""
     name = os.fspath(path)
-    with remote_files.one_line(name), remote_files.open_read(name) as file:
+    with remote_files.as_source_error(name), remote_files.open_read(name) as file:
         start = file.read(_HEADER_BYTES)
     if not start or start[8:] == mask(google_crc32c.value(start[:8])):
         return ""
@@ -89,7 +89,7 @@ def read_records(path: str | os.PathLike[str], *, compression: str = "") -> Iter
     Raises SourceError where nothing behind can be found: the file is cut off, or a length is damaged.
     """
     name = os.fspath(path)
-    with remote_files.one_line(name), remote_files.open_read(name) as file:
+    with remote_files.as_source_error(name), remote_files.open_read(name) as file:
         stream = gzip.GzipFile(fileobj=file, mode="rb") if compression == "gzip" else file
         try:
             yield from _records(stream, name)

@@ -14,8 +14,8 @@ import google_crc32c
 import numpy as np
 
 from shardline.components.preprocess.plan import records
-from shardline.components.preprocess.plan.digests import repeated
-from shardline.components.preprocess.plan.image_locations import NOWHERE
+from shardline.components.preprocess.plan.digests import find_repeated
+from shardline.components.preprocess.plan.image_locations import NO_LOCATION
 from shardline.components.preprocess.plan.plan import Plan, PlannedShard
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import WHOLE_FILE
@@ -42,7 +42,7 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
             f"{len(missing)} of {len(plan.shards)} shards of {work.out} are not written, {missing[0]} among "
             "them; write them first"
         )
-    images = Images.merge([found.mark.images for found in done.values()])
+    images = Images.merge([found.marker.images for found in done.values()])
     if images.encodings == ("raw",) and None in (images.height, images.width):
         raise SourceError("raw images must be of one size, these differ; give image_size or another encoding")
     resize = plan.settings.resize_mode if plan.settings.image_size else ""
@@ -54,12 +54,12 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
     )
     splits = {}
     for name in dict.fromkeys(shard.split for shard in plan.shards):
-        written = [done[shard.file].mark for shard in plan.shards if shard.split == name]
+        written = [done[shard.file].marker for shard in plan.shards if shard.split == name]
         labels = {
-            label.name: Tally.merge([(mark.shard.records, mark.labels[label.name]) for mark in written])
+            label.name: Tally.merge([(marker.shard.records, marker.labels[label.name]) for marker in written])
             for label in plan.labels
         }
-        splits[name] = Split(shards=tuple(mark.shard for mark in written), labels=labels)
+        splits[name] = Split(shards=tuple(marker.shard for marker in written), labels=labels)
     compression = "" if plan.settings.compression == "none" else plan.settings.compression
     return Manifest(
         fingerprint=_fingerprint(plan.labels, features, splits, compression),
@@ -82,16 +82,18 @@ def _write_keys(plan: Plan, work: WorkDirectory) -> Shard | None:
     """Writes what each example is known by in other datasets, in the order of the shards, if by anything."""
     size = checksum = 0
     has_keys = False
-    with files.replacing(work.identities) as temporary, temporary.open("wb") as file:
-        for block in (block for shard in plan.shards for block in records.read(work.rows(shard.file))):
-            known = records.known_bytes(block.heads)
+    with files.replacing(work.key_hashes) as temporary, temporary.open("wb") as file:
+        for block in (
+            block for shard in plan.shards for block in records.read(work.records_path(shard.file))
+        ):
+            known = records.key_hash_bytes(block.heads)
             file.write(known)
             size, checksum = size + len(known), google_crc32c.extend(checksum, known)
-            has_keys = has_keys or bool(block.heads["known"].any())
+            has_keys = has_keys or bool(block.heads["key_hash"].any())
     if not has_keys:  # the source has no keys of its own
-        work.identities.unlink(missing_ok=True)
+        work.key_hashes.unlink(missing_ok=True)
         return None
-    return Shard(work.identities.name, plan.records, size, f"{checksum:08x}")
+    return Shard(work.key_hashes.name, plan.records, size, f"{checksum:08x}")
 
 
 def recorded_settings(settings: PreprocessSettings, schema: str) -> dict[str, object]:
@@ -110,27 +112,27 @@ def find_done(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory) -
     """Returns the marks of those shards that are done exactly as the plan wants them, by file."""
     known = markers.load(work)
     # To ask a bucket for each one would be a request; its mount knows the sizes of what it has listed.
-    there = set(os.listdir(work.shards)) if work.is_far else set()
+    there = set(os.listdir(work.shards)) if work.is_remote else set()
     return {
         shard.file: found
         for shard in shards
         for found in known.get(shard.file, ())
-        if _is_done(shard, found.mark, plan, work, there)
+        if _is_done(shard, found.marker, plan, work, there)
     }
 
 
-def _is_done(shard: PlannedShard, mark: Marker, plan: Plan, work: WorkDirectory, there: set[str]) -> bool:
-    if mark.identity != plan.identity(shard) or mark.shard.records != shard.records:
+def _is_done(shard: PlannedShard, marker: Marker, plan: Plan, work: WorkDirectory, there: set[str]) -> bool:
+    if marker.identity != plan.identity(shard) or marker.shard.records != shard.records:
         return False
-    if mark.labels.keys() != {label.name for label in plan.labels}:
+    if marker.labels.keys() != {label.name for label in plan.labels}:
         return False
     try:
         path = work.shard(shard.file)
         if shard.file not in there and work.publishing.exists() and not path.exists():
             path = work.out / shard.file  # an interrupted run has moved it
-        if path.stat().st_size != mark.shard.bytes:
+        if path.stat().st_size != marker.shard.bytes:
             return False
-        return mark.surveyed == plan.surveyed or _are_unchanged(shard, plan, work, mark.surveyed)
+        return marker.surveyed == plan.surveyed or _are_unchanged(shard, plan, work, marker.surveyed)
     except OSError:
         return False
 
@@ -140,9 +142,9 @@ def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: 
     prefixes = [os.fsencode(place.path) for place in plan.places]
     paths = (
         prefixes[place] + (path or key)
-        for block in records.read(work.rows(shard.file))
+        for block in records.read(work.records_path(shard.file))
         for key, path, _, _, place, generation, length in block.fields()
-        if place != NOWHERE and length <= WHOLE_FILE and not generation
+        if place != NO_LOCATION and length <= WHOLE_FILE and not generation
     )
     first = next(paths, None)  # objects whose generation is known are part of the plan
     if first is None:
@@ -175,7 +177,7 @@ def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, FoundMa
     blocks = (block for shard in shards for block in done[shard.file].hashes())
     repeats = straddling = 0
     groups: list[tuple[int, list[int]]] = []
-    for hashes, numbers in repeated(blocks, plan.records, work.scratch):
+    for hashes, numbers in find_repeated(blocks, plan.records, work.scratch):
         begins = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
         repeats += len(hashes) - len(begins)
         of_shard = np.searchsorted(starts, numbers, side="right") - 1
@@ -192,7 +194,7 @@ def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, FoundMa
     def name(number: int) -> str:
         place = int(np.searchsorted(starts, number, side="right")) - 1
         shard, position = shards[place], number - int(starts[place])
-        for block in records.read(work.rows(shard.file)):
+        for block in records.read(work.records_path(shard.file)):
             if position < block.count:
                 key = records.key_text(block.keys()[position]).encode("utf-8", "backslashreplace").decode()
                 return f"{shard.split}: {key}"

@@ -1,7 +1,7 @@
 """Marks: what says that a shard is done, in files of a line of JSON and the hashes of what is in the shards.
 
 One that was cut off, or is of another plan, says nothing. In a mounted bucket, where each file is a request
-or two, the marks of a few seconds share one.
+or two, the markers of a few seconds share one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shardline.trainer.data.features import (
 )
 from shardline.trainer.data.manifest import Shard
 
-_SECONDS_TOGETHER = 5.0
+_BATCH_SECONDS = 5.0
 
 # Shards that wait to be brought to a bucket, on this disk; so many streams share its bandwidth.
 _UPLOADS = 4
@@ -77,7 +77,7 @@ class Images:
         )
 
     @classmethod
-    def of(cls, kinds: Mapping[Kind, int]) -> Images:
+    def from_kinds(cls, kinds: Mapping[Kind, int]) -> Images:
         """Returns the common properties of images, given how many there are of each kind."""
         return cls.merge(
             [
@@ -105,18 +105,18 @@ class Marker:
 
 @dataclass(frozen=True)
 class FoundMarker:
-    """A mark that was found: the file that it is in, and where in it the shard's hashes are."""
+    """A marker that was found: the file that it is in, and where in it the shard's hashes are."""
 
-    mark: Marker
+    marker: Marker
     path: Path
     offset: int
 
     def hashes(self) -> Iterator[bytes]:
         """Yields the hashes, one behind the other, in blocks."""
-        return blocks(self.path, self.offset, HASH_BYTES * self.mark.shard.records)
+        return blocks(self.path, self.offset, HASH_BYTES * self.marker.shard.records)
 
 
-class Counts:
+class LabelCounts:
     """What the labels are in rows, counted block by block; `records` is the number of rows so far."""
 
     def __init__(self, labels: Sequence[Label]) -> None:
@@ -144,13 +144,13 @@ class Counts:
 
 
 class ShardUpload:
-    """Brings shards to where they belong and marks them, while the next are written. A context manager."""
+    """Brings shards to where they belong and markers them, while the next are written. A context manager."""
 
     def __init__(self, work: WorkDirectory) -> None:
         self._work = work
-        self._pool = ThreadPoolExecutor(_UPLOADS, "upload") if work.is_far else None
+        self._pool = ThreadPoolExecutor(_UPLOADS, "upload") if work.is_remote else None
         self._uploads: deque[Future[None]] = deque()
-        self._marks: list[tuple[Marker, bytes]] = []
+        self._markers: list[tuple[Marker, bytes]] = []
         self._lock = threading.Lock()
         self._saved = time.monotonic()
 
@@ -164,28 +164,28 @@ class ShardUpload:
         finally:
             if self._pool:
                 self._pool.shutdown(cancel_futures=True)
-            if self._marks:  # what is done stays done, whatever else went wrong
-                write(self._work, self._marks)
+            if self._markers:  # what is done stays done, whatever else went wrong
+                write(self._work, self._markers)
 
-    def take(self, temporary: Path, mark: Marker, hashes: bytes) -> None:
+    def add(self, temporary: Path, marker: Marker, hashes: bytes) -> None:
         """Takes a shard that is whole on this machine's disk, and the hashes of what is in it."""
         if self._pool is None:
-            temporary.replace(self._work.shard(mark.shard.file))
-            write(self._work, [(mark, hashes)])
+            temporary.replace(self._work.shard(marker.shard.file))
+            write(self._work, [(marker, hashes)])
             return
         while len(self._uploads) >= _UPLOADS:
             self._uploads.popleft().result()
-        self._uploads.append(self._pool.submit(self._upload, temporary, mark, hashes))
+        self._uploads.append(self._pool.submit(self._upload, temporary, marker, hashes))
 
-    def _upload(self, temporary: Path, mark: Marker, hashes: bytes) -> None:
-        path = self._work.shard(mark.shard.file)
+    def _upload(self, temporary: Path, marker: Marker, hashes: bytes) -> None:
+        path = self._work.shard(marker.shard.file)
         try:
             remote_files.upload(temporary, path, before=self._work.check)
             with self._lock:
-                self._marks.append((mark, hashes))
-                if time.monotonic() - self._saved >= _SECONDS_TOGETHER:
-                    write(self._work, self._marks)
-                    self._marks, self._saved = [], time.monotonic()
+                self._markers.append((marker, hashes))
+                if time.monotonic() - self._saved >= _BATCH_SECONDS:
+                    write(self._work, self._markers)
+                    self._markers, self._saved = [], time.monotonic()
         except OSError as error:
             raise unwritable(path, error) from None
         finally:
@@ -199,30 +199,30 @@ def unwritable(path: Path, error: OSError) -> RunError:
     )
 
 
-def write(work: WorkDirectory, marks: Sequence[tuple[Marker, bytes]]) -> None:
+def write(work: WorkDirectory, markers: Sequence[tuple[Marker, bytes]]) -> None:
     """Marks shards that lie whole where they belong, given the hashes of each."""
-    facts = json.dumps([asdict(mark) for mark, _ in marks])
-    # Of a part that is written twice at once, marks of several shards are not the same ones.
-    name = secrets.token_hex(8) if work.is_far else marks[0][0].shard.file
+    facts = json.dumps([asdict(marker) for marker, _ in markers])
+    # Of a part that is written twice at once, markers of several shards are not the same ones.
+    name = secrets.token_hex(8) if work.is_remote else markers[0][0].shard.file
     path = work.done / f"{name}.mark"
-    files.write_bytes(path, b"".join((facts.encode(), b"\n", *(hashes for _, hashes in marks))))
-    if work.is_far:
+    files.write_bytes(path, b"".join((facts.encode(), b"\n", *(hashes for _, hashes in markers))))
+    if work.is_remote:
         remote_files.upload(path, work.path / path.name, before=work.check)
 
 
 def load(work: WorkDirectory) -> dict[str, list[FoundMarker]]:
-    """Returns all marks that can be read, by the file of their shard."""
+    """Returns all markers that can be read, by the file of their shard."""
     found: dict[str, list[FoundMarker]] = {}
-    for each in (each for path in work.marks() for each in _read(path)):
-        found.setdefault(each.mark.shard.file, []).append(each)
+    for each in (each for path in work.marker_files() for each in _read(path)):
+        found.setdefault(each.marker.shard.file, []).append(each)
     return found
 
 
 def remove_other_markers(plan: Plan, work: WorkDirectory) -> None:
-    """Removes marks that another plan wanted, before their shards are written anew."""
+    """Removes markers that another plan wanted, before their shards are written anew."""
     wanted = {(shard.file, plan.identity(shard)) for shard in plan.shards}
-    for path in work.marks():
-        found = {(each.mark.shard.file, each.mark.identity) for each in _read(path)}
+    for path in work.marker_files():
+        found = {(each.marker.shard.file, each.marker.identity) for each in _read(path)}
         if not found or not found <= wanted:
             for copy in {path, work.path / path.name}:
                 copy.unlink(missing_ok=True)
@@ -233,13 +233,13 @@ def _read(path: Path) -> list[FoundMarker]:
         with path.open("rb") as file:
             line, size = file.readline(files.MAX_TEXT_BYTES), os.fstat(file.fileno()).st_size
         facts = files.parse_json(line, str(path), RunError)
-        marks = [deserialize.restore(Marker, each, str(path), RunError) for each in facts]
+        markers = [deserialize.restore(Marker, each, str(path), RunError) for each in facts]
     except (OSError, RunError, TypeError, ValueError):
         return []
     found, offset = [], len(line)
-    for mark in marks:
-        found.append(FoundMarker(mark, path, offset))
-        offset += HASH_BYTES * mark.shard.records
+    for marker in markers:
+        found.append(FoundMarker(marker, path, offset))
+        offset += HASH_BYTES * marker.shard.records
     return found if size == offset else []
 
 

@@ -24,17 +24,17 @@ import numpy as np
 import xxhash
 
 from shardline.components.preprocess.images.codec import Kind
-from shardline.components.preprocess.plan import records as rows
-from shardline.components.preprocess.plan.image_locations import NOWHERE, ImageReader
+from shardline.components.preprocess.plan import records
+from shardline.components.preprocess.plan.image_locations import NO_LOCATION, ImageReader
 from shardline.components.preprocess.plan.plan import Plan, PlannedShard
 from shardline.components.preprocess.plan.records import Records
 from shardline.components.preprocess.plan.survey import Rejected, Survey
 from shardline.components.preprocess.process_pool import Processes, Report
-from shardline.components.preprocess.sources.example import changed
+from shardline.components.preprocess.sources.example import changed_error
 from shardline.components.preprocess.tfrecord.example import entries, key_head
 from shardline.components.preprocess.tfrecord.framing import NO_IMAGE, image_start, mask
 from shardline.components.preprocess.work_directory import WorkDirectory
-from shardline.components.preprocess.write.markers import Counts, Images, Marker, ShardUpload, unwritable
+from shardline.components.preprocess.write.markers import Images, LabelCounts, Marker, ShardUpload, unwritable
 from shardline.components.storage import remote_files
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import BadRecordError
@@ -52,7 +52,7 @@ _GZIP = 31
 
 # Objects that are made before Python looks for cycles among them, of which examples have none: with its own
 # number, 700, that takes a tenth of the time that a survey takes.
-_UNCOLLECTED = 50_000
+_GC_THRESHOLD = 50_000
 
 
 class ShardWriter:
@@ -68,26 +68,26 @@ class ShardWriter:
         classes = plan.labels[0].outputs if is_class(plan.labels) else ()
         self._labels = [entries({LABEL: index}) for index in range(len(classes))]
 
-    def write(self, shard: PlannedShard, delivery: ShardUpload) -> None:
-        """Writes a shard under a temporary name, fsyncs it and hands it to `delivery` with its mark."""
+    def write(self, shard: PlannedShard, uploads: ShardUpload) -> None:
+        """Writes a shard under a temporary name, fsyncs it and hands it to `uploads` with its mark."""
         temporary = files.temporary_name(self._work.scratch / shard.file)
         try:
-            counts, kinds = Counts(self._plan.labels), Counter[Kind | None]()
+            counts, kinds = LabelCounts(self._plan.labels), Counter[Kind | None]()
             hashes = list[bytes]()
             with ShardFile(temporary, self._plan.settings.compression) as output:
-                for block in rows.read(self._work.rows(shard.file)):
+                for block in records.read(self._work.records_path(shard.file)):
                     counts.add(block)
                     hashes += self._write_block(block, output, kinds)
             written = Shard(shard.file, counts.records, output.size, f"{output.checksum:08x}")
-            images = Images.of({kind: count for kind, count in kinds.items() if kind})
+            images = Images.from_kinds({kind: count for kind, count in kinds.items() if kind})
             identity, surveyed = self._plan.identity(shard), self._plan.surveyed
-            mark = Marker(identity, surveyed, written, counts.tallies(), images)
-            delivery.take(temporary, mark, b"".join(hashes))
+            marker = Marker(identity, surveyed, written, counts.tallies(), images)
+            uploads.add(temporary, marker, b"".join(hashes))
         except BaseException as error:
             temporary.unlink(missing_ok=True)
             if isinstance(error, BadRecordError) and self._plan.settings.on_bad_record == "skip":
                 # When it was checked, it was good.
-                raise changed(error.name, f"became unusable ({error.reason})") from None
+                raise changed_error(error.name, f"became unusable ({error.reason})") from None
             if isinstance(error, OSError):
                 raise unwritable(self._work.shard(shard.file), error) from None
             raise
@@ -101,9 +101,9 @@ class ShardWriter:
             else [b""] * block.count
         )
         tails = list(map(b"".join, zip(map(key_head, map(len, keys)), keys, labels, extras, strict=True)))
-        have_image = (block.heads["place"] != NOWHERE).tolist()
+        have_image = (block.heads["location"] != NO_LOCATION).tolist()
         end = 0
-        for contents in self._images.portions(block, _BLOCK):
+        for contents in self._images.read_batches(block, _BLOCK):
             start, end = end, end + len(contents)
             have = have_image[start:end]
             hashed = contents = self._stored(contents, keys[start:end], have, kinds)
@@ -123,7 +123,7 @@ class ShardWriter:
         for number, there in enumerate(have):
             if not there:
                 continue
-            image = self._codec.store(contents[number], rows.key_text(keys[number]))
+            image = self._codec.store(contents[number], records.key_text(keys[number]))
             contents[number], found[number] = image.data, image.kind
         if found.count(found[0]) == len(found):  # most are, and comparing is faster than counting
             kinds[found[0]] += len(found)
@@ -132,26 +132,28 @@ class ShardWriter:
         return contents
 
 
-def write_planned(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
-    """Writes planned shards, a job of the process pool; `given` has `out`, the dataset directory."""
-    work = WorkDirectory.of(given)
+def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
+    """Writes planned shards, a job of the process pool; `arguments` has `out`, the dataset directory."""
+    work = WorkDirectory.from_arguments(arguments)
     plan = Plan.load(work.plan)
     planned = {shard.file: shard for shard in plan.shards}
     with (
-        rarely_collecting(),
+        infrequent_gc(),
         remote_files.local_copies(work.copies),
         ImageReader(plan.places, work.spool, plan.surveyed) as images,
-        ShardUpload(work) as delivery,
+        ShardUpload(work) as uploads,
     ):
         writer = ShardWriter(plan, work, images, report)
         items, ahead = tee(items)
-        images.expect(row for file in ahead for block in rows.read(work.rows(file)) for row in block.fields())
+        images.prefetch(
+            row for file in ahead for block in records.read(work.records_path(file)) for row in block.fields()
+        )
         for file in items:
-            writer.write(planned[file], delivery)
+            writer.write(planned[file], uploads)
     return {}
 
 
-def without_bad(
+def drop_bad_images(
     found: Survey, plan: Plan, work: WorkDirectory, processes: Processes, rejected: Rejected
 ) -> Survey:
     """Takes examples whose image cannot be stored out of the buckets, before any of them is planned."""
@@ -159,7 +161,7 @@ def without_bad(
     found.buckets.flush()
     paths = found.buckets.paths
     meter = Meter("checked", sum(found.codes), rejected=found.bad)
-    processes.do(check_buckets, work.given, [path.name for path in paths], meter.advance)
+    processes.run(check_buckets, work.arguments, [path.name for path in paths], meter.advance)
     codes = list(found.codes)
     for path in paths:
         for line in path.with_suffix(".bad").read_text().splitlines():
@@ -169,9 +171,9 @@ def without_bad(
     return replace(found, codes=codes)
 
 
-def check_buckets(given: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
+def check_buckets(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
     """Takes rows whose image cannot be stored out of bucket files, into NAME.bad: a job of the pool."""
-    work = WorkDirectory.of(given)
+    work = WorkDirectory.from_arguments(arguments)
     plan = Plan.load(work.plan)
     codec = plan.make_codec()
     with ImageReader(plan.places, work.spool, plan.surveyed) as images:
@@ -179,31 +181,31 @@ def check_buckets(given: Mapping[str, Any], items: Iterable[str], report: Report
             path, bad = work.buckets / bucket, list[dict[str, object]]()
             checked = path.with_suffix(".checked")
             checked.touch()
-            for block in rows.read(path):
+            for block in records.read(path):
                 good = list[int]()
-                for number, (key, where, _, _, place, offset, length) in enumerate(block.fields()):
+                for number, (key, where, _, _, location, offset, length) in enumerate(block.fields()):
                     data = b""
                     try:
-                        if place != NOWHERE:
-                            data = images.read(place, offset, length, where, key)
-                            codec.store(data, rows.key_text(key))
+                        if location != NO_LOCATION:
+                            data = images.read(location, offset, length, where, key)
+                            codec.store(data, records.key_text(key))
                         good.append(number)
                     except BadRecordError as error:
                         code = int(block.heads["code"][number])
                         bad.append({"file": error.name, "reason": error.reason, "code": code})
                     report(1, len(data))
-                rows.append(checked, block.take(np.array(good, np.int64)))
+                records.append(checked, block.take(np.array(good, np.int64)))
             checked.replace(path)
             path.with_suffix(".bad").write_text("".join(json.dumps(each) + "\n" for each in bad))
     return {}
 
 
 @contextlib.contextmanager
-def rarely_collecting() -> Iterator[None]:
+def infrequent_gc() -> Iterator[None]:
     """Has Python look for cycles seldom, as examples make none."""
     thresholds = gc.get_threshold()
-    if 0 < thresholds[0] < _UNCOLLECTED:
-        gc.set_threshold(_UNCOLLECTED, *thresholds[1:])
+    if 0 < thresholds[0] < _GC_THRESHOLD:
+        gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
     try:
         yield
     finally:
