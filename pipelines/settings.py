@@ -220,7 +220,7 @@ _NOT_KEYS = ("origins", "file")
 _FORMS = {
     "project": forms.PROJECT,
     "location": forms.LOCATION,
-    "pipeline_root": forms.BUCKET_PATH._replace(words="a directory in Cloud Storage, gs://BUCKET/PATH"),
+    "pipeline_root": forms.BUCKET_PATH._replace(description="a directory in Cloud Storage, gs://BUCKET/PATH"),
     "service_account": forms.SERVICE_ACCOUNT,
     "network": forms.NETWORK,
     "encryption_spec_key_name": forms.ENCRYPTION_KEY,
@@ -257,7 +257,7 @@ class Environment:
         for name, form in _FORMS.items():
             value = getattr(self, name)
             if value and not form.fits(value):
-                raise SettingsError(f"{name} must be {form.words}, got {value!r}{self._origin(name)}")
+                raise SettingsError(f"{name} must be {form.description}, got {value!r}{self._origin(name)}")
         if self.api_endpoint:
             try:
                 check_host(self.api_endpoint)

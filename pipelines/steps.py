@@ -81,7 +81,7 @@ def on_machine(settings: Settings, machine: TaskMachine) -> Callable[..., Any]:
     """
     component = component_factory(settings)
     if not machine.machine_type:
-        return lambda function: lambda **inputs: machine.ask(component(function)(**inputs))
+        return lambda function: lambda **inputs: machine.apply(component(function)(**inputs))
     job = _single_replica_job(settings.train, machine)
     return lambda function: lambda **inputs: machine.schedule(custom_job(component(function), job)(**inputs))
 

@@ -165,7 +165,7 @@ def _read_outcome(state: State, error: str, job_name: str, job_resource_name: st
     try:
         if here := os.environ.get(RUN_VARIABLE):
             return read_local_record(Path(here), state)
-        platform = Platform.of(job_resource_name, project=project)
+        platform = Platform.of_resource(job_resource_name, project=project)
         return read_platform_record(platform, job_resource_name, state)
     except Exception as failure:  # of files, clients and credentials; the rest of the work does not need them
         what = "" if isinstance(failure, ShardlineError) else f"{type(failure).__name__}: "

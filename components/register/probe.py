@@ -200,7 +200,7 @@ def endpoint_server(name: str, *, api_endpoint: str = "", timeout_s: float = TIM
         PlatformError: When the endpoint is not there.
         SettingsError: When no model that is deployed to it has traffic.
     """
-    platform = Platform.of(name, endpoint=api_endpoint)
+    platform = Platform.of_resource(name, endpoint=api_endpoint)
     found = call_api(f"read the endpoint {name}", platform.endpoints.get_endpoint, {"name": name})
     if not any(found.traffic_split.get(deployed.id) for deployed in found.deployed_models):
         raise SettingsError(f"no deployed model of {name} has traffic, by which alone requests go")
@@ -214,7 +214,7 @@ def endpoint_server(name: str, *, api_endpoint: str = "", timeout_s: float = TIM
 
         request = PredictRequest(endpoint=name)
         json_format.ParseDict({"instances": list(instances)}, PredictRequest.pb(request))
-        response = call_api(f"ask {name}", platform.predictions.predict, request, attempt_s=timeout_s)
+        response = call_api(f"ask {name}", platform.predictions.predict, request, timeout_s=timeout_s)
         content = type(response).pb(response)
         return [_plain(value) for value in content.predictions], content.deployed_model_id
 

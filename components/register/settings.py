@@ -49,7 +49,7 @@ class Deploy:
                 f"{self.min_replica_count} and {self.max_replica_count}"
             )
         if not ENDPOINT.fits(self.endpoint):
-            raise SettingsError(f"endpoint must be {ENDPOINT.words}, got {self.endpoint!r}")
+            raise SettingsError(f"endpoint must be {ENDPOINT.description}, got {self.endpoint!r}")
         if not 0 <= self.traffic_percent <= 100:
             raise SettingsError(f"traffic_percent must be from 0 to 100, got {self.traffic_percent}")
         if self.keep < 0:
@@ -79,7 +79,7 @@ class ModelUpload:
         if not self.serving_image_uri:
             raise SettingsError("serving_image_uri is empty; give a TensorFlow Serving image")
         if self.parent_model and not MODEL.fits(self.parent_model):
-            raise SettingsError(f"parent_model must be {MODEL.words}, got {self.parent_model!r}")
+            raise SettingsError(f"parent_model must be {MODEL.description}, got {self.parent_model!r}")
         for alias in self.version_aliases:
             if not _ALIAS.fullmatch(alias):
                 raise SettingsError(

@@ -1,6 +1,6 @@
-"""Causes of failures: what is known of a failed task, exit codes in words, likely causes and what helps.
+"""Causes of failures: a failed task, its exit code explained, the likely cause and the next step.
 
-Pure, and the same in a notification as on a terminal.
+Pure functions, used for notifications and on the terminal.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from shardline.trainer.base import errors
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What is known of a failed task; "", None and 0 stand for what is not known.
+    """What is known of a failed task; "", None and 0 for what is not known.
 
     Attributes:
         replica: Name of the replica that failed first, "worker-0" or "workerpool1-0".
-        exit_code: As a shell has it, 137 for SIGKILL.
+        exit_code: As a shell reports it, 137 for SIGKILL.
         error: The last message of the task, or of the platform, in one line.
-        own_words: Whether `error` is one of Shardline's own messages, which say what to do as well.
+        is_own_message: Whether `error` is one of Shardline's own messages, which also say what to do.
         lines: The last lines of the log, without KFP's own.
         peak_memory: Peak memory of the replica, in bytes.
-        restarts: How often the replica had been restarted.
+        restarts: Restarts of the replica before the failure.
     """
 
     task: str = ""
     replica: str = ""
     exit_code: int | None = None
     error: str = ""
-    own_words: bool = False
+    is_own_message: bool = False
     lines: tuple[str, ...] = ()
     peak_memory: int = 0
     restarts: int = 0
@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A failure, explained; `failed` names task and replica, "" stands for what is not known."""
+    """A failure, explained; `failed` names task and replica; "" for what is not known."""
 
     failed: str
     exit: str
@@ -50,7 +50,7 @@ class Explanation:
     lines: tuple[str, ...]
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns names and values, without the lines of the log and without what is not known."""
+        """Returns names and values of what is known, without the lines of the log."""
         rows = [
             ("failed step", self.failed),
             ("exit", self.exit),
@@ -62,18 +62,18 @@ class Explanation:
 
 
 class Cause(NamedTuple):
-    """One known cause: a regular expression of a message or log line, likely cause, and what to do next.
+    """One known cause: a regular expression of a message or log line, a description, and what to do next.
 
-    The expression's first group takes the place of {0} in the other two.
+    The expression's first group replaces {0} in the other two.
     """
 
-    looks: str
-    words: str
+    pattern: str
+    description: str
     remedy: str
 
 
-#: Known causes, the more specific ones first. What comes from the platform stands before what any program
-#: may print, and a crash before what other replicas say once it has happened.
+#: Known causes, the more specific ones first: messages of the platform before those of any program, and a
+#: crash before the complaints of other replicas.
 CAUSES = (
     Cause(
         r"quota metrics? exceed.*?([\w.-]+\.googleapis\.com/\w+)|[Qq]uota exceeded for.*?metric '([^']+)'",
@@ -135,7 +135,7 @@ CAUSES = (
     ),
     Cause(
         r"No module named '?([\w.]+)",
-        "the Python module {0} is not there",
+        "the Python module {0} is not installed",
         "install it in the image (on this machine: in this environment), or correct the name",
     ),
     Cause(
@@ -148,23 +148,23 @@ CAUSES = (
     Cause(
         r"DEADLINE_EXCEEDED|[Tt]imed out|its timeout of [\d.]+ s has passed",
         "something took longer than its timeout",
-        "raise the timeout ([train.job] timeout) if the work is that long, else look for what was waited for",
+        "raise the timeout ([train.job] timeout) if the work takes that long, else find what blocked it",
     ),
     Cause(
         r"UNAVAILABLE|UnavailableError|[Cc]onnection reset|Socket closed",
-        "another replica went away",
-        "look at the log of the replica that ended first; with restart_job_on_worker_restart all start again",
+        "another replica ended",
+        "look at the log of the replica that ended first; with restart_job_on_worker_restart all restart",
     ),
 )
 
 _CRASH = (
-    "a crash in native code: a library that does not fit the others or the machine, or damaged data",
+    "a crash in native code: incompatible libraries, a library built for another machine, or damaged data",
     "compare the installed versions with constraints.txt ('shardline doctor --local' does), then look at the "
     "last lines of the log",
 )
-_RESTART = "start the run again; training goes on from its last checkpoint where it has one"
+_RESTART = "start the run again; training continues from its last checkpoint where it has one"
 _IMAGE = "look at the image and its entry point"
-#: What exit codes mean, of signals as a shell has them, and what to do where a process left no message.
+#: Meanings of exit codes (of signals as a shell reports them), and the next step where there is no message.
 _EXITS = {
     137: (
         "most likely out of memory, or killed by hand",
@@ -176,23 +176,23 @@ _EXITS = {
     126: ("the command is not executable", _IMAGE),
     127: ("the command was not found", _IMAGE),
     errors.EXIT_FAILED: ("the program failed", ""),
-    errors.EXIT_BAD_INPUT: ("a mistake in what was given; trying again cannot help", ""),
+    errors.EXIT_BAD_INPUT: ("a mistake in the input; a retry cannot help", ""),
     errors.EXIT_PLATFORM: ("a service refused, failed or was not reached", ""),
     errors.EXIT_CANCELLED: ("cancelled", ""),
-    errors.EXIT_CRASH: ("an error that nobody foresaw; its crash file says more", ""),
-    errors.EXIT_RESTART: ("asked to be started again", ""),
+    errors.EXIT_CRASH: ("an unexpected error; its crash file says more", ""),
+    errors.EXIT_RESTART: ("asked for a restart", ""),
 }
 
 
 def exit_code(value: int | str) -> int:
-    """Returns an exit status, negative for a signal or a signal's name, as a shell has it."""
+    """Returns an exit status as a shell reports it; `value` is negative, or a name, for a signal."""
     if isinstance(value, str):
         value = -signal.Signals[value]
     return 128 - value if value < 0 else value
 
 
 def exit_meaning(code: int) -> str:
-    """Returns what an exit status means: "SIGKILL (exit code 137): most likely out of memory, ..."."""
+    """Returns the meaning of an exit status: "SIGKILL (exit code 137): most likely out of memory, ..."."""
     if code - 128 in set(signal.Signals):
         meaning, _ = _EXITS.get(code, ("", ""))
         return f"{signal.Signals(code - 128).name} (exit code {code})" + (f": {meaning}" if meaning else "")
@@ -201,21 +201,21 @@ def exit_meaning(code: int) -> str:
 
 
 def explain(failure: Failure) -> Explanation:
-    """Judges what is known of a failure.
+    """Finds the likely cause of a failure, and what to do.
 
-    The message of the task or of the platform counts before how a process ended, and that before the log: a
-    process that was killed says nothing, and the others complain of it.
+    The message of the task or of the platform comes first, then the exit code, then the log: a killed process
+    prints nothing, and the log has the complaints of other replicas.
     """
     ended = _EXITS.get(failure.exit_code or 0, ("", ""))
     cause, remedy = (
         _match([failure.error]) or (ended if ended[1] else None) or _match(failure.lines[::-1]) or ("", "")
     )
-    if failure.own_words:
-        # Shardline's own messages end with what to do; only where one does not, the known cause helps.
-        _, semicolon, told = failure.error.rpartition("; ")
+    if failure.is_own_message:
+        # Shardline's own messages end with what to do; where one does not, the known cause does.
+        _, semicolon, advice = failure.error.rpartition("; ")
         if failure.exit_code == errors.EXIT_BAD_INPUT and not cause:
-            cause = "a mistake in what was given to the run; the same again would fail again"
-        remedy = remedy or (told if semicolon else "correct what the message names and start the run again")
+            cause = "a mistake in the input of the run; the same input would fail again"
+        remedy = remedy or (advice if semicolon else "correct what the message names and start the run again")
     exit_parts = [] if failure.exit_code is None else [exit_meaning(failure.exit_code)]
     if failure.restarts:
         exit_parts.append(f"after {failure.restarts} restart{'s' if failure.restarts > 1 else ''}")
@@ -234,7 +234,7 @@ def explain(failure: Failure) -> Explanation:
 def _match(lines: Sequence[str]) -> tuple[str, str] | None:
     for cause in CAUSES:
         for line in lines:
-            if found := re.search(cause.looks, line):
-                group = next((item for item in found.groups() if item), "")
-                return cause.words.format(group), cause.remedy.format(group)
+            if match := re.search(cause.pattern, line):
+                group = next((item for item in match.groups() if item), "")
+                return cause.description.format(group), cause.remedy.format(group)
     return None

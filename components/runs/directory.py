@@ -1,9 +1,9 @@
-"""Run directory: what the files of a run on this machine tell of it, also while it is going on.
+"""Run directory: the files of a run on this machine, read while it runs and afterwards.
 
 run.json                        this record
-run.log                         what every task has printed, between kfp.local's own lines
+run.log                         output of all tasks, between kfp.local's own lines
 outputs/RUN/TASK/               artifacts, and executor_output.json of each task
-replicas/TASK/job.json, *.log   of each custom job: how its replicas ended, and what each has printed
+replicas/TASK/job.json, *.log   of each custom job: exits and output of its replicas
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
 _FAILED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - ERROR - Task '(.+)' finished with status FAILURE")
 _ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with status \w+")
 _FRAME = re.compile(r"\d\d:\d\d:\d\d\.\d+ - [A-Z]+ - |-{20,}$")
-#: How kfp.local marks the output of a task, as against its own words.
+#: Indent of a task's output in kfp.local's log.
 TASK_INDENT = "    "
-#: Seconds between two looks at a log that grows.
+#: Seconds between two reads of a growing log.
 _PAUSE_S = 0.3
-#: What a shell says of a program that a signal has ended.
+#: Messages of a shell for a program that was ended by a signal, and exit codes.
 _SHELL = {"Killed": 137, "Segmentation fault": 139, "Aborted": 134, "Terminated": 143, "Bus error": 135}
 
 
 def blessing(directory: Path) -> bool | None:
-    """Returns whether the tasks of a run on this machine have blessed its model; None where none has judged.
+    """Returns whether the tasks of a run on this machine blessed its model; None where there is no verdict.
 
-    Of an unchanged run it is the verdict on the model that still holds. What tasks have printed says nothing.
+    For an unchanged run it is the verdict of the earlier one. Only outputs count, not what tasks print.
     """
     verdict: bool | None = None
     for task in _outputs(directory):
@@ -66,17 +66,17 @@ def is_run_directory(directory: Path) -> bool:
 
 
 def local_runs(runs_dir: Path, limit: int) -> list[RunRecord]:
-    """Returns the records of the newest runs in a directory, newest first, but for damaged ones."""
-    found: list[RunRecord] = []
+    """Returns the records of the newest runs in a directory, newest first, without damaged ones."""
+    records: list[RunRecord] = []
     for path in sorted(runs_dir.glob(f"*/{RECORD_FILE}"), reverse=True):
-        if len(found) < limit and not path.parent.is_symlink():
+        if len(records) < limit and not path.parent.is_symlink():
             with contextlib.suppress(SettingsError):
-                found.append(RunRecord.read(path.parent))
-    return found
+                records.append(RunRecord.read(path.parent))
+    return records
 
 
 def find_run(run: str, runs_dir: Path) -> Path:
-    """Returns the directory of a run on this machine, given it or its name among the runs there.
+    """Returns the directory of a run on this machine; `run` is the directory, or its name in `runs_dir`.
 
     Raises SettingsError when there is none.
     """
@@ -89,62 +89,62 @@ def find_run(run: str, runs_dir: Path) -> Path:
 def read_local_record(
     directory: Path, state: State | None = None, *, record: RunRecord | None = None
 ) -> RunRecord:
-    """Returns the record of a run on this machine with what its files tell besides, as far as it has come.
+    """Returns the record of a run on this machine, with results, links and explanation from its files.
 
-    `state` is its state where its own record cannot know it yet: "failed" to a task that runs at its end.
-    `record` is its own record, which is read from the directory unless given.
+    `state` overrides the record's, which an exit task of the run needs. `record` is read from the directory
+    where it is None.
 
     Raises:
         SettingsError: When it is no run directory, or damaged.
     """
     record = record or RunRecord.read(directory)
     state = state or record.state
-    # Of a run whose outputs have been removed, its record knows what they were.
-    made = {
+    # Where outputs have been removed, the record has the results.
+    outcome = {
         name: value or getattr(record, name) for name, value in collect_results(_outputs(directory)).items()
     }
     here = {"run": str(directory)}
-    made["links"] = here | made["links"] | here
+    outcome["links"] = here | outcome["links"] | here
     explanation = explain(failure_of(directory, record)) if state == FAILED else None
-    return replace(record, state=state, explanation=explanation, **made)
+    return replace(record, state=state, explanation=explanation, **outcome)
 
 
 def failure_of(directory: Path, record: RunRecord) -> Failure:
-    """Returns what the files of a failed run tell of its failure; raises SettingsError without a log."""
+    """Returns the failure of a run from its files; raises SettingsError without a log."""
     try:
         log = _read_lines(directory / LOG)
     except OSError as error:
         raise SettingsError(f"{directory} is not the directory of a run: {error}") from None
     failed = [match[1] for line in log if (match := _FAILED.fullmatch(line))]
-    # The task that ran last where the run was ended before KFP could say that it failed.
+    # Or the last task, where the run ended before KFP logged a failure.
     task = failed[-1] if failed else next(reversed(executed_tasks(log)), "")
-    said = own_error(line.removeprefix(TASK_INDENT) for line in log)
+    message = own_error(line.removeprefix(TASK_INDENT) for line in log)
     job = directory / REPLICAS / task
     if task and (job / JOB_FILE).is_file():
-        return _replica_failure(job, task, said)
+        return _replica_failure(job, task, message)
     lines = [line for name, line in lines_by_task(log) if name == task]
-    codes = [code for line in lines[-3:] for words, code in _SHELL.items() if line.startswith(words)]
+    codes = [code for line in lines[-3:] for prefix, code in _SHELL.items() if line.startswith(prefix)]
     return Failure(
         task=task,
         exit_code=codes[-1] if codes else None,
-        error=said or ("" if task and record.error != ABANDONED else record.error or ""),
-        own_words=bool(said),
+        error=message or ("" if task and record.error != ABANDONED else record.error or ""),
+        is_own_message=bool(message),
         lines=last_lines(lines),
     )
 
 
 def lines_by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields what tasks have printed, without KFP's own: the task's name and a line.
+    """Yields the lines that tasks have printed, each with its task's name, without KFP's own lines.
 
-    Where tasks run side by side (ParallelFor) their lines are not told apart: kfp.local does not.
+    Lines of parallel tasks (ParallelFor) are not distinguished: kfp.local does not either.
     """
     task = ""
 
     def printed() -> Iterator[str]:
         nonlocal task
         for line in log:
-            if begin := _EXECUTING.fullmatch(line):
-                task = begin[1]
+            if match := _EXECUTING.fullmatch(line):
+                task = match[1]
             elif _ENDED.fullmatch(line):
                 task = ""
             elif task and not _FRAME.match(line):
@@ -160,49 +160,49 @@ def executed_tasks(log: Iterable[str]) -> list[str]:
 
 
 def running_task(line: str) -> str | None:
-    """Returns the task that has begun by a line of kfp.local, "" where one has ended; None for any other."""
-    if begun := _EXECUTING.fullmatch(line):
-        return begun[1]
+    """Returns the task that a line of kfp.local starts, "" where it ends one; None for any other line."""
+    if match := _EXECUTING.fullmatch(line):
+        return match[1]
     return "" if _ENDED.fullmatch(line) else None
 
 
 def read_log(directory: Path, task: str = "", replica: str = "", *, follow: bool = False) -> Iterator[str]:
-    """Yields what tasks have printed, each line after its task's name, or what a replica has printed.
+    """Yields the lines that tasks have printed, each after its task's name, or those of one replica.
 
-    What KFP writes of a task's input is left out; the files have it. A replica is one of a custom job, as in
-    "worker-0"; with `follow`, waits for more until the run has ended.
+    KFP's own lines are left out. A replica is one of a custom job, as in "worker-0". With `follow`, waits for
+    more lines until the run has ended.
 
     Raises:
         SettingsError: When there is no such task or replica.
     """
     if replica:
         logs = sorted((directory / REPLICAS).glob("*/*.log"))
-        found_in = [path for path in logs if path.stem == replica and task in ("", path.parent.name)]
-        if not found_in:
-            there = ", ".join(dict.fromkeys(f"{path.stem} of {path.parent.name}" for path in logs)) or "none"
+        matching = [path for path in logs if path.stem == replica and task in ("", path.parent.name)]
+        if not matching:
+            known = ", ".join(dict.fromkeys(f"{path.stem} of {path.parent.name}" for path in logs)) or "none"
             where = f" in {task!r}" if task else ""
-            raise SettingsError(f"no replica {replica!r} has run{where}; these have: {there}")
-        yield from readable(_lines(found_in[0], directory, follow))
+            raise SettingsError(f"no replica {replica!r} has run{where}; these have: {known}")
+        yield from readable(_lines(matching[0], directory, follow))
         return
-    found = False
+    has_lines = False
     for name, line in lines_by_task(_lines(directory / LOG, directory, follow)):
         if name == task or not task:
-            found = True
+            has_lines = True
             yield f"{name} | {line}"
-    if task and not found:
-        known = executed_tasks(_read_lines(directory / LOG))
-        if task not in known:
-            raise SettingsError(f"no task {task!r} has run; these have: {', '.join(known) or 'none'}")
+    if task and not has_lines:
+        ran = executed_tasks(_read_lines(directory / LOG))
+        if task not in ran:
+            raise SettingsError(f"no task {task!r} has run; these have: {', '.join(ran) or 'none'}")
 
 
 def _lines(path: Path, directory: Path, follow: bool) -> Iterator[str]:
-    """Yields the lines of a file, and with `follow` those that come until the run has ended."""
+    """Yields the lines of a file, and with `follow` those that are added until the run has ended."""
     rest = ""
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         while True:
-            # Asked before reading: what is written before the end is read after it.
+            # Before the file: what the run writes before its end is read.
             record = RunRecord.read(directory) if follow else None
-            # Of a record that names no machine nobody will ever know whether its run has ended.
+            # Without a host in the record, the end of the run cannot be detected.
             ended = record is None or record.state != RUNNING or not record.host
             *whole, rest = (rest + file.read()).split("\n")
             yield from whole
@@ -217,27 +217,32 @@ def _lines(path: Path, directory: Path, follow: bool) -> Iterator[str]:
 def _outputs(directory: Path) -> Iterator[TaskOutputs]:
     for path in sorted(directory.glob("outputs/*/*/executor_output.json")):
         try:
-            found = files.read_json(path, SettingsError)
+            outputs = files.read_json(path, SettingsError)
         except SettingsError:
-            continue  # of a task that is writing it
+            continue  # a task is writing it
         named = {
-            name: list_at(found, "artifacts", name, "artifacts") for name in mapping_at(found, "artifacts")
+            name: list_at(outputs, "artifacts", name, "artifacts")
+            for name in mapping_at(outputs, "artifacts")
         }
-        made = {name: items[0] for name, items in named.items() if items}
+        artifacts = {name: items[0] for name, items in named.items() if items}
         yield TaskOutputs(
-            parameters=mapping_at(found, "parameterValues"),
-            artifacts={name: mapping_at(item, "metadata") for name, item in made.items()},
-            uris={name: known_text(item.get("uri")) for name, item in made.items() if isinstance(item, dict)},
+            parameters=mapping_at(outputs, "parameterValues"),
+            artifacts={name: mapping_at(item, "metadata") for name, item in artifacts.items()},
+            uris={
+                name: known_text(item.get("uri"))
+                for name, item in artifacts.items()
+                if isinstance(item, dict)
+            },
         )
 
 
-def _replica_failure(job: Path, task: str, said: str) -> Failure:
-    """Returns the failure of a custom job: of the replica that ended first, with an error, the last time."""
+def _replica_failure(job: Path, task: str, message: str) -> Failure:
+    """Returns the failure of a custom job: that of the replica whose last start failed first."""
     record = JobRecord.read(job)
     ended = [item for item in record.replicas if item.starts and item.starts[-1].exit not in (0, None)]
     if not ended:
         return Failure(task=task, error=record.error or "")
-    # One that was stopped because another had failed did not fail by itself.
+    # A replica that was stopped after another's failure comes last.
     first = min(ended, key=lambda item: (item.starts[-1].stopped, item.starts[-1].end_s or 0.0))
     last, log = first.starts[-1], job / f"{first.name}.log"
     lines = _read_lines(log) if log.is_file() else []
@@ -245,8 +250,8 @@ def _replica_failure(job: Path, task: str, said: str) -> Failure:
         task=task,
         replica=first.name,
         exit_code=exit_code(last.exit or 0),
-        error=said or record.error or "",
-        own_words=bool(own_error(lines)),
+        error=message or record.error or "",
+        is_own_message=bool(own_error(lines)),
         lines=last_lines(lines),
         peak_memory=last.peak_memory_bytes,
         restarts=first.restarts,

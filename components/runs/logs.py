@@ -1,4 +1,4 @@
-"""Log lines of tasks, here and in Cloud Logging, and what they and the platform tell of a run."""
+"""Log lines of tasks, here and in Cloud Logging, and the record and failure of a run on the platform."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from shardline.trainer.base.errors import PlatformError, SettingsError
 LAST_LINES = 12
 
 _REPLICA = re.compile(r"((?:chief|worker|ps|evaluator)-\d+) \| (.*)", re.DOTALL)
-#: An error as `shardline.trainer.base.progress` renders it; a local run's own repeats a task's.
+#: An error as `shardline.trainer.base.progress` renders it; "pipeline:" repeats a task's.
 _ERROR = re.compile(r"(?!pipeline:)(\w+): error: (.*)")
 _KFP = re.compile(r"\[KFP Executor [^]]*\]: ")
-#: How the lines begin that follow one of KFP's: those of a JSON document.
+#: Beginnings of lines that continue one of KFP's: a JSON document.
 _JSON = ("{", "}", " ")
 _FAILED_REPLICA = re.compile(r"replica (workerpool\d+-\d+)")
 _STATUS = re.compile(r"non-zero status of (\d+)(\(SIG)?")
 
-#: Entries that are read to find the last lines that say something.
+#: Entries that are read to find the last readable lines.
 _ENTRIES = 300
-#: Entries that `logs` shows at most, the newest of them.
+#: Largest number of entries that `logs` shows, the newest.
 _LIMIT = 5000
-#: Seconds between two looks; Cloud Logging has a line some seconds after it was printed.
+#: Seconds between two reads; Cloud Logging has a line some seconds after it was printed.
 _PAUSE_S = 5.0
-#: Lines may arrive out of order by about so many seconds.
+#: Lines may arrive out of order by this much.
 _OVERLAP = datetime.timedelta(seconds=30)
 
 
 class KfpLines:
-    """Recognizes what KFP itself has written, line by line, of several processes at once."""
+    """Recognizes KFP's own lines in the interleaved output of several processes."""
 
     def __init__(self) -> None:
         self._in_kfp: set[str] = set()
 
     def has(self, text: str, source: str = "") -> bool:
-        """Whether the next line of a process is KFP's own, or empty; `source` tells processes apart."""
+        """Whether the next line of a process is KFP's own, or empty; `source` identifies the process."""
         if _KFP.match(text):
             self._in_kfp.add(source)
             return True
@@ -59,7 +59,7 @@ class KfpLines:
 def readable(lines: Iterable[str]) -> Iterator[str]:
     """Yields the lines that are neither KFP's own nor empty.
 
-    They are of one process, or of several, each after the name of its replica: "worker-0 | ...".
+    Lines of several processes begin with the name of their replica: "worker-0 | ...".
     """
     kfp = KfpLines()
     for line in lines:
@@ -76,12 +76,12 @@ def split_replica(line: str) -> tuple[str, str]:
 
 def own_error(lines: Iterable[str]) -> str:
     """Returns the message of Shardline's last error among lines; "" for none."""
-    found = [match[2] for line in lines if (match := _ERROR.fullmatch(line))]
-    return found[-1] if found else ""
+    errors = [match[2] for line in lines if (match := _ERROR.fullmatch(line))]
+    return errors[-1] if errors else ""
 
 
 def last_lines(lines: Iterable[str]) -> tuple[str, ...]:
-    """Returns the last readable lines, Shardline's own errors left out."""
+    """Returns the last readable lines, without Shardline's own errors."""
     return tuple(line for line in readable(lines) if not _ERROR.fullmatch(line))[-LAST_LINES:]
 
 
@@ -91,8 +91,8 @@ class LogLine:
 
     Attributes:
         job: Id of the custom job.
-        replica: workerpool0-0; "" for what the platform itself says of the job.
-        key: Tells entries apart.
+        replica: workerpool0-0; "" for the platform's own lines.
+        key: Unique id of the line.
     """
 
     time: datetime.datetime
@@ -109,16 +109,16 @@ def read_entries(
     replica: str = "",
     since: datetime.datetime | None = None,
 ) -> list[LogLine]:
-    """Returns the newest lines that custom jobs have printed, the oldest of them first.
+    """Returns the newest lines of custom jobs, oldest first.
 
     Source: https://cloud.google.com/vertex-ai/docs/training/monitor-training-logs
 
     Args:
-        platform: Where the jobs are.
+        platform: Project and region of the jobs.
         jobs: Ids of the custom jobs.
         limit: The largest number of entries.
         replica: workerpool0-0; "" for all.
-        since: Only what came at or after this time.
+        since: Time of the oldest entry to read; None for no limit.
     """
     ids = " OR ".join(json.dumps(job) for job in jobs)
     parts = ['resource.type="ml_job"', f"resource.labels.job_id=({ids})"]
@@ -149,13 +149,13 @@ def read_entries(
 
 
 def read_platform_record(platform: Platform, run: str, state: State | None = None) -> RunRecord:
-    """Returns the record of a run, by id or resource name, as far as it has come; raises as `read_run` does.
+    """Returns the record of a run by id or resource name, running or ended; raises as `read_run` does.
 
-    `state` is its state where the run cannot know it yet: "failed" to a task that runs at its end.
+    `state` overrides the platform's, which an exit task of the run needs.
     """
     found = read_run(platform, run)
     state = state or (cast(State, found.state) if found.has_ended else RUNNING)
-    made = collect_results(task.outputs for task in found.tasks)
+    outcome = collect_results(task.outputs for task in found.tasks)
     return RunRecord(
         name=found.job_id,
         pipeline=found.pipeline or found.job_id,
@@ -165,20 +165,20 @@ def read_platform_record(platform: Platform, run: str, state: State | None = Non
         error=found.error or None,
         parameters=found.parameters,
         explanation=explain(failure_of(platform, found)) if state == FAILED else None,
-        **{**made, "links": {"run": found.link, **made["links"]}},
+        **{**outcome, "links": {"run": found.link, **outcome["links"]}},
     )
 
 
 def failure_of(platform: Platform, run: PlatformRun) -> Failure:
-    """Returns what the platform and its logs tell of a failed run.
+    """Returns the failure of a run from the platform and its logs.
 
-    What cannot be read is said, and the failure is told as well as it can be without it.
+    What cannot be read is reported and left out.
     """
     task = run.failed_task
     if task is None:
         return Failure(error=run.error)
     messages: list[str] = []
-    for name in reversed(task.jobs):  # up to the one that names an exit code
+    for name in reversed(task.jobs):  # until one names an exit code
         if any(map(_STATUS.search, messages)):
             break
         try:
@@ -204,7 +204,7 @@ def failure_of(platform: Platform, run: PlatformRun) -> Failure:
         replica=pool,
         exit_code=int(status[1]) + (128 if status[2] and int(status[1]) < 128 else 0) if status else None,
         error=own or " ".join(message.split()),
-        own_words=bool(own),
+        is_own_message=bool(own),
         lines=last_lines(log),
     )
 
@@ -217,14 +217,14 @@ def read_log(
     *,
     follow: bool = False,
 ) -> Iterator[str]:
-    """Yields what tasks have printed, each line after the names of its task and replica.
+    """Yields the lines that tasks have printed, each after the names of its task and replica.
 
     Args:
-        platform: Where the run is.
-        run: Its id, or its resource name.
-        task: Only of this task; "" for all.
-        replica: Only of this replica, "workerpool1-0"; "" for all.
-        follow: Whether to wait for more until the run has ended.
+        platform: Project and region of the run.
+        run: Id or resource name of the run.
+        task: Name of a task; "" for all.
+        replica: Name of a replica, "workerpool1-0"; "" for all.
+        follow: Whether to wait for more lines until the run has ended.
 
     Raises:
         SettingsError: When there is no such task.

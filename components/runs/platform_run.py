@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)/pipelineJobs/([^/]+)")
 _CUSTOM_JOB = re.compile(r"projects/[^/\s\"]+/locations/[^/\s\"]+/customJobs/(\d+)")
 
-#: What is asked for of each run in a list: everything but the pipeline, which is long.
+#: Fields that are requested for each run in a list: all but the pipeline, which is large.
 _LISTED = ("name", "display_name", "state", "create_time", "start_time", "end_time", "error", "schedule_name")
-#: The platform's states in words; of a pipeline without "PIPELINE_STATE_".
-_WORDS = {
+#: Our names of the platform's states; of a pipeline without "PIPELINE_STATE_".
+_STATES = {
     "STATE_UNSPECIFIED": "unknown",
     "UNSPECIFIED": "unknown",
     "QUEUED": "queued",
@@ -45,8 +45,8 @@ _WORDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Lasting:
-    """What a run and a task have in common: state in words, seconds since it began, and why it failed."""
+class _Timed:
+    """Common fields of a run and a task: state, seconds since its start, and why it failed."""
 
     state: str
     seconds: float | None
@@ -54,7 +54,7 @@ class _Lasting:
 
     @property
     def duration(self) -> str:
-        """How long it has run, as a person says it."""
+        """Duration for people: "3 min 20 s"; "" where it is not known."""
         return "" if self.seconds is None else duration(self.seconds)
 
     @property
@@ -63,22 +63,22 @@ class _Lasting:
         return self.state in (SUCCEEDED, FAILED, CANCELLED)
 
     @property
-    def in_words(self) -> str:
-        """State, and how long it took where it has ended."""
+    def summary(self) -> str:
+        """State, and the duration where it has ended: "succeeded after 48 s"."""
         return f"{self.state} after {self.duration}" if self.has_ended and self.duration else self.state
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlatformTask(_Lasting):
+class PlatformTask(_Timed):
     """One task of a run.
 
     Attributes:
-        name: Its name; its path where the run has several of that name, as in a loop.
-        path: Name, with those of the tasks that it is part of in front: "condition-1.train".
-        jobs: Resource names of its custom jobs, the one that matters most last: failed attempts, then the
-            last attempt, then what the last attempt (GCPC's launcher) has launched.
-        is_group: Whether it only holds other tasks.
-        ended: When it ended, in seconds since 1970; infinity when it has not.
+        name: Its name; its path where the run has several tasks of that name, as in a loop.
+        path: Name after those of the tasks that contain it: "condition-1.train".
+        jobs: Resource names of its custom jobs, the most relevant last: failed attempts, the last attempt,
+            then what that attempt (GCPC's launcher) has launched.
+        is_group: Whether it only contains other tasks.
+        ended: Time of its end, in seconds since 1970; infinity while it runs.
     """
 
     name: str
@@ -89,21 +89,21 @@ class PlatformTask(_Lasting):
     outputs: TaskOutputs
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether it has begun, or will not any more."""
+    def has_started(self) -> bool:
+        """Whether it has started or been skipped."""
         return not self.is_group and self.state not in ("waiting", "unknown")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlatformRun(_Lasting):
+class PlatformRun(_Timed):
     """One run.
 
     Attributes:
         name: Resource name.
-        created: When it was submitted (UTC, RFC 3339); "" when it is not known.
+        created: Time of its submission (UTC, RFC 3339); "" when it is not known.
         schedule: Resource name of the schedule that started it; "" for none.
-        link: Address of its page in the console.
-        tasks: In the order in which they began; empty in a list of runs.
+        link: URL of its page in the console.
+        tasks: Its tasks in the order of their starts; empty in a list of runs.
     """
 
     name: str
@@ -116,12 +116,12 @@ class PlatformRun(_Lasting):
 
     @property
     def job_id(self) -> str:
-        """Id, the last part of the name."""
+        """Id, the last part of the resource name."""
         return self.name.rpartition("/")[2]
 
     @property
     def failed_task(self) -> PlatformTask | None:
-        """The task that failed first; the innermost where it is part of others."""
+        """The task that failed first; the innermost of nested ones."""
         failed = [task for task in self.tasks if task.state == FAILED]
         inner = [
             task for task in failed if not any(other.path.startswith(f"{task.path}.") for other in failed)
@@ -129,7 +129,7 @@ class PlatformRun(_Lasting):
         return min(inner, key=lambda task: task.ended, default=None)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the run for a program, without what it was given and what its tasks have put out."""
+        """Returns the run for --json, without parameters and outputs."""
         content = {"run": self.job_id, **asdict(self)}
         del content["parameters"]
         for task in content["tasks"]:
@@ -180,8 +180,8 @@ def latest_runs(platform: Platform, limit: int, condition: str = "") -> list[Pla
         "page_size": min(limit, 100),
         "read_mask": {"paths": list(_LISTED)},
     }
-    found = list_all("list the runs", platform.pipelines.list_pipeline_jobs, request, limit=limit)
-    return [run_of(job, platform) for job in found]
+    listed = list_all("list the runs", platform.pipelines.list_pipeline_jobs, request, limit=limit)
+    return [run_of(job, platform) for job in listed]
 
 
 def run_of(job: PipelineJob, platform: Platform) -> PlatformRun:
@@ -193,7 +193,7 @@ def run_of(job: PipelineJob, platform: Platform) -> PlatformRun:
     return PlatformRun(
         name=job.name,
         pipeline=job.display_name,
-        state=_word(job.state.name),
+        state=_state_name(job.state.name),
         created=timestamp(job.create_time.replace(microsecond=0)) if job.create_time else "",
         seconds=_seconds(job.start_time, job.end_time),
         error=" ".join(job.error.message.split()),
@@ -208,7 +208,7 @@ def run_of(job: PipelineJob, platform: Platform) -> PlatformRun:
 def _tasks(details: Sequence[PipelineTaskDetail], job_id: str) -> tuple[PlatformTask, ...]:
     by_id = {detail.task_id: detail for detail in details}
     parents = {detail.parent_task_id for detail in details}
-    # The whole run is a task as well, of the run's own name.
+    # The run itself is a task too, with the run's name.
     shown = [detail for detail in details if detail.task_name != job_id]
     shown.sort(key=lambda detail: (detail.start_time is None, _time(detail.start_time or detail.create_time)))
     names = Counter(detail.task_name for detail in shown)
@@ -227,7 +227,7 @@ def _tasks(details: Sequence[PipelineTaskDetail], job_id: str) -> tuple[Platform
 
 
 def _task(detail: PipelineTaskDetail, path: str, is_only: bool, is_group: bool) -> PlatformTask:
-    made = {key: item.artifacts[0] for key, item in detail.outputs.items() if item.artifacts}
+    artifacts = {key: item.artifacts[0] for key, item in detail.outputs.items() if item.artifacts}
     metadata = dict(detail.execution.metadata or {})
     outputs = {
         key.removeprefix("output:"): value for key, value in metadata.items() if key.startswith("output:")
@@ -238,7 +238,7 @@ def _task(detail: PipelineTaskDetail, path: str, is_only: bool, is_group: bool) 
     return PlatformTask(
         name=detail.task_name if is_only else path,
         path=path,
-        state=_word(detail.state.name),
+        state=_state_name(detail.state.name),
         seconds=_seconds(detail.start_time, detail.end_time),
         error=" ".join(detail.error.message.split()),
         jobs=tuple(dict.fromkeys(job for job in (*jobs, *launched) if job)),
@@ -246,18 +246,18 @@ def _task(detail: PipelineTaskDetail, path: str, is_only: bool, is_group: bool) 
         ended=_time(detail.end_time) or float("inf"),
         outputs=TaskOutputs(
             parameters=outputs,
-            artifacts={key: dict(item.metadata or {}) for key, item in made.items()},
-            uris={key: item.uri for key, item in made.items()},
+            artifacts={key: dict(item.metadata or {}) for key, item in artifacts.items()},
+            uris={key: item.uri for key, item in artifacts.items()},
         ),
     )
 
 
-def _word(state: str) -> str:
-    return _WORDS.get(state.removeprefix("PIPELINE_STATE_"), state.lower())
+def _state_name(state: str) -> str:
+    return _STATES.get(state.removeprefix("PIPELINE_STATE_"), state.lower())
 
 
-def _time(moment: Any) -> float:
-    return float(moment.timestamp()) if moment else 0.0
+def _time(time: Any) -> float:
+    return float(time.timestamp()) if time else 0.0
 
 
 def _seconds(start: Any, end: Any) -> float | None:

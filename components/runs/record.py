@@ -1,6 +1,6 @@
-"""Record of a run, run.json: one schema, whether the run was on this machine or on the platform.
+"""Record of a run, run.json: one schema for runs on this machine and on the platform.
 
-`run_directory` reads that of a run on this machine, `vertex.logs` that of one on the platform.
+`directory` reads the record of a run on this machine, `logs` that of one on the platform.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 
 RECORD_FILE = "run.json"
-#: The run directory, in the environment of all processes of a run on this machine.
+#: Environment variable with the run directory, in all processes of a run on this machine.
 RUN_VARIABLE = "SHARDLINE_RUN"
-#: In the run directory: the logs of replicas by job, and all that was printed.
+#: In the run directory: the logs of replicas by job, and the output of all tasks.
 REPLICAS, LOG = "replicas", "run.log"
 JOB_FILE = "job.json"
 _REPLICA = re.compile(r"[a-z]+-\d+")
-#: In the run directory, what stands in for /gcs/.
+#: In the run directory: the local directory for /gcs/.
 GCS_DIRECTORY = "gcs"
-#: Beside the run directories: a link to the newest.
+#: Next to the run directories: a link to the newest.
 LATEST = "latest"
 
-#: The error of a run that has not said how it ended.
-ABANDONED = "its process has ended without a word: it was killed, or could not write to the run directory"
+#: The error of a run whose process ended without a record of it.
+ABANDONED = "its process ended without a record: it was killed, or could not write to the run directory"
 
-#: Where every task on Vertex AI sees all buckets, and hardly another machine does.
+#: Mount of all buckets in every task on Vertex AI, and on hardly any other machine.
 _BUCKETS = Path("/gcs")
 
 
@@ -55,7 +55,7 @@ def on_platform() -> bool:
 
 @contextlib.contextmanager
 def directory_lock(directory: Path, *, shared: bool = False) -> Iterator[bool]:
-    """Locks a directory while the context lasts; yields whether nobody else has, and the disk has locks."""
+    """Locks a directory while the context lasts; yields whether it is locked: no other process holds it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -69,30 +69,30 @@ def directory_lock(directory: Path, *, shared: bool = False) -> Iterator[bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """How a run came out, what it was given, and what it ran on.
+    """Outcome of a run, its parameters, and what it ran on.
 
     Attributes:
         name: Name of the run.
         pipeline: Name of the pipeline.
         state: running, succeeded, failed or cancelled.
-        created: When the run was submitted (UTC, RFC 3339).
-        duration_s: How long it took; None while it is running.
-        error: Why it failed, in the words of the platform or of kfp.local.
-        verdict: "blessed", "not blessed", "unchanged" (nothing was trained), or "" where nothing was judged.
+        created: Time of the submission (UTC, RFC 3339).
+        duration_s: Duration in seconds; None while it is running.
+        error: Why it failed, as the platform or kfp.local reports it.
+        verdict: "blessed", "not blessed", "unchanged" (nothing was trained), or "" without a verdict.
         reason: Why it is unchanged.
         metrics: Metrics of the exported model on the test split.
-        data: What its dataset's artifact says of it: fingerprint, classes, records of each split.
-        links: Where to look, by name: URLs, gs:// or paths.
-        explanation: Of a failure; None for a run that has not failed.
+        data: Metadata of the dataset's artifact: fingerprint, classes, records of each split.
+        links: URLs, gs:// or paths by name.
+        explanation: Explanation of the failure; None where the run has not failed.
         parameters: Parameters of the pipeline, on this machine with their defaults.
-        facts: What the tasks have reported, by name; on this machine only, as is all that follows.
+        facts: Facts that tasks have reported, by name; these and all that follow on this machine only.
         yaml: Path of the compiled pipeline.
         sha256: Its checksum, in hexadecimal.
         versions: Versions of Python and of the packages that matter.
         platform: Operating system and processor.
         cpus: Number of CPUs.
         locked: Whether the process of the run holds a lock on the run directory until it has ended.
-        host: Name of the machine that it runs on, the only one where that lock is known to say something.
+        host: Name of the machine that it runs on, the only one where the lock is reliable.
     """
 
     name: str
@@ -118,8 +118,8 @@ class RunRecord:
     host: str = ""
 
     @property
-    def tells_its_end(self) -> bool:
-        """Whether this machine can tell, by its lock, that the run's process has ended."""
+    def has_reliable_lock(self) -> bool:
+        """Whether the lock shows on this machine that the run's process has ended."""
         return self.locked and self.host == socket.gethostname()
 
     def headline(self) -> str:
@@ -141,14 +141,14 @@ class RunRecord:
 
     @classmethod
     def read(cls, directory: Path) -> RunRecord:
-        """Reads run.json of a directory; a run whose process has ended without a word is a failed one.
+        """Reads run.json of a directory; a run whose process has ended without a record of it has failed.
 
-        That is known on the machine that it ran on: the locks of many a mount do not reach other machines.
+        Only the machine that it ran on can detect this: on many mounts locks are not shared.
 
         Raises SettingsError when there is none, or it is damaged.
         """
         record = cls._read(directory)
-        if record.state != RUNNING or not record.tells_its_end:
+        if record.state != RUNNING or not record.has_reliable_lock:
             return record
         with directory_lock(directory, shared=True) as free:
             record = cls._read(directory)  # it may have ended just now
@@ -167,10 +167,9 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaStart:
-    """A start of a replica, in seconds since the job began.
+    """A start of a replica, in seconds since the start of the job.
 
-    `exit` is its status or the name of a signal, None while it runs; `stopped` whether the job needed it no
-    longer.
+    `exit` is its status or the name of a signal, None while it runs; `stopped` whether the job ended it.
     """
 
     start_s: float
@@ -186,7 +185,7 @@ class ReplicaStart:
 
 @dataclass(frozen=True)
 class ReplicaRecord:
-    """The starts of one replica of a job: "worker-0"."""
+    """The starts of one replica of a job; its name is as in "worker-0"."""
 
     name: str
     restarts: int

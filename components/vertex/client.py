@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds that one attempt may take.
+#: Timeout of one attempt, in seconds.
 _TIMEOUT_S = 30.0
-#: Attempts after the first one where the service is not reached: the network is not there.
+#: Retries where the service is not reached: there is no network.
 _MAX_UNREACHED_RETRIES = 3
-#: Seconds during which a busy service is asked again; while a run is watched, also one that is not reached.
+#: Seconds of retries where a service is busy; while a run is watched, also where it is not reached.
 _RETRY_S, _WATCH_RETRY_S = 60.0, 900.0
 
-#: Hosts beside Google's that may be asked, and are given a token, in the environment: HOST,HOST:PORT.
+#: Environment variable: hosts other than Google's that may receive a token: HOST,HOST:PORT.
 HOSTS_VARIABLE = "SHARDLINE_ALLOWED_HOSTS"
 #: Regional hosts, also with client certificates, the virtual IPs of Private Google Access, endpoints of
 #: Private Service Connect, and hosts of dedicated endpoints. Source: MREP_JURISDICTIONS in
@@ -51,24 +51,24 @@ _NAME = re.compile(r"projects/(?P<project>[\w:.-]+)/locations/(?P<location>[a-z0
 def check_host(host: str, environ: Mapping[str, str] = os.environ) -> None:
     """Refuses a host of the API that is neither Google's nor one that the environment allows.
 
-    A settings file says where the API is, and whoever answers there gets this account's token.
+    A settings file names the API's host, which receives this account's token.
     """
     allowed = environ.get(HOSTS_VARIABLE, "").replace(",", " ").split()
     if not _HOST.fullmatch(host) and host not in allowed:
         raise SettingsError(
-            f"{host!r} is no host of Vertex AI (LOCATION-aiplatform.googleapis.com, NAME.p.googleapis.com) "
-            f"and would be given this account's token; if it is yours, {HOSTS_VARIABLE}={host} allows it"
+            f"{host!r} is not a host of Vertex AI (LOCATION-aiplatform.googleapis.com, NAME.p.googleapis.com)"
+            f" and would receive this account's token; if it is yours, {HOSTS_VARIABLE}={host} allows it"
         )
 
 
 def _service(name: str, doc: str) -> cached_property[Any]:
-    """Returns the property of a `Platform` that is a client of Google's, by the name of its class."""
+    """Returns a property of `Platform`: Google's client of this class."""
 
     def client(platform: Platform) -> Any:
         from google.api_core.client_options import ClientOptions
         from google.cloud import aiplatform_v1
 
-        # A dedicated endpoint has a host of its own, which speaks REST.
+        # A dedicated endpoint has its own host, which speaks REST.
         transport = "rest" if platform.endpoint.endswith(".prediction.vertexai.goog") else None
         options = ClientOptions(api_endpoint=platform.host)
         with platform_errors("sign in to Google Cloud"):
@@ -91,15 +91,15 @@ class Platform:
     endpoint: str = ""
 
     @classmethod
-    def of(cls, name: str, *, project: str = "", endpoint: str = "") -> Self:
-        """Returns the place of a resource, whose name begins with projects/P/locations/L/.
+    def of_resource(cls, name: str, *, project: str = "", endpoint: str = "") -> Self:
+        """Returns the project and region of a resource name, projects/P/locations/L/...
 
         P is often a number; `project` is an id to use instead.
         """
-        found = _NAME.match(name)
-        if found is None:
-            raise PlatformError(f"{name!r} is no name of a resource, projects/P/locations/L/...")
-        return cls(project or found["project"], found["location"], endpoint)
+        match = _NAME.match(name)
+        if match is None:
+            raise PlatformError(f"{name!r} is not a resource name, projects/P/locations/L/...")
+        return cls(project or match["project"], match["location"], endpoint)
 
     @property
     def parent(self) -> str:
@@ -118,7 +118,7 @@ class Platform:
     jobs = _service("JobServiceClient", "Custom jobs and hyperparameter tuning jobs.")
     models = _service("ModelServiceClient", "The Model Registry.")
     endpoints = _service("EndpointServiceClient", "Endpoints.")
-    predictions = _service("PredictionServiceClient", "What is deployed to endpoints.")
+    predictions = _service("PredictionServiceClient", "Predictions of deployed models.")
 
     @cached_property
     def logs(self) -> LoggingServiceV2Client:
@@ -130,27 +130,27 @@ class Platform:
 
 
 def call_api(
-    doing: str,
+    action: str,
     method: Callable[..., T],
     request: Any,
     *,
     repeatable: bool = True,
     watching: bool = False,
-    made: Callable[[], T] | None = None,
-    attempt_s: float = 0.0,
+    read_existing: Callable[[], T] | None = None,
+    timeout_s: float = 0.0,
 ) -> T:
-    """Calls the platform, and again where it was busy or the connection was lost.
+    """Calls the platform, with retries where it is busy or the connection is lost.
 
     Args:
-        doing: What fails if the call does: "submit the pipeline".
+        action: What the call does, for messages: "submit the pipeline".
         method: Method of a client: `platform.pipelines.get_pipeline_job`.
         request: Its request, a message or a dictionary.
-        repeatable: Whether the call may be made again when it is not known whether it was done. One that may
-            not is tried again only where the platform has done nothing (429, or 401 with an old token).
-        watching: Whether something is watched that takes long, so that a service may be away for a while.
-        made: Of a call that creates something under an id of our choice: returns what an earlier attempt has
-            created whose answer was lost.
-        attempt_s: Seconds that one attempt may take; 0 for the usual 30.
+        repeatable: Whether the call is retried when it may have been executed. Otherwise it is retried only
+            where the platform has done nothing (429, or 401 with an old token).
+        watching: Whether the call polls something that takes long: retries last 15 minutes.
+        read_existing: For a call that creates something under our own id: reads what an earlier attempt has
+            created whose response was lost.
+        timeout_s: Timeout of one attempt in seconds; 0 for the default of 30.
 
     Raises:
         PlatformError: When the platform refuses, fails or is not reached.
@@ -161,89 +161,89 @@ def call_api(
     transport = getattr(getattr(method, "__self__", None), "transport", None)
     failed: list[Exception] = []
     credentials = getattr(transport, "_credentials", None)
-    retry = retry_policy(doing, credentials, failed=failed, repeatable=repeatable, watching=watching)
-    timeout = ConstantTimeout(attempt_s or _TIMEOUT_S)  # type: ignore[no-untyped-call]
-    with platform_errors(doing):
+    retry = retry_policy(action, credentials, failed=failed, repeatable=repeatable, watching=watching)
+    timeout = ConstantTimeout(timeout_s or _TIMEOUT_S)  # type: ignore[no-untyped-call]
+    with platform_errors(action):
         try:
             return method(request=request, retry=retry, timeout=timeout)
         except AlreadyExists:
-            if made is None or not failed:
+            if read_existing is None or not failed:
                 raise
-        return made()
+        return read_existing()
 
 
 def retry_policy(
-    doing: str,
+    action: str,
     credentials: Any = None,
     *,
     failed: list[Exception] | None = None,
     repeatable: bool = True,
     watching: bool = False,
 ) -> Retry:
-    """Returns the policy of the attempts at one call, for Google's other clients and requests too.
+    """Returns the retry policy of one call, also for Google's other clients and for requests.
 
-    A token of `credentials` that is refused is replaced, once. `failed` gets what has failed.
+    A refused token of `credentials` is renewed once. `failed` collects the errors of failed attempts.
     """
     from google.api_core.retry import Retry
 
     failed = [] if failed is None else failed
-    passing = (
+    transient = (
         {RefusalKind.BUSY, RefusalKind.LOST, RefusalKind.UNREACHED} if repeatable else {RefusalKind.BUSY}
     )
     begin = time.monotonic()
 
-    def may_pass(error: Exception) -> bool:
+    def should_retry(error: Exception) -> bool:
         kind, expired = (
             refusal_kind(error),
-            [one for one in failed if refusal_kind(one) is RefusalKind.EXPIRED],
+            [each for each in failed if refusal_kind(each) is RefusalKind.EXPIRED],
         )
         if kind is RefusalKind.EXPIRED and credentials is not None and not expired:
             credentials.token = None  # gRPC renews it by the clock only, and not when the platform refuses it
             return True
         if kind is RefusalKind.UNREACHED and not watching:
             return repeatable and len(failed) < _MAX_UNREACHED_RETRIES
-        return kind in passing and time.monotonic() - begin < (_WATCH_RETRY_S if watching else _RETRY_S)
+        return kind in transient and time.monotonic() - begin < (_WATCH_RETRY_S if watching else _RETRY_S)
 
-    def note(error: Exception) -> None:
+    def record(error: Exception) -> None:
         failed.append(error)
-        # A service that is not reached is given up before anybody has read the line.
+        # A service that is not reached is given up within seconds: no line.
         if watching or refusal_kind(error) is not RefusalKind.UNREACHED:
-            progress.report("vertex", f"cannot {doing} yet ({short_reason(error)}); trying again")
+            progress.report("vertex", f"cannot {action} yet ({short_reason(error)}); trying again")
 
     return Retry(
-        predicate=may_pass,
+        predicate=should_retry,
         initial=0.5,
         maximum=60.0 if watching else 8.0,
-        timeout=None,  # the last error is to be raised, not that it was the last
-        on_error=note,
+        timeout=None,  # raises the last error, not a RetryError
+        on_error=record,
     )
 
 
-def wait_for_operation(doing: str, operation: Any, limit_s: float) -> Any:
-    """Waits for what the platform has begun to do, and returns what it has made.
+def wait_for_operation(action: str, operation: Any, limit_s: float) -> Any:
+    """Waits for a long-running operation and returns its result.
 
-    Raises PlatformError when it fails, or is not done in time: it may go on then.
+    Raises PlatformError when it fails, or is not done in time; the platform may still complete it.
     """
-    with platform_errors(doing):
+    with platform_errors(action):
         try:
             return operation.result(timeout=limit_s)
-        except TimeoutError:  # what the future raises, which knows nothing of Google's errors
+        except TimeoutError:  # the future's own, not one of Google's errors
             raise PlatformError(
-                f"cannot {doing}: the platform was not done after {limit_s:,.0f} s, and may go on"
+                f"cannot {action}: the platform was not done after {limit_s:,.0f} s; it may still complete"
             ) from None
 
 
 def list_all(
-    doing: str, method: Callable[..., Iterable[T]], request: Any, *, limit: int | None = None
+    action: str, method: Callable[..., Iterable[T]], request: Any, *, limit: int | None = None
 ) -> list[T]:
-    """Calls a method that lists, page by page, as `call_api` does; `limit` items at most, None for all."""
-    with platform_errors(doing):  # the pages after the first one are asked for while they are read
-        return list(islice(call_api(doing, method, request), limit))
+    """Calls a list method, page by page, as `call_api` does; at most `limit` items, None for all."""
+    with platform_errors(action):  # later pages are requested while they are read
+        return list(islice(call_api(action, method, request), limit))
 
 
 @contextlib.contextmanager
-def platform_errors(doing: str) -> Iterator[None]:
-    """Turns what Google's clients raise into one line, a PlatformError: "cannot {doing}: ..." and why."""
+def platform_errors(action: str) -> Iterator[None]:
+    """Turns errors of Google's clients into a PlatformError of one line: "cannot {action}: ..." and why."""
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
     from requests.exceptions import RequestException
@@ -251,9 +251,9 @@ def platform_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except (GoogleAPIError, GoogleAuthError, RequestException) as error:
-        raise platform_error(doing, error) from error
+        raise platform_error(action, error) from error
     except Exception:
-        # google-auth raises whatever it stumbles over in a file that holds no credentials.
+        # google-auth raises any error where a file holds no credentials.
         if path := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
             try:
                 files.read_json(Path(path), PlatformError)
@@ -265,9 +265,9 @@ def platform_errors(doing: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Rest:
-    """A session with Google's REST APIs in the name of this process's account.
+    """Session with Google's REST APIs, as this process's account.
 
-    All methods raise what `platform_errors` turns into one line.
+    Use it inside `platform_errors`.
     """
 
     session: AuthorizedSession
@@ -275,7 +275,7 @@ class Rest:
     def request(
         self, api: str, path: str, body: Mapping[str, Any] | None = None, **query: Sequence[str]
     ) -> dict[str, Any]:
-        """Returns what an API, "iam", has at "v1/projects/...", or its answer to a question with a body."""
+        """Gets "v1/projects/..." of an API, "iam", or posts `body` to it; returns the response."""
 
         def call() -> dict[str, Any]:
             url, verb = f"https://{api}.googleapis.com/{path}", "GET" if body is None else "POST"
@@ -288,7 +288,7 @@ class Rest:
         return answer
 
     def get_or_none(self, api: str, path: str) -> dict[str, Any] | None:
-        """Returns what an API has at a path, or None where there is nothing."""
+        """Gets a path of an API, as `request` does; None for status 404."""
         from requests.exceptions import HTTPError
 
         try:
@@ -300,7 +300,7 @@ class Rest:
 
 
 def connect() -> tuple[Rest, str]:
-    """Returns a session, and the account in whose name it speaks.
+    """Returns a session, and the name of its account.
 
     Raises:
         PlatformError: When there are no credentials, or they are refused.

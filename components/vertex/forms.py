@@ -1,6 +1,6 @@
-"""Forms of the texts in the platform's requests: names, labels, durations, placeholders.
+"""Formats of the texts in the platform's requests: names, labels, durations, placeholders.
 
-Each form stands here once, for settings, for the requests made of them and for the checks of a pipeline.
+Settings, the requests made from them, and the checks of a pipeline all use these.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from shardline.trainer.base.errors import SettingsError
 
-#: What the platform knows of the pipeline, as `{{$.NAME}}`, and fills in when a task starts.
+#: Placeholders `{{$.NAME}}` that the platform fills in when a task starts.
 PLACEHOLDERS = (
     "pipeline_job_name",
     "pipeline_job_uuid",
@@ -34,23 +34,23 @@ _BREAKS_JSON = re.compile(r'["\\\x00-\x1f\x7f]')
 
 
 class Form(NamedTuple):
-    """The form of a text: a regular expression that the whole text matches, and words for messages."""
+    """Format of a text: a regular expression for the whole text, and a description for messages."""
 
     pattern: str
-    words: str
+    description: str
 
     def match(self, text: str) -> re.Match[str] | None:
-        """Returns the match of a text that has the form."""
+        """Returns the match of the whole text, or None."""
         return re.fullmatch(self.pattern, text)
 
     def fits(self, text: str) -> bool:
-        """Whether a text has the form."""
+        """Whether a text has the format."""
         return self.match(text) is not None
 
 
 PROJECT = Form(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+", "a project id such as my-project")
 LOCATION = Form(r"[a-z]+-[a-z]+\d+", "a region such as europe-west4")
-#: A path with a space at its end is a slip.
+#: A path with a space at its end is a mistake.
 BUCKET_PATH = Form(r"gs://[^/\s]+(/|/.*\S)?", "gs://BUCKET/PATH")
 #: google.cloud.aiplatform_v1.types.CustomJobSpec: "{project} is a project number".
 NETWORK = Form(r"projects/\d+/global/networks/[a-z0-9-]+", "projects/NUMBER/global/networks/NAME")
@@ -91,12 +91,12 @@ LABEL_VALUE = Form(r"[\w-]{0,63}", "at most 63 lower-case letters, digits, '_' a
 MAX_LABELS = 64
 #: google.cloud.aiplatform_v1.types.ContainerSpec: env, "Maximum limit is 100".
 MAX_VARIABLES = 100
-#: Characters of a display_name, of whatever resource.
+#: Characters of the display_name of any resource.
 MAX_DISPLAY_NAME = 128
 
 
 def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
-    """Checks labels as the API does; `origin` says where they were given, as the end of a message.
+    """Checks labels as the API does; `origin` ends the message, " (from --label)".
 
     Raises:
         SettingsError: When there are too many, or a key or value has characters that are not allowed.
@@ -105,9 +105,9 @@ def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
         raise SettingsError(f"labels: there are at most {MAX_LABELS}, got {len(labels)}{origin}")
     for key, value in labels.items():
         if key != key.lower() or not LABEL_KEY.fits(key):
-            raise SettingsError(f"labels: a key is {LABEL_KEY.words}, got {key!r}{origin}")
+            raise SettingsError(f"labels: a key is {LABEL_KEY.description}, got {key!r}{origin}")
         if value != value.lower() or not LABEL_VALUE.fits(value):
-            raise SettingsError(f"labels.{key}: a value is {LABEL_VALUE.words}, got {value!r}{origin}")
+            raise SettingsError(f"labels.{key}: a value is {LABEL_VALUE.description}, got {value!r}{origin}")
 
 
 def seconds(duration: str) -> float | None:
@@ -116,7 +116,7 @@ def seconds(duration: str) -> float | None:
 
 
 def check_accelerators(accelerator_type: str, accelerator_count: int) -> None:
-    """Refuses a type of accelerator without a number, and a number without a type; raises SettingsError."""
+    """Raises SettingsError for an accelerator type without a count, and a count without a type."""
     if accelerator_count < 0 or bool(accelerator_type) != (accelerator_count > 0):
         raise SettingsError(
             f"accelerator_type and accelerator_count go together, got {accelerator_type!r} and "
@@ -125,37 +125,37 @@ def check_accelerators(accelerator_type: str, accelerator_count: int) -> None:
 
 
 def check_text(name: str, text: str) -> None:
-    """Checks a text that travels as a JSON value of its own: all but unknown placeholders arrive intact.
+    """Checks a text that is a JSON value by itself: it arrives intact unless it has unknown placeholders.
 
     Raises:
         SettingsError: When the platform would replace a part of the text or fail on it; `name` says which.
     """
     if "\0" in text:
-        raise SettingsError(f"{name} holds a NUL character, which no container can be given")
+        raise SettingsError(f"{name} holds a NUL character, which no container can receive; leave it out")
     try:
         text.encode()
     except UnicodeEncodeError:
         raise SettingsError(f"{name} is not valid UTF-8: {text!r}") from None
-    if found := _BEGINS.search(_KNOWN.sub("", text)):
+    if match := _BEGINS.search(_KNOWN.sub("", text)):
         raise SettingsError(
-            f"{name} holds {found.group()!r}, which begins a placeholder that is not known: {text!r}; "
-            f"there are {', '.join('{{$.' + known + '}}' for known in PLACEHOLDERS)}"
+            f"{name} holds {match.group()!r}, which begins an unknown placeholder: {text!r}; "
+            f"known are {', '.join('{{$.' + known + '}}' for known in PLACEHOLDERS)}"
         )
 
 
 def check_pasted_text(name: str, text: str, form: Form | None = None) -> None:
     """Checks a text that the launcher's payload pastes between quotes, without escaping it.
 
-    Placeholders may stand for any number in the text's form.
+    A placeholder may replace any number in the format.
 
     Raises:
-        SettingsError: When the payload would no longer be JSON or the form is another, or as `check_text`.
+        SettingsError: When the payload would not be JSON, the format is wrong, or as `check_text`.
     """
     check_text(name, text)
-    if found := _BREAKS_JSON.search(text):
+    if match := _BREAKS_JSON.search(text):
         raise SettingsError(
-            f"{name} holds {found.group()!r}, which breaks the payload of the launcher: {text!r}; "
+            f"{name} holds {match.group()!r}, which breaks the payload of the launcher: {text!r}; "
             "leave it out"
         )
     if form and text and not _KNOWN.fullmatch(text) and not form.fits(_KNOWN.sub("0", text)):
-        raise SettingsError(f"{name} must be {form.words}, got {text!r}")
+        raise SettingsError(f"{name} must be {form.description}, got {text!r}")

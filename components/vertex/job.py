@@ -1,4 +1,4 @@
-"""The custom job of a training step, and the machine of any other task: how each is scheduled and run."""
+"""Settings of the training step's custom job, and of the machine of any other task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NETWORK = "{{$.pipeline_network}}"
 ENCRYPTION_KEY = "{{$.pipeline_encryption_key_name}}"
 PERSISTENT_RESOURCE = "{{$.pipeline_persistent_resource_id}}"
 
-#: The texts that the launcher's payload pastes between quotes, and their forms.
+#: Texts that the launcher's payload pastes between quotes, and their formats.
 _PASTED = {
     "display_name": None,
     "timeout": None,
@@ -41,7 +41,7 @@ _PASTED = {
     "persistent_resource_id": forms.PERSISTENT_RESOURCE,
     "base_output_directory": forms.BUCKET_PATH,
 }
-#: Fields that are no arguments of GCPC's, or that the pipeline gives itself.
+#: Fields that are not arguments of GCPC's component, or that the pipeline sets itself.
 _NOT_GCPC_ARGUMENTS = ("cluster", "display_name", "num_retries", "backoff_duration", "labels")
 #: Placeholders that differ from run to run.
 _RUN_PLACEHOLDERS = tuple(f"{{{{$.pipeline_{name}}}}}" for name in ("job_name", "job_uuid", "task_uuid"))
@@ -53,18 +53,18 @@ _MAX_RETRIES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class CustomJobSettings:
-    """Everything of a custom job but the program; fixed when the pipeline is compiled.
+    """Settings of a custom job without its program; fixed when the pipeline is compiled.
 
-    Texts may hold the platform's placeholders; the defaults take over what the pipeline itself has been
-    given (and are empty on the platform where it has been given nothing). The fields are the keys of
-    [train.job], which settings/vertex.toml.example explains; durations are seconds, as in "3600s".
+    Texts may hold the platform's placeholders; the defaults are the pipeline's own values (empty where the
+    run has none). The fields are the keys of [train.job], which settings/vertex.toml.example explains;
+    durations are seconds, as in "3600s".
 
     Attributes:
         cluster: The machines.
         display_name: Name of the job; "" for the component's.
-        restart_job_on_worker_restart: Whether all replicas start again when one has; None: when they
-            train in step.
-        service_account: Whom the replicas run as; "" for the platform's own agent.
+        restart_job_on_worker_restart: Whether all replicas restart when one does; None: when they train
+            synchronously.
+        service_account: Account of the replicas; "" for the platform's own agent.
         base_output_directory: Root of AIP_MODEL_DIR and its siblings, the same in all attempts; "" for
             PIPELINE_ROOT/jobs/RUN.
     """
@@ -112,9 +112,9 @@ class CustomJobSettings:
                 for item in fields(self)
                 if item.name not in _NOT_GCPC_ARGUMENTS
             },
-            # A replica that trains in step cannot go on without a peer: all start again and resume.
+            # A synchronous replica cannot continue without a peer: all restart and resume.
             "restart_job_on_worker_restart": self.cluster.is_synchronous if restart is None else restart,
-            # The two exclude each other, and the pipeline's own network would come in beside.
+            # The two exclude each other, and the default is the pipeline's own network.
             "network": "" if self.psc_interface_config and self.network == NETWORK else self.network,
             "reserved_ip_ranges": list(self.reserved_ip_ranges),
             "psc_interface_config": dict(self.psc_interface_config),
@@ -125,7 +125,9 @@ class CustomJobSettings:
             raise SettingsError(f"strategy is one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
         for name in ("timeout", "max_wait_duration"):
             if seconds(getattr(self, name)) is None:
-                raise SettingsError(f"{name} must be {forms.DURATION.words}, got {getattr(self, name)!r}")
+                raise SettingsError(
+                    f"{name} must be {forms.DURATION.description}, got {getattr(self, name)!r}"
+                )
         timeout = seconds(self.timeout)
         if not timeout:
             raise SettingsError("timeout must be more than 0s")
@@ -148,12 +150,12 @@ class CustomJobSettings:
 
     def _check_connections(self) -> None:
         if self.psc_interface_config and self.network not in ("", NETWORK):
-            raise SettingsError("network and psc_interface_config exclude each other; give one of them")
+            raise SettingsError("network and psc_interface_config exclude each other; set one of them")
         if self.reserved_ip_ranges and not self.arguments["network"]:
-            raise SettingsError("reserved_ip_ranges are ranges of a network; give network")
+            raise SettingsError("reserved_ip_ranges are ranges of a network; set network")
         pools = [pool for pool in self.cluster.pools if pool]
         if any(pool.nfs_mounts for pool in pools) and not (self.network or self.psc_interface_config):
-            raise SettingsError("nfs_mounts need a network on which the server can be reached; give network")
+            raise SettingsError("nfs_mounts need a network on which the server can be reached; set network")
         if self.tensorboard and not self.service_account:
             raise SettingsError("tensorboard needs service_account")
         if self.persistent_resource_id not in ("", PERSISTENT_RESOURCE) and not self.service_account:
@@ -183,8 +185,8 @@ def _check_nested_text(name: str, value: Any) -> None:
 class TaskMachine:
     """Machine of a task: a table such as [preprocess], which settings/vertex.toml.example explains.
 
-    Without `machine_type` the platform chooses a machine that has as much; with it the task runs as a custom
-    job of one replica, whose boot disk has `disk` GB: a task as such has no disk of one's own size.
+    Without `machine_type` the platform chooses a machine with `cpu` and `memory`; with it the task runs as a
+    custom job of one replica, whose boot disk has `disk` GB. Other tasks cannot choose a disk size.
 
     Attributes:
         cpu: Cores; 0 leaves it to the platform.
@@ -193,9 +195,9 @@ class TaskMachine:
         disk: GB of the boot disk of a machine_type; 0 is the least, 100.
         accelerator_type: As in [train].
         accelerator_count: As in [train].
-        retries: How often the task is tried again after a failure.
+        retries: Retries after a failure, 0 to 10.
         timeout: Seconds after which the task ends itself, as in "3600s".
-        cache: Whether the result of an earlier run with the same inputs is taken.
+        cache: Whether the result of an earlier run with the same inputs is reused.
     """
 
     cpu: int = 0
@@ -216,26 +218,30 @@ class TaskMachine:
         check_accelerators(self.accelerator_type, self.accelerator_count)
         check_text("accelerator_type", self.accelerator_type)
         if self.machine_type and not forms.MACHINE_TYPE.fits(self.machine_type):
-            raise SettingsError(f"machine_type must be {forms.MACHINE_TYPE.words}, got {self.machine_type!r}")
+            raise SettingsError(
+                f"machine_type must be {forms.MACHINE_TYPE.description}, got {self.machine_type!r}"
+            )
         if self.machine_type and (self.cpu or self.memory):
             raise SettingsError(
                 "machine_type says how many cores and how much memory; leave out cpu and memory"
             )
         if self.disk and not self.machine_type:
-            raise SettingsError("disk is that of a machine_type; give one, in the place of cpu and memory")
+            raise SettingsError("disk needs a machine_type; set one instead of cpu and memory")
         if self.disk and self.disk < 100:
             raise SettingsError(f"disk must be at least 100 GB, got {self.disk}")
         if not 0 <= self.retries <= _MAX_RETRIES:
             raise SettingsError(f"retries must be 0 to {_MAX_RETRIES}, got {self.retries}")
         if not seconds(self.timeout):
-            raise SettingsError(f"timeout must be {forms.DURATION.words}, more than 0s, got {self.timeout!r}")
+            raise SettingsError(
+                f"timeout must be {forms.DURATION.description}, more than 0s, got {self.timeout!r}"
+            )
 
     def uncached(self) -> TaskMachine:
-        """Returns the same for a task whose result depends on more than its inputs."""
+        """Returns the machine without caching, for a task whose result depends on more than its inputs."""
         return replace(self, cache=False)
 
-    def ask(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
-        """Asks for the machine of a task of a container of its own, and returns the task."""
+    def apply(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
+        """Requests this machine for a task with its own container; returns the task."""
         if self.cpu:
             task.set_cpu_limit(str(self.cpu))
         if self.memory:
@@ -246,7 +252,7 @@ class TaskMachine:
         return self.schedule(task)
 
     def schedule(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
-        """Has a task tried again and cached as the table says, and returns the task."""
+        """Sets retries and caching of a task; returns the task."""
         if self.retries:
             task.set_retry(self.retries, backoff_duration="30s")
         if not self.cache:

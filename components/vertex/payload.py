@@ -1,8 +1,8 @@
 """The launcher's payload: a custom job of any pipeline as the API receives it.
 
-The launcher of Google Cloud Pipeline Components gets the job as JSON and drops what is empty before it sends
-it. The view takes a payload as it is: whatever part is missing, of another type or a placeholder that nobody
-has filled in yet is told apart from what is there. Settings are read strictly, in `pools` and `job`.
+The launcher of Google Cloud Pipeline Components receives the job as JSON and drops empty values before it
+sends it. This view is lenient: a part may be missing, of another type, or a placeholder that is not filled in
+yet. Settings are read strictly, in `pools` and `job`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: What every placeholder begins with.
+#: Beginning of every placeholder.
 PLACEHOLDER = "{{$"
 
 
@@ -25,12 +25,12 @@ def mapping_at(node: Any, *keys: str) -> dict[str, Any]:
 
 def list_at(node: Any, *keys: str) -> list[Any]:
     """Returns the list below these keys, empty where there is none."""
-    found = mapping_at(node, *keys[:-1]).get(keys[-1])
-    return found if isinstance(found, list) else []
+    value = mapping_at(node, *keys[:-1]).get(keys[-1])
+    return value if isinstance(value, list) else []
 
 
 def surely_lacks(node: Any, *keys: str) -> bool:
-    """Whether there is surely nothing below these keys: what is known at run time only may be there."""
+    """Whether nothing is below these keys; False where a placeholder may put something there at run time."""
     for key in keys:
         if isinstance(node, str) and PLACEHOLDER in node:
             return False
@@ -64,8 +64,8 @@ def whole_number(value: Any) -> int | None:
 
 
 def without_empty(content: Any) -> Any:
-    """Returns a payload as the launcher sends it: zeros, empty texts, lists and objects are gone."""
-    # The launcher's own function, so that the job here is the job that the API would receive.
+    """Returns a payload as the launcher sends it: without zeros, empty texts, lists and objects."""
+    # The launcher's own function: the job is the one that the API would receive.
     from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
 
     return json_util.recursive_remove_empty(content)
@@ -81,7 +81,7 @@ def read_payload(text: str) -> Any:
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """A worker pool of a payload: its WorkerPoolSpec, which is a text while it is not known."""
+    """A worker pool of a payload: its WorkerPoolSpec, or the text of its placeholder."""
 
     spec: Any
 
@@ -103,7 +103,7 @@ class PoolSpec:
 
     @property
     def is_empty_slot(self) -> bool:
-        """Whether it is the empty message for the API: "0" as a text is not dropped by the launcher."""
+        """Whether it has no replicas: "0" as a text, which the launcher does not drop."""
         return isinstance(self.spec, dict) and set(self.spec) == {"replica_count"} and self.replica_count == 0
 
     @property
@@ -118,7 +118,7 @@ class PoolSpec:
 
     @property
     def replica_count(self) -> int | None:
-        """Number of replicas, 1 where it is not given; None when it is unknown or no whole number."""
+        """Number of replicas, 1 by default; None when it is unknown or not a whole number."""
         return whole_number(mapping_at(self.spec).get("replica_count", 1))
 
     @property
@@ -134,8 +134,8 @@ class PoolSpec:
     @property
     def accelerator_type(self) -> str:
         """The accelerator type; "" for none, and when it is unknown."""
-        found = known_text(self.machine.get("accelerator_type"))
-        return "" if found == "ACCELERATOR_TYPE_UNSPECIFIED" else found
+        kind = known_text(self.machine.get("accelerator_type"))
+        return "" if kind == "ACCELERATOR_TYPE_UNSPECIFIED" else kind
 
     @property
     def argv(self) -> list[str]:
@@ -149,7 +149,7 @@ class PoolSpec:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas that is known before the run."""
+        """Number of replicas, 0 where it is not known before the run."""
         return self.replica_count or 0
 
     @property
@@ -165,7 +165,7 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A custom job, or the trial of a tuning job: the payload without what the launcher drops."""
+    """A custom job, or the trial of a tuning job: the payload as the launcher sends it."""
 
     content: Mapping[str, Any]
 

@@ -1,7 +1,7 @@
-"""Worker pools of a training job: their machines, the cluster they make, and the platform's form of both.
+"""Worker pools of a training job, the cluster that they form, and their WorkerPoolSpecs.
 
-A `WorkerPool` is a WorkerPoolSpec of the CustomJob API with a field for each key (`_PATHS`). A `Cluster` says
-who is in which pool.
+A `WorkerPool` has a field for each key of the CustomJob API's WorkerPoolSpec (`_PATHS`). A `Cluster` assigns
+pools to roles.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESERVATION_AFFINITY_TYPES = ("NO_RESERVATION", "ANY_RESERVATION", "SPECIFIC_RES
 
 @dataclass(frozen=True, kw_only=True)
 class NfsMount:
-    """A directory of a file server that every replica of a pool sees, as `mount_point` below /mnt/nfs."""
+    """A directory of a file server, mounted on every replica of a pool as /mnt/nfs/`mount_point`."""
 
     server: str
     path: str
@@ -67,7 +67,7 @@ class WorkerPool:
         if self.replica_count < 1:
             raise SettingsError(f"replica_count must be at least 1, got {self.replica_count}")
         if not MACHINE_TYPE.fits(self.machine_type):
-            raise SettingsError(f"machine_type must be {MACHINE_TYPE.words}, got {self.machine_type!r}")
+            raise SettingsError(f"machine_type must be {MACHINE_TYPE.description}, got {self.machine_type!r}")
         check_accelerators(self.accelerator_type, self.accelerator_count)
         if self.tpu_topology and not re.fullmatch(r"[0-9]+(x[0-9]+){1,2}", self.tpu_topology):
             raise SettingsError(f"tpu_topology is chips by chips, as in '2x4', got {self.tpu_topology!r}")
@@ -78,14 +78,14 @@ class WorkerPool:
         if self.boot_disk_size_gb < 100:
             raise SettingsError(f"boot_disk_size_gb must be at least 100, got {self.boot_disk_size_gb}")
         if self.boot_disk_size_gb > 100 and not self.boot_disk_type:
-            raise SettingsError("boot_disk_size_gb goes with a boot_disk_type; give one")
+            raise SettingsError("boot_disk_size_gb needs a boot_disk_type; set one")
         kind = self.reservation_affinity_type
         if kind not in ("", *RESERVATION_AFFINITY_TYPES):
             raise SettingsError(
                 f"reservation_affinity_type is one of {', '.join(RESERVATION_AFFINITY_TYPES)}, got {kind!r}"
             )
-        given = self.reservation_affinity_key, self.reservation_affinity_values
-        if not (all(given) if kind == "SPECIFIC_RESERVATION" else not any(given)):
+        reservation = self.reservation_affinity_key, self.reservation_affinity_values
+        if not (all(reservation) if kind == "SPECIFIC_RESERVATION" else not any(reservation)):
             raise SettingsError(
                 "SPECIFIC_RESERVATION, and no other type, needs reservation_affinity_key, "
                 "compute.googleapis.com/reservation-name, and reservation_affinity_values, its resource name"
@@ -95,7 +95,7 @@ class WorkerPool:
             raise SettingsError(f"env: a container has room for {most} variables, got {len(self.env)}")
         for name, value in self.env.items():
             if not VARIABLE.fits(name):
-                raise SettingsError(f"env: {name!r} is no name of an environment variable")
+                raise SettingsError(f"env: {name!r} is not the name of an environment variable")
             if PLATFORM_VARIABLE.fits(name):
                 raise SettingsError(f"env: {name} is set by the platform; leave it out")
             check_text(f"env.{name}", value)
@@ -104,30 +104,30 @@ class WorkerPool:
 
     @property
     def machine(self) -> tuple[str, str, int]:
-        """What kind of machine it is: machine type, accelerator type, accelerator count."""
+        """Machine type, accelerator type and accelerator count."""
         return self.machine_type, self.accelerator_type, self.accelerator_count
 
     @property
     def accelerators(self) -> str:
-        """Accelerators that each replica has to see, "1 NVIDIA_TESLA_T4"; "" for none."""
+        """Accelerators of each replica, "1 NVIDIA_TESLA_T4"; "" for none."""
         if self.accelerator_type:
             return f"{self.accelerator_count} {self.accelerator_type}"
-        # The chips of this machine, of perhaps several that make the topology.
+        # The chips of this machine; the topology may have several machines.
         chips = re.search(r"-([0-9]+)t$", self.machine_type)
         return f"{chips[1]} TPU" if chips and self.tpu_topology else ""
 
     def spec(self, container: Mapping[str, Any], reduction_servers: int = 0) -> dict[str, Any]:
         """Returns the platform's WorkerPoolSpec.
 
-        `container` has image_uri, and command and args where they are not the image's own. The trainer learns
-        from variables which accelerators the replicas should have, and how many `reduction_servers` the job.
+        `container` has image_uri, and command and args where they are not the image's own. Environment
+        variables tell the trainer its accelerators and the job's number of `reduction_servers`.
         """
         own = {
             ACCELERATORS_VARIABLE: self.accelerators,
             REDUCTION_SERVERS_VARIABLE: str(reduction_servers or ""),
         }
-        told = {**self.env, **{name: value for name, value in own.items() if value}}
-        env = [{"name": name, "value": value} for name, value in told.items()]
+        variables = {**self.env, **{name: value for name, value in own.items() if value}}
+        env = [{"name": name, "value": value} for name, value in variables.items()]
         pool: dict[str, Any] = {"container_spec": {**container, "env": env}}
         for path, name in _PATHS.items():
             value = getattr(self, name)
@@ -143,7 +143,7 @@ class WorkerPool:
         return pool
 
 
-#: Path of a WorkerPoolSpec's key to the field that it is.
+#: Fields by the path of their key in a WorkerPoolSpec.
 _PATHS = {
     "machine_spec.machine_type": "machine_type",
     "machine_spec.accelerator_type": "accelerator_type",
@@ -163,10 +163,9 @@ _PATHS = {
 #: The platform's own program for a Reduction Server.
 REDUCTION_SERVER_IMAGE = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
 
-#: A slot without replicas. The API skips a pool that is "an empty value", but the launcher takes empty
-#: objects and zeros out of its payload, which moves the pools behind them to other roles. The text "0" is
-#: neither empty nor zero to the launcher; its client then reads it as the number (int64 is text in
-#: JSON), and a WorkerPoolSpec whose only field is 0 is the empty message, of no bytes.
+#: A slot without replicas. The API skips an empty pool, but the launcher drops empty objects and zeros from
+#: its payload, which would move later pools to other roles. To the launcher the text "0" is neither; its
+#: client reads it as a number (int64 is text in JSON), and a WorkerPoolSpec of zeros is the empty message.
 EMPTY_POOL: Mapping[str, Any] = {"replica_count": "0"}
 
 
@@ -179,10 +178,10 @@ class Cluster:
 
     Attributes:
         chief: One replica.
-        workers: Replicas that train beside the chief.
+        workers: Further replicas that train.
         parameter_servers: Replicas that hold the variables (ParameterServerStrategy).
         reduction_server: Replicas that add up the gradients of GPU workers; in the parameter servers' slot.
-        evaluator: Replicas that evaluate checkpoints beside the training.
+        evaluator: Replicas that evaluate checkpoints during the training.
     """
 
     chief: WorkerPool
@@ -224,12 +223,12 @@ class Cluster:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether the replicas train in step, so that none goes on without the others."""
+        """Whether the replicas train synchronously: none can continue without the others."""
         return self.parameter_servers is None
 
     @property
     def pools(self) -> tuple[WorkerPool | None, ...]:
-        """The pools by index, None for a slot that is left empty, without empty slots at the end."""
+        """The pools by index, None for an empty slot, without empty slots at the end."""
         server = self.parameter_servers or self.reduction_server
         slots = [self.chief, self.workers, server, self.evaluator]
         while slots[-1] is None:

@@ -1,4 +1,4 @@
-"""Refusals of the platform: what Google's clients raise, by kind, and as one line that says what to do."""
+"""Errors of the platform: their kind, and one line that says what happened and what to do."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ROLES = {
     "secretmanager.": "roles/secretmanager.secretAccessor",
 }
 
-#: A permission as messages name it.
+#: The name of a permission in a message.
 _PERMISSION = re.compile(r"[Pp]ermission ['\"]?(\w+(?:\.\w+){2,})|['\"](\w+(?:\.\w+){2,})['\"] permission")
 _ACT_AS = re.compile(r"act as (?:the )?service[_ ]account")
-#: What gRPC, requests and google-auth say of a server that was never spoken to.
+#: Messages of gRPC, requests and google-auth where no connection was made.
 _UNREACHED = re.compile(
     "certificate|proxy|lookup failed|resolution|failed to resolve|connection refused|connect timeout|"
     "failed to connect|failed to establish|metadata from plugin",
@@ -36,24 +36,24 @@ _SIGN_IN = "run 'gcloud auth application-default login', or set GOOGLE_APPLICATI
 
 
 class RefusalKind(enum.Enum):
-    """What a failed call means for the next attempt."""
+    """Kind of a failed call, by which it is retried or not."""
 
-    BUSY = "refused for now, without having done anything (429)"
+    BUSY = "too many requests, nothing was done (429)"
     EXPIRED = "the token was refused (401)"
-    MISSING = "there is no such thing (404)"
-    CONFLICT = "it is there already, or was changed meanwhile (409, 412)"
-    UNREACHED = "the service was never spoken to: the network is not there, or not that far"
-    LOST = "done or not done: 5xx, no answer in time, connection lost"
-    REFUSED = "refused for good"
+    MISSING = "not found (404)"
+    CONFLICT = "it exists already, or was changed meanwhile (409, 412)"
+    UNREACHED = "no connection to the service"
+    LOST = "may have been executed: 5xx, timeout, connection lost"
+    REFUSED = "refused; a retry cannot help"
 
 
 def refusal_kind(error: BaseException | None) -> RefusalKind:
-    """Returns what a failed call means for the next attempt."""
+    """Returns the kind of a failed call."""
     from google.api_core import exceptions as api
     from google.auth.exceptions import TransportError
     from requests import exceptions as web
 
-    error = _last(error)
+    error = _cause(error)
     lost = (
         *(api.InternalServerError, api.Unknown, api.BadGateway, api.ServiceUnavailable),
         *(api.GatewayTimeout, api.Aborted, TransportError),
@@ -71,28 +71,28 @@ def refusal_kind(error: BaseException | None) -> RefusalKind:
     return next((kind for cls, kind in kinds.items() if isinstance(error, cls)), RefusalKind.REFUSED)
 
 
-def platform_error(doing: str, error: Exception) -> PlatformError:
-    """Returns the error that says in one line why something could not be done."""
-    return PlatformError(f"cannot {doing}: {' '.join(_reason(_last(error)).split())}")
+def platform_error(action: str, error: Exception) -> PlatformError:
+    """Returns the error as one line: "cannot {action}: ..." and why."""
+    return PlatformError(f"cannot {action}: {' '.join(_reason(_cause(error)).split())}")
 
 
 def short_reason(error: Exception) -> str:
-    """Returns what happened, in a few words."""
+    """Returns the reason in a few words: "503 service unavailable"."""
     if refusal_kind(error) is RefusalKind.UNREACHED:
         return "not reached"
-    error = _last(error)
+    error = _cause(error)
     code = getattr(error, "code", None)
-    words = re.sub(r"(?<!^)(?=[A-Z])", " ", type(error).__name__).lower().removesuffix(" error")
-    return f"{code} {words}" if code else "the connection was lost"
+    name = re.sub(r"(?<!^)(?=[A-Z])", " ", type(error).__name__).lower().removesuffix(" error")
+    return f"{code} {name}" if code else "the connection was lost"
 
 
-def _last(error: Any) -> Any:
-    """Returns what happened last in a call that was tried several times; HTTP errors as gRPC's have them."""
+def _cause(error: Any) -> Any:
+    """Returns the last error of a call with retries, HTTP errors as those of gRPC."""
     from google.api_core.exceptions import RetryError, from_http_response
     from requests.exceptions import HTTPError
 
     if isinstance(error, RetryError) and isinstance(error.cause, Exception):
-        return _last(error.cause)
+        return _cause(error.cause)
     if isinstance(error, HTTPError) and error.response is not None:
         return from_http_response(error.response)  # type: ignore[no-untyped-call]
     return error
@@ -103,50 +103,48 @@ def _reason(error: Exception) -> str:
     from google.auth.exceptions import DefaultCredentialsError, RefreshError
 
     message = str(getattr(error, "message", "") or error)
-    kind, said = refusal_kind(error), truncate(" ".join(message.split()).rstrip("."), 300)
+    kind, detail = refusal_kind(error), truncate(" ".join(message.split()).rstrip("."), 300)
     if isinstance(error, DefaultCredentialsError):
         return f"no credentials of Google Cloud were found; {_SIGN_IN}"
     if kind is RefusalKind.UNREACHED:
-        return (
-            f"Google Cloud was not reached ({said}); check this machine's network connection and the location"
-        )
+        return f"Google Cloud was not reached ({detail}); check this machine's network connection and the location"
     if isinstance(error, RefreshError):
-        return f"the credentials were refused ({said}); {_SIGN_IN}"
+        return f"the credentials were refused ({detail}); {_SIGN_IN}"
     if isinstance(error, api.Forbidden):
-        return _forbidden(error, said)
+        return _forbidden(error, detail)
     if isinstance(error, api.Aborted):
-        return f"something else has changed it meanwhile: {said}; try again"
+        return f"it was changed meanwhile: {detail}; try again"
     if isinstance(error, (api.BadRequest, api.FailedPrecondition)):
-        return f"the platform refused it: {said}"
-    words = {
-        RefusalKind.BUSY: f"too many requests, or a quota is used up: {said}; "
+        return f"the platform refused it: {detail}"
+    messages = {
+        RefusalKind.BUSY: f"too many requests, or a quota is used up: {detail}; "
         "try again later or ask for more",
-        RefusalKind.EXPIRED: f"not signed in ({said}); {_SIGN_IN}",
-        RefusalKind.MISSING: f"not found: {said}; look for a mistyped name, project or location",
-        RefusalKind.CONFLICT: f"it is there already: {said}; choose another id, or look at what is there",
-        RefusalKind.LOST: f"the service did not answer as it should ({short_reason(error)}: {said}); "
+        RefusalKind.EXPIRED: f"not signed in ({detail}); {_SIGN_IN}",
+        RefusalKind.MISSING: f"not found: {detail}; check the name, the project and the location",
+        RefusalKind.CONFLICT: f"it exists already: {detail}; choose another id",
+        RefusalKind.LOST: f"the service failed or the connection was lost ({short_reason(error)}: {detail}); "
         "try again later",
     }
-    return words.get(kind, said)
+    return messages.get(kind, detail)
 
 
-def _forbidden(error: Any, said: str) -> str:
-    facts, found = dict(error.metadata or {}), _PERMISSION.search(said)
+def _forbidden(error: Any, detail: str) -> str:
+    facts, match = dict(error.metadata or {}), _PERMISSION.search(detail)
     if error.reason == "SERVICE_DISABLED":
-        return f"{said}; run 'gcloud services enable {facts.get('service', 'aiplatform.googleapis.com')}'"
-    permission = facts.get("permission") or (found and (found[1] or found[2]))
-    if _ACT_AS.search(said):
+        return f"{detail}; run 'gcloud services enable {facts.get('service', 'aiplatform.googleapis.com')}'"
+    permission = facts.get("permission") or (match and (match[1] or match[2]))
+    if _ACT_AS.search(detail):
         permission = "iam.serviceAccounts.actAs"
     if not permission:
-        return f"permission denied to {_account()}: {said}"
-    on = f"on {facts['resource']}" if "resource" in facts else f"({said})"
+        return f"permission denied to {_account()}: {detail}"
+    on = f"on {facts['resource']}" if "resource" in facts else f"({detail})"
     roles = (role for beginning, role in _ROLES.items() if permission.startswith(beginning))
-    role = next(roles, "a role that has it")
+    role = next(roles, "a role that includes it")
     return f"permission {permission} is missing {on}; grant {role} to {_account()}"
 
 
 def _account() -> str:
-    """Returns the account in whose name this process speaks to the platform."""
+    """Returns the account of this process's credentials."""
     import google.auth
     from google.auth.exceptions import GoogleAuthError
 

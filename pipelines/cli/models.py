@@ -164,7 +164,7 @@ def probe(
     with progress.sink(lambda event: click.echo(progress.render(event), err=as_json)):
         if server.startswith("projects/"):
             if not ENDPOINT.fits(server):
-                raise SettingsError(f"ENDPOINT must be {ENDPOINT.words}, got {server!r}")
+                raise SettingsError(f"ENDPOINT must be {ENDPOINT.description}, got {server!r}")
             host = load_environment(settings, {}, os.environ, needed=()).api_endpoint
             asked = probes.endpoint_server(server, api_endpoint=host, timeout_s=timeout)
         else:

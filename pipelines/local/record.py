@@ -239,8 +239,8 @@ class FailedRun:
                 would not find the checkpoints.
         """
         record = RunRecord.read(directory)
-        if record.state == RUNNING and not (abandoned and not record.tells_its_end):
-            hint = "" if record.tells_its_end else "; where its process is gone, --abandoned continues it"
+        if record.state == RUNNING and not (abandoned and not record.has_reliable_lock):
+            hint = "" if record.has_reliable_lock else "; where its process is gone, --abandoned continues it"
             raise PipelineError(
                 f"the run {record.name} is still running; 'shardline logs {directory} -f' follows it{hint}"
             )

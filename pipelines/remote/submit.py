@@ -48,7 +48,7 @@ def submit(platform: Platform, request: Mapping[str, Any]) -> PlatformRun:
         f"submit the run {job_id}",
         platform.pipelines.create_pipeline_job,
         CreatePipelineJobRequest.wrap(message),
-        made=lambda: call_api(f"read the run {job_id}", platform.pipelines.get_pipeline_job, name),
+        read_existing=lambda: call_api(f"read the run {job_id}", platform.pipelines.get_pipeline_job, name),
     )
     return run_of(job, platform)
 
@@ -90,9 +90,9 @@ def wait_for_run(platform: Platform, run: str) -> PlatformRun:
     while True:
         found = read_run(platform, run, watching=True)
         for task in found.tasks:
-            if task.is_under_way and seen.get(task.path) != task.state:
+            if task.has_started and seen.get(task.path) != task.state:
                 seen[task.path] = task.state
-                progress.report(task.name, task.in_words)
+                progress.report(task.name, task.summary)
         if found.has_ended:
             return found
         time.sleep(pause)

@@ -236,7 +236,7 @@ def test_tables_of_the_settings_are_machines_of_the_tasks(tmp_path):
     [
         ("[preprocess]\ncpu = -1", "preprocess.cpu must not be negative"),
         ('[validate]\nmemory = "much"', "validate.memory must be a number and G or M"),
-        ("[validate]\ndisk = 200", "validate.disk is that of a machine_type"),
+        ("[validate]\ndisk = 200", "validate.disk needs a machine_type"),
         ('[validate]\nmachine_type = "n1-standard-8"\ncpu = 8', "validate.machine_type says how many cores"),
         (
             '[register]\nmachine_type = "n1-standard-8"',

@@ -305,4 +305,4 @@ def test_the_command_asks_a_dedicated_endpoint_at_its_own_host(
     endpoint.dedicated_endpoint_dns = "elsewhere.example.com"
     refused = probe(ENDPOINT, exported)
     assert refused.exit_code == 2
-    assert "'elsewhere.example.com' is no host of Vertex AI" in refused.output
+    assert "'elsewhere.example.com' is not a host of Vertex AI" in refused.output

@@ -136,7 +136,7 @@ def test_a_missing_permission_is_named(fake: FakeServices, method: str) -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (code_pb2.NOT_FOUND, "not found: Requested entity was not found; look for a mistyped name"),
+        (code_pb2.NOT_FOUND, "not found: Requested entity was not found; check the name"),
         (code_pb2.INVALID_ARGUMENT, "the platform refused it: a field is wrong"),
         (code_pb2.UNAUTHENTICATED, "not signed in"),
     ],
@@ -158,7 +158,7 @@ def test_what_is_refused_for_good_is_not_tried_again(
 
 def test_an_id_that_is_taken_is_a_conflict(fake: FakeServices) -> None:
     line = refused(shardline(*COMMANDS["CreatePipelineJob"][:-1], "run-1"))
-    assert "it is there already" in line
+    assert "it exists already" in line
     assert "run-1" in line
 
 
@@ -182,7 +182,7 @@ def test_what_is_not_there_is_named(fake: FakeServices, command: tuple[str, ...]
             code_pb2.RESOURCE_EXHAUSTED,
             "Quota exceeded for quota metric 'aiplatform.googleapis.com/resource_management_requests'",
         ),
-        (code_pb2.UNAVAILABLE, "the service did not answer as it should (503 service unavailable"),
+        (code_pb2.UNAVAILABLE, "the service failed or the connection was lost (503 service unavailable"),
     ],
 )
 @pytest.mark.parametrize("method", first(MAKING, WAYS))

@@ -168,9 +168,9 @@ def test_a_host_of_another_is_asked_only_where_the_environment_allows_it() -> No
         check_host("vertex.internal", {})
     check_host("vertex.internal", {HOSTS_VARIABLE: "other:1, vertex.internal"})
     for host in ("evil.rep.googleapis.com", "aiplatform.evil.com/.rep.googleapis.com", ""):
-        with pytest.raises(SettingsError, match="is no host of Vertex AI"):
+        with pytest.raises(SettingsError, match="is not a host of Vertex AI"):
             check_host(host, {HOSTS_VARIABLE: ""})
-    with pytest.raises(SettingsError, match=r"is no host of Vertex AI"):
+    with pytest.raises(SettingsError, match=r"is not a host of Vertex AI"):
         _ = Platform("p", "evil.com/").host
-    with pytest.raises(PlatformError, match="is no name of a resource"):
-        Platform.of("projects/p/locations/evil.com#/jobs/1")
+    with pytest.raises(PlatformError, match="is not a resource name"):
+        Platform.of_resource("projects/p/locations/evil.com#/jobs/1")

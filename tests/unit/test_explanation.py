@@ -18,7 +18,7 @@ from shardline.trainer.base.errors import SettingsError
     [
         (-9, 137, "SIGKILL (exit code 137): most likely out of memory, or killed by hand"),
         (143, 143, "SIGTERM (exit code 143): asked to stop: preempted, cancelled, or past its timeout"),
-        (75, 75, "exit code 75: asked to be started again"),
+        (75, 75, "exit code 75: asked for a restart"),
         (255, 255, "exit code 255: the program's own; its log says more"),  # 127 is no signal
     ],
 )
@@ -46,7 +46,7 @@ DENIED = "Permission 'aiplatform.models.upload' denied on resource '//aiplatform
         (DENIED, "lacks the permission aiplatform.models.upload", "doctor"),
         ("The replica workerpool0-0 ran out-of-memory and exited", "out of memory", "per_replica_batch_size"),
         ("[Errno 28] No space left on device: '/tmp/x'", "the disk is full", "boot_disk_size_gb"),
-        ("ModuleNotFoundError: No module named 'my_models'", "module my_models is not there", "image"),
+        ("ModuleNotFoundError: No module named 'my_models'", "module my_models is not installed", "image"),
         ("No such file or directory: '/gcs/bucket/x'", "data is missing", "bucket"),
         ("the job was stopped: its timeout of 60 s has passed", "longer than its timeout", "timeout"),
     ],
@@ -65,15 +65,15 @@ def test_how_a_process_ended_counts_before_what_others_complain_of() -> None:
     assert killed.failed == "train, replica worker-1"
     assert killed.exit.endswith("; after 2 restarts")
     assert "out of memory" in killed.cause
-    assert explain(Failure(exit_code=1, lines=lines)).cause == "another replica went away"
+    assert explain(Failure(exit_code=1, lines=lines)).cause == "another replica ended"
 
 
 def test_a_message_of_our_own_says_what_to_do_itself() -> None:
     explanation = explain(
-        Failure(task="train", exit_code=2, error="epochs is 0; give 1 or more", own_words=True)
+        Failure(task="train", exit_code=2, error="epochs is 0; give 1 or more", is_own_message=True)
     )
 
-    assert explanation.cause.startswith("a mistake in what was given")
+    assert explanation.cause.startswith("a mistake in the input")
     assert explanation.next_step == "give 1 or more"
 
 
@@ -151,7 +151,7 @@ def test_a_message_of_our_own_is_the_error(tmp_path: Path) -> None:
 
     failure = failure_in(write_run(tmp_path / "run", log))
 
-    assert (failure.error, failure.own_words) == ("epochs is 0; give 1 or more", True)
+    assert (failure.error, failure.is_own_message) == ("epochs is 0; give 1 or more", True)
 
 
 def test_a_run_that_succeeded_has_verdict_metrics_and_links(tmp_path: Path) -> None:

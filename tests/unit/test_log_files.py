@@ -114,10 +114,10 @@ def test_a_run_whose_process_is_gone_has_failed_and_is_followed_no_longer(run: P
 
     followed = logs(run, "--follow")
     assert followed.stdout.endswith("train | chief-0 | epoch 1\n")
-    assert "no longer following today: its process has ended without a word" in followed.stderr
+    assert "no longer following today: its process ended without a record" in followed.stderr
     done = CliRunner().invoke(main, ["explain", run.name, "--runs-dir", str(run.parent)])
     assert done.exit_code == 1
-    assert "error        its process has ended without a word" in done.output
+    assert "error        its process ended without a record" in done.output
     assert RunRecord.read(run).state == "failed"
 
 

@@ -47,7 +47,10 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
             "permission iam.serviceAccounts.actAs is missing (You do not have",
         ),
         (api.PermissionDenied("no"), "permission denied to your account: no"),
-        (api.PermissionDenied("Permission 'compute.networks.use' denied"), "grant a role that has it to"),
+        (
+            api.PermissionDenied("Permission 'compute.networks.use' denied"),
+            "grant a role that includes it to",
+        ),
         (
             api.PermissionDenied("has not been used in project 1", error_info=DISABLED),
             "run 'gcloud services enable secretmanager.googleapis.com'",
@@ -69,7 +72,7 @@ DENIED = "Permission 'storage.objects.get' denied on resource '//storage.googlea
             "too many requests, or a quota is used up: slow down; try again later",
         ),
         (api.RetryError("given up", cause=api.ServiceUnavailable("busy")), "503 service unavailable: busy"),
-        (api.Aborted("race"), "something else has changed it meanwhile: race; try again"),
+        (api.Aborted("race"), "it was changed meanwhile: race; try again"),
         (auth.DefaultCredentialsError("none"), "no credentials of Google Cloud were found"),
         (
             auth.RefreshError("invalid_grant: expired"),

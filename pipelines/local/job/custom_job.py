@@ -128,7 +128,7 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
         raise PipelineError("the custom job's payload has no job_spec with worker_pool_specs")
     timeout = job.scheduling.get("timeout")
     if timeout is not None and forms.seconds(str(timeout)) is None:
-        raise PipelineError(f"timeout must be {forms.DURATION.words}, not {timeout!r}")
+        raise PipelineError(f"timeout must be {forms.DURATION.description}, not {timeout!r}")
     return CustomJob(
         worker_pools=tuple(_read_pool(index, pool) for index, pool in enumerate(pools)),
         display_name=content.get("display_name", "custom-job"),
