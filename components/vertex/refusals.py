@@ -107,7 +107,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, DefaultCredentialsError):
         return f"no credentials of Google Cloud were found; {_SIGN_IN}"
     if kind is RefusalKind.UNREACHED:
-        return f"Google Cloud was not reached ({detail}); check this machine's network connection and the location"
+        advice = "check this machine's network connection and the location"
+        return f"Google Cloud was not reached ({detail}); {advice}"
     if isinstance(error, RefreshError):
         return f"the credentials were refused ({detail}); {_SIGN_IN}"
     if isinstance(error, api.Forbidden):
