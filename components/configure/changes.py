@@ -334,7 +334,7 @@ def write_history(
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         reason=reason,
         blessed=verdict.blessed,
-        verdict=verdict.words,
+        verdict=verdict.summary,
         metrics=evaluation.metrics,
         champion=published.version if published else "",
         state=restore(State, files.parse_json(state, "state", SettingsError), "state", SettingsError),

@@ -184,8 +184,8 @@ class Verdict:
     champion: str | None = None
 
     @property
-    def words(self) -> str:
-        """The headline without what became of the model; of earlier releases, which had none, the reason."""
+    def summary(self) -> str:
+        """The headline without its ending; the reason in verdicts of earlier releases, which had none."""
         return self.headline.removesuffix(BLESSED).removesuffix(NOT_BLESSED) or self.reason
 
 

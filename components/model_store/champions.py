@@ -320,7 +320,7 @@ def _put(
         by=place.who(),
         source=(source or str(exported)).encode(errors="backslashreplace").decode(),  # names are bytes
         metrics={key: value for key, value in metrics.items() if "[" not in key},
-        verdict=verdict.words,
+        verdict=verdict.summary,
         blessed=verdict.blessed,
     )
     if seen.text is None:

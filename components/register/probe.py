@@ -88,7 +88,7 @@ def probe(server: Server, exported: Path, *, tolerance: float = TOLERANCE) -> Pr
     agreement = compare(export, [row for rows, _ in answers if isinstance(rows, list) for row in rows])
     return Probe(
         difference=agreement.difference,
-        words=agreement.words,
+        words=agreement.description,
         examples=len(instances),
         tolerance=tolerance,
         models=tuple(sorted({model for _, model in answers} - {""})),

@@ -25,7 +25,7 @@ def export_validate(
         metrics: Every metric and the number of examples.
         confusion: Confusion matrix, and of two classes the ROC curve.
         sliced: ROC curve of each class against the others, up to twelve classes.
-        report: HTML page for a person.
+        report: HTML report.
         gate: When the model is good enough: the fields of `components.validate.gate.GateSettings`.
         job_name: Name of the run.
 

@@ -1,4 +1,4 @@
-"""Validation from a model file to a verdict: export, evaluate, compare with the champion, judge, report.
+"""Validation of a model file: export, evaluation, comparison with the champion, verdict, report.
 
 `validate` works on files, `validate_artifacts` on the artifacts of a pipeline's task.
 """
@@ -35,15 +35,15 @@ from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.models.saving import load_model, read_recorded_heads
 
-# A task may write 131,072 bytes of parameters and artifacts; this leaves room for all the others.
-_LARGEST_MATRIX_BYTES = 64 * 1024
-# About as many points of each class's curve, for the same reason.
-_POINTS = 30
+# A task may write 131,072 bytes of parameters and artifacts; this leaves room for the others.
+_MAX_MATRIX_BYTES = 64 * 1024
+# Points of each class's curve, approximately, for the same reason.
+_CURVE_POINTS = 30
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Outcome of a validation: what was measured, and the verdict on it."""
+    """Outcome of a validation: the evaluation, and the verdict on it."""
 
     evaluation: Evaluation
     blessing: Blessing
@@ -67,19 +67,19 @@ def validate(
 ) -> Validation:
     """Exports a model, measures the export on the test split, and decides whether it may be published.
 
-    All input is checked before anything is written, except the examples themselves: where one of them
-    cannot be read the evaluation ends, and there is an export without a verdict.
+    All input except the examples is checked before anything is written. Where an example cannot be read,
+    there is an export without a verdict.
 
     Args:
-        model_file: A model.keras; history.csv and settings.json of its training are used when beside it.
+        model_file: A model.keras; history.csv and settings.json next to it, if any, describe its training.
         dataset: Dataset directory.
-        out: Output directory; `model_store` says what it holds afterwards. An earlier validation is replaced.
+        out: Output directory, filled as `model_store` describes. An earlier validation is replaced.
         gate: Rules that the model must pass.
-        champion_uri: Where champions are published, a directory or gs://, for rules that compare with the
-            champion; "" where there are none.
+        champion_uri: Model store, a directory or gs:// URI, for rules that compare with the champion; "" for
+            none.
         formats: Formats into which the model is converted as well, and measured: "onnx", "tflite", "int8".
-        model_function: The model function by which the model was built, whose module is imported for the
-            classes that it registers; "" imports nothing but Shardline's own.
+        model_function: The model function that built the model; its module is imported, and registers its
+            custom classes. "" imports only Shardline's own.
         run: Name of the run, for the report; "" outside of one.
 
     Raises:
@@ -98,7 +98,7 @@ def validate(
         catalog.require_store(champion_uri)
     training = read_training(model_file)
     keys = TrainingKeys.of(dataset, manifest, start=training.initial_model, trained_on=training.fingerprint)
-    with predictions.start() as clean:  # imports TensorFlow while the model is exported here
+    with predictions.start_process() as clean:  # imports TensorFlow while the model is exported here
         export, loaded = export_trained(
             model_file,
             examples,
@@ -110,20 +110,21 @@ def validate(
         )
         gate.check_quantiles(manifest.labels, export.quantiles)
         measured = _measure(out, export, loaded, clean, examples, gate.min_slice)
-    challenge = ChampionEvaluation(measured.evaluation)
+    champion = ChampionEvaluation(measured.evaluation)
     if champion_uri:
-        challenge = evaluate_champion(measured, champion_uri, examples, min_slice=gate.min_slice)
-    own = keys.data is not None
-    evaluation = add_drift(challenge.evaluation, dataset, manifest, out, challenge.profile, own=own)
-    warnings = _warnings(manifest, evaluation, keys.warning, keys.describe_leak(examples), challenge.warning)
+        champion = evaluate_champion(measured, champion_uri, examples, min_slice=gate.min_slice)
+    evaluation = add_drift(
+        *(champion.evaluation, dataset, manifest, out, champion.profile), trained_on_it=keys.data is not None
+    )
+    warnings = _warnings(manifest, evaluation, keys.warning, keys.describe_leak(examples), champion.warning)
     blessing = judge(
-        evaluation, gate, absence=challenge.absence, champion=challenge.champion, warnings=warnings
+        evaluation, gate, absence=champion.absence, champion=champion.champion, warnings=warnings
     )
     described = evaluation, blessing, manifest, export, training
     origin = Origin.of(model_file, training, run)
     files.write_text(out / model_store.REPORT_FILE, render_report(*described, origin=origin))
     card = make_card(manifest, export, training, evaluation, blessing.headline)
-    _conclude(evaluation, blessing, card, out)
+    _write_outcome(evaluation, blessing, card, out)
     return Validation(evaluation, blessing)
 
 
@@ -134,12 +135,12 @@ def export_trained(
     *,
     formats: Sequence[str],
     model_function: str,
-    **known: Any,
+    **options: Any,
 ) -> tuple[Export, Any]:
-    """Exports a model file, with what is `known` of its training, as `export_model` does."""
+    """Loads and exports a model file; `options` and the result are those of `export_model`."""
     report("validate", "loading the model")
     manifest, dataset, heads = examples.manifest, examples.directory, read_recorded_heads(model_file)
-    # Only of a training that has not written down what the outputs are, the loss has to say it.
+    # Compiled only where the training has not recorded the heads: then the loss determines them.
     model = load_model(model_file, function=model_function, compiled=heads is None)
     report("validate", "exporting the model")
     return export_model(
@@ -151,7 +152,7 @@ def export_trained(
         formats=formats,
         representative=take_samples(manifest, dataset, REPRESENTATIVE, ["train"]) if formats else (),
         head=heads,
-        **known,
+        **options,
     )
 
 
@@ -163,24 +164,24 @@ def _measure(
     examples: Examples,
     min_slice: int,
 ) -> Assessment:
-    """Measures an export, which a clean process is asked meanwhile, and what it was converted into."""
-    report("validate", "asking the export in a process with TensorFlow alone")
-    agreement = predictions.ask(clean, out)
+    """Measures an export and its converted formats, while a clean process answers the golden requests."""
+    report("validate", "sending golden examples to the export in a process with TensorFlow alone")
+    agreement = predictions.ask_golden(clean, out)
     report("validate", f"evaluating the export on {examples.split.records:,} {examples.name} examples")
     measured = measure(
-        out / model_store.SAVED_MODEL, examples, min_slice=min_slice, loaded=loaded, settle=agreement
+        out / model_store.SAVED_MODEL, examples, min_slice=min_slice, loaded=loaded, wait_until_idle=agreement
     )
     golden = agreement()
     constant = examples.manifest.find_constant(examples.name)
-    found = {
+    metrics = {
         "golden_difference": golden.difference,
         "constant_labels": len(constant),
         "leaked": examples.manifest.duplicates.straddling / examples.split.records,
     }
     if export.max_difference is not None:
-        found["max_difference"] = export.max_difference
-    notes = {"golden_difference": golden.words, "constant_labels": "; ".join(constant)}
-    return measure_formats(out, export.formats or (), examples, measured.with_metrics(notes, **found))
+        metrics["max_difference"] = export.max_difference
+    notes = {"golden_difference": golden.description, "constant_labels": "; ".join(constant)}
+    return measure_formats(out, export.formats or (), examples, measured.with_metrics(notes, **metrics))
 
 
 def validate_artifacts(
@@ -195,11 +196,10 @@ def validate_artifacts(
     report: Any,
     run: str = "",
 ) -> tuple[bool, str]:
-    """Validates the model of one task for the next; the artifacts are handed in, kfp is not imported.
+    """Validates the artifacts of `component.export_validate`, and returns what it returns; imports no kfp.
 
-    They are those of `component.export_validate`: the confusion matrix is written if it is small enough for a
-    task's metadata, and of two classes the ROC curve of the second. Returns what the component does; raises
-    ShardlineError as `validate` does.
+    The confusion matrix is written if it fits into a task's metadata, and for two classes the ROC curve of
+    the second. Raises ShardlineError as `validate` does.
     """
     out = Path(exported.path)
     settings = read(GateSettings, gate, "gate")
@@ -217,12 +217,15 @@ def validate_artifacts(
     evaluation, blessed = outcome.evaluation, outcome.blessed
     exported.framework = "tensorflow"
     exported.metadata.update(blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint)
-    _log(evaluation, metrics, confusion)
+    _log_metrics(evaluation, metrics, confusion)
     curves = [curve for part in evaluation.each for curve in part.roc]
-    # KFP 2.17's own methods for slices do not work: the attribute that they keep them in is never made.
+    # KFP 2.17's own methods for slices fail: they never create the attribute that they use.
     sliced.metadata["evaluationSlices"] = [
-        {"slice": f"class={one.name}", "sliceClassificationMetrics": {"confidenceMetrics": _readings(one)}}
-        for one in curves
+        {
+            "slice": f"class={curve.name}",
+            "sliceClassificationMetrics": {"confidenceMetrics": _confidence_metrics(curve)},
+        }
+        for curve in curves
     ]
     page = page_path(report)
     files.write_text(page, relink_page((out / model_store.REPORT_FILE).read_text(), out, page.parent))
@@ -230,7 +233,7 @@ def validate_artifacts(
 
 
 def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple[str, ...]:
-    """Returns warnings that decide nothing, a sentence each; `others` come first, "" is none."""
+    """Returns warnings that do not affect the verdict, a sentence each; `others` come first, "" is none."""
     warnings = [other for other in others if other] + drift_warnings(evaluation)
     if "train" in manifest.splits:
         trained, tested = (manifest.splits[name].labels for name in ("train", evaluation.split))
@@ -246,21 +249,21 @@ def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple
             warnings.append(f"Without examples in training: {', '.join(unseen)}")
     if leaked := manifest.duplicates.straddling:
         warnings.append(
-            f"{leaked:,} groups of equal examples lie in more than one split: the model may have seen its "
-            "test; key=content keeps them together"
+            f"{leaked:,} groups of equal examples are in more than one split: the model may have seen its "
+            "test examples; key=content keeps equal examples in one split"
         )
     return tuple(warnings)
 
 
-def _conclude(evaluation: Evaluation, blessing: Blessing, card: ModelCard, out: Path) -> None:
-    """Writes the card, what was measured and, last, the verdict; reports them for the table of the run."""
+def _write_outcome(evaluation: Evaluation, blessing: Blessing, card: ModelCard, out: Path) -> None:
+    """Writes the card, the evaluation and, last, the verdict, and reports them for the table of the run."""
     files.write_text(out / model_store.CARD_TEXT_FILE, card.to_markdown())
     files.write_text(out / model_store.CARD_FILE, card.to_html())
     files.write_json(out / model_store.EVALUATION_FILE, evaluation.to_json())
     files.write_json(out / model_store.BLESSING_FILE, asdict(blessing))
-    reached = evaluation.quality
-    fact("quality", reached, f"{reached} on {evaluation.examples:,} examples")
-    fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {blessing.words}")
+    quality = evaluation.quality
+    fact("quality", quality, f"{quality} on {evaluation.examples:,} examples")
+    fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {blessing.summary}")
     for rule in blessing.rules:
         if rule.verdict != "passed":
             report("validate", str(rule))
@@ -271,24 +274,24 @@ def _conclude(evaluation: Evaluation, blessing: Blessing, card: ModelCard, out: 
     fact("exported model", str(out / model_store.SAVED_MODEL))
 
 
-def _log(evaluation: Evaluation, metrics: Any, confusion: Any) -> None:
-    """Writes the metrics, and what the console draws of the first label that is a class."""
+def _log_metrics(evaluation: Evaluation, metrics: Any, confusion: Any) -> None:
+    """Logs the metrics, and confusion matrix and ROC curve of the first label of kind class."""
     for name, value in evaluation.metrics.items():
         metrics.log_metric(name, value)
-    told = next((part for part in evaluation.each if part.kind == CLASS), None)
-    if told is None:
+    part = next((part for part in evaluation.each if part.kind == CLASS), None)
+    if part is None:
         return
-    matrix = [list(row) for row in told.confusion]
-    if len(json.dumps([told.class_names, matrix])) <= _LARGEST_MATRIX_BYTES:
-        confusion.log_confusion_matrix(list(told.class_names), matrix)
-    if len(told.class_names) == 2 and len(told.roc) == 2:
-        curve = told.roc[1]
+    matrix = [list(row) for row in part.confusion]
+    if len(json.dumps([part.class_names, matrix])) <= _MAX_MATRIX_BYTES:
+        confusion.log_confusion_matrix(list(part.class_names), matrix)
+    if len(part.class_names) == 2 and len(part.roc) == 2:
+        curve = part.roc[1]
         confusion.log_roc_curve(list(curve.x), list(curve.y), list(curve.thresholds))
 
 
-def _readings(curve: Curve) -> list[dict[str, float]]:
-    """Returns a class's ROC curve as the schema of SlicedClassificationMetrics has it."""
-    every = max(1, len(curve.x) // _POINTS)
+def _confidence_metrics(curve: Curve) -> list[dict[str, float]]:
+    """Returns a class's ROC curve in the schema of SlicedClassificationMetrics."""
+    every = max(1, len(curve.x) // _CURVE_POINTS)
     points = zip(curve.thresholds[::every], curve.y[::every], curve.x[::every], strict=True)
     return [
         {"confidenceThreshold": threshold, "recall": recall, "falsePositiveRate": false_positives}

@@ -245,7 +245,11 @@ def drift(before: Path, after: Path | None, as_json: bool) -> None:
     """
     from shardline.components.validate.metrics import drift
 
-    found = drift.between(before, after) if after else drift.between(before, before, ("train", "test"))
+    found = (
+        drift.compare_datasets(before, after)
+        if after
+        else drift.compare_datasets(before, before, ("train", "test"))
+    )
     moved = sum(item.moved for item in found)
     summary = (
         f"drift: {moved} of {len(found)} features moved" if moved else f"no drift in {len(found)} features"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.validate.gate.gate import FIRST_RUNS, Gate, read_gate
+from shardline.components.validate.gate.gate import FIRST_RUN_POLICIES, Gate, read_gate
 from shardline.pipelines.cli.options import (
     PATH,
     foreground,
@@ -63,7 +63,7 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
 @click.option("--champion", default="", metavar="DIR", help="Directory or gs:// path of the champions.")
 @click.option(
     "--first-run",
-    type=click.Choice(FIRST_RUNS),
+    type=click.Choice(FIRST_RUN_POLICIES),
     help="Verdict without a champion, or on too few test examples.  [default: bless]",
 )
 @click.option(

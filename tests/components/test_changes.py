@@ -485,7 +485,7 @@ def test_a_rule_about_a_champion_without_a_place_is_refused_before_training(phot
     with pytest.raises(SystemExit):
         look("", f"images:{photos}", rules=["macro_f1 >= champion"])
 
-    assert "compares with the champion; say where champions are published" in events[-1].text
+    assert "compares with the champion, but champion_uri is empty" in events[-1].text
 
 
 def test_a_directory_for_champions_that_is_not_there_is_refused_and_not_made(photos, tmp_path, events):

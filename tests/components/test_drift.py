@@ -275,7 +275,7 @@ def test_a_rule_without_a_champion_is_left_to_the_first_run(rule: str) -> None:
 
 def test_a_rule_about_a_feature_that_is_not_there_is_refused(trained_on: Path, tmp_path: Path) -> None:
     gate = Gate(parse_rules(["drift[incme] <= 0.1"]))
-    with pytest.raises(SettingsError, match=r"is label, year, income, city, city length$"):
+    with pytest.raises(SettingsError, match=r"of label, year, income, city, city length$"):
         gate.check(manifests.load(trained_on), "champions")
     images = write_dataset(tmp_path / "images", records={"train": 3})
     with pytest.raises(SettingsError, match=r"is label, image brightness, image height, image width$"):

@@ -19,7 +19,7 @@ from shardline.components.validate.export import signatures
 from shardline.components.validate.export.export import (
     SAMPLES,
     export_model,
-    largest_difference,
+    measure_difference,
     read_revision,
     take_samples,
 )
@@ -199,7 +199,7 @@ def test_images_stored_as_raw_values_are_served_too_and_logits_compared_behind_t
 def test_an_export_that_is_not_the_model_shows(bias, difference, images):
     other = image_model(bias=bias)
 
-    found = largest_difference(
+    found = measure_difference(
         other, {"label": "probabilities"}, images.manifest, images.loaded, images.taken[:9]
     )
 

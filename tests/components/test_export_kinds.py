@@ -73,8 +73,8 @@ def test_signatures_give_what_the_model_says_of_each_label(case):
     found = served.predict_examples(tf.constant(samples))
 
     for label, wanted in zip(manifest.labels, expected, strict=True):
-        np.testing.assert_allclose(found.said[label.name], wanted, rtol=1e-5, atol=1e-5)
-        assert found.said[label.name].shape == (len(samples), len(label.outputs))
+        np.testing.assert_allclose(found.outputs[label.name], wanted, rtol=1e-5, atol=1e-5)
+        assert found.outputs[label.name].shape == (len(samples), len(label.outputs))
     assert list(found.classes) == [label.name for label in manifest.labels if label.kind != "regression"]
     stored = tf.io.parse_example(samples, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
     costs = measure_costs(served, stored, tf.constant(samples))
@@ -82,7 +82,7 @@ def test_signatures_give_what_the_model_says_of_each_label(case):
 
 
 def test_a_clean_process_gives_the_golden_answers_of_every_kind(case, clean_process):
-    assert golden.ask(clean_process, case[3])().difference < 1e-4
+    assert golden.ask_golden(clean_process, case[3])().difference < 1e-4
 
 
 def test_export_json_names_labels_outputs_and_the_unit_of_differences(case):
@@ -119,7 +119,7 @@ def test_a_number_differs_by_standard_deviations_of_training(tmp_path):
     agreement = golden.compare(export, [{"value": 105.0}])
 
     assert agreement.difference == pytest.approx(0.1)
-    assert agreement.words == "example 0: value of 'price' is 105.0 instead of 100.0"
+    assert agreement.description == "example 0: value of 'price' is 105.0 instead of 100.0"
     assert golden.compare(export, [{"value": None}]).difference >= 1.0
     assert golden.compare(export, [{"value": 10_000.0}]).difference > 1.0
 
@@ -151,7 +151,7 @@ def test_several_labels_are_compared_each_by_itself(found, difference, words):
     agreement = golden.compare(TAGGED, [copy.deepcopy(found)])
 
     assert agreement.difference == pytest.approx(difference)
-    assert agreement.words.startswith(words)
+    assert agreement.description.startswith(words)
 
 
 def test_a_model_without_an_output_for_a_label_is_refused(tmp_path):

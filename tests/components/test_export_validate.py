@@ -22,7 +22,7 @@ from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate import validation
 from shardline.components.validate.component import export_validate
-from shardline.components.validate.evaluate import MOST_MISTAKES, Examples, measure
+from shardline.components.validate.evaluate import MAX_MISTAKES, Examples, measure
 from shardline.components.validate.export import predictions as golden
 from shardline.components.validate.export.export import export_model
 from shardline.components.validate.export.signatures import ServedModel
@@ -124,7 +124,7 @@ def serve(out: Path, images):
     exported = SimpleNamespace(labels=Export.read(out).labels, splits={"test": None})
     path = out / model_store.SAVED_MODEL
     served = ServedModel(path, exported, LOADED.get(path)).predict(tf.constant(images))
-    return SimpleNamespace(probabilities=served.said["label"], labels=served.classes["label"])
+    return SimpleNamespace(probabilities=served.outputs["label"], labels=served.classes["label"])
 
 
 # Export
@@ -283,11 +283,11 @@ def test_the_worst_mistakes_are_those_the_model_was_surest_of(exported, evaluate
     probabilities = exported[0].predict(decoded(images, manifest), verbose=0)
     predicted, surest = probabilities.argmax(axis=1), probabilities.max(axis=1)
     wrong = sorted(np.flatnonzero(predicted != labels), key=lambda i: -surest[i])
-    assert len(wrong) > MOST_MISTAKES
+    assert len(wrong) > MAX_MISTAKES
 
     found = evaluated.mistakes
 
-    assert [mistake.key for mistake in found] == [keys[i] for i in wrong[:MOST_MISTAKES]]
+    assert [mistake.key for mistake in found] == [keys[i] for i in wrong[:MAX_MISTAKES]]
     first = found[0]
     assert first.image == images[wrong[0]]
     assert (first.true, first.predicted) == (CLASS_NAMES[labels[wrong[0]]], CLASS_NAMES[predicted[wrong[0]]])
@@ -416,7 +416,7 @@ def weak(dataset, tmp_path_factory, clean_process):
     save(sometimes_wrong(), root / "model")
     given = artifacts(dataset, root / "model", root / "out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(golden, "start", lambda: contextlib.nullcontext(clean_process))
+        patch.setattr(golden, "start_process", lambda: contextlib.nullcontext(clean_process))
         outcome = export_validate(**given, gate={"min_accuracy": 0.95})
     return outcome, given, root
 
@@ -496,7 +496,7 @@ def test_training_history_and_settings_reach_the_report(good):
         (
             lambda a: a.update(gate=a["gate"].with_rules(["accuracy > champion"])),
             SettingsError,
-            "say where champions are published",
+            "champion_uri is empty; set it",
         ),
         (lambda a: a.update(model_file=Path("/nowhere/model.keras")), ModelError, "no model file"),
         (lambda a: a["model_file"].write_bytes(b"no model"), ModelError, "cannot load"),

@@ -107,7 +107,7 @@ def test_copies_count_as_one_example(champion, tmp_path):
 
 def test_calibration_is_that_of_every_example(measured):
     bins, outcomes = measured.evaluation.calibration, measured.outcomes["label"]
-    confidence = outcomes.said.max(axis=1)
+    confidence = outcomes.outputs.max(axis=1)
 
     assert sum(item.examples for item in bins) == TEST_RECORDS
     for item in bins:

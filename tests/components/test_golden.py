@@ -62,12 +62,12 @@ def test_answers_are_compared_with_the_golden_ones(found, difference, words):
     agreement = golden.compare(EXPORT, found)
 
     assert agreement.difference == pytest.approx(difference)
-    assert agreement.words.startswith(words)
-    assert bool(agreement.words) == bool(words)
+    assert agreement.description.startswith(words)
+    assert bool(agreement.description) == bool(words)
 
 
 def asked(process, out):
-    return golden.ask(process, out)()
+    return golden.ask_golden(process, out)()
 
 
 def copied(exported, tmp_path):
@@ -91,9 +91,9 @@ def test_an_operation_that_only_a_plug_in_has_is_one_line_with_its_name(exported
     found = asked(clean_process, out)
 
     assert found.difference == 1.0
-    assert found.words.startswith("the export cannot be used with TensorFlow alone: ")
-    assert "Softmex" in found.words
-    assert "\n" not in found.words
+    assert found.description.startswith("the export cannot be used with TensorFlow alone: ")
+    assert "Softmex" in found.description
+    assert "\n" not in found.description
 
 
 def test_nothing_beside_tensorflow_can_be_imported(tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ import sys
 sys.modules.pop("shardline", None)
 """
     )
-    monkeypatch.setattr(golden, "_directories", lambda: [str(tmp_path)])
+    monkeypatch.setattr(golden, "_package_directories", lambda: [str(tmp_path)])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with golden.CleanProcess() as process:
         number = process.ask(tmp_path, {"instances": [1]})
@@ -125,16 +125,16 @@ def test_a_process_that_dies_is_one_line(exported, clean_process):
         found = asked(process, exported)
 
     assert found.difference == 1.0
-    assert "ended on the export: exit code -9" in found.words
+    assert "ended while running the export: exit code -9" in found.description
 
 
 def test_an_export_that_answers_too_late_is_one_line(exported, monkeypatch):
-    monkeypatch.setattr(golden, "_LIMIT_S", 0.05)
+    monkeypatch.setattr(golden, "_TIMEOUT_S", 0.05)
     with golden.CleanProcess() as process:
         found = asked(process, exported)
 
     assert found.difference == 1.0
-    assert "no answer for 0 s" in found.words
+    assert "no answer for 0 s" in found.description
 
 
 def test_a_tensorflow_that_is_on_the_path_alone_is_found(monkeypatch, tmp_path):
@@ -143,4 +143,4 @@ def test_a_tensorflow_that_is_on_the_path_alone_is_found(monkeypatch, tmp_path):
     monkeypatch.delitem(golden.sys.modules, "tensorflow")
     monkeypatch.syspath_prepend(tmp_path)
 
-    assert str(tmp_path) in golden._directories()
+    assert str(tmp_path) in golden._package_directories()

@@ -40,7 +40,7 @@ def test_the_card_says_what_a_user_of_the_model_needs():
     text = a_card(export=export, metrics={"accuracy": 0.75, "ece": 0.0123456}, non_finite=3).to_markdown()
 
     for part in (
-        "# mnist\\_cnn\n\nBlessed: accuracy\n\n## Use\n\nTells 2 classes of images apart: ",
+        "# mnist\\_cnn\n\nBlessed: accuracy\n\n## Use\n\nClassifies images into 2 classes: ",
         "| serving\\_default | images: string \\[n\\] → probabilities: float32 \\[n, 3\\] |",
         "| accuracy | 0.75 | 0.85 to 0.94 |\n| ece | 0.01235 |  |",
         "3 of them got an output that is not finite",
@@ -90,7 +90,7 @@ def test_a_model_of_many_classes_and_columns_has_a_short_card():
 def test_a_table_is_described_by_its_columns():
     text = a_card(features=(Feature("year", "int64"), Feature("city", "string"))).to_markdown()
 
-    assert "Tells 2 classes of rows of the columns year, city apart" in text
+    assert "Classifies rows of the columns year, city into 2 classes" in text
 
 
 def test_what_is_not_known_is_left_out():

@@ -210,7 +210,7 @@ def test_every_plot_can_be_heard():
     assert labels == [
         "loss per epoch: training from 1 to 0.5, validation from 1.1 to 0.7",
         "accuracy per epoch: training from 0.5 to 0.9",
-        "Confusion matrix of 3 classes: 27 examples on the diagonal, 1 beside it.",
+        "Confusion matrix of 3 classes: 27 examples on the diagonal, 1 off it.",
         "Reliability: 0.50 right of 10 at confidence 0.45, 0.99 right of 90 at confidence 0.97.",
         "ROC of 3 classes; smallest areas: top 0.900, middle 0.900, bottom 0.900.",
         "Precision over recall of 3 classes; smallest areas: top 0.800, middle 0.800, bottom 0.800.",
@@ -295,5 +295,5 @@ MATRIX = (
 def test_of_a_large_matrix_the_classes_with_the_most_mistakes_are_drawn():
     drawn = draw_confusion(MATRIX, LETTERS, 2)  # a has 4, c 5; b has 1, d has 2
 
-    assert "Confusion matrix of 2 classes: 14 examples on the diagonal, 3 beside it." in drawn
+    assert "Confusion matrix of 2 classes: 14 examples on the diagonal, 3 off it." in drawn
     assert re.findall(r">([a-d])<", drawn) == ["a", "c", "a", "c"]

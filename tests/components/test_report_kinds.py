@@ -7,7 +7,7 @@ from kfp import dsl
 
 from shardline.components.validate.metrics.evaluation import Lead
 from shardline.components.validate.report.model_card import make_card
-from shardline.components.validate.validation import _log
+from shardline.components.validate.validation import _log_metrics
 from tests.helpers.labels import LABELLED
 from tests.helpers.reports import EXPORT, TRAINING, make_kind, make_manifest, make_report
 
@@ -79,10 +79,10 @@ def test_the_champion_of_several_labels_stands_beside_each():
 @pytest.mark.parametrize(
     ("kind", "use"),
     [
-        ("regression", "Tells of images how much price (EUR) is."),
-        ("numbers", "Tells of images how much price (EUR), area are."),
-        ("multilabel", "Tells which of 4 labels images have, or none: upper, large, central, small."),
-        ("two", "price: Tells of images how much price (EUR) is."),
+        ("regression", "Predicts price (EUR) from images."),
+        ("numbers", "Predicts price (EUR), area from images."),
+        ("multilabel", "Predicts which of 4 labels images have, or none: upper, large, central, small."),
+        ("two", "price: Predicts price (EUR) from images."),
     ],
 )
 def test_the_card_says_what_the_model_is_for(kind, use):
@@ -97,7 +97,7 @@ def test_the_card_says_what_the_model_is_for(kind, use):
 def test_the_console_gets_the_metrics_of_every_kind(kind):
     metrics, confusion = dsl.Metrics(), dsl.ClassificationMetrics()
 
-    _log(make_kind(kind), metrics, confusion)
+    _log_metrics(make_kind(kind), metrics, confusion)
 
     assert metrics.metadata == dict(make_kind(kind).metrics)
     assert bool(confusion.metadata) == (kind == "two")

@@ -200,7 +200,7 @@ def test_numbers_of_rows_are_no_keys(key, tmp_path):
         assert describe_overlap(find_trained_on(champion, later)) == ""
         return
     assert (earlier.manifest.keys, (tmp_path / "1" / "examples.keys").exists()) == (None, False)
-    assert "of a source without keys" in describe_overlap(find_trained_on(champion, later))
+    assert "has no keys" in describe_overlap(find_trained_on(champion, later))
     assert describe_overlap(find_trained_on(champion, earlier)) == ""
 
 
@@ -261,14 +261,14 @@ def test_what_an_unknown_start_was_trained_on_is_not_known(start, make_dataset, 
 
     assert (
         keys.warning
-        == f"What initial_model ({start}) was trained on is not known: it may be the test examples"
+        == f"The training data of initial_model ({start}) are not known: they may have test examples"
     )
-    assert "was trained on is not known" in of_champion.warning
+    assert "are not known" in of_champion.warning
     data = Export.read(champion).training_data
     assert data is not None
     assert not data.complete
     assert describe_overlap(find_trained_on(champion, examples), data) == (
-        "What the model that the champion started from was trained on is not known"
+        "The training data of the champion's initial model are not known"
     )
 
 

@@ -90,5 +90,5 @@ def test_a_model_with_several_inputs_and_outputs_is_served_as_it_was_trained(dat
     mean = tf.reduce_mean(tf.cast(images, tf.float32), axis=(1, 2, 3))[:, None] / 255
     expected = load_model(model_file)({"images": images, "mean": mean})["label"]
     found = ServedModel(out / model_store.SAVED_MODEL, manifest).predict_examples(tf.constant(samples))
-    np.testing.assert_allclose(found.said["label"], expected, atol=1e-5)
+    np.testing.assert_allclose(found.outputs["label"], expected, atol=1e-5)
     assert transforms.load(out / model_store.MODEL_FILE) is not None

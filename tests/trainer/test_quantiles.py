@@ -32,11 +32,15 @@ SHARES = [0.1, 0.5, 0.9]
 
 def test_the_loss_is_that_of_scikit_learn():
     random = np.random.default_rng(0)
-    true, said = random.normal(size=50).astype("float32"), random.normal(size=(50, 3)).astype("float32")
-    expected = np.mean([mean_pinball_loss(true, said[:, i], alpha=share) for i, share in enumerate(SHARES)])
+    true, outputs = random.normal(size=50).astype("float32"), random.normal(size=(50, 3)).astype("float32")
+    expected = np.mean(
+        [mean_pinball_loss(true, outputs[:, i], alpha=share) for i, share in enumerate(SHARES)]
+    )
 
     for shape in ((50,), (50, 1)):
-        assert float(shardline.QuantileLoss()(true.reshape(shape), said)) == pytest.approx(expected, abs=1e-6)
+        assert float(shardline.QuantileLoss()(true.reshape(shape), outputs)) == pytest.approx(
+            expected, abs=1e-6
+        )
 
 
 def test_the_loss_is_saved_with_its_quantiles():
@@ -153,7 +157,7 @@ def test_quantiles_of_diabetes_are_trained_exported_and_judged(trained):
         {**row, "quantiles": [*row["quantiles"][:2], row["quantiles"][2] + 77.0]}
         for row in export.golden["predictions"]
     ]
-    assert golden.compare(export, changed).words.startswith("example ")
+    assert golden.compare(export, changed).description.startswith("example ")
     assert golden.compare(export, changed).difference == pytest.approx(1, abs=0.05)
     report = (root / "out" / model_store.REPORT_FILE).read_text()
     assert "Calibration of quantiles" in report
@@ -164,7 +168,7 @@ def test_quantiles_of_diabetes_are_trained_exported_and_judged(trained):
 def test_a_model_without_quantiles_has_none_to_judge(trained):
     root, _, plain = trained
 
-    with pytest.raises(SettingsError, match=r"the model gives no quantiles; it has rmse, mae"):
+    with pytest.raises(SettingsError, match=r"the model predicts no quantiles; it has rmse, mae"):
         validate(plain, root / "data", root / "none", gate=Gate().with_rules(["coverage_error <= 0.05"]))
     assert not (root / "none").exists()
     validate(plain, root / "data", root / "none", gate=Gate())

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from shardline.components.validate.metrics.classes import MOST_CURVES, ClassOutcomes
+from shardline.components.validate.metrics.classes import MAX_CURVES, ClassOutcomes
 from shardline.components.validate.metrics.resampling import measure_roc_pr
 from tests.helpers.labels import class_label
 
@@ -35,7 +35,7 @@ def outcomes(seed: int, examples: int, classes: int, digits: int = 9, noise: flo
 )
 def test_as_scikit_learn_has_them(seed: int, examples: int, classes: int, digits: int) -> None:
     found = outcomes(seed, examples, classes, digits)
-    labels, probabilities = found.true, found.said
+    labels, probabilities = found.true, found.outputs
     areas = measure_roc_pr(labels, probabilities)
     assert areas.classes.tolist() == [c for c in range(classes) if 0 < (labels == c).sum() < examples]
     for place, label in enumerate(areas.classes):
@@ -62,13 +62,13 @@ def test_as_scikit_learn_has_them(seed: int, examples: int, classes: int, digits
 
 def test_the_influence_of_an_example_is_what_more_of_its_weight_brings() -> None:
     found = outcomes(3, 40, 3, digits=1)
-    areas = measure_roc_pr(found.true, found.said)
+    areas = measure_roc_pr(found.true, found.outputs)
     assert areas.influence.sum(axis=0) == pytest.approx([0, 0], abs=1e-12)
     for example in (0, 7, 23):
         weights = np.ones(40)
         weights[example] += (step := 1e-6)
         moved = [
-            np.mean([measure(found.true == c, found.said[:, c], sample_weight=weights) for c in range(3)])
+            np.mean([measure(found.true == c, found.outputs[:, c], sample_weight=weights) for c in range(3)])
             for measure in (metrics.roc_auc_score, metrics.average_precision_score)
         ]
         slopes = (np.array(moved) - areas.means) / step
@@ -82,7 +82,7 @@ def test_intervals_are_those_of_a_bootstrap_of_the_areas_themselves() -> None:
     resampled = []
     for _ in range(300):
         chosen = random.integers(400, size=400)
-        areas = measure_roc_pr(found.true[chosen], found.said[chosen])
+        areas = measure_roc_pr(found.true[chosen], found.outputs[chosen])
         resampled.append(areas.means)
     for name, values in zip(("roc_auc", "pr_auc"), np.transpose(resampled), strict=True):
         lower, upper = np.percentile(values, (2.5, 97.5))
@@ -105,9 +105,9 @@ def test_a_champion_has_leads_in_probabilities_too() -> None:
 def test_curves_are_those_of_the_smallest_areas() -> None:
     found = outcomes(5, 600, 20)
     fields = found.summarize(20)
-    areas = measure_roc_pr(found.true, found.said)
-    assert len(fields["roc"]) == len(fields["precision_recall"]) == MOST_CURVES
-    assert {curve.area for curve in fields["roc"]} == set(np.sort(areas.roc)[:MOST_CURVES].tolist())
+    areas = measure_roc_pr(found.true, found.outputs)
+    assert len(fields["roc"]) == len(fields["precision_recall"]) == MAX_CURVES
+    assert {curve.area for curve in fields["roc"]} == set(np.sort(areas.roc)[:MAX_CURVES].tolist())
     for curve in fields["roc"]:
         assert curve.x[0] == curve.y[0] == 0
         assert curve.x[-1] == curve.y[-1] == 1
@@ -115,11 +115,11 @@ def test_curves_are_those_of_the_smallest_areas() -> None:
 
 def test_outputs_that_are_not_finite_have_no_part_in_areas() -> None:
     found = outcomes(5, 60, 3)
-    found.said[::2] = np.nan
-    sound = found.only(found.finite)
+    found.outputs[::2] = np.nan
+    sound = found.select(found.finite)
     fields = found.summarize(20)
     assert fields["non_finite"] == 30
-    assert fields["metrics"]["roc_auc"] == measure_roc_pr(sound.true, sound.said).means[0]
+    assert fields["metrics"]["roc_auc"] == measure_roc_pr(sound.true, sound.outputs).means[0]
 
 
 def right(probabilities: Any, **columns: Any) -> ClassOutcomes:

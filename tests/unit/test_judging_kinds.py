@@ -32,30 +32,30 @@ SOUND = {
 
 def numbers(noise: float, label: Label = PRICE, **columns: Any) -> RegressionOutcomes:
     true = np.random.default_rng(0).normal(100, 20, (N, len(label.outputs)))
-    said = (
+    outputs = (
         true + np.random.default_rng(1).normal(0, noise, true.shape) if noise else np.full_like(true, 100.0)
     )
-    return RegressionOutcomes(label, true, said, columns)
+    return RegressionOutcomes(label, true, outputs, columns)
 
 
 def tags(right: float) -> MultilabelOutcomes:
     true = (np.random.default_rng(0).random((N, 3)) < (0.5, 0.3, 0.1)).astype(np.int64)
     flip = np.random.default_rng(1).random(true.shape) > right
     noise = np.random.default_rng(2).uniform(0.01, 0.49, true.shape)
-    said = np.where(np.where(flip, 1 - true, true) == 1, 1 - noise, noise).astype(np.float32)
-    return several(true, said)
+    outputs = np.where(np.where(flip, 1 - true, true) == 1, 1 - noise, noise).astype(np.float32)
+    return several(true, outputs)
 
 
-def several(true: Any, said: Any, **columns: Any) -> MultilabelOutcomes:
-    return MultilabelOutcomes(TAGS, true, said, columns, predicted=(said >= 0.5).astype(np.int64))
+def several(true: Any, outputs: Any, **columns: Any) -> MultilabelOutcomes:
+    return MultilabelOutcomes(TAGS, true, outputs, columns, predicted=(outputs >= 0.5).astype(np.int64))
 
 
 def classes(right: float) -> ClassOutcomes:
     random = np.random.default_rng(0)
-    labels, said = random.integers(6, size=N), random.random((N, 6))
-    said[np.arange(N), np.where(random.random(N) < right, labels, (labels + 1) % 6)] += 3
-    shares = (said / said.sum(axis=1, keepdims=True)).astype(np.float32)
-    return ClassOutcomes(class_label("abcdef"), labels, shares, {}, predicted=said.argmax(axis=1))
+    labels, outputs = random.integers(6, size=N), random.random((N, 6))
+    outputs[np.arange(N), np.where(random.random(N) < right, labels, (labels + 1) % 6)] += 3
+    shares = (outputs / outputs.sum(axis=1, keepdims=True)).astype(np.float32)
+    return ClassOutcomes(class_label("abcdef"), labels, shares, {}, predicted=outputs.argmax(axis=1))
 
 
 def evaluated(outcomes: RegressionOutcomes | MultilabelOutcomes, trained: Tally | None = None) -> Evaluation:
@@ -90,13 +90,13 @@ def test_the_gate_asks_of_numbers_alone_nothing_about_classes() -> None:
 @pytest.mark.parametrize("label", [PRICE, PLACE], ids=["one", "two"])
 def test_numbers_are_measured_as_scikit_learn_does(label: Label) -> None:
     outcomes = numbers(10, label)
-    true, said = outcomes.true, outcomes.said
+    true, outputs = outcomes.true, outcomes.outputs
     expected = {
-        "rmse": metrics.root_mean_squared_error(true, said),
-        "mae": metrics.mean_absolute_error(true, said),
-        "median_absolute_error": metrics.median_absolute_error(true, said),
-        "mape": metrics.mean_absolute_percentage_error(true, said),
-        "r2": metrics.r2_score(true, said),
+        "rmse": metrics.root_mean_squared_error(true, outputs),
+        "mae": metrics.mean_absolute_error(true, outputs),
+        "median_absolute_error": metrics.median_absolute_error(true, outputs),
+        "mape": metrics.mean_absolute_percentage_error(true, outputs),
+        "r2": metrics.r2_score(true, outputs),
     }
     found = outcomes.score()
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-9)
@@ -111,7 +111,7 @@ def test_copies_of_examples_make_nothing_surer(kind: str) -> None:
     """Eight copies of each example: the same values and intervals, which had been narrower by 2.8."""
     one: Any = {"numbers": numbers, "tags": tags, "classes": classes}[kind](0.9)
     eightfold = np.tile(np.arange(N), 8)
-    rows = {"true": one.true, "said": one.said}
+    rows = {"true": one.true, "outputs": one.outputs}
     rows |= {"predicted": one.predicted} if kind != "numbers" else {}
     copied = replace(one, copies=eightfold, **{name: row[eightfold] for name, row in rows.items()})
     alone, found, uncounted = (each.summarize(10) for each in (one, copied, replace(copied, copies=None)))
@@ -137,7 +137,7 @@ def test_of_a_truth_of_zero_there_is_no_share() -> None:
 
 def test_several_labels_are_measured_as_scikit_learn_does() -> None:
     outcomes = tags(0.9)
-    true, predicted, said = outcomes.true, outcomes.predicted, outcomes.said.astype(np.float64)
+    true, predicted, outputs = outcomes.true, outcomes.predicted, outcomes.outputs.astype(np.float64)
     expected = {
         "macro_f1": metrics.f1_score(true, predicted, average="macro"),
         "micro_f1": metrics.f1_score(true, predicted, average="micro"),
@@ -145,9 +145,9 @@ def test_several_labels_are_measured_as_scikit_learn_does() -> None:
         "macro_recall": metrics.recall_score(true, predicted, average="macro"),
         "hamming_loss": metrics.hamming_loss(true, predicted),
         "subset_accuracy": metrics.accuracy_score(true, predicted),
-        "mean_average_precision": metrics.average_precision_score(true, said, average="macro"),
-        "roc_auc": metrics.roc_auc_score(true, said, average="macro"),
-        "log_loss": np.mean([metrics.log_loss(true[:, i], said[:, i]) for i in range(3)]),
+        "mean_average_precision": metrics.average_precision_score(true, outputs, average="macro"),
+        "roc_auc": metrics.roc_auc_score(true, outputs, average="macro"),
+        "log_loss": np.mean([metrics.log_loss(true[:, i], outputs[:, i]) for i in range(3)]),
     }
     found = outcomes.score()
     assert found == pytest.approx(expected, abs=1e-9)
@@ -235,7 +235,7 @@ def test_slices_of_numbers_are_few_and_have_an_error() -> None:
         ([KIND], "rmse <= 3", "does not fit a label of kind class, which has accuracy, "),
         ([KIND, RATING], "rmse <= 3", "does not say which label it is about; write .* kind.rmse <= 3"),
         ([KIND, RATING], "stars.rmse <= 3", "is about label 'stars'; the dataset has kind, rating"),
-        ([PRICE], "price.rmse <= 3", "the dataset has one label, whose metrics stand alone"),
+        ([PRICE], "price.rmse <= 3", "the dataset has one label: write its metrics without a name"),
         ([PRICE], "recall[class=no] >= 3", "does not fit a label of kind regression"),
     ],
 )

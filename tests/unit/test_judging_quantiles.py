@@ -30,9 +30,9 @@ def outcomes(wide: float = 1.0, shares: tuple[float, ...] = SHARES, noise: float
     middle = np.random.default_rng(0).normal(100, 20, (N, 1))
     true = middle + np.random.default_rng(1).normal(0, 10, (N, 1))
     middle = middle + np.random.default_rng(2).normal(0, noise, (N, 1))
-    said = middle + 10 * wide * norm.ppf(shares)
+    values = middle + 10 * wide * norm.ppf(shares)
     columns: dict[str, Any] = {"sex": np.array(["f", "m"] * (N // 2))}
-    quantiles = said if shares else None
+    quantiles = values if shares else None
     return RegressionOutcomes(PRICE, true, middle, columns, quantiles=quantiles, shares=shares)
 
 
@@ -99,7 +99,7 @@ def test_losses_of_other_quantiles_are_not_compared(shares: tuple[float, ...]) -
     found = compare(measured(outcomes()), measured(outcomes(shares=shares)))
     judged = verdicts(found, "pinball_loss <= champion", "rmse <= champion")
     assert [rule.verdict for rule in judged] == ["undecided", "passed"]
-    assert judged[0].note == "of the champion it was not measured"
+    assert judged[0].note == "champion: it was not measured"
     assert "pinball_loss" not in found.leads
     assert "rmse" in found.leads
 
@@ -112,7 +112,7 @@ def test_quantiles_that_cross_are_counted_and_told_and_not_sorted() -> None:
     assert found.metrics["quantile_crossings"] == 7
     assert found.metrics["coverage"] < outcomes().score()["coverage"]
     warnings = judge(found, Gate(rules=())).warnings
-    assert warnings == ("Quantiles of 7 of 600 examples cross: a lower one lies above a higher one",)
+    assert warnings == ("Quantiles of 7 of 600 examples cross: a lower one is above a higher one",)
 
 
 def test_an_example_with_a_quantile_that_is_not_finite_is_not_finite() -> None:
@@ -133,7 +133,7 @@ def test_calibration_is_the_share_of_the_truth_below_each_quantile() -> None:
 @pytest.mark.parametrize(
     ("rule", "quantiles", "message"),
     [
-        ("coverage >= 0.8", {}, "the model gives no quantiles; it has rmse, mae, .*r2: train it with"),
+        ("coverage >= 0.8", {}, "the model predicts no quantiles; it has rmse, mae, .*r2: train it with"),
         ("coverage >= 0.8", {"label": (0.5,)}, "one quantile; it has rmse, .*r2, pinball_loss: train"),
     ],
 )

@@ -22,7 +22,7 @@ from shardline.components.tune.best_trial import select_best_trial
 from shardline.components.tune.study import parse_study, read_study
 from shardline.components.validate.gate.gate import read_gate
 from shardline.components.validate.metrics.drift import compare, read_profile, render
-from shardline.components.validate.report.model_card import read_training, set_rows
+from shardline.components.validate.report.model_card import read_training, setting_rows
 from shardline.trainer.base.errors import EXIT_FAILED, ShardlineError
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import write_export
@@ -147,7 +147,7 @@ def read_job(place: Path, content: Any) -> Any:
 
 def read_settings(place: Path, content: Any) -> Any:
     write(place / "settings.json", content)
-    return set_rows(read_training(place / "model.keras").settings.get("settings", {}))
+    return setting_rows(read_training(place / "model.keras").settings.get("settings", {}))
 
 
 def read_rules(place: Path, content: Any) -> Any:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from shardline.components.validate.gate.gate import DEFAULTS, Gate, read_gate
+from shardline.components.validate.gate.gate import DEFAULT_RULES, Gate, read_gate
 from shardline.components.validate.gate.rules import parse_rule, parse_rules
 from shardline.components.validate.gate.verdict import Absence, judge
 from shardline.components.validate.metrics.evaluation import (
@@ -145,7 +145,7 @@ def test_names_references_and_tolerances_are_read(text, name, reference, within,
 def test_a_rule_with_a_name_takes_the_place_of_the_gates_own():
     gate = Gate().with_rules(["classes: off", "examples: examples >= 500", "accuracy >= 0.5", "ece <= 0.1"])
 
-    assert [rule.name for rule in gate.rules] == [*(rule.name for rule in DEFAULTS), "", ""]
+    assert [rule.name for rule in gate.rules] == [*(rule.name for rule in DEFAULT_RULES), "", ""]
     assert [rule.text for rule in gate.rules if rule.name == "classes"] == ["off"]
     assert [rule.text for rule in gate.rules if rule.name == "examples"] == ["examples >= 500"]
     with pytest.raises(SettingsError, match="no rule 'clases' to replace; there are champion, baseline"):
@@ -206,7 +206,7 @@ def test_a_gate_is_read_from_a_file(tmp_path):
     gate = read_gate(toml)
 
     assert gate == read_gate(tmp_path / "gate.json")
-    own = [rule.text for rule in DEFAULTS]
+    own = [rule.text for rule in DEFAULT_RULES]
     assert ([rule.text for rule in gate.rules], gate.first_run) == ([*own, *content["rules"]], "bless")
 
 
@@ -234,8 +234,8 @@ def test_a_file_with_a_mistake_is_refused(text, message, tmp_path):
     [
         ("recall[class=tip] >= 0.9", "about class 'tip'; the dataset has top, middle, bottom"),
         ("accuracy[lens=wide] >= 0.9", "about feature 'lens'; the dataset can be sliced by class, camera"),
-        ("accuracy >= champion", "say where champions are published"),
-        ("recall[class=middle] >= 0.9", "about class 'middle', of which the test split has no example"),
+        ("accuracy >= champion", "champion_uri is empty; set it"),
+        ("recall[class=middle] >= 0.9", "about class 'middle', but the test split has no example of it"),
     ],
 )
 def test_a_rule_about_what_is_not_there_is_refused(text, message):
@@ -252,7 +252,9 @@ def test_a_rule_about_what_is_not_there_is_refused(text, message):
 def test_a_smallest_accuracy_is_one_more_rule_within_its_range(min_accuracy):
     with pytest.raises(SettingsError, match=r"within 0\.\.1, got"):
         Gate().with_min_accuracy(min_accuracy)
-    assert [rule.text for rule in Gate().with_min_accuracy(0.9).rules[len(DEFAULTS) :]] == ["accuracy >= 0.9"]
+    assert [rule.text for rule in Gate().with_min_accuracy(0.9).rules[len(DEFAULT_RULES) :]] == [
+        "accuracy >= 0.9"
+    ]
     assert Gate().with_min_accuracy(0.0) == Gate()
 
 
@@ -292,7 +294,7 @@ AS_GOOD = Lead(-0.001, (-0.006, 0.004), 0.6)
     ("evaluated", "verdict", "headline"),
     [
         (sound(0.90, champion=0.95, lead=WORSE), "failed", "Worse than the champion by 5.0 points"),
-        # Within the tolerance, but surely worse.
+        # Within the tolerance, but significantly worse.
         (
             sound(0.942, champion=0.95, lead=Lead(-0.008, (-0.009, -0.007), 1.0)),
             "failed",

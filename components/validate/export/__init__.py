@@ -1,4 +1,4 @@
-"""The export: a SavedModel with its signatures, other formats of it, and its predictions.
+"""The export: a SavedModel with its signatures, converted formats, and its golden predictions.
 
 It may import `metrics`.
 """

@@ -1,9 +1,9 @@
-"""Clean process: SavedModels loaded with TensorFlow and numpy alone, which answer as a server of models does.
+"""Clean process: loads SavedModels with TensorFlow and numpy alone, and answers as a model server does.
 
-Run by path (`python -I -S clean_process.py DIRECTORY...`): it imports TensorFlow from the directories and
-forgets them, so that nothing else can be imported, neither Shardline nor a package of the model's author.
-Each line of standard input is the file of a request, {"saved_model": ..., "instances": [...]}; each line of
-standard output its answer, {"request": NAME OF THE FILE, "predictions": [...]}, or "error" with one line.
+Run by path (`python -I -S clean_process.py DIRECTORY...`): it imports TensorFlow from the directories, then
+removes them from sys.path: neither Shardline nor a package of the model's author can be imported. Each line
+of standard input is the path of a request, {"saved_model": ..., "instances": [...]}; each line of standard
+output the answer, {"request": NAME OF THE FILE, "predictions": [...]}, or "error" with one line.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def main(directories: Sequence[str]) -> None:
     with contextlib.suppress(AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever TensorFlow prints is no answer
+    os.dup2(2, 1)  # what TensorFlow prints goes to standard error
     plain = list(sys.path)
     sys.path.extend(directories)
-    # Keras imports these where they are installed, for what no server does.
+    # Keras imports these where they are installed; serving does not need them.
     sys.modules.update(dict.fromkeys(("shardline", "sklearn", "matplotlib", "cv2")))  # type: ignore[arg-type]
     import tensorflow  # noqa: F401
 
@@ -47,20 +47,20 @@ def main(directories: Sequence[str]) -> None:
 
 
 def predict(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the rows of a SavedModel's answer, numbers that are not finite as None."""
+    """Returns the rows of a SavedModel's answer, with None for numbers that are not finite."""
     import tensorflow as tf
 
     signature = _load(request["saved_model"]).signatures[request.get("signature_name", "serving_default")]
-    takes, rows = signature.structured_input_signature[1], request["instances"]
-    if len(takes) == 1 and not (isinstance(rows[0], dict) and set(rows[0]) == set(takes)):
-        rows = [{next(iter(takes)): row} for row in rows]
+    specs, rows = signature.structured_input_signature[1], request["instances"]
+    if len(specs) == 1 and not (isinstance(rows[0], dict) and set(rows[0]) == set(specs)):
+        rows = [{next(iter(specs)): row} for row in rows]
     arguments = {
-        name: tf.constant([_taken(row[name], spec) for row in rows], spec.dtype)
-        for name, spec in takes.items()
+        name: tf.constant([_decode_input(row[name], spec) for row in rows], spec.dtype)
+        for name, spec in specs.items()
     }
     columns = {name: value.numpy().tolist() for name, value in signature(**arguments).items()}
     return [
-        {name: _given(value) for name, value in zip(columns, row, strict=True)}
+        {name: _encode_output(value) for name, value in zip(columns, row, strict=True)}
         for row in zip(*columns.values(), strict=True)
     ]
 
@@ -72,21 +72,21 @@ def _load(saved_model: str) -> Any:
     return tf.saved_model.load(saved_model)
 
 
-def _taken(value: Any, spec: Any) -> Any:
-    """Returns a value of a request as TensorFlow takes it."""
+def _decode_input(value: Any, spec: Any) -> Any:
+    """Returns a value of a request for a tensor."""
     if isinstance(value, dict):
         return base64.b64decode(value["b64"])
     if isinstance(value, list):
-        return [_taken(item, spec) for item in value]
+        return [_decode_input(item, spec) for item in value]
     return math.nan if value is None and spec.dtype.is_floating else value
 
 
-def _given(value: Any) -> Any:
-    """Returns a value of an answer as JSON has it."""
+def _encode_output(value: Any) -> Any:
+    """Returns a value of an answer for JSON."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, list):
-        return [_given(item) for item in value]
+        return [_encode_output(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

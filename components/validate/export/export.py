@@ -1,4 +1,4 @@
-"""Export: a Keras model becomes a SavedModel that takes what clients have, and is compared with the model."""
+"""Export: writes a Keras model as a SavedModel with serving signatures, and compares both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardline.components import model_store
 from shardline.components.model_store import Export
 from shardline.components.validate.export import signatures
 from shardline.components.validate.export.formats import check_formats, convert
-from shardline.components.validate.export.predictions import largest_gap, name_outputs, read_deviations
+from shardline.components.validate.export.predictions import max_difference, name_outputs, read_deviations
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import report
@@ -34,18 +34,18 @@ from shardline.trainer.models.head import Head, Heads, output_order, read_heads,
 if TYPE_CHECKING:
     from shardline.components.validate.gate.champion import TrainingKeys
 
-#: Number of examples that an export is compared with its model on.
+#: Number of examples on which an export is compared with its model.
 SAMPLES = 256
 
 #: Number of examples in the golden set.
 GOLDEN = 16
 
 # Examples that the model has not seen come first.
-_SPLITS = ("test", "validation", "train")
+_SAMPLED_SPLITS = ("test", "validation", "train")
 
 _PACKAGES = ("shardline", "tensorflow", "keras", "numpy")
 
-# As `git rev-parse HEAD`, with "-dirty" where files differ from it.
+# Like `git rev-parse HEAD`, with "-dirty" where files differ from it.
 _DESCRIBE = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
@@ -64,39 +64,39 @@ def export_model(
 ) -> tuple[Export, Any]:
     """Writes `out`/saved_model, a copy of the model file and, when both are complete, `out`/export.json.
 
-    The SavedModel, which needs nothing of Shardline to be loaded, has these signatures:
+    The SavedModel, which is loaded without Shardline, has these signatures:
 
     * `serving_default` of images: `images`, a string tensor of shape [n] with whole encoded files (PNG, JPEG,
       BMP, WebP, first frame of a GIF) of any size; of a table: a tensor [n] per column, named after it;
     * `serving_tensor` of images: `pixels`, uint8 [n, height, width, channels];
     * `serving_example`: `examples`, a string tensor of shape [n] with serialized tf.train.Example.
 
-    Each returns, of a class, `probabilities`, float32 [n, classes]; `label`, int64 [n], the most probable
-    class; and `label_name`, string [n]; of a multilabel, `probabilities`, float32 [n, classes], and `labels`,
-    int64 [n, classes] of 0 and 1; of numbers, `value`, float32 [n], of several [n, numbers]; of a number's
-    quantiles, `value`, the one nearest to 0.5, and `quantiles`, float32 [n, quantiles]. Where there are
-    several labels the name of each stands before its outputs, as in `kind_probabilities`.
+    Outputs by kind of label: class has `probabilities`, float32 [n, classes]; `label`, int64 [n], the most
+    probable class; and `label_name`, string [n]. multilabel has `probabilities`, float32 [n, classes], and
+    `labels`, int64 [n, classes] of 0 and 1. regression has `value`, float32 [n], or [n, numbers] for several
+    numbers; with quantiles, `value` is the one nearest to 0.5, and `quantiles` is float32 [n, quantiles].
+    With several labels, each output begins with the name of its label, as in `kind_probabilities`.
 
-    A directory cannot be renamed on a Cloud Storage mount, so completeness is not told by the name of
-    saved_model/ but by export.json, which is removed first and written last.
+    A Cloud Storage mount cannot rename a directory: export.json, removed first and written last, marks a
+    complete export.
 
     Args:
-        model: Takes what the manifest's examples have, and returns a number per class (one number for two
-            classes) or per number; of several labels a dict of these, or a list.
+        model: Takes the inputs of the manifest's examples, and returns a number per class (one number for two
+            classes) or per number; with several labels a dict of these, or a list.
         manifest: Manifest of the dataset that the model was trained on.
         out: Output directory. An earlier validation in it is removed.
-        model_file: The model.keras that the model was loaded from, with what makes its inputs beside it.
+        model_file: The model.keras that the model was loaded from, with its input transform next to it.
         samples: Serialized tf.train.Example on which export and model are compared, and for the golden set.
         settings: Settings of the training, for export.json.
         formats: Formats into which `serving_tensor` is converted as well.
         representative: Serialized tf.train.Example of the training split, which int8 needs.
-        head: What the model's outputs are, of several labels by name; None to read it off them and the loss.
+        head: What the model's outputs are, by name for several labels; None infers it from model and loss.
         training_keys: Keys of the examples that the model was trained on.
 
-    Returns what export.json says, and what `tf.saved_model.load` returns. Raises ModelError when the model
-    does not fit the dataset or cannot be served, and nothing was written then; or when it cannot be
+    Returns the content of export.json, and the result of `tf.saved_model.load`. Raises ModelError when the
+    model does not fit the dataset or cannot be served, before anything is written, or when it cannot be
     converted; DatasetError when a sample cannot be decoded; SettingsError when `out` cannot be written to, or
-    what a format needs is not installed.
+    the packages of a format are not installed.
     """
     check_formats(formats, manifest)
     known = {manifest.labels[0].name: head} if isinstance(head, str) else head
@@ -106,7 +106,7 @@ def export_model(
     functions = signatures.make_signatures(model, manifest, heads, prepare)
     model_store.clear(out)
     saved_model = out / model_store.SAVED_MODEL
-    # The endpoints bring their variables along; `track(model)` would store each of them a second time.
+    # The endpoints include their variables; `track(model)` would store each of them a second time.
     archive = keras.export.ExportArchive()
     if prepared:
         archive.track(prepared)
@@ -131,7 +131,7 @@ def export_model(
         export = replace(
             export,
             compared_examples=len(samples),
-            max_difference=largest_difference(model, heads, manifest, loaded, samples, prepare),
+            max_difference=measure_difference(model, heads, manifest, loaded, samples, prepare),
             golden=make_golden_set(manifest, loaded, samples, export.quantiles),
         )
     export.write(out)
@@ -139,14 +139,14 @@ def export_model(
 
 
 def take_samples(
-    manifest: Manifest, directory: Path, count: int = SAMPLES, splits: Sequence[str] = _SPLITS
+    manifest: Manifest, directory: Path, count: int = SAMPLES, splits: Sequence[str] = _SAMPLED_SPLITS
 ) -> tuple[bytes, ...]:
-    """Returns the first serialized tf.train.Example of the splits, one after the other, at most `count`.
+    """Returns the first serialized tf.train.Example of the splits, in their order, at most `count`.
 
     Raises DatasetError when a shard cannot be read.
     """
-    there = [manifest.splits[name] for name in splits if name in manifest.splits]
-    paths = [str(directory / shard.file) for split in there for shard in split.shards]
+    present = [manifest.splits[name] for name in splits if name in manifest.splits]
+    paths = [str(directory / shard.file) for split in present for shard in split.shards]
     records = tf.data.TFRecordDataset(paths, compression_type=manifest.compression.upper())
     try:
         return tuple(records.take(count).as_numpy_iterator())
@@ -156,7 +156,7 @@ def take_samples(
         ) from None
 
 
-def largest_difference(
+def measure_difference(
     model: keras.Model,
     heads: Heads,
     manifest: Manifest,
@@ -166,29 +166,29 @@ def largest_difference(
 ) -> float:
     """Returns the largest difference of a probability or number between an export and its model.
 
-    It is taken over all signatures, outputs and samples, of numbers in standard deviations; at least 1 where
-    only one of two is finite. Raises DatasetError when a sample cannot be decoded.
+    It covers all signatures, outputs and samples; numbers are in standard deviations; at least 1 where only
+    one of two values is finite. Raises DatasetError when a sample cannot be decoded.
     """
     labels, deviations = manifest.labels, read_deviations(manifest)
     names = name_outputs(labels, signatures.read_quantiles(heads))
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def trained(inputs: Any) -> list[dict[str, tf.Tensor]]:
-        taken, order = prepare(inputs) if prepare else inputs, output_order(model, labels)
-        outputs = model(taken, training=False)
+        prepared, order = prepare(inputs) if prepare else inputs, output_order(model, labels)
+        outputs = model(prepared, training=False)
         return [make(outputs, heads, labels, order) for make in (to_answers, to_quantiles)]
 
     largest = 0.0
     try:
         for examples, inputs in signatures.read_batches(manifest, samples):
-            said, quantiles = trained(inputs)
-            expected = [(names[label][0], label, one.numpy()) for label, one in said.items()]
-            expected += [(names[label][-1], label, one.numpy()) for label, one in quantiles.items()]
+            answers, quantiles = trained(inputs)
+            expected = [(names[label][0], label, values.numpy()) for label, values in answers.items()]
+            expected += [(names[label][-1], label, values.numpy()) for label, values in quantiles.items()]
             for name, request in signatures.make_requests(manifest, examples, inputs).items():
                 found = loaded.signatures[name](**request)
                 for output, label, wanted in expected:
-                    given = found[output].numpy().reshape(wanted.shape)
-                    largest = max(largest, largest_gap(wanted, given, deviations.get(label, ())))
+                    exported = found[output].numpy().reshape(wanted.shape)
+                    largest = max(largest, max_difference(wanted, exported, deviations.get(label, ())))
     except tf.errors.InvalidArgumentError as error:
         raise DatasetError(
             f"one of the first {len(samples):,} examples cannot be served: {_first_line(error)}; "
@@ -200,15 +200,15 @@ def largest_difference(
 def make_golden_set(
     manifest: Manifest, loaded: Any, samples: Sequence[bytes], quantiles: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Returns some requests with their answers, by which a deployment is recognized as this model.
+    """Returns requests with their predictions, in the form of TensorFlow Serving's REST interface.
 
-    Both are what TensorFlow Serving's REST interface takes and returns.
+    They verify that a deployment serves this model.
     """
     examples = tf.constant(samples[:GOLDEN])
     inputs, _ = parse_batch(examples, manifest.inputs, manifest.labels)
     request = signatures.make_requests(manifest, examples, inputs)[signatures.DEFAULT]
     answer = loaded.signatures[signatures.DEFAULT](**request)
-    gives = [name for names in name_outputs(manifest.labels, quantiles).values() for name in names]
+    output_names = [name for names in name_outputs(manifest.labels, quantiles).values() for name in names]
     if "image" in manifest.inputs:
         images = request[signatures.IMAGES].numpy()
         instances: list[Any] = [{"b64": base64.b64encode(image).decode("ascii")} for image in images]
@@ -217,7 +217,7 @@ def make_golden_set(
     return {
         "signature_name": signatures.DEFAULT,
         "instances": instances,
-        "predictions": _rows({name: answer[name] for name in gives}),
+        "predictions": _rows({name: answer[name] for name in output_names}),
     }
 
 
@@ -226,15 +226,15 @@ def read_revision() -> str | None:
     try:
         described = subprocess.run(_DESCRIBE, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
-        # There is no git in the image: its Dockerfile writes down what it was built from.
+        # There is no git in the image: its Dockerfile sets the revision that it was built from.
         return os.environ.get("SHARDLINE_REVISION") or None
     return described.stdout.strip()
 
 
 def _describe(model: keras.Model, manifest: Manifest, heads: Heads, loaded: Any, saved_model: Path) -> Export:
-    """Returns what export.json says; shapes and dtypes are those of the signatures as they were saved."""
+    """Returns the content of export.json; shapes and dtypes are those of the saved signatures."""
     quantiles = signatures.read_quantiles(heads)
-    gives = [name for names in name_outputs(manifest.labels, quantiles).values() for name in names]
+    output_names = [name for names in name_outputs(manifest.labels, quantiles).values() for name in names]
     return Export(
         fingerprint=manifest.fingerprint,
         labels=manifest.labels,
@@ -246,10 +246,10 @@ def _describe(model: keras.Model, manifest: Manifest, heads: Heads, loaded: Any,
         },
         signatures={
             name: {
-                "inputs": _describe_tensors(inputs := one.structured_input_signature[1], inputs),
-                "outputs": _describe_tensors(one.structured_outputs, gives),
+                "inputs": _describe_tensors(inputs := signature.structured_input_signature[1], inputs),
+                "outputs": _describe_tensors(signature.structured_outputs, output_names),
             }
-            for name, one in loaded.signatures.items()
+            for name, signature in loaded.signatures.items()
         },
         softmax_added=any(heads[label.name] == "logits" for label in manifest.labels if label.kind == CLASS),
         parameters=model.count_params(),
@@ -264,14 +264,14 @@ def _describe_tensors(specs: Mapping[str, tf.TensorSpec], names: Iterable[str]) 
 
 
 def _copy_model(model_file: Path, out: Path) -> None:
-    """Copies a model with what lies beside it: its settings, and what makes its inputs of the dataset's."""
+    """Copies a model file with the settings of its training and its input transform."""
     source = model_file.parent
-    # Settings name the module of the model's function.
-    for here, there in ((model_file.name, model_store.MODEL_FILE), (model_store.SETTINGS_FILE,) * 2):
-        one, copy = source / here, out / there
-        if one.is_file() and not (copy.exists() and one.samefile(copy)):
+    # The settings name the module of the model function.
+    for name, copied in ((model_file.name, model_store.MODEL_FILE), (model_store.SETTINGS_FILE,) * 2):
+        original, copy = source / name, out / copied
+        if original.is_file() and not (copy.exists() and original.samefile(copy)):
             with files.replacing(copy) as temporary:
-                shutil.copyfile(one, temporary)
+                shutil.copyfile(original, temporary)
     prepared, target = source / transforms.DIRECTORY, out / transforms.DIRECTORY
     if source.resolve() == out.resolve():
         return
@@ -282,7 +282,7 @@ def _copy_model(model_file: Path, out: Path) -> None:
 
 
 def _rows(columns: Mapping[str, tf.Tensor]) -> list[dict[str, Any]]:
-    """Turns columns into rows for JSON: strings become text, numbers that are not finite None."""
+    """Returns columns as rows for JSON: strings as text, None for numbers that are not finite."""
     plain = {}
     for name, column in columns.items():
         values = column.numpy()

@@ -1,7 +1,7 @@
-"""Formats of devices and servers without TensorFlow, LiteRT and ONNX, into which an export is converted.
+"""Conversion of an export to LiteRT and ONNX, for devices and servers without TensorFlow.
 
-Each is measured as the export is: on every example of the split, from its pixels. TensorFlow is loaded when a
-model is converted, not before.
+Each converted model is measured like the export: on every example of the split, from its pixels. TensorFlow
+is imported only when a model is converted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shardline.trainer.data.manifest import Manifest
 if TYPE_CHECKING:
     from shardline.components.validate.evaluate import Assessment, Examples
 
-# Both converters know all operations of Keras' layers at this level, and all present runtimes have it.
+# The converter supports all operations of Keras' layers at this opset, and all current runtimes have it.
 _ONNX_OPSET = 17
 
 _MB = 1e6
@@ -34,7 +34,7 @@ _MB = 1e6
 #: Pixels, uint8 [n, height, width, channels], to probabilities or numbers, float32 [n, outputs].
 Predict = Callable[[Any], Any]
 
-#: Examples by which the ranges of numbers are found that an int8 model has to hold.
+#: Examples from which the converter calibrates the ranges of an int8 model.
 REPRESENTATIVE = 256
 
 
@@ -63,10 +63,10 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_installed(names: Sequence[str], *, table: bool = False) -> None:
-    """Checks formats before any work is done for them.
+    """Checks formats before any work is done.
 
-    Raises SettingsError when one is unknown, or what it needs is not installed; ModelError when there is any,
-    and the data are a table.
+    Raises SettingsError when one is unknown, or its packages are not installed; ModelError when the data are
+    a table.
     """
     check_names(names)
     for name in names:
@@ -83,7 +83,7 @@ def check_installed(names: Sequence[str], *, table: bool = False) -> None:
 
 
 def check_formats(names: Sequence[str], manifest: Manifest) -> None:
-    """Checks formats of a dataset as `check_installed` does, and that it has one label (ModelError)."""
+    """Checks formats for a dataset: as `check_installed`, and that it has one label (ModelError)."""
     check_installed(names, table="image" not in manifest.inputs)
     if names and len(manifest.labels) > 1:
         raise ModelError(
@@ -93,15 +93,15 @@ def check_formats(names: Sequence[str], manifest: Manifest) -> None:
 
 
 def convert(name: str, out: Path, manifest: Manifest, representative: Sequence[bytes]) -> dict[str, Any]:
-    """Converts the SavedModel in `out`, and returns what export.json says of it.
+    """Converts the SavedModel in `out`, and returns the record of it for export.json.
 
-    `representative` are serialized tf.train.Example of the training split, in which int8 finds the ranges of
-    numbers. Raises ModelError when a part of the model cannot be converted.
+    `representative` are serialized tf.train.Example of the training split, from which int8 is calibrated.
+    Raises ModelError when a part of the model cannot be converted.
     """
     from shardline.components.validate.export.predictions import name_outputs
     from shardline.components.validate.export.signatures import TENSOR, read_batches
 
-    to, (label,) = FORMATS[name], manifest.labels
+    target, (label,) = FORMATS[name], manifest.labels
     saved_model = str(out / model_store.SAVED_MODEL)
     try:
         if name == "onnx":
@@ -109,24 +109,24 @@ def convert(name: str, out: Path, manifest: Manifest, representative: Sequence[b
         else:
             pixels = (batch.numpy() for _, batch in read_batches(manifest, representative))
             content = _to_tflite(saved_model, pixels if name == "int8" else None)
-        # tf2onnx writes operations that it does not know as they are: only loading tells.
+        # tf2onnx passes unsupported operations through: only loading shows them.
         load(name, content, name_outputs(manifest.labels)[label.name][0])
-    except Exception as error:  # The converters raise many kinds, with long texts.
+    except Exception as error:  # the converters raise many kinds, with long messages
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelError(
             f"the model cannot be converted to {name}: {reason.strip()}; leave it out"
         ) from error
-    files.write_bytes(out / to.file, content)
+    files.write_bytes(out / target.file, content)
     return {
-        "file": to.file,
+        "file": target.file,
         "bytes": len(content),
-        "converter": f"{to.package} {metadata.version(to.package)}",
+        "converter": f"{target.package} {metadata.version(target.package)}",
         "signature": TENSOR,
     }
 
 
 def load(name: str, content: bytes, output: str = "probabilities") -> Predict:
-    """Returns the predicting function of a converted model, which gives this output of the signature."""
+    """Returns a function that predicts with a converted model, and returns this output of its signature."""
     import numpy as np
 
     from shardline.components.validate.export.signatures import PIXELS, TENSOR
@@ -143,12 +143,12 @@ def load(name: str, content: bytes, output: str = "probabilities") -> Predict:
 def measure_formats(
     out: Path, formats: Iterable[str], examples: Examples, exported: Assessment
 ) -> Assessment:
-    """Returns what was measured of an export with the same of formats in `out`, on the same examples."""
-    found = []
+    """Returns the assessment of an export with measurements of its formats in `out` on the same examples."""
+    converted = []
     for name in formats:
         report("validate", f"evaluating {FORMATS[name].file} on the same examples")
-        found.append(_measure(name, out, examples, exported))
-    return replace(exported, evaluation=replace(exported.evaluation, formats=tuple(found)))
+        converted.append(_measure(name, out, examples, exported))
+    return replace(exported, evaluation=replace(exported.evaluation, formats=tuple(converted)))
 
 
 def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> Converted:
@@ -156,7 +156,7 @@ def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> 
 
     from shardline.components.validate.export.predictions import (
         THRESHOLD,
-        largest_gap,
+        max_difference,
         name_outputs,
         read_deviations,
     )
@@ -174,24 +174,24 @@ def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> 
     predict = load(name, content, name_outputs(manifest.labels)[label.name][0])
     seconds = time_calls(lambda some: predict(some.numpy()), next(pixels()), 1)
     ours: Any = exported.outcomes[label.name]
-    said = np.concatenate([predict(some.numpy()) for some in pixels()]).reshape(ours.said.shape)
-    predicted = said.argmax(axis=1) if label.kind == CLASS else (said >= THRESHOLD).astype(np.int64)
+    outputs = np.concatenate([predict(some.numpy()) for some in pixels()]).reshape(ours.outputs.shape)
+    predicted = outputs.argmax(axis=1) if label.kind == CLASS else (outputs >= THRESHOLD).astype(np.int64)
     theirs = replace(
         ours,
-        said=said.astype(ours.said.dtype),
+        outputs=outputs.astype(ours.outputs.dtype),
         **({} if label.kind == REGRESSION else {"predicted": predicted}),
     )
     if label.kind == CLASS:
-        value, interval = theirs.judge_slice(ours.true >= 0, decided=True)
+        value, interval = theirs.measure_slice(ours.true >= 0, decided=True)
     else:
         value, interval = theirs.score()[MAIN[label.kind]], theirs.intervals()[MAIN[label.kind]]
     p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))
-    gap = largest_gap(ours.said, said, read_deviations(manifest).get(label.name, ()))
+    gap = max_difference(ours.outputs, outputs, read_deviations(manifest).get(label.name, ()))
     return Converted(name, value, interval, len(content) / _MB, p50, p95, gap)
 
 
 def _to_tflite(saved_model: str, pixels: Iterator[Any] | None) -> bytes:
-    """Converts for LiteRT, to whole numbers as far as possible where there are pixels to find ranges in."""
+    """Converts to LiteRT; with pixels to calibrate on, to whole numbers of 8 bits where possible."""
     import tensorflow as tf
 
     from shardline.components.validate.export.signatures import PIXELS, TENSOR
@@ -204,7 +204,7 @@ def _to_tflite(saved_model: str, pixels: Iterator[Any] | None) -> bytes:
         (TENSOR, {PIXELS: image[None]}) for batch in pixels for image in batch
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TensorFlow's own interpreter, which counts them, is deprecated
+        warnings.simplefilter("ignore")  # TensorFlow's interpreter, which calibrates, is deprecated
         return bytes(converter.convert())
 
 

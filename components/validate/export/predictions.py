@@ -1,8 +1,8 @@
-"""Answers of an exported model: what its signatures give, how far two are apart, and the golden ones.
+"""Predictions of an exported model: names of outputs, differences, and the comparison with golden ones.
 
-A difference of numbers is told in standard deviations of the label in training, one of probabilities as it
-is, so that a limit means the same for every label. Golden examples, requests with their answers, are compared
-with what a clean process or a server answers.
+Differences of numbers are in standard deviations of the label in training, those of probabilities absolute:
+a limit means the same for every label. Golden examples, requests with their predictions, are compared with
+the predictions of a clean process or a server.
 """
 
 from __future__ import annotations
@@ -39,64 +39,64 @@ from shardline.trainer.data.manifest import Manifest
 
 Floats = npt.NDArray[np.float32]
 
-#: Seconds that a clean process may take from the request to the answer, TensorFlow's import included.
-_LIMIT_S = 600.0
+#: Seconds that a clean process may take to answer a request, TensorFlow's import included.
+_TIMEOUT_S = 600.0
 
-#: What a server sends may be anything, of any length.
+#: Shortens what a server sends, which may be of any length.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 80
 
-#: Outputs of a signature by kind of label, that of the probabilities or numbers first.
+#: Outputs of a signature by kind of label; probabilities or numbers are first.
 OUTPUTS = {
     CLASS: ("probabilities", "label", "label_name"),
     MULTILABEL: ("probabilities", "labels"),
     REGRESSION: ("value",),
 }
 
-#: One more of a label of one number, of a model that gives quantiles.
+#: Further output of a label of one number, where the model predicts quantiles.
 QUANTILES = "quantiles"
 
-#: From this probability on, an example is said to have one of several labels.
+#: Probability from which on a multilabel prediction has a label.
 THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Answers of a model to n examples, by name of the label.
+    """Predictions of a model for n examples, by name of the label.
 
     Attributes:
-        said: Probabilities or numbers, float32 [n, outputs].
-        classes: The most probable class, int64 [n], or 0 or 1 of each of several labels, [n, outputs].
-        quantiles: Quantiles where the model gives them, float32 [n, quantiles].
+        outputs: Probabilities or numbers, float32 [n, outputs].
+        classes: The most probable class, int64 [n], or 0 or 1 for each label of a multilabel, [n, outputs].
+        quantiles: Quantiles where the model predicts them, float32 [n, quantiles].
     """
 
-    said: Mapping[str, Floats]
+    outputs: Mapping[str, Floats]
     classes: Mapping[str, npt.NDArray[np.int64]]
     quantiles: Mapping[str, Floats] = field(default_factory=dict)
 
     @classmethod
     def join(cls, parts: Sequence[Predictions]) -> Predictions:
-        """Returns the answers to several batches as one; there is at least one."""
+        """Returns the predictions of several batches, at least one, as one."""
 
-        def joined(of: str) -> dict[str, Any]:
-            names = getattr(parts[0], of)
-            return {name: np.concatenate([getattr(part, of)[name] for part in parts]) for name in names}
+        def joined(field: str) -> dict[str, Any]:
+            names = getattr(parts[0], field)
+            return {name: np.concatenate([getattr(part, field)[name] for part in parts]) for name in names}
 
-        return cls(joined("said"), joined("classes"), joined("quantiles"))
+        return cls(joined("outputs"), joined("classes"), joined("quantiles"))
 
     def reversed(self) -> Predictions:
-        """Returns the answers in the opposite order."""
-        parts: tuple[Mapping[str, Any], ...] = (self.said, self.classes, self.quantiles)
+        """Returns the predictions in reverse order."""
+        parts: tuple[Mapping[str, Any], ...] = (self.outputs, self.classes, self.quantiles)
         return Predictions(*({name: values[::-1] for name, values in part.items()} for part in parts))
 
 
 def name_outputs(labels: Sequence[Label], quantiles: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
     """Returns the names of a signature's outputs by name of the label, in the order of `OUTPUTS`.
 
-    Of several labels each name begins with the label's, as in "kind_probabilities". The labels in `quantiles`
-    have one more, for these.
+    With several labels each name begins with the label's, as in "kind_probabilities". The labels in
+    `quantiles` have a further output.
     """
-    plain = name_plainly([label.name for label in labels])
+    plain = sanitize_names([label.name for label in labels])
     return {
         label.name: tuple(
             output if len(labels) == 1 else f"{plain[label.name]}_{output}"
@@ -106,26 +106,26 @@ def name_outputs(labels: Sequence[Label], quantiles: Collection[str] = ()) -> di
     }
 
 
-def name_plainly(names: Iterable[str]) -> dict[str, str]:
-    """Returns names of arguments and outputs for columns, as TensorFlow wants them, no two the same.
+def sanitize_names(names: Iterable[str]) -> dict[str, str]:
+    """Returns unique names of arguments and outputs for columns, in characters that TensorFlow accepts.
 
-    A name of ASCII letters, digits and "_" stays; "petal width (cm)" becomes "petal_width_cm".
+    Names of ASCII letters, digits and "_" stay; "petal width (cm)" becomes "petal_width_cm".
     """
 
     def is_plain(name: str) -> bool:
-        # TensorFlow has a use of its own for an argument "self".
+        # TensorFlow reserves the argument "self".
         return bool(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)) and name != "self"
 
     names = list(names)
-    found = {name: name for name in names if is_plain(name)}
+    sanitized = {name: name for name in names if is_plain(name)}
     for name in names:
-        if name not in found:
+        if name not in sanitized:
             plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
             plain = plain if is_plain(plain) else f"column_{plain}".rstrip("_")
-            while plain in found.values():
+            while plain in sanitized.values():
                 plain += "_"
-            found[name] = plain
-    return found
+            sanitized[name] = plain
+    return sanitized
 
 
 def read_deviations(manifest: Manifest) -> dict[str, tuple[float, ...]]:
@@ -138,28 +138,28 @@ def read_deviations(manifest: Manifest) -> dict[str, tuple[float, ...]]:
     }
 
 
-def gaps(expected: npt.NDArray[Any], found: npt.NDArray[Any], deviations: Sequence[float] = ()) -> Any:
-    """Returns the differences; at least 1 where one of two is a number and the other is not."""
+def differences(expected: npt.NDArray[Any], found: npt.NDArray[Any], deviations: Sequence[float] = ()) -> Any:
+    """Returns the absolute differences; at least 1 where only one of the two values is finite."""
     finite = np.isfinite(expected), np.isfinite(found)
-    apart = np.abs(np.where(finite[0], expected, 0) - np.where(finite[1], found, 0))
-    apart = apart / np.asarray(deviations or 1.0)
-    return np.where(finite[0] == finite[1], apart, np.maximum(apart, 1.0))
+    gaps = np.abs(np.where(finite[0], expected, 0) - np.where(finite[1], found, 0))
+    gaps = gaps / np.asarray(deviations or 1.0)
+    return np.where(finite[0] == finite[1], gaps, np.maximum(gaps, 1.0))
 
 
-def largest_gap(
+def max_difference(
     expected: npt.NDArray[Any], found: npt.NDArray[Any], deviations: Sequence[float] = ()
 ) -> float:
-    """Returns the largest of the `gaps`."""
-    return float(gaps(expected, found, deviations).max(initial=0.0))
+    """Returns the largest of the `differences`."""
+    return float(differences(expected, found, deviations).max(initial=0.0))
 
 
-def largest_gap_of(
+def max_difference_of(
     ours: Predictions, theirs: Predictions, deviations: Mapping[str, Sequence[float]]
 ) -> float:
-    """Returns the largest difference between answers to the same examples, over all labels."""
-    pairs = ((ours.said, theirs.said), (ours.quantiles, theirs.quantiles))
+    """Returns the largest difference between predictions for the same examples, over all labels."""
+    pairs = ((ours.outputs, theirs.outputs), (ours.quantiles, theirs.quantiles))
     return max(
-        largest_gap(values, others[name], deviations.get(name, ()))
+        max_difference(values, others[name], deviations.get(name, ()))
         for some, others in pairs
         for name, values in some.items()
     )
@@ -167,27 +167,27 @@ def largest_gap_of(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of some answers with the golden ones.
+    """Comparison of predictions with the golden ones.
 
     Attributes:
         difference: Largest difference of a probability, or of a number in standard deviations; at least 1
-            where a label is another one, an answer is missing, or only one of two numbers is finite.
-        words: What differs most, or why nothing could be compared.
+            where a class differs, a prediction is missing, or only one of two numbers is finite.
+        description: What differs most, or why nothing could be compared.
     """
 
     difference: float
-    words: str = ""
+    description: str = ""
 
 
-def start() -> CleanProcess:
+def start_process() -> CleanProcess:
     """Starts a clean process, a context manager."""
     return CleanProcess()
 
 
-def ask(process: CleanProcess, exported: Path) -> Callable[[], Comparison]:
-    """Asks a clean process for an export's golden answers.
+def ask_golden(process: CleanProcess, exported: Path) -> Callable[[], Comparison]:
+    """Sends the golden requests of an export to a clean process.
 
-    Returns what waits for them and compares them; where there are none, nothing agrees.
+    Returns a function that waits for the answers and compares them; without answers the difference is 1.
     """
     export = Export.read(exported)
     golden = export.golden or {}
@@ -205,11 +205,11 @@ def ask(process: CleanProcess, exported: Path) -> Callable[[], Comparison]:
 
 
 def compare(export: Export, predictions: Any) -> Comparison:
-    """Compares answers, one object for each golden example, with the golden ones of an export."""
+    """Compares predictions, one object for each golden example, with the golden ones of an export."""
     expected = (export.golden or {}).get("predictions", [])
     if not isinstance(predictions, Sequence) or len(predictions) != len(expected):
-        many = len(predictions) if isinstance(predictions, Sequence) else "no"
-        return Comparison(1.0, f"{many} answers to {len(expected)} examples")
+        count = len(predictions) if isinstance(predictions, Sequence) else "no"
+        return Comparison(1.0, f"{count} answers to {len(expected)} examples")
     rows = []
     for wanted, found in zip(expected, predictions, strict=True):
         if not isinstance(found, Mapping):
@@ -218,29 +218,29 @@ def compare(export: Export, predictions: Any) -> Comparison:
             rows.append(Comparison(1.0, f"no {', '.join(missing)}"))
         else:
             labels = [_compare_label(wanted, found, label, export) for label in export.labels]
-            rows.append(max(labels, key=lambda one: one.difference))
+            rows.append(max(labels, key=lambda comparison: comparison.difference))
     number, worst = max(enumerate(rows), key=lambda item: item[1].difference)
-    return Comparison(worst.difference, f"example {number}: {worst.words}" if worst.words else "")
+    return Comparison(worst.difference, f"example {number}: {worst.description}" if worst.description else "")
 
 
 def is_answer(row: Any, export: Export) -> bool:
-    """Whether a row has the outputs of an export, as its golden predictions must."""
+    """Returns whether a golden prediction has the outputs of its export."""
 
     def has_shape(name: str, *wanted: int) -> bool:
         return np.array(row[name], np.float64).shape == wanted
 
     try:
         for label in export.labels:
-            names, many = name_outputs(export.labels, export.quantiles)[label.name], len(label.outputs)
-            first = () if label.kind == REGRESSION and many == 1 else (many,)
-            is_sound = all(name in row for name in names) and has_shape(names[0], *first)
+            names, count = name_outputs(export.labels, export.quantiles)[label.name], len(label.outputs)
+            first = () if label.kind == REGRESSION and count == 1 else (count,)
+            is_valid = all(name in row for name in names) and has_shape(names[0], *first)
             if label.kind == CLASS:
-                is_sound = is_sound and type(row[names[1]]) is int and 0 <= row[names[1]] < many
+                is_valid = is_valid and type(row[names[1]]) is int and 0 <= row[names[1]] < count
             elif label.kind == MULTILABEL:
-                is_sound = is_sound and has_shape(names[1], many)
+                is_valid = is_valid and has_shape(names[1], count)
             elif shares := export.quantiles.get(label.name):
-                is_sound = is_sound and has_shape(names[1], len(shares))
-            if not is_sound:
+                is_valid = is_valid and has_shape(names[1], len(shares))
+            if not is_valid:
                 return False
     except (LookupError, TypeError, ValueError, OverflowError):
         return False
@@ -251,59 +251,64 @@ def _compare_label(
     expected: Mapping[str, Any], found: Mapping[str, Any], label: Label, export: Export
 ) -> Comparison:
     names = name_outputs(export.labels, export.quantiles)[label.name]
-    wanted, given, of = expected[names[0]], found[names[0]], label.outputs
-    units = export.deviations.get(label.name, ())
+    wanted, values, outputs = expected[names[0]], found[names[0]], label.outputs
+    deviations = export.deviations.get(label.name, ())
     if label.kind == REGRESSION and len(label.outputs) == 1:
-        wanted, given = [wanted], [given]
+        wanted, values = [wanted], [values]
         if shares := export.quantiles.get(label.name, ()):
             quantiles = found[names[1]] if isinstance(found[names[1]], Sequence) else ()
-            wanted, given = [*wanted, *expected[names[1]]], [*given, *quantiles]
-            of += tuple(f"{label.outputs[0]}, quantile {share:g}" for share in shares)
-            units = units[:1] * len(of)
-    what = ("value", "values") if label.kind == REGRESSION else ("probability", "probabilities")
-    if not isinstance(given, Sequence) or len(given) != len(wanted):
-        return Comparison(1.0, f"no {len(wanted)} {what[1]}")
-    golden, said = [*map(_number, wanted)], [*map(_number, given)]
-    apart = gaps(np.array(golden), np.array(said), units)
-    place, gap = int(apart.argmax()), float(apart.max())
-    if np.isfinite([*golden, *said]).all() and (other := _other_answer(found, label, names, said)):
-        return Comparison(max(1.0, gap), other)
-    words = f"{what[0]} of {of[place]!r} is {_SHORT.repr(given[place])} instead of {wanted[place]}"
-    return Comparison(gap, words if gap else "")
+            wanted, values = [*wanted, *expected[names[1]]], [*values, *quantiles]
+            outputs += tuple(f"{label.outputs[0]}, quantile {share:g}" for share in shares)
+            deviations = deviations[:1] * len(outputs)
+    noun = ("value", "values") if label.kind == REGRESSION else ("probability", "probabilities")
+    if not isinstance(values, Sequence) or len(values) != len(wanted):
+        return Comparison(1.0, f"no {len(wanted)} {noun[1]}")
+    golden, numbers = [*map(_number, wanted)], [*map(_number, values)]
+    gaps = differences(np.array(golden), np.array(numbers), deviations)
+    index, gap = int(gaps.argmax()), float(gaps.max())
+    if np.isfinite([*golden, *numbers]).all() and (
+        wrong := _describe_wrong_class(found, label, names, numbers)
+    ):
+        return Comparison(max(1.0, gap), wrong)
+    largest = f"{noun[0]} of {outputs[index]!r} is {_SHORT.repr(values[index])} instead of {wanted[index]}"
+    return Comparison(gap, largest if gap else "")
 
 
-def _other_answer(found: Mapping[str, Any], label: Label, names: Sequence[str], given: Sequence[Any]) -> str:
-    """Returns in words which class or labels were said that do not follow from the probabilities."""
+def _describe_wrong_class(
+    found: Mapping[str, Any], label: Label, names: Sequence[str], probabilities: Sequence[Any]
+) -> str:
+    """Returns which predicted class or labels do not follow from the probabilities; "" where they do."""
+    predicted = found[names[1]] if len(names) > 1 else None
     if label.kind == CLASS:
-        place = max(range(len(given)), key=given.__getitem__)
-        said, name, best = found[names[1]], found[names[2]], label.outputs[place]
-        return "" if (said, name) == (place, best) else f"{_SHORT.repr(name)} instead of {best!r}"
-    if label.kind == MULTILABEL and (said := found[names[1]]) != [int(one >= THRESHOLD) for one in given]:
-        return f"{names[1]} {_SHORT.repr(said)} are not those from {THRESHOLD} on"
+        index = max(range(len(probabilities)), key=probabilities.__getitem__)
+        name, best = found[names[2]], label.outputs[index]
+        return "" if (predicted, name) == (index, best) else f"{_SHORT.repr(name)} instead of {best!r}"
+    if label.kind == MULTILABEL and predicted != [int(value >= THRESHOLD) for value in probabilities]:
+        return f"{names[1]} {_SHORT.repr(predicted)} are not those from {THRESHOLD} on"
     return ""
 
 
 def _number(value: Any) -> float:
     try:
         return float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:  # a whole number without end
+    except OverflowError:  # an integer above the range of float64
         return math.nan
 
 
 class CleanProcess:
-    """A process without Shardline in which exports are loaded; it answers in order, beside this one."""
+    """A process without Shardline that loads exports, and answers requests in order, in parallel to this."""
 
     def __init__(self) -> None:
-        # Both of us may use a GPU, where TensorFlow takes all memory for the first that comes.
+        # Both processes may use a GPU, and by default TensorFlow reserves all of its memory.
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         self._directory = tempfile.TemporaryDirectory(prefix="clean-")
-        self._said = (Path(self._directory.name) / "stderr").open("w+b")
+        self._stderr = (Path(self._directory.name) / "stderr").open("w+b")
         script = str(Path(clean_process.__file__).resolve())
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", script, *_directories()],
+            [sys.executable, "-I", "-S", script, *_package_directories()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
             bufsize=0,
             cwd=self._directory.name,
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -315,39 +320,38 @@ class CleanProcess:
     def ask(self, saved_model: Path, request: Mapping[str, Any]) -> int:
         """Sends a request to a SavedModel, `instances` and perhaps `signature_name`; returns its number."""
         number = next(self._numbers)
-        # A pipe holds little, and nobody reads it while TensorFlow is being imported.
+        # By file: a pipe holds little, and is not read while TensorFlow is being imported.
         file = Path(self._directory.name) / str(number)
         file.write_text(json.dumps({"saved_model": str(saved_model.resolve()), **request}))
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # what has become of it is said instead of an answer
+        with contextlib.suppress(BrokenPipeError):  # `answer` reports why the process has ended
             self._process.stdin.write(f"{file}\n".encode())
         return number
 
     def answer(self, number: int) -> list[dict[str, Any]]:
-        """Waits for the answer to a request, the last one or later than all that were waited for.
+        """Waits for the answer to a request; answers to earlier requests are dropped.
 
         Raises ModelError with the cause where there is none.
         """
-        over = threading.Event()
+        timed_out = threading.Event()
 
-        def end() -> None:
-            over.set()
+        def kill() -> None:
+            timed_out.set()
             self._process.kill()
 
-        late = threading.Timer(_LIMIT_S, end)
-        late.start()
-        # Of other answers whoever has asked no longer wants to know.
+        timer = threading.Timer(_TIMEOUT_S, kill)
+        timer.start()
         lines = (json.loads(line) for line in self._answers)
-        answer = next((one for one in lines if one["request"] == str(number)), None)
-        late.cancel()
-        if over.is_set():
-            raise ModelError(f"the export gave no answer for {_LIMIT_S:.0f} s in a process of its own")
+        answer = next((line for line in lines if line["request"] == str(number)), None)
+        timer.cancel()
+        if timed_out.is_set():
+            raise ModelError(f"the export gave no answer for {_TIMEOUT_S:.0f} s in a clean process")
         if answer is None:
             code = self._process.wait()
-            self._said.seek(0)
-            last = self._said.read().decode("utf-8", "replace").strip().splitlines()[-1:]
-            words = last[0] if last else f"exit code {code}"
-            raise ModelError(f"a process of its own ended on the export: {words}")
+            self._stderr.seek(0)
+            last = self._stderr.read().decode("utf-8", "replace").strip().splitlines()[-1:]
+            cause = last[0] if last else f"exit code {code}"
+            raise ModelError(f"the clean process ended while running the export: {cause}")
         if cause := answer.get("error"):
             raise ModelError(f"the export cannot be used with TensorFlow alone: {cause}")
         return list(answer["predictions"])
@@ -358,17 +362,17 @@ class CleanProcess:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._answers, self._said):
+        for stream in (self._process.stdin, self._answers, self._stderr):
             assert stream is not None
             stream.close()
         self._directory.cleanup()
 
 
-def _directories() -> Iterator[str]:
+def _package_directories() -> Iterator[str]:
     """Yields the directories from which this interpreter imports packages, TensorFlow among them."""
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    found = importlib.util.find_spec("tensorflow")  # perhaps on PYTHONPATH alone
-    own = [str(Path(found.origin).parents[1])] if found and found.origin else []
+    spec = importlib.util.find_spec("tensorflow")  # may be on PYTHONPATH only
+    own = [str(Path(spec.origin).parents[1])] if spec and spec.origin else []
     for directory in dict.fromkeys((*site.getsitepackages(), *user, *own)):
         if Path(directory).is_dir():
             yield directory

@@ -1,7 +1,7 @@
-"""Signatures of an exported model: what each takes, the answer that all give, requests, and what they cost.
+"""Signatures of an exported model: their inputs and outputs, requests, and the cost of serving.
 
-Latency is what a client waits. Stability is whether the model says the same of an example however it is asked
-(metamorphic checks): alone or in a batch, and in any order.
+Latency is the time a client waits. Stability is whether the outputs for an example are the same alone, in a
+batch, and in any order (metamorphic checks).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from shardline.components.model_store import EXPORT_FILE, Export
 from shardline.components.validate.export.predictions import (
     THRESHOLD,
     Predictions,
-    largest_gap_of,
+    max_difference_of,
     name_outputs,
-    name_plainly,
     read_deviations,
+    sanitize_names,
 )
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.decode import (
@@ -55,11 +55,11 @@ IMAGES, PIXELS, EXAMPLES = "images", "pixels", "examples"
 #: Number of requests that `measure_costs` uses.
 REQUESTS = 32
 
-#: Calls of each kind that are timed, at most.
+#: Timed calls of each kind, at most.
 CALLS = 100
 
 _WARM_UP = 3
-_SECONDS = 1.0
+_TIMING_S = 1.0
 _BATCH = 32
 _MB = 1e6
 
@@ -72,61 +72,65 @@ def make_signatures(
 ) -> dict[str, Function]:
     """Returns the signatures of a model by name, as `export.export_model` documents them.
 
-    The model takes what `prepare` makes of a dataset's inputs. Raises ModelError when it has operations that
-    no server gives.
+    `prepare` transforms a dataset's inputs for the model. Raises ModelError when it has operations that no
+    server supports.
     """
     names, order = name_outputs(manifest.labels, read_quantiles(heads)), output_order(model, manifest.labels)
 
     def answer(inputs: Inputs) -> dict[str, tf.Tensor]:
-        taken = prepare(inputs) if prepare else inputs
-        outputs = model(taken, training=False)
-        said = to_answers(outputs, heads, manifest.labels, order)
+        prepared = prepare(inputs) if prepare else inputs
+        outputs = model(prepared, training=False)
+        answers = to_answers(outputs, heads, manifest.labels, order)
         quantiles = to_quantiles(outputs, heads, manifest.labels, order)
-        found: dict[str, tf.Tensor] = {}
-        for label in manifest.labels:  # in the order of `answers.OUTPUTS`
-            values = said[label.name]
-            if label.kind == REGRESSION:
-                told = [values[:, 0] if len(label.outputs) == 1 else values]
+        named: dict[str, tf.Tensor] = {}
+        for label in manifest.labels:
+            values = answers[label.name]
+            if label.kind == REGRESSION:  # each in the order of `predictions.OUTPUTS`
+                tensors = [values[:, 0] if len(label.outputs) == 1 else values]
             elif label.kind == CLASS:
                 index = tf.argmax(values, axis=-1)
-                told = [values, index, tf.gather(tf.constant(label.outputs), index)]
+                tensors = [values, index, tf.gather(tf.constant(label.outputs), index)]
             else:
-                told = [values, tf.cast(values >= THRESHOLD, tf.int64)]
+                tensors = [values, tf.cast(values >= THRESHOLD, tf.int64)]
             if label.name in quantiles:
-                told.append(quantiles[label.name])
-            found.update(zip(names[label.name], told, strict=True))
-        return found
+                tensors.append(quantiles[label.name])
+            named.update(zip(names[label.name], tensors, strict=True))
+        return named
 
     specs = {name: tf.TensorSpec([None, *item.shape], item.dtype) for name, item in manifest.inputs.items()}
     traced = _function(answer, specs.get("image", specs))
-    # All else in the signatures is ours. To trace those here takes long, and saving traces them again.
+    # The other signatures add only operations of Shardline; tracing them here would take long.
     check_operations(traced.get_concrete_function())
     records = tf.TensorSpec([None], tf.string, EXAMPLES)
     if "image" in manifest.inputs:
         return _image_signatures(traced, manifest.inputs["image"], records)
-    inputs = argument_names(manifest.inputs)
-    columns = {name: tf.io.FixedLenFeature(one.shape, one.dtype) for name, one in manifest.inputs.items()}
-    takes = {
-        inputs[name]: tf.TensorSpec([None, *one.shape], one.dtype, inputs[name])
-        for name, one in manifest.inputs.items()
+    arguments = argument_names(manifest.inputs)
+    columns = {name: tf.io.FixedLenFeature(item.shape, item.dtype) for name, item in manifest.inputs.items()}
+    argument_specs = {
+        arguments[name]: tf.TensorSpec([None, *item.shape], item.dtype, arguments[name])
+        for name, item in manifest.inputs.items()
     }
+
+    def answer_columns(values: Mapping[str, tf.Tensor]) -> Any:
+        return traced({name: values[argument] for name, argument in arguments.items()})
+
     return {
-        DEFAULT: _function(lambda given: traced({name: given[one] for name, one in inputs.items()}), takes),
+        DEFAULT: _function(answer_columns, argument_specs),
         EXAMPLE: _function(lambda examples: traced(tf.io.parse_example(examples, columns)), records),
     }
 
 
 def read_quantiles(heads: Heads) -> dict[str, tuple[float, ...]]:
-    """Returns the quantiles that a model gives, by name of the label, of those of which it does."""
-    found = {name: quantiles_of_head(head) for name, head in heads.items()}
-    return {name: quantiles for name, quantiles in found.items() if quantiles}
+    """Returns the quantiles that a model predicts, by name of the label, without labels that have none."""
+    by_label = {name: quantiles_of_head(head) for name, head in heads.items()}
+    return {name: quantiles for name, quantiles in by_label.items() if quantiles}
 
 
 def argument_names(inputs: Collection[str]) -> dict[str, str]:
-    """Returns, by input of the model, the name of its argument in `serving_default`; "images" of an image."""
+    """Returns the arguments of `serving_default` by input of the model; that of an image is "images"."""
     if "image" in inputs:
         return {"image": IMAGES}
-    return name_plainly(inputs)
+    return sanitize_names(inputs)
 
 
 def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> dict[str, dict[str, tf.Tensor]]:
@@ -141,7 +145,7 @@ def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> di
 
 
 def read_batches(manifest: Manifest, samples: Sequence[bytes]) -> Iterator[tuple[tf.Tensor, Any]]:
-    """Yields serialized examples in batches of up to 64, as they are stored and as the model takes them."""
+    """Yields serialized examples in batches of up to 64, and the inputs of the model parsed from them."""
     for start in range(0, len(samples), 64):
         examples = tf.constant(samples[start : start + 64])
         yield examples, parse_batch(examples, manifest.inputs, manifest.labels)[0]
@@ -152,7 +156,7 @@ def _image_signatures(answer: Function, image: Feature, records: tf.TensorSpec) 
         pixels = tf.TensorSpec(image.shape, tf.uint8)
         return tf.map_fn(lambda encoded: decode_image(encoded, image), files, fn_output_signature=pixels)
 
-    # A function of its own, so that the decoder is traced once, however many signatures there are.
+    # One tf.function for all signatures: the decoder is traced once.
     decode = stored = _function(decode_files, tf.TensorSpec([None], tf.string))
     if image.encoding == "raw":
         stored = _function(lambda pixels: decode_batch(pixels, image), tf.TensorSpec([None], tf.string))
@@ -166,19 +170,19 @@ def _image_signatures(answer: Function, image: Feature, records: tf.TensorSpec) 
     }
 
 
-def _function(serve: Callable[..., Any], takes: Any) -> Function:
-    return tf.function(serve, input_signature=[takes], autograph=False)
+def _function(serve: Callable[..., Any], spec: Any) -> Function:
+    return tf.function(serve, input_signature=[spec], autograph=False)
 
 
 class ServedModel:
-    """A SavedModel behind the signatures that Shardline exports, with an answer for each label of a dataset.
+    """A SavedModel with the signatures that Shardline exports, and outputs for each label of a dataset.
 
     Raises ModelError when there is no SavedModel, or it has another signature. `deviations` is the unit of
-    differences of numbers, `quantiles` what it gives, by name of the label.
+    differences of numbers, `quantiles` are those that it predicts, both by name of the label.
     """
 
     def __init__(self, path: Path, manifest: Manifest, loaded: Any = None) -> None:
-        """Takes what `tf.saved_model.load` has returned of the path, and loads it where that is not given."""
+        """Loads the path, unless `loaded` is the result of `tf.saved_model.load`."""
         self.path = path
         self.deviations = read_deviations(manifest)
         self._labels = manifest.labels
@@ -201,33 +205,33 @@ class ServedModel:
         for label in self._labels:
             shape, wanted = outputs[self._names[label.name][0]].shape, len(label.outputs)
             if (found := shape[-1] if len(shape) > 1 else 1) not in (None, wanted):
-                what = "classes" if label.class_names else "numbers"
+                noun = "classes" if label.class_names else "numbers"
                 raise ModelError(
-                    f"the exported model {path} has {found} {what}, the dataset has {wanted}; "
+                    f"the exported model {path} has {found} {noun}, the dataset has {wanted}; "
                     "evaluate it on the data that it was made for"
                 )
 
     def _read_quantiles(self, outputs: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-        """Reads which quantiles an output has from what was written down of the export, beside it."""
-        able = [label for label in self._labels if label.kind == REGRESSION and len(label.outputs) == 1]
-        names = name_outputs(self._labels, [label.name for label in able])
-        found = [label.name for label in able if names[label.name][-1] in outputs]
-        recorded = Export.read(self.path.parent).quantiles if found else {}
-        shares = {name: tuple(recorded.get(name, ())) for name in found}
-        for name in found:
+        """Reads the quantiles of the outputs from the export.json next to the SavedModel."""
+        numbers = [label for label in self._labels if label.kind == REGRESSION and len(label.outputs) == 1]
+        names = name_outputs(self._labels, [label.name for label in numbers])
+        having = [label.name for label in numbers if names[label.name][-1] in outputs]
+        recorded = Export.read(self.path.parent).quantiles if having else {}
+        shares = {name: tuple(recorded.get(name, ())) for name in having}
+        for name in having:
             if outputs[names[name][-1]].shape[-1] != len(shares[name]):
                 raise ModelError(
-                    f"{self.path} gives {outputs[names[name][-1]].shape[-1]} quantiles, and {EXPORT_FILE} "
-                    f"beside it names {len(shares[name])}; export it again"
+                    f"{self.path} predicts {outputs[names[name][-1]].shape[-1]} quantiles, and {EXPORT_FILE} "
+                    f"next to it names {len(shares[name])}; export it again"
                 )
         return shares
 
     def predict(self, images: tf.Tensor) -> Predictions:
-        """Predicts encoded images, [n]; raises InvalidArgumentError when one cannot be decoded."""
+        """Predicts for encoded images, [n]; raises InvalidArgumentError when one cannot be decoded."""
         return self._answer(DEFAULT, {IMAGES: images})
 
     def predict_examples(self, serialized: tf.Tensor) -> Predictions:
-        """Predicts serialized tf.train.Example, [n], of images or of tables.
+        """Predicts for serialized tf.train.Example, [n], of images or of tables.
 
         Raises ModelError when the model was exported without that signature, and
         tf.errors.InvalidArgumentError when an example lacks a column or cannot be decoded.
@@ -235,16 +239,16 @@ class ServedModel:
         return self._answer(EXAMPLE, {EXAMPLES: serialized})
 
     def _answer(self, signature: str, request: dict[str, tf.Tensor]) -> Predictions:
-        outputs = self._signature(signature)(**request)
-        said, classes, quantiles = {}, {}, {}
+        answer = self._signature(signature)(**request)
+        outputs, classes, quantiles = {}, {}, {}
         for label in self._labels:
             names = self._names[label.name]
-            said[label.name] = outputs[names[0]].numpy().reshape(-1, len(label.outputs))
+            outputs[label.name] = answer[names[0]].numpy().reshape(-1, len(label.outputs))
             if label.kind != REGRESSION:
-                classes[label.name] = outputs[names[1]].numpy()
+                classes[label.name] = answer[names[1]].numpy()
             if label.name in self.quantiles:
-                quantiles[label.name] = outputs[names[1]].numpy()
-        return Predictions(said, classes, quantiles)
+                quantiles[label.name] = answer[names[1]].numpy()
+        return Predictions(outputs, classes, quantiles)
 
     def _signature(self, name: str) -> Any:
         if (found := self._loaded.signatures.get(name)) is None:
@@ -255,24 +259,25 @@ class ServedModel:
 def measure_costs(
     model: ServedModel, images: tf.Tensor | None, records: tf.Tensor, calls: int = CALLS
 ) -> dict[str, float]:
-    """Returns what a model costs to serve, and how stable its answers are, by the names in SERVING.
+    """Returns the cost of serving a model, and the stability of its outputs, by the names in SERVING.
 
     `images` is None for a table; `records` are the same examples, at least one. Calls with one example and
     with 32 are timed after a warm-up; throughput is in examples per second, in batches of 32. peak_memory_mb
-    is the largest resident size that this process has had, TensorFlow included.
+    is the largest resident size of this process, TensorFlow included.
     """
     serve, requests = (model.predict_examples, records) if images is None else (model.predict, images)
     single, batched = (time_calls(serve, requests, size, calls) for size in (1, _BATCH))
     some = requests[:REQUESTS]
-    together, turned = serve(some), serve(some[::-1]).reversed()
-    alone = Predictions.join([serve(some[place : place + 1]) for place in range(int(some.shape[0]))])
+    batched_outputs, reversed_outputs = serve(some), serve(some[::-1]).reversed()
+    single_outputs = Predictions.join([serve(some[i : i + 1]) for i in range(int(some.shape[0]))])
     return {
         **{f"latency_p{p}_ms": float(np.percentile(single, p)) * 1e3 for p in (50, 95)},
         **{f"latency_batch32_p{p}_ms": float(np.percentile(batched, p)) * 1e3 for p in (50, 95)},
         "throughput": _BATCH / float(np.mean(batched)),
-        # What batch size and order make to an answer.
+        # The effect of batch size and order on the outputs.
         "batch_difference": max(
-            largest_gap_of(together, others, model.deviations) for others in (turned, alone)
+            max_difference_of(batched_outputs, others, model.deviations)
+            for others in (reversed_outputs, single_outputs)
         ),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MB,
         "size_mb": sum(path.stat().st_size for path in model.path.rglob("*") if path.is_file()) / _MB,
@@ -288,7 +293,7 @@ def time_calls(
     for call in range(_WARM_UP):
         serve(batches[call % len(batches)])
     seconds: list[float] = []
-    while len(seconds) < calls and sum(seconds) < _SECONDS:
+    while len(seconds) < calls and sum(seconds) < _TIMING_S:
         began = time.perf_counter()
         serve(batches[len(seconds) % len(batches)])
         seconds.append(time.perf_counter() - began)

@@ -1,8 +1,7 @@
-"""Challenge: the champion, measured in the same way and on the same examples as a new model.
+"""Champion evaluation: the champion, measured in the same way and on the same examples as a new model.
 
-A model that was trained on some of the examples on which it is measured looks better than it is. So an export
-keeps the keys of its training split, hashes by which they are found among those of a later test split, and a
-later run leaves those of its test examples out of the comparison that the champion was trained on.
+A model looks better than it is on examples that it was trained on. So an export stores the keys (hashes) of
+its training split, and a later run leaves test examples with these keys out of the comparison.
 """
 
 from __future__ import annotations
@@ -22,50 +21,49 @@ from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.export.signatures import CALLS
 from shardline.components.validate.gate.verdict import Absence
-from shardline.components.validate.metrics.drift import Before, read_profile
+from shardline.components.validate.metrics.drift import ReferenceProfile, read_profile
 from shardline.components.validate.metrics.evaluation import Evaluation, Lead
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import DatasetError, ModelError, ShardlineError
 from shardline.trainer.base.progress import report
 from shardline.trainer.data.manifest import KEY_BYTES, Manifest
 
-#: Examples on which a model and the champion must at least be compared, where others are left out.
+#: Examples that must remain for a comparison with the champion, where others are left out.
 MIN_COMPARED = 50
 
 Keys = npt.NDArray[np.uint64]
 
 _KEY = np.dtype(">u8")
-# Settings of preprocessing that decide the split beside shares, salt and key.
-_RULES = ("stratify", "group", "split_by_time", "split_gap")
+# Settings of preprocessing that affect the split, besides shares, salt and key.
+_SPLIT_SETTINGS = ("stratify", "group", "split_by_time", "split_gap")
 
 
 @dataclass(frozen=True)
 class ChampionEvaluation:
-    """A challenger beside the champion.
+    """Evaluation of a challenger together with the champion.
 
     Attributes:
         evaluation: The challenger's, with that of the champion where it could be measured.
-        champion: Version of the champion; "" where there is none yet, None where none was asked for.
+        champion: Version of the champion; "" where there is none yet, None where no champion_uri is set.
         absence: Why the champion could not be measured.
-        warning: What a person should know of the comparison; "" for nothing.
-        profile: Profile of its training data, or why there is none.
+        warning: Warning about the comparison; "" for none.
+        profile: Profile of the champion's training data, or why there is none.
     """
 
     evaluation: Evaluation
     champion: str | None = None
     absence: Absence | None = None
     warning: str = ""
-    profile: Before = "there is no champion to compare with"
+    profile: ReferenceProfile = "there is no champion to compare with"
 
 
 def evaluate_champion(
     challenger: Assessment, champion_uri: str, examples: Examples, *, min_slice: int, calls: int = CALLS
 ) -> ChampionEvaluation:
-    """Measures the champion in the same way as the challenger (see `measure`), and puts it beside it.
+    """Measures the champion in the same way as the challenger (see `measure`), and compares both.
 
     Raises:
-        SettingsError, PlatformError: When the place for champions is not there or cannot be read, so that
-            it cannot be said whether it has one.
+        SettingsError, PlatformError: When the model store does not exist or cannot be read.
     """
     alone, version, profile = challenger.evaluation, "", ChampionEvaluation.profile
     catalog.require_store(champion_uri)
@@ -96,33 +94,37 @@ def compare(
 ) -> Evaluation:
     """Returns the challenger's evaluation with that of the champion on the same examples.
 
-    `trained_on` says which of them the champion was trained on: these are left out, for both.
+    `trained_on` is the mask of the examples that the champion was trained on: both leave these out.
     """
     whole = challenger.evaluation
     if trained_on is not None and trained_on.any():
-        challenger, champion = challenger.only(~trained_on), champion.only(~trained_on)
+        challenger, champion = challenger.select(~trained_on), champion.select(~trained_on)
         whole = replace(whole, left_out=int(trained_on.sum()), compared=challenger.evaluation)
-    # The process has had both models in memory by then.
-    theirs, leads = _without(champion.evaluation, "peak_memory_mb"), dict[str, Lead]()
+    # By now the process has had both models in memory.
+    theirs, leads = _without_metric(champion.evaluation, "peak_memory_mb"), dict[str, Lead]()
     for name, ours in challenger.outcomes.items():
         prefix, other = f"{name}." if whole.parts else "", champion.outcomes[name]
         leads |= {f"{prefix}{metric}": lead for metric, lead in ours.leads(other).items()}
         if getattr(ours, "shares", ()) != getattr(other, "shares", ()):
-            # The losses of other quantiles cannot be compared.
+            # Losses of different quantiles cannot be compared.
             loss = "pinball_loss"
-            parts = tuple(_without(part, loss) if part.label == name else part for part in theirs.parts)
-            theirs = replace(_without(theirs, f"{prefix}{loss}"), parts=parts)
+            parts = tuple(
+                _without_metric(part, loss) if part.label == name else part for part in theirs.parts
+            )
+            theirs = replace(_without_metric(theirs, f"{prefix}{loss}"), parts=parts)
     return replace(whole, champion=replace(theirs, mistakes=()), leads=leads)
 
 
-def _without(evaluation: Evaluation, metric: str) -> Evaluation:
+def _without_metric(evaluation: Evaluation, metric: str) -> Evaluation:
     metrics = {name: value for name, value in evaluation.metrics.items() if name != metric}
     return replace(evaluation, metrics=metrics)
 
 
 def check_comparable(export: Export, version: str, manifest: Manifest) -> None:
-    """Refuses a published version with other classes or inputs than a dataset; raises ModelError."""
-    theirs, ours = (tuple(f"{one.kind} {one.name}" for one in all.labels) for all in (export, manifest))
+    """Raises ModelError when a published version has other labels, classes or inputs than a dataset."""
+    theirs, ours = (
+        tuple(f"{label.kind} {label.name}" for label in source.labels) for source in (export, manifest)
+    )
     compared = [
         ("labels", theirs, ours),
         ("inputs", tuple(sorted(export.inputs)), tuple(sorted(manifest.inputs))),
@@ -143,8 +145,8 @@ class TrainingKeys:
     """Keys of the examples that a model was trained on, sorted, and the record of them for export.json.
 
     Attributes:
-        data: The record; None where the model was trained on another dataset than the one that is at hand.
-        warning: What a person should know of them; "" for nothing.
+        data: The record; None where the model was trained on another dataset.
+        warning: Warning about the training data; "" for none.
     """
 
     data: TrainingData | None
@@ -155,48 +157,48 @@ class TrainingKeys:
     def of(
         cls, directory: Path, manifest: Manifest, *, start: str = "", trained_on: str = ""
     ) -> TrainingKeys:
-        """Returns those of a dataset's training split, and of the model that the training started from.
+        """Returns the keys of a dataset's training split and of the model that the training started from.
 
         `start` is the trainer's option `initial_model`, `trained_on` the fingerprint of the training's
         dataset, "" where it is not known. Raises DatasetError when the dataset's keys are damaged.
         """
         if trained_on not in ("", manifest.fingerprint):
             warning = (
-                f"The model was trained on another dataset (fingerprint {trained_on}): whether it has seen "
-                "the test examples is not known"
+                f"The model was trained on another dataset (fingerprint {trained_on}): whether it has "
+                "seen the test examples is not known"
             )
             return cls(None, _NO_KEYS, warning)
         settings = manifest.settings
         salt, shares = settings.get("split_salt"), settings.get("split")
-        found = read_split(directory, manifest, "train")
-        earlier = _of_start(start, settings.get("key", "")) if start else _NO_KEYS
-        keys = np.unique(np.concatenate([part for part in (_NO_KEYS, found, earlier) if part is not None]))
+        train = read_split(directory, manifest, "train")
+        earlier = _keys_of_initial_model(start, settings.get("key", "")) if start else _NO_KEYS
+        keys = np.unique(np.concatenate([part for part in (_NO_KEYS, train, earlier) if part is not None]))
         data = TrainingData(
             salt=salt if isinstance(salt, int) else None,
             shares=dict(shares) if isinstance(shares, Mapping) else {},
             key=str(settings.get("key", "")),
-            rules={name: settings[name] for name in _RULES if settings.get(name)},
+            rules={name: settings[name] for name in _SPLIT_SETTINGS if settings.get(name)},
             records=len(keys),
-            keys="" if found is None else _digest(keys),
+            keys="" if train is None else _digest(keys),
             complete=earlier is not None,
         )
-        warning = f"What initial_model ({start}) was trained on is not known: it may be the test examples"
+        warning = f"The training data of initial_model ({start}) are not known: they may have test examples"
         return cls(data, keys, "" if data.complete else warning)
 
     def write(self, out: Path) -> None:
-        """Writes the keys into the directory of an export, if any are known."""
+        """Writes the keys, if any are known, to the directory of an export."""
         if self.data and self.data.keys:
             files.write_bytes(out / KEYS_FILE, self.keys.astype(_KEY).tobytes())
 
     def describe_leak(self, examples: Examples) -> str:
-        """Returns what a person must know where the model was trained on what it is measured on, or ""."""
+        """Returns a warning where the model was trained on examples that it is measured on, else ""."""
         tested = read_split(examples.directory, examples.manifest, examples.name)
         seen = 0 if tested is None else int(np.isin(tested, self.keys).sum())
         if tested is None or not seen:
             return ""
         return (
-            f"Trained on {seen:,} of the {len(tested):,} {examples.name} examples, through the model that it "
-            "started from or equal examples in both splits: its figures are too good"
+            f"Trained on {seen:,} of the {len(tested):,} {examples.name} examples, through the initial model "
+            "or equal examples in both splits: its metrics are too good"
         )
 
 
@@ -213,17 +215,17 @@ def read_split(directory: Path, manifest: Manifest, split: str) -> Keys | None:
     except OSError as error:
         raise DatasetError(f"cannot read {path}: {error.strerror}; preprocess the data again") from None
     if (len(data), f"{google_crc32c.value(data):08x}") != (manifest.keys.bytes, manifest.keys.crc32c):
-        raise DatasetError(f"{path} is not what the manifest says; preprocess the data again")
+        raise DatasetError(f"{path} does not match the manifest; preprocess the data again")
     names = list(manifest.splits)
     first = sum(manifest.splits[name].records for name in names[: names.index(split)])
     return _as_keys(data[KEY_BYTES * first :][: KEY_BYTES * manifest.splits[split].records])
 
 
 def find_trained_on(published: Path, examples: Examples) -> npt.NDArray[np.bool_] | None:
-    """Returns which of some examples the champion in `published` was trained on; None where nobody knows.
+    """Returns the mask of the examples that the champion in `published` was trained on; None if not known.
 
     Raises DatasetError when the keys of the dataset are damaged, ModelError when those of the model are, or
-    too few examples remain that it was not trained on.
+    when too few other examples remain.
     """
     export, manifest = Export.read(published), examples.manifest
     data, keys = export.training_data, read_split(examples.directory, manifest, examples.name)
@@ -243,11 +245,11 @@ def find_trained_on(published: Path, examples: Examples) -> npt.NDArray[np.bool_
 
 
 def describe_overlap(trained_on: npt.NDArray[np.bool_] | None, data: TrainingData | None = None) -> str:
-    """Returns what a person must know of a comparison with a champion with these `data`; "" for nothing."""
+    """Returns a warning about a comparison with a champion trained on `data`; "" for none."""
     if trained_on is None:
         return (
-            "It is not known which examples the champion was trained on, as it or the dataset is of a source "
-            "without keys: if its split was another one, the comparison flatters it"
+            "It is not known which examples the champion was trained on, because it or the dataset has no "
+            "keys: if its split was different, the comparison favours it"
         )
     sentences = []
     if trained_on.any():
@@ -256,7 +258,7 @@ def describe_overlap(trained_on: npt.NDArray[np.bool_] | None, data: TrainingDat
             f"was trained on the other {trained_on.sum():,}"
         )
     if data and not data.complete:
-        sentences.append("What the model that the champion started from was trained on is not known")
+        sentences.append("The training data of the champion's initial model are not known")
     return "; ".join(sentences)
 
 
@@ -268,12 +270,12 @@ def read_published(published: Path, data: TrainingData) -> Keys:
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}; publish the model again") from None
     if (len(keys), _digest(keys)) != (data.records, data.keys):
-        raise ModelError(f"{path} is damaged: it is not what export.json says; publish the model again")
+        raise ModelError(f"{path} is damaged: it does not match export.json; publish the model again")
     return keys
 
 
-def _of_start(uri: str, key: str) -> Keys | None:
-    """Returns the keys of a published model from which a training started; None where nobody knows all."""
+def _keys_of_initial_model(uri: str, key: str) -> Keys | None:
+    """Returns the keys of a published model that a training started from; None where not all are known."""
     try:
         path = catalog.champion_directory(uri)
         present = champions.current(path) if path.is_dir() else None

@@ -1,4 +1,4 @@
-"""Gate: the rules that a model must pass, its own and those of a user, and the policy for a first run."""
+"""Gate: the rules that a model must pass, default and a user's, and the policy for a first run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from pathlib import Path
 
 from shardline.components.text import enumerate_names
 from shardline.components.validate.export.formats import check_names
-from shardline.components.validate.gate.rules import DRIFT, OFF, GateRule, parse_rule, parse_rules, vocabulary
+from shardline.components.validate.gate.rules import (
+    DRIFT,
+    OFF,
+    GateRule,
+    allowed_metrics,
+    parse_rule,
+    parse_rules,
+)
 from shardline.components.validate.metrics.evaluation import MIN_SLICE
 from shardline.components.validate.metrics.metrics import (
     BY_KIND,
-    OF_QUANTILES,
     PARTS,
     QUALITY,
-    names_of_quantiles,
+    QUANTILE_METRICS,
+    quantile_metric_names,
 )
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import check_types
@@ -23,87 +30,96 @@ from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest
 
-#: Policies for rules about a champion that cannot be measured, and the default one.
-FIRST_RUNS = ("bless", "block")
-FIRST_RUN = "bless"
+#: Policies where there is no champion yet or too few test examples, and the default one.
+FIRST_RUN_POLICIES = ("bless", "block")
+DEFAULT_FIRST_RUN = "bless"
 
-#: The rule about the champion: without a place for champions there is nothing that it could compare with.
+#: Name of the rule about the champion, skipped where no champion_uri is set.
 CHAMPION = "champion"
-#: The rule about the number of examples, of which first_run says what becomes of it.
+#: Name of the rule about the number of examples; first_run decides where there are too few.
 EXAMPLES = "examples"
-#: The rule about test examples that differ in what is to be predicted; the notes say why they do not.
+#: Name of the rule about test examples whose labels vary; its notes name the labels that do not.
 VARIETY = "variety"
 
 
-def _own(text: str, why: str) -> GateRule:
+def _default_rule(text: str, why: str) -> GateRule:
     return replace(parse_rule(text), why=why)
 
 
-def _own_of(champion: str, baseline: str) -> tuple[GateRule, ...]:
+def _reference_rules(champion: str, baseline: str) -> tuple[GateRule, ...]:
     return (
-        _own(f"{CHAMPION}: {champion}", "A model that is worse replaces none that is better."),
-        _own(f"baseline: {baseline}", "Whoever always gives the same answer needs no model."),
+        _default_rule(f"{CHAMPION}: {champion}", "A worse model must not replace a better one."),
+        _default_rule(f"baseline: {baseline}", "A model must beat always giving the same answer."),
     )
 
 
-#: The gate's own rules about the answers to a label, by its kind, in force unless one with their name takes
-#: their place: rule, and what it is for.
-OF_LABEL = {
-    CLASS: _own_of("accuracy >= champion (within 0.01)", "accuracy > baseline (p < 0.025)"),
-    MULTILABEL: _own_of("macro_f1 >= champion (within 0.01)", "macro_f1 > baseline (p < 0.025)"),
-    REGRESSION: _own_of("rmse <= champion (within 2 %)", "rmse < baseline (p < 0.025)"),
+#: Default rules about the predictions of a label, by its kind, unless a rule with their name replaces them.
+LABEL_RULES = {
+    CLASS: _reference_rules("accuracy >= champion (within 0.01)", "accuracy > baseline (p < 0.025)"),
+    MULTILABEL: _reference_rules("macro_f1 >= champion (within 0.01)", "macro_f1 > baseline (p < 0.025)"),
+    REGRESSION: _reference_rules("rmse <= champion (within 2 %)", "rmse < baseline (p < 0.025)"),
 }
-#: The others. Kernels for other batch sizes, and other machines, round differently, in 16 bits by a percent.
-OF_MODEL = (
-    _own("classes: never_predicted == 0", "A class that is never predicted might as well not be there."),
-    _own(f"{EXAMPLES}: examples >= 50", "On fewer test examples a verdict is chance."),
-    _own(f"{VARIETY}: constant_labels == 0", "Where one answer is always right, no model can be judged."),
-    _own("export: max_difference <= 0.02", "The exported model answers as the trained one does."),
-    _own("golden: golden_difference <= 0.001", "A server that has TensorFlow alone gives the same answers."),
-    _own("finite: non_finite == 0", "An output that is no number is no answer."),
-    _own("batch: batch_difference <= 0.02", "What else is in a request does not matter."),
+#: Default rules about the model. Rounding differs by batch size and machine, in 16 bits by a percent.
+MODEL_RULES = (
+    _default_rule(
+        "classes: never_predicted == 0", "A class that is never predicted might as well not be there."
+    ),
+    _default_rule(f"{EXAMPLES}: examples >= 50", "On fewer test examples a verdict is chance."),
+    _default_rule(
+        f"{VARIETY}: constant_labels == 0", "Where one answer is always right, no model can be judged."
+    ),
+    _default_rule("export: max_difference <= 0.02", "The exported model answers as the trained one does."),
+    _default_rule(
+        "golden: golden_difference <= 0.001", "A server that has TensorFlow alone gives the same answers."
+    ),
+    _default_rule("finite: non_finite == 0", "An output that is no number is no answer."),
+    _default_rule("batch: batch_difference <= 0.02", "What else is in a request does not matter."),
 )
-#: The gate's own rules for one class of several; `Gate.for_labels` has those of other labels.
-DEFAULTS = (*OF_LABEL[CLASS], *OF_MODEL)
+#: The default rules for a label of kind class; `Gate.for_labels` returns those for other labels.
+DEFAULT_RULES = (*LABEL_RULES[CLASS], *MODEL_RULES)
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Rules, all of which must pass, and the policy for those that cannot be judged.
+    """Rules, all of which must pass, and the policies for rules that cannot be judged.
 
     Attributes:
-        first_run: What becomes of rules about a champion where the place for champions is empty, and of a
-            model with too few test examples: "bless" lets it pass, "block" does not.
+        first_run: Policy where there is no champion yet, or too few test examples: "bless" lets a model
+            pass, "block" does not.
         min_slice: Smallest slice that is judged, in examples.
-        allow_undecided: Whether a model may pass though a rule could not be judged.
+        allow_undecided: Whether a model may pass when a rule could not be judged.
     """
 
-    rules: tuple[GateRule, ...] = DEFAULTS
-    first_run: str = FIRST_RUN
+    rules: tuple[GateRule, ...] = DEFAULT_RULES
+    first_run: str = DEFAULT_FIRST_RUN
     min_slice: int = MIN_SLICE
     allow_undecided: bool = False
 
     def __post_init__(self) -> None:
-        if self.first_run not in FIRST_RUNS:
-            raise SettingsError(f"first_run must be {' or '.join(FIRST_RUNS)}, got {self.first_run!r}")
+        if self.first_run not in FIRST_RUN_POLICIES:
+            raise SettingsError(
+                f"first_run must be {' or '.join(FIRST_RUN_POLICIES)}, got {self.first_run!r}"
+            )
         if not isinstance(self.min_slice, int) or self.min_slice < 1:
             raise SettingsError(f"min_slice must be a whole number from 1 on, got {self.min_slice!r}")
         if not isinstance(self.allow_undecided, bool):
             raise SettingsError(f"allow_undecided must be true or false, got {self.allow_undecided!r}")
 
     def with_rules(self, texts: Iterable[str]) -> Gate:
-        """Returns this gate with more rules; one with a name takes the place of the rule of that name.
+        """Returns this gate with more rules; a rule with a name replaces the rule of that name.
 
-        Raises SettingsError when one of them cannot be read, there is no rule of its name, or that one is
-        about something else.
+        Raises SettingsError when a rule cannot be parsed, or its name is not that of a default rule about the
+        same metric or reference.
         """
-        rules, own = list(self.rules), {one.name: one for one in DEFAULTS}
+        rules, defaults = list(self.rules), {rule.name: rule for rule in DEFAULT_RULES}
         for rule in parse_rules(texts):
-            if rule.name and rule.name not in own:
-                raise SettingsError(f"there is no rule {rule.name!r} to replace; there are {', '.join(own)}")
+            if rule.name and rule.name not in defaults:
+                raise SettingsError(
+                    f"there is no rule {rule.name!r} to replace; there are {', '.join(defaults)}"
+                )
             if rule.name and rule.operator != OFF:
-                default = own[rule.name]
-                # About something else it would leave open what the default asks.
+                default = defaults[rule.name]
+                # A rule about something else would drop the check of the default.
                 side = "reference" if default.reference else "metric"
                 if getattr(rule, side) != getattr(default, side):
                     raise SettingsError(
@@ -111,96 +127,97 @@ class Gate:
                         f"{default.text!r}; write it without the name, or leave that one out by "
                         f"'{default.name}: off'"
                     )
-            taken = (one for one in rules if rule.name and one.name == rule.name)
-            place = next((one for one in taken if rule.label in ("", one.label)), None)
-            if place:
-                rules[rules.index(place)] = rule
-            else:  # also of one of several labels: those of the others stay
+            namesakes = (each for each in rules if rule.name and each.name == rule.name)
+            replaced = next((each for each in namesakes if rule.label in ("", each.label)), None)
+            if replaced:
+                rules[rules.index(replaced)] = rule
+            else:  # also a rule about one of several labels: the default stays for the others
                 rules.append(rule)
         return replace(self, rules=tuple(rules))
 
     def for_labels(self, labels: Sequence[Label]) -> Gate:
-        """Returns this gate with its own rules for the kinds of some labels, of several one for each.
+        """Returns this gate with the default rules for the kinds of the labels, for each of several labels.
 
-        Raises SettingsError when a rule that a user has written does not say which of several labels it is
-        about, names one that is not there, or a metric that its kind does not have.
+        Raises SettingsError when a user's rule does not name one of several labels, or names an unknown label
+        or a metric that its kind does not have.
         """
         rules: list[GateRule] = []
         for rule in self.rules:
             if rule.why and rule.name in (CHAMPION, "baseline"):
-                written = {one.label for one in self.rules if one.name == rule.name and not one.why}
+                replaced = {each.label for each in self.rules if each.name == rule.name and not each.why}
                 for label in labels:
-                    own = next(one for one in OF_LABEL[label.kind] if one.name == rule.name)
+                    default = next(each for each in LABEL_RULES[label.kind] if each.name == rule.name)
                     if len(labels) == 1:
-                        rules.append(own)
-                    elif label.name not in written:
-                        rules.append(replace(own, label=label.name, text=f"{label.name}.{own.text}"))
-            elif not (rule.why and rule.name == "classes" and {one.kind for one in labels} == {REGRESSION}):
+                        rules.append(default)
+                    elif label.name not in replaced:
+                        rules.append(replace(default, label=label.name, text=f"{label.name}.{default.text}"))
+            elif not (rule.why and rule.name == "classes" and {it.kind for it in labels} == {REGRESSION}):
                 _check_label(rule, labels)
                 rules.append(rule)
         return replace(self, rules=tuple(rules))
 
     def with_min_accuracy(self, least: float) -> Gate:
-        """Returns this gate with a smallest accuracy, none for 0; SettingsError if it is not within 0..1."""
+        """Returns this gate with a rule for the smallest accuracy, 0..1 (else SettingsError); 0 adds none."""
         if not 0.0 <= least <= 1.0:  # NaN fails this too.
             raise SettingsError(f"min_accuracy must be within 0..1, got {least}; 0.95 means 95 %")
         return self.with_rules([f"accuracy >= {least!r}"]) if least else self
 
     def check(self, manifest: Manifest, champion_uri: str, formats: Sequence[str] = ()) -> None:
-        """Checks that the rules fit the dataset, before any work is done for them.
+        """Checks that the rules fit the dataset, before any work is done.
 
-        Raises SettingsError when a rule is about a class or a feature that the dataset does not have, about a
-        class without an example in the test split, about a format that is not among `formats`, or one of the
-        user's about a champion where `champion_uri` is "".
+        Raises SettingsError when a rule is about a class or a feature that the dataset does not have, a class
+        without test examples, a format that is not in `formats`, or, for a user's rule, a champion where
+        `champion_uri` is "".
         """
         self.check_formats(formats)
         self.check_champion(champion_uri)
-        known = [one.name for one in manifest.columns if not one.shape and one.name not in manifest.apart]
+        columns = [item.name for item in manifest.columns if not item.shape]
+        known = [name for name in columns if name not in manifest.apart]
         for rule in self.for_labels(manifest.labels).rules:
             feature, _, value = rule.slice.partition("=")
             if not feature or rule.format:
                 continue
             label = _find_label(rule, manifest.labels)
-            part, there = PARTS[label.kind][0], ""
+            part, problem = PARTS[label.kind][0], ""
             if rule.metric == DRIFT:
-                names = _drifting(manifest)
+                names = _profiled_features(manifest)
                 if rule.slice not in names:
-                    there = f"feature {rule.slice!r}; what may drift is {enumerate_names(names)}"
+                    problem = f"feature {rule.slice!r}; drift is measured of {enumerate_names(names)}"
             elif feature != part and feature not in known:
                 sliced = enumerate_names([part, *known])
-                there = f"feature {feature!r}; the dataset can be sliced by {sliced}"
+                problem = f"feature {feature!r}; the dataset can be sliced by {sliced}"
             elif feature == part and value not in label.outputs:
-                there = f"{part} {value!r}; the dataset has {enumerate_names(label.outputs)}"
-            elif feature == part and label.class_names and not _tested(manifest, label)[value]:
-                there = (
-                    f"{part} {value!r}, of which the test split has no example; bring some, or take another "
+                problem = f"{part} {value!r}; the dataset has {enumerate_names(label.outputs)}"
+            elif feature == part and label.class_names and not _count_test_examples(manifest, label)[value]:
+                problem = (
+                    f"{part} {value!r}, but the test split has no example of it; add some, or use another "
                     "split_salt"
                 )
-            if there:
-                raise SettingsError(f"the rule {rule.text!r} is about {there}")
+            if problem:
+                raise SettingsError(f"the rule {rule.text!r} is about {problem}")
 
     def check_quantiles(self, labels: Sequence[Label], quantiles: Mapping[str, tuple[float, ...]]) -> None:
-        """Raises SettingsError when a rule is about quantiles, by label, of which the model gives none."""
+        """Raises SettingsError when a rule is about quantiles that the model does not predict."""
         for rule in self.rules:
-            has = names_of_quantiles(quantiles.get(_find_label(rule, labels).name, ()))
-            if rule.metric in {metric.name for metric in OF_QUANTILES} - {*has}:
-                fitting = [one.name for one in BY_KIND[REGRESSION] if one not in OF_QUANTILES]
+            has = quantile_metric_names(quantiles.get(_find_label(rule, labels).name, ()))
+            if rule.metric in {metric.name for metric in QUANTILE_METRICS} - {*has}:
+                fitting = [metric.name for metric in BY_KIND[REGRESSION] if metric not in QUANTILE_METRICS]
                 found = "one quantile" if has else "no quantiles"
                 raise SettingsError(
-                    f"the rule {rule.text!r} is about quantiles, and the model gives {found}; it has "
+                    f"the rule {rule.text!r} is about quantiles, and the model predicts {found}; it has "
                     f"{', '.join([*fitting, *has])}: train it with quantiles, or leave the rule out"
                 )
 
     def check_champion(self, champion_uri: str) -> None:
-        """Raises SettingsError when a rule beside the gate's own needs a champion, and there is no place."""
+        """Raises SettingsError when a user's rule needs a champion, and `champion_uri` is ""."""
         for rule in self.rules:
             if rule.reference == "champion" and rule.name != CHAMPION and not champion_uri:
                 raise SettingsError(
-                    f"the rule {rule.text!r} compares with the champion; say where champions are published"
+                    f"the rule {rule.text!r} compares with the champion, but champion_uri is empty; set it"
                 )
 
     def check_formats(self, formats: Sequence[str]) -> None:
-        """Raises SettingsError when one of them is unknown, or a rule is about another one."""
+        """Raises SettingsError when a format is unknown, or a rule is about a format not in `formats`."""
         check_names(formats)
         for rule in self.rules:
             if rule.format and rule.format not in formats:
@@ -211,19 +228,21 @@ class Gate:
 
 
 def _find_label(rule: GateRule, labels: Sequence[Label]) -> Label:
-    """Returns the label that a rule is about; of several the first where it is about none of them."""
+    """Returns the label that a rule is about; the first one where it names none."""
     return next((label for label in labels if label.name == rule.label), labels[0])
 
 
 def _check_label(rule: GateRule, labels: Sequence[Label]) -> None:
-    """Refuses a rule about a label or a metric that is not there."""
+    """Raises SettingsError when a rule is about an unknown label or metric."""
     names = [label.name for label in labels]
     if rule.label and (rule.label not in names or len(labels) == 1):
-        there = enumerate_names(names) if len(labels) > 1 else "one label, whose metrics stand alone"
-        raise SettingsError(f"the rule {rule.text!r} is about label {rule.label!r}; the dataset has {there}")
-    of_quality = rule.metric in {metric.name for metric in QUALITY}
-    of_label = rule.worst or (rule.slice and rule.metric != DRIFT) or of_quality
-    if rule.operator == OFF or not of_label:
+        present = enumerate_names(names) if len(labels) > 1 else "one label: write its metrics without a name"
+        raise SettingsError(
+            f"the rule {rule.text!r} is about label {rule.label!r}; the dataset has {present}"
+        )
+    is_quality = rule.metric in {metric.name for metric in QUALITY}
+    needs_label = rule.worst or (rule.slice and rule.metric != DRIFT) or is_quality
+    if rule.operator == OFF or not needs_label:
         return
     if len(labels) > 1 and not rule.label and not rule.format:
         raise SettingsError(
@@ -231,26 +250,26 @@ def _check_label(rule: GateRule, labels: Sequence[Label]) -> None:
             f"metric, {names[0]}.{rule.text}: there are {enumerate_names(names)}"
         )
     kind = _find_label(rule, labels).kind
-    if rule.metric not in (fitting := vocabulary(rule, [kind])):
+    if rule.metric not in (fitting := allowed_metrics(rule, [kind])):
         part, metrics = PARTS[kind]
         raise SettingsError(
             f"the rule {rule.text!r} does not fit a label of kind {kind}, which has {', '.join(fitting)}"
-            + (f" and, of one {part}, {metrics[-1]}[{part}=...]" if rule.slice else "")
+            + (f" and, for one {part}, {metrics[-1]}[{part}=...]" if rule.slice else "")
         )
 
 
-def _tested(manifest: Manifest, label: Label) -> dict[str, int]:
-    """Returns the examples of each class or label in the test split, 1 each where there is none."""
+def _count_test_examples(manifest: Manifest, label: Label) -> dict[str, int]:
+    """Returns the number of test examples of each class or label; 1 each where there is no test split."""
     test = manifest.splits.get("test")
     counts = test.labels[label.name].counts if test else (1,) * len(label.outputs)
     return dict(zip(label.outputs, counts, strict=True))
 
 
-def _drifting(manifest: Manifest) -> list[str]:
-    """Returns the features of a profile."""
+def _profiled_features(manifest: Manifest) -> list[str]:
+    """Returns the names of the features in a dataset's profile, whose drift is measured."""
     names = [label.name for label in manifest.labels if not label.feature.shape]
-    for feature in (one for one in manifest.features if one.encoding):
-        names += [f"{feature.name} {what}" for what in ("brightness", "height", "width")]
+    for feature in (item for item in manifest.features if item.encoding):
+        names += [f"{feature.name} {quantity}" for quantity in ("brightness", "height", "width")]
     for feature in manifest.columns:
         if not feature.shape and feature.name not in manifest.apart:
             names += [feature.name, *([f"{feature.name} length"] if feature.dtype == "string" else [])]
@@ -258,9 +277,9 @@ def _drifting(manifest: Manifest) -> list[str]:
 
 
 def read_gate(path: Path) -> Gate:
-    """Reads a gate from a TOML or JSON file: `rules`, a list of texts, and its policy; all may be left out.
+    """Reads a gate from a TOML or JSON file: `rules`, a list of texts, and its policies, all optional.
 
-    Raises SettingsError when it cannot be read, has unknown names, or one of its rules cannot be read.
+    Raises SettingsError when it cannot be read, has unknown names, or one of its rules cannot be parsed.
     """
     reader = files.read_json if path.suffix == ".json" else files.read_toml
     content = reader(path, SettingsError)
@@ -282,22 +301,21 @@ class GateSettings:
     """The object `gate`: when a model is good enough, and where it is published then.
 
     Attributes:
-        min_accuracy: The least test accuracy of the exported model, 0..1; 0 for none.
-        rules: Rules beside the gate's own, or, with a name, in their place: ["worst_slice(accuracy) >= 0.8",
-            "champion: accuracy >= champion - 0.05", "classes: off"].
-        first_run: What becomes of a model where there is no champion yet, or too few test examples: bless or
-            block.
-        champion_uri: Where a blessed model is published; empty publishes nothing.
-        formats: What the exported model is converted into, and measured as: ["onnx", "tflite", "int8"].
+        min_accuracy: Minimum test accuracy of the exported model, 0..1; 0 for none.
+        rules: Rules in addition to the default ones or, with a name, in place of one:
+            ["worst_slice(accuracy) >= 0.8", "champion: accuracy >= champion - 0.05", "classes: off"].
+        first_run: Policy where there is no champion yet, or too few test examples: bless or block.
+        champion_uri: Directory or gs:// URI where a blessed model is published; empty publishes nothing.
+        formats: Formats into which the exported model is converted, and measured: ["onnx", "tflite", "int8"].
 
     Raises:
-        SettingsError: A value is of the wrong type or out of range, a rule cannot be read, or one is about a
-            format that is not among these.
+        SettingsError: A value is of the wrong type or out of range, a rule cannot be parsed, or a rule is
+            about a format that is not in `formats`.
     """
 
     min_accuracy: float = 0.0
     rules: tuple[str, ...] = ()
-    first_run: str = FIRST_RUN
+    first_run: str = DEFAULT_FIRST_RUN
     champion_uri: str = ""
     formats: tuple[str, ...] = ()
 
@@ -307,5 +325,5 @@ class GateSettings:
 
     @property
     def gate(self) -> Gate:
-        """The gate with all of these rules."""
+        """The gate with these rules."""
         return Gate(first_run=self.first_run).with_min_accuracy(self.min_accuracy).with_rules(self.rules)

@@ -1,7 +1,7 @@
-"""Rules of the gate: what a model must pass, as a person writes it.
+"""Rules of the gate: their syntax, and the values that they compare.
 
 A rule is one comparison: `accuracy >= 0.95`, `recall[class=healthy] >= champion - 0.1`. With the name of one
-of the gate's own rules before it, it takes the place of that rule; "off" leaves that rule out.
+of the default rules before it, it replaces that rule; "off" leaves that rule out.
 
     rule    = [name ":"] (value operator limit [tail] | "off")
     value   = [label "."] quality | "drift[" feature "]"
@@ -9,10 +9,10 @@ of the gate's own rules before it, it takes the place of that rule; "off" leaves
     limit   = number | ("champion" | "baseline") [("+" | "-" | "*") number]
     tail    = "(p <" number ")" | "(within" number ["%"] ")"
 
-Of several labels, the label says whose quality is meant: `sentiment.rmse <= 0.9`. `baseline` is the trivial
-answer: the most frequent class, all of several labels, the means of numbers. "(p < 0.05)" asks that the lead
-be more than chance; "(within 0.01)" allows a model to be worse by so much, unless it is surely worse. Rules
-are read by a regular expression; nothing in them is ever evaluated.
+With several labels, a rule names the label: `sentiment.rmse <= 0.9`. `baseline` is a constant answer: the
+most frequent class, all labels of a multilabel, the means of numbers. "(p < 0.05)" requires a significant
+lead; "(within 0.01)" allows a model to be worse by that much, unless it is significantly worse. Rules are
+parsed by a regular expression; nothing in them is evaluated as code.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from shardline.components.validate.export.formats import FORMATS
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Slice
 from shardline.components.validate.metrics.metrics import (
     BY_KIND,
+    CHALLENGER_METRICS,
+    CHAMPION_LEAD_METRICS,
     CHECKS,
-    FALLING,
     FORMAT_METRICS,
-    LED,
-    LED_BY_CHAMPION,
+    LEAD_METRICS,
+    LOWER_IS_BETTER,
     MAIN,
-    OF_THE_NEW,
     PARTS,
     SERVING,
     SHARES,
@@ -44,7 +44,7 @@ from shardline.trainer.data.features import CLASS
 #: Metrics of one class, as in `recall[class=healthy]`.
 CLASS_METRICS = PARTS[CLASS][1]
 
-#: Every one of them is False for NaN.
+#: All of them are False for NaN.
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -53,13 +53,13 @@ OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 
-#: Of one feature: how far its values have moved since the champion was trained.
+#: Metric of one feature: the distance of its values from those that the champion was trained on.
 DRIFT = "drift"
 
-#: In the place of a comparison: the rule of this name is left out.
+#: Written in place of a comparison, leaves out the rule of this name.
 OFF = "off"
 
-#: Why a rule about a metric that an evaluation lacks is undecided.
+#: Note on a rule that is undecided because an evaluation lacks its metric.
 NOT_MEASURED = "it was not measured"
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -86,17 +86,17 @@ class GateRule:
         text: The rule as it was written, without its name.
         metric: Name of the metric: one of METRICS, or of CLASS_METRICS for a slice.
         operator: One of OPERATORS; OFF for a rule that is left out.
-        limit: The number to compare with, or what is added to the reference's value.
-        factor: By what the reference's value is multiplied before.
-        label: Name of the label that is meant, "" for the only one.
-        slice: Name of the slice, "class=healthy", or of a converted model, "format=int8", or of the feature
-            that may drift; "" for all examples.
-        worst: Whether the worst slice is meant.
-        reference: Whose value the limit is relative to: "champion", "baseline", or "" for a plain number.
+        limit: The number to compare with, or the number added to the reference's value.
+        factor: Factor of the reference's value, before `limit` is added.
+        label: Name of the label, "" for the only one.
+        slice: Name of the slice, "class=healthy", of a converted model, "format=int8", or of the feature
+            whose drift is limited; "" for all examples.
+        worst: Whether the rule is about the worst slice.
+        reference: What the limit is relative to: "champion", "baseline", or "" for a plain number.
         p: The lead over the reference must have a smaller p.
-        within: By how much a model may be worse than the reference, if `relative` a share of its value.
-        name: Name of the gate's rule whose place it takes; "" for one more.
-        why: What the rule is for; "" for what a user has written.
+        within: How much worse than the reference a model may be, if `relative` as a share of its value.
+        name: Name of the default rule that it replaces; "" for an additional rule.
+        why: Purpose of a default rule; "" for a user's.
     """
 
     text: str
@@ -115,8 +115,8 @@ class GateRule:
     label: str = ""
 
     @property
-    def left(self) -> str:
-        """The left side."""
+    def expression(self) -> str:
+        """The metric expression, left of the operator: "recall[class=healthy]"."""
         prefix = f"{self.label}." if self.label else ""
         if self.worst:
             return f"{prefix}worst_slice({self.metric})"
@@ -124,23 +124,23 @@ class GateRule:
 
     @property
     def format(self) -> str:
-        """Name of the format whose converted model is meant, or ""."""
+        """Name of the format of a rule about a converted model, or ""."""
         feature, _, value = self.slice.partition("=")
         return value if feature == "format" and value in FORMATS else ""
 
     @property
     def is_drift(self) -> bool:
-        """Whether it is about the training data beside those of the champion."""
+        """Whether it compares the training data with the champion's."""
         return self.metric in (DRIFT, "drifted")
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[GateRule, ...]:
-    """Reads some rules; raises SettingsError as `parse_rule` does."""
+    """Parses rules; raises SettingsError as `parse_rule` does."""
     return tuple(map(parse_rule, texts))
 
 
 def parse_rule(text: str) -> GateRule:
-    """Reads one rule; raises SettingsError when it is none, or names an unknown metric."""
+    """Parses a rule; raises SettingsError when it is malformed or names an unknown metric."""
     match = _RULE.fullmatch(text)
     if not match or (match["off"] and not match["name"]):
         raise SettingsError(
@@ -157,13 +157,13 @@ def parse_rule(text: str) -> GateRule:
     number = float(part["offset"] or 0)
     offset = {"-": -number, "*": 0.0}.get(part["sign"], number)
     feature, _, value = (part["slice"] or "").partition("=")
-    of_slice = f"{feature.strip()}={value.strip()}" if part["slice"] else ""
+    slice_name = f"{feature.strip()}={value.strip()}" if part["slice"] else ""
     rule = GateRule(
         text=written,
         metric=DRIFT if part["drift"] else part["worst"] or part["metric"],
         operator=part["operator"],
         limit=offset if part["reference"] else float(part["limit"]),
-        slice=part["drift"].strip() if part["drift"] else of_slice,
+        slice=part["drift"].strip() if part["drift"] else slice_name,
         worst=bool(part["worst"]),
         reference=part["reference"] or "",
         p=float(part["p"]) if part["p"] else None,
@@ -180,8 +180,8 @@ def parse_rule(text: str) -> GateRule:
     return rule
 
 
-def vocabulary(rule: GateRule, kinds: Collection[str] = tuple(BY_KIND)) -> tuple[str, ...]:
-    """Returns the metrics that the left side of such a rule may name, of labels of these kinds."""
+def allowed_metrics(rule: GateRule, kinds: Collection[str] = tuple(BY_KIND)) -> tuple[str, ...]:
+    """Returns the metrics that a rule of this form may name, for labels of these kinds."""
     part, main = rule.slice.partition("=")[0], [MAIN[kind] for kind in kinds]
     if rule.metric == DRIFT and rule.slice:
         return (DRIFT,)
@@ -193,92 +193,97 @@ def vocabulary(rule: GateRule, kinds: Collection[str] = tuple(BY_KIND)) -> tuple
         return tuple(metric for kind in kinds if PARTS[kind][0] == part for metric in PARTS[kind][1])
     if rule.slice:
         return tuple(main)
-    of_kinds = (metric for kind in kinds for metric in BY_KIND[kind])
-    return tuple(dict.fromkeys(metric.name for metric in (*of_kinds, *SERVING, *CHECKS)))
+    quality = (metric for kind in kinds for metric in BY_KIND[kind])
+    return tuple(dict.fromkeys(metric.name for metric in (*quality, *SERVING, *CHECKS)))
 
 
 def _check_metric(rule: GateRule) -> None:
-    known = LED if rule.reference == "baseline" and not (rule.slice or rule.worst) else vocabulary(rule)
+    known = (
+        LEAD_METRICS
+        if rule.reference == "baseline" and not (rule.slice or rule.worst)
+        else allowed_metrics(rule)
+    )
     if rule.metric not in known:
-        where = f" of the slice {rule.slice!r}" if rule.slice else " of slices" if rule.worst else ""
+        scope = " of slices" if rule.worst else " of the baseline" if known is LEAD_METRICS else ""
+        scope = f" of the slice {rule.slice!r}" if rule.slice else scope
         raise SettingsError(
-            f"there is no metric {rule.metric!r}{where or (' of the baseline' if known is LED else '')} "
-            f"(in the rule {rule.text!r}); there are: {', '.join(known)}"
+            f"there is no metric {rule.metric!r}{scope} (in the rule {rule.text!r}); there are: "
+            f"{', '.join(known)}"
         )
-    if rule.reference and (rule.format or rule.is_drift or rule.metric in OF_THE_NEW):
-        raise SettingsError(f"{rule.left} is compared with a number (in the rule {rule.text!r})")
+    if rule.reference and (rule.format or rule.is_drift or rule.metric in CHALLENGER_METRICS):
+        raise SettingsError(f"{rule.expression} is compared with a number (in the rule {rule.text!r})")
     if rule.reference == "baseline" and (rule.slice or rule.worst):
         raise SettingsError(f"the baseline has no slices (in the rule {rule.text!r}); compare all examples")
 
 
 def _check_tail(rule: GateRule) -> None:
-    sound = bool(rule.reference) and rule.limit == 0 and rule.factor == 1  # the reference's own value
-    falling = rule.metric in FALLING
-    whole = LED if rule.reference == "baseline" else LED_BY_CHAMPION
+    fits = bool(rule.reference) and rule.limit == 0 and rule.factor == 1  # the reference's own value
+    lower = rule.metric in LOWER_IS_BETTER
+    with_leads = LEAD_METRICS if rule.reference == "baseline" else CHAMPION_LEAD_METRICS
     if rule.within is not None:
         most = 1.0 if rule.relative or rule.metric in (*SHARES, *CLASS_METRICS) else math.inf
-        sound = sound and rule.operator == ("<=" if falling else ">=") and 0 <= rule.within < most
+        fits = fits and rule.operator == ("<=" if lower else ">=") and 0 <= rule.within < most
     elif rule.p is not None:
         of_class = rule.slice.partition("=")[0] in dict(PARTS.values()) and rule.metric != "accuracy"
-        leads = not rule.worst and (of_class if rule.slice else rule.metric in whole)
-        sound = sound and rule.operator == ("<" if falling else ">") and leads and 0 < rule.p < 1
+        has_lead = not rule.worst and (of_class if rule.slice else rule.metric in with_leads)
+        fits = fits and rule.operator == ("<" if lower else ">") and has_lead and 0 < rule.p < 1
     else:
         return
-    if not sound:
+    if not fits:
         raise SettingsError(
             f"what is in brackets does not fit the rule {rule.text!r}; write it like 'accuracy > champion "
             "(p < 0.05)', 'rmse < champion (p < 0.05)', 'accuracy >= champion (within 0.01)', one point, or "
             "'log_loss <= champion (within 2 %)', a share of the other's value; p is known of "
-            f"{', '.join(whole)}, and of precision, recall or f1 of a class"
+            f"{', '.join(with_leads)}, and of precision, recall or f1 of a class"
         )
 
 
-def measure_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float | None, Interval | None, str]:
-    """Returns the value of a rule's left side, None where it is unknown, its 95 % interval, and a note."""
+def evaluate_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float | None, Interval | None, str]:
+    """Returns the value of a rule's expression, None where it is unknown, its 95 % interval, and a note."""
     part = evaluation.of(rule.label)
-    interval, value, note = evaluation.intervals.get(rule.left), None, NOT_MEASURED
+    interval, value, note = evaluation.intervals.get(rule.expression), None, NOT_MEASURED
     if rule.worst:
-        value, note = _worst(rule.metric, part)
+        value, note = _worst_slice(rule.metric, part)
     elif rule.format:
-        made = next((one for one in evaluation.formats if one.name == rule.format), None)
-        if made and rule.metric in FORMAT_METRICS:
-            value, note = float(getattr(made, rule.metric)), ""
-        elif made:
-            value, interval, note = made.value, made.interval, ""
+        converted = next((each for each in evaluation.formats if each.name == rule.format), None)
+        if converted and rule.metric in FORMAT_METRICS:
+            value, note = float(getattr(converted, rule.metric)), ""
+        elif converted:
+            value, interval, note = converted.value, converted.interval, ""
     elif rule.metric == DRIFT:
-        value = next((one.distance for one in evaluation.drift if one.feature == rule.slice), None)
+        value = next((drift.distance for drift in evaluation.drift if drift.feature == rule.slice), None)
     elif rule.slice.startswith("number="):
-        score = next((one for one in part.numbers if f"number={one.name}" == rule.slice), None)
+        score = next((each for each in part.numbers if f"number={each.name}" == rule.slice), None)
         value = getattr(score, rule.metric) if score else None
     elif rule.slice:
-        found = next((one for one in part.slices if one.name == rule.slice), None)
+        found = next((item for item in part.slices if item.name == rule.slice), None)
         interval = found.interval if found and rule.metric == MAIN.get(part.kind) else interval
         if found and found.decided:
-            return _of_slice(rule.metric, found, part), interval, ""
+            return _slice_metric(rule.metric, found, part), interval, ""
         note = f"{found.examples if found else 0:,} examples are too few"
     else:
-        value = evaluation.metrics.get(rule.left)
+        value = evaluation.metrics.get(rule.expression)
         note = note if value is None else evaluation.notes.get(rule.metric, "")
     return value, interval, "" if note == NOT_MEASURED and value is not None else note
 
 
-def _worst(metric: str, evaluation: Evaluation) -> tuple[float | None, str]:
+def _worst_slice(metric: str, evaluation: Evaluation) -> tuple[float | None, str]:
     classes = {f"class={name}" for name in evaluation.class_names}
     main = metric == MAIN[evaluation.kind]
-    slices = [one for one in evaluation.slices if main or one.name in classes]
-    values = [(_of_slice(metric, one, evaluation), one.name) for one in slices if one.decided]
+    slices = [item for item in evaluation.slices if main or item.name in classes]
+    values = [(_slice_metric(metric, item, evaluation), item.name) for item in slices if item.decided]
     if not values:
         return None, "every slice has too few examples"
-    value, name = (max if metric in FALLING else min)(values)
+    value, name = (max if metric in LOWER_IS_BETTER else min)(values)
     few = len(slices) - len(values)
     return value, name + (f"; {few:,} with too few examples" if few else "")
 
 
-def _of_slice(metric: str, item: Slice, evaluation: Evaluation) -> float:
+def _slice_metric(metric: str, item: Slice, evaluation: Evaluation) -> float:
     main = metric == MAIN[evaluation.kind]
     if main and not item.name.startswith("label="):
         return item.value
     name = item.name.partition("=")[2]
     score = next(score for score in evaluation.classes if score.name == name)
-    # Of one label alone the mean over the labels is its own.
+    # For a single label of a multilabel, macro F1 is its F1.
     return float(score.f1 if main else getattr(score, metric))

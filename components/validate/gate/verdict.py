@@ -1,4 +1,4 @@
-"""Verdict on an evaluated model: what each rule of a gate says of it, and all of them together."""
+"""Verdict on an evaluated model: the verdict of each rule of a gate, and the blessing that follows."""
 
 from __future__ import annotations
 
@@ -10,40 +10,36 @@ from typing import Literal
 from shardline.components.model_store import BLESSED, NOT_BLESSED, Verdict
 from shardline.components.text import enumerate_names
 from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, VARIETY, Gate
-from shardline.components.validate.gate.rules import OFF, OPERATORS, GateRule, measure_expression
+from shardline.components.validate.gate.rules import OFF, OPERATORS, GateRule, evaluate_expression
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead
 from shardline.components.validate.metrics.metrics import CHECKS, SHARES
 
-# So much miscalibration, and so many times the champion's costs, are worth a warning. What else a machine
-# does at the time can double a latency.
-_MOST_ECE = 0.1
-_SMALLEST = 0.01  # of milliseconds, MB and a log loss, below which nobody cares
+# Limits of the warnings on calibration error, and on costs as multiples of the champion's. Other load on the
+# machine can double a latency.
+_MAX_ECE = 0.1
+_MIN_COST = 0.01  # milliseconds, MB or log loss, below which growth does not matter
 _COSTS = {
     "latency_p50_ms": ("The latency of one example", 4.0),
     "size_mb": ("The size on disk", 2.0),
     "log_loss": ("The log loss, the price of being sure and wrong,", 2.0),
 }
 
-_MOST_NAMES = 5
+_MAX_NAMES = 5
 
 # Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
 _DIGITS = 9
 
-# What a sentence says of the metrics that are counts.
+# Labels of the metrics that are counts.
 _LABELS = {metric.name: metric.label for metric in CHECKS}
 
-#: "undecided": there is too little to judge on. "open": what was measured does not decide it. "skipped": the
-#: policy for a first run lets it pass. The last two do not block.
-#: "off": one of the gate's own rules that the settings leave out.
+#: "undecided": a value is missing. "open": too few examples to decide; does not block. "skipped": the policy
+#: for a first run lets it pass. "off": a default rule that the settings leave out.
 Judgement = Literal["passed", "failed", "undecided", "open", "skipped", "off"]
 
 
 @dataclass(frozen=True)
 class Absence:
-    """Why there is no champion to compare with.
-
-    It is the `first` run where the place for champions was looked at and is empty; all else is a fault.
-    """
+    """Reason why there is no champion to compare with; `first` where the model store has none yet."""
 
     text: str
     first: bool = False
@@ -55,12 +51,12 @@ class JudgedRule:
 
     Attributes:
         rule: The rule as it was written: "accuracy >= champion - 0.005".
-        metric: Its left side: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
-        left: Value of the left side; None where it could not be measured.
-        right: The limit; None where it is another's value that could not be measured.
-        difference: 95 % interval of the value minus the other's, by paired bootstrap.
-        note: What else a person must know (which slice is the worst, why it is undecided), or "".
-        name, why: Of the gate's own rule, and what it is for; "" for a user's.
+        metric: Its metric expression: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
+        left: Value of the metric expression; None where it could not be measured.
+        right: The limit; None where the reference's value could not be measured.
+        difference: 95 % interval of the value minus the reference's, by paired bootstrap.
+        note: Remark (which slice is the worst, why the rule is undecided), or "".
+        name, why: Name and purpose of a default rule; "" for a user's.
     """
 
     rule: str
@@ -79,7 +75,7 @@ class JudgedRule:
 
     @property
     def left_text(self) -> str:
-        """The value as a person reads it; never rounded to the limit when it is not equal to it."""
+        """The value as text; never rounded to a limit that it does not equal."""
         if self.left is None:
             return "not measured" if self.metric else ""
         if isinstance(self.left, int):
@@ -89,7 +85,7 @@ class JudgedRule:
 
     @property
     def right_text(self) -> str:
-        """The limit as a person reads it."""
+        """The limit as text."""
         unknown = "the champion's" if self.metric else ""
         return unknown if self.right is None else f"{self.right:g}"
 
@@ -111,7 +107,7 @@ class Blessing(Verdict):
 
     Attributes:
         rules: Each rule with the verdict on it.
-        warnings: What a person should know though it decides nothing, a sentence each.
+        warnings: Warnings that do not affect the verdict, a sentence each.
     """
 
     rules: tuple[JudgedRule, ...] = ()
@@ -128,8 +124,8 @@ def judge(
 ) -> Blessing:
     """Returns the verdict on an evaluation.
 
-    `absence` says why there is no champion in the evaluation; None where there is one or no place for
-    champions was given. `champion` is its version. Given `warnings` come first.
+    `absence` says why the evaluation has no champion; None where it has one, or no `champion_uri` is set.
+    `champion` is the champion's version. `warnings` come before those of the verdict.
     """
     rules = tuple(_judge(rule, evaluation, gate, absence) for rule in gate.rules)
     stopping = ("failed",) if gate.allow_undecided else ("failed", "undecided")
@@ -146,50 +142,52 @@ def judge(
 
 
 def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Absence | None) -> list[str]:
-    blind = [f"{one.name.partition('=')[2]} ({one.examples:,})" for one in evaluation.never_predicted]
-    found = [f"Never predicted, with test examples: {enumerate_names(blind, _MOST_NAMES)}"] if blind else []
+    missed = [f"{item.name.partition('=')[2]} ({item.examples:,})" for item in evaluation.never_predicted]
+    warnings = []
+    if missed:
+        warnings.append(f"Never predicted, with test examples: {enumerate_names(missed, _MAX_NAMES)}")
     if off := [rule.name for rule in rules if rule.verdict == "off"]:
-        found.append(f"Rules of the gate that are switched off: {', '.join(off)}")
+        warnings.append(f"Rules of the gate that are switched off: {', '.join(off)}")
     if CHAMPION in off and absence and not absence.first:
-        found.append(f"Not compared with the champion: {absence.text}")
-    same = evaluation.beside_champion
+        warnings.append(f"Not compared with the champion: {absence.text}")
+    same = evaluation.champion_comparison
     before = same.champion.metrics if same.champion else {}
-    whose = {f"{part.label}." if evaluation.parts else "": part for part in evaluation.each}
-    for prefix, part in whose.items():
+    by_prefix = {f"{part.label}." if evaluation.parts else "": part for part in evaluation.each}
+    for prefix, part in by_prefix.items():
         text = prefix.replace(".", ": ")
         if crossed := part.metrics.get("quantile_crossings", 0):
-            found.append(
-                f"{text}Quantiles of {crossed:,.0f} of {part.examples:,} examples cross: a lower one lies "
+            warnings.append(
+                f"{text}Quantiles of {crossed:,.0f} of {part.examples:,} examples cross: a lower one is "
                 "above a higher one"
             )
-        if (error := evaluation.metrics.get(f"{prefix}ece", 0.0)) > _MOST_ECE:
+        if (error := evaluation.metrics.get(f"{prefix}ece", 0.0)) > _MAX_ECE:
             points = f"{100 * error:.1f} points on average (calibration error)"
-            found.append(f"{text}Probabilities are off by {points}")
-    for metric, prefix in product(_COSTS, dict.fromkeys(("", *whose))):
+            warnings.append(f"{text}Probabilities are off by {points}")
+    for metric, prefix in product(_COSTS, dict.fromkeys(("", *by_prefix))):
         (label, most), name = _COSTS[metric], f"{prefix}{metric}"
-        usual = max(before.get(name, math.inf), _SMALLEST)
+        usual = max(before.get(name, math.inf), _MIN_COST)
         if (now := same.metrics.get(name, 0.0)) > most * usual:
-            grown = f"has grown to {now / usual:.1f} times the champion's"
-            found.append(f"{prefix.replace('.', ': ')}{label} {grown}")
-    return found
+            growth = f"has grown to {now / usual:.1f} times the champion's"
+            warnings.append(f"{prefix.replace('.', ': ')}{label} {growth}")
+    return warnings
 
 
 def _judge(rule: GateRule, evaluation: Evaluation, gate: Gate, absence: Absence | None) -> JudgedRule:
     if rule.operator == OFF:
         return JudgedRule(OFF, "", None, "", None, "off", name=rule.name)
     if rule.reference == "champion":
-        evaluation = evaluation.beside_champion
-    left, interval, note = measure_expression(rule, evaluation)
-    judged = JudgedRule(rule.text, rule.left, left, rule.operator, rule.limit, "undecided", interval)
+        evaluation = evaluation.champion_comparison
+    left, interval, note = evaluate_expression(rule, evaluation)
+    judged = JudgedRule(rule.text, rule.expression, left, rule.operator, rule.limit, "undecided", interval)
     judged = replace(judged, note=note, name=rule.name, why=rule.why)
     no_drift = rule.is_drift and not evaluation.drift
     if (evaluation.champion is None and (rule.reference == "champion" or no_drift)) or (no_drift and absence):
-        return _without_champion(judged, gate, absence, about_it=rule.reference == "champion")
+        return _without_champion(judged, gate, absence, is_reference=rule.reference == "champion")
     if no_drift:
         return replace(judged, note=evaluation.no_drift)
     lead = None
     if rule.reference:
-        judged, lead = _beside(rule, judged, evaluation)
+        judged, lead = _compare_with_reference(rule, judged, evaluation)
     if left is None or judged.right is None or (rule.p is not None and judged.p is None):
         return judged
     if rule.within is not None:
@@ -199,18 +197,18 @@ def _judge(rule: GateRule, evaluation: Evaluation, gate: Gate, absence: Absence 
         passed = passed and judged.p < rule.p
         judged = replace(judged, note=f"p = {judged.p:.3f}, must be below {rule.p:g}")
     verdict: Judgement = "passed" if passed else "failed"
-    if not passed and rule.name == EXAMPLES and rule.why:  # a number that a user has written is meant
+    if not passed and rule.name == EXAMPLES and rule.why:  # a user's limit is not subject to first_run
         verdict = "skipped" if gate.first_run == "bless" else "failed"
         more = f"too few to judge; first_run is {gate.first_run}"
     elif passed and not rule.reference:
-        more = _doubt(judged)
+        more = _describe_uncertainty(judged)
     return replace(judged, verdict=verdict, note="; ".join(filter(None, (judged.note, more))))
 
 
 def _without_champion(
-    judged: JudgedRule, gate: Gate, absence: Absence | None, *, about_it: bool
+    judged: JudgedRule, gate: Gate, absence: Absence | None, *, is_reference: bool
 ) -> JudgedRule:
-    """Judges a rule about a champion that was not measured; `allow_undecided` is about others."""
+    """Judges a rule about a champion that was not measured; `allow_undecided` does not apply."""
     verdict: Judgement = "skipped"
     if absence is None:
         note = "champion_uri is empty: there is nothing to compare with"
@@ -219,11 +217,13 @@ def _without_champion(
         verdict = "skipped" if gate.first_run == "bless" else "failed"
     else:
         note, verdict = absence.text, "failed"
-    return replace(judged, right=None if about_it else judged.right, verdict=verdict, note=note)
+    return replace(judged, right=None if is_reference else judged.right, verdict=verdict, note=note)
 
 
-def _beside(rule: GateRule, judged: JudgedRule, evaluation: Evaluation) -> tuple[JudgedRule, Lead | None]:
-    """Returns a rule with the value of the other that it compares with, and the lead over it."""
+def _compare_with_reference(
+    rule: GateRule, judged: JudgedRule, evaluation: Evaluation
+) -> tuple[JudgedRule, Lead | None]:
+    """Returns a rule with the value of its reference, champion or baseline, and the lead over it."""
     if rule.reference == "baseline":
         other = evaluation.of(rule.label).baseline
         theirs = other.metrics.get(rule.metric) if other else None
@@ -231,9 +231,9 @@ def _beside(rule: GateRule, judged: JudgedRule, evaluation: Evaluation) -> tuple
         note = f"always answering {other.answer}" if other else "the baseline was not measured"
     else:
         assert evaluation.champion is not None
-        theirs, _, reason = measure_expression(rule, evaluation.champion)
-        lead = evaluation.leads.get(rule.left)
-        note = f"of the champion {reason}" if theirs is None else ""
+        theirs, _, reason = evaluate_expression(rule, evaluation.champion)
+        lead = evaluation.leads.get(rule.expression)
+        note = f"champion: {reason}" if theirs is None else ""
     return replace(
         judged,
         right=None if theirs is None else theirs * rule.factor + rule.limit,
@@ -245,7 +245,7 @@ def _beside(rule: GateRule, judged: JudgedRule, evaluation: Evaluation) -> tuple
 
 
 def _judge_within(rule: GateRule, judged: JudgedRule, lead: Lead | None, examples: int) -> JudgedRule:
-    """Judges a rule that allows a model to be somewhat worse, unless it is surely worse."""
+    """Judges a rule that allows a model to be somewhat worse, unless it is significantly worse."""
     assert rule.within is not None
     assert judged.left is not None
     assert judged.right is not None
@@ -257,7 +257,7 @@ def _judge_within(rule: GateRule, judged: JudgedRule, lead: Lead | None, example
     if not ahead >= -allowed:  # NaN fails this too
         verdict, note = "failed", f"worse by {-ahead:.4g}, more than {allowed:.4g}"
     elif lead and upper < 0:
-        verdict, note = "failed", f"surely worse, by {-upper:.4g} to {-lower:.4g}"
+        verdict, note = "failed", f"significantly worse, by {-upper:.4g} to {-lower:.4g}"
     elif lower < -allowed:
         verdict = "open"
         note = f"{examples:,} examples leave open whether it is worse, by up to {-lower:.4g}"
@@ -266,8 +266,8 @@ def _judge_within(rule: GateRule, judged: JudgedRule, lead: Lead | None, example
     return replace(judged, verdict=verdict, note="; ".join(filter(None, (judged.note, note))))
 
 
-def _doubt(judged: JudgedRule) -> str:
-    """Says that the true value may lie on the other side of a limit; "" where it surely does not."""
+def _describe_uncertainty(judged: JudgedRule) -> str:
+    """Returns a note where the interval of a value includes the limit, else ""."""
     if not judged.interval or judged.right is None:
         return ""
     lower, upper = judged.interval
@@ -281,11 +281,11 @@ def _doubt(judged: JudgedRule) -> str:
 def _headline(
     blocking: list[JudgedRule], rules: tuple[JudgedRule, ...], evaluation: Evaluation, *, first: bool
 ) -> str:
-    """Returns the verdict in one sentence for somebody in a hurry."""
+    """Returns the verdict in one short sentence."""
     if blocking:
-        foremost = min(blocking, key=lambda rule: rule.name != CHAMPION)
+        first_rule = min(blocking, key=lambda rule: rule.name != CHAMPION)
         more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
-        return f"{_in_words(foremost, evaluation)}{more}{NOT_BLESSED}"
+        return f"{_describe_rule(first_rule, evaluation)}{more}{NOT_BLESSED}"
     off = any(rule.name == CHAMPION and rule.verdict == "off" for rule in rules)
     too_few = next((rule for rule in rules if rule.name == EXAMPLES and rule.verdict == "skipped"), None)
     few = f", on too few examples to judge ({too_few.left_text})" if too_few else ""
@@ -294,16 +294,16 @@ def _headline(
         start = "First champion" if first and not off else "Compared with no champion"
         return f"{start}, {evaluation.quality}{few}{BLESSED}"
     others = [rule for rule in rules if rule.name == CHAMPION and rule is not versus]
-    words = [_in_words(rule, evaluation) for rule in (versus, *others)]
-    return f"{'; '.join(words)}{few}{BLESSED}"
+    sentences = [_describe_rule(rule, evaluation) for rule in (versus, *others)]
+    return f"{'; '.join(sentences)}{few}{BLESSED}"
 
 
-def _in_words(rule: JudgedRule, evaluation: Evaluation) -> str:
+def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
     if rule.name == CHAMPION:
-        return _beside_champion(rule)
+        return _describe_champion_difference(rule)
     if rule.why and rule.verdict == "failed":
         if rule.name == "classes":
-            return f"Never predicts {', '.join(evaluation.blind_to[:_MOST_NAMES])}"
+            return f"Never predicts {', '.join(evaluation.blind_to[:_MAX_NAMES])}"
         if rule.name == VARIETY:
             return f"Cannot be judged: {rule.note}"
         if rule.name == EXAMPLES:
@@ -311,9 +311,9 @@ def _in_words(rule: JudgedRule, evaluation: Evaluation) -> str:
     return str(rule)
 
 
-def _beside_champion(rule: JudgedRule) -> str:
+def _describe_champion_difference(rule: JudgedRule) -> str:
     if rule.left is None or rule.champion is None:
-        # What follows says what to do, which has no place in a headline.
+        # Without the remedy, which follows the semicolon.
         return f"Not compared with the champion: {rule.note.partition('; ')[0]}"
     difference = rule.left - rule.champion
     if not difference:

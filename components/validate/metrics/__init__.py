@@ -1,4 +1,4 @@
-"""Metrics: what is measured of predictions, with intervals, by name and kind of label.
+"""Metrics of predictions by name and kind of label, with confidence intervals, and drift.
 
 It may import nothing else of `validate`.
 """

@@ -1,8 +1,8 @@
 """Drift: whether the values of a dataset's features have moved since the champion was trained; no TensorFlow.
 
-A feature has moved when its distance is larger than both what chance makes of samples of this size and what
-matters in practice. Chance makes one false alarm in a hundred comparisons of two samples of the same data,
-whatever the number of features (Bonferroni).
+A feature has moved when its distance is larger than chance explains for samples of this size, and than
+matters in practice. Two samples of the same data raise a false alarm in one of a hundred comparisons, for any
+number of features (Bonferroni).
 """
 
 from __future__ import annotations
@@ -21,38 +21,40 @@ from shardline.trainer.base.errors import ModelError, printable
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest
 
-#: Probability that any of the features of equal data is said to have moved.
-FALSE_ALARMS = 0.01
+#: Probability that any feature of two samples of the same data is reported as moved.
+FALSE_ALARM_RATE = 0.01
 
 #: Profile of the champion's training data, or why there is none.
-Before = Profile | str
+ReferenceProfile = Profile | str
 
-#: Smaller distances never count, however many examples there are.
-LEAST_DISTANCE = 0.05
+#: Smaller distances never count as moved.
+MIN_DISTANCE = 0.05
 
 _DRAWS = 1_000
-# Categories with fewer examples in both together are one.
-_RARE = 10
+# Categories with fewer examples, in both datasets together, are merged into one.
+_MIN_CATEGORY_EXAMPLES = 10
 _LONGEST_NAME = 40
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
-def between(before: Path, after: Path, splits: tuple[str, str] = ("train", "train")) -> tuple[Drift, ...]:
+def compare_datasets(
+    before: Path, after: Path, splits: tuple[str, str] = ("train", "train")
+) -> tuple[Drift, ...]:
     """Compares a split of each of two dataset directories; raises DatasetError when one cannot be read."""
     pairs = zip((before, after), splits, strict=True)
-    return compare(*(make_profile(place, manifests.load(place), split) for place, split in pairs))
+    return compare(*(make_profile(path, manifests.load(path), split) for path, split in pairs))
 
 
 def compare(before: Profile, after: Profile) -> tuple[Drift, ...]:
-    """Compares two profiles; features that only one has have moved, and the farthest come first."""
+    """Compares two profiles, largest distances first; a feature that only one of them has counts as moved."""
     names = [*after.categories, *after.numbers]
     names += [name for name in (*before.categories, *before.numbers) if name not in names]
-    chance = FALSE_ALARMS / max(1, len(names))
-    found = [drift for name in names if (drift := _compare(name, before, after, chance))]
-    return tuple(sorted(found, key=lambda item: item.threshold - item.distance))
+    chance = FALSE_ALARM_RATE / max(1, len(names))
+    drifts = [drift for name in names if (drift := _compare(name, before, after, chance))]
+    return tuple(sorted(drifts, key=lambda item: item.threshold - item.distance))
 
 
-def read_profile(version: Path, name: str) -> Before:
+def read_profile(version: Path, name: str) -> ReferenceProfile:
     """Returns the profile in the directory of a published version, or why there is none."""
     if not (version / model_store.PROFILE_FILE).is_file():
         return f"the champion {name} has no {model_store.PROFILE_FILE}"
@@ -67,16 +69,15 @@ def add_drift(
     directory: Path,
     manifest: Manifest,
     out: Path,
-    before: Before,
+    before: ReferenceProfile,
     *,
-    own: bool = True,
+    trained_on_it: bool = True,
 ) -> Evaluation:
-    """Writes the profile of the training split, and adds to an evaluation how its features have moved.
+    """Writes the profile of the training split to `out`, and adds its drift from `before` to an evaluation.
 
-    `before` is what it is compared with. Where the model was not trained on the dataset, `own` is False, and
-    nothing is written or added.
+    Where the model was trained on another dataset (`trained_on_it` is False), nothing is written or compared.
     """
-    if not own:
+    if not trained_on_it:
         return replace(evaluation, no_drift="the model was trained on another dataset")
     if "train" not in manifest.splits:
         return replace(evaluation, no_drift="the dataset has no training split")
@@ -91,18 +92,18 @@ def add_drift(
 
 
 def warnings(evaluation: Evaluation) -> list[str]:
-    """Returns what has moved, a sentence for each of the two comparisons."""
-    found = {
+    """Returns the moved features, a sentence for each of the two comparisons."""
+    comparisons = {
         "Moved since the champion was trained": evaluation.drift,
         f"Different in the {evaluation.split} split": evaluation.skew,
     }
-    moved = {words: [str(item) for item in drift if item.moved] for words, drift in found.items()}
+    moved = {title: [str(item) for item in drift if item.moved] for title, drift in comparisons.items()}
     return [
-        f"{words}: {text.enumerate_names(some, _MOST_NAMED, '; ')}" for words, some in moved.items() if some
+        f"{title}: {text.enumerate_names(some, _MAX_NAMED, '; ')}" for title, some in moved.items() if some
     ]
 
 
-def render(found: Sequence[Drift]) -> str:
+def render(drifts: Sequence[Drift]) -> str:
     """Returns a comparison as a table for a person."""
     rows = [
         (
@@ -110,49 +111,49 @@ def render(found: Sequence[Drift]) -> str:
             *(f"{value:.3f}" for value in (item.distance, item.threshold)),
             "moved" if item.moved else "",
         )
-        for item in found
+        for item in drifts
     ]
     return text.table(("feature", "before", "after", "distance", "threshold", ""), rows, align="lllrrl")
 
 
 def _compare(name: str, before: Profile, after: Profile, chance: float) -> Drift | None:
     if name in before.numbers and name in after.numbers:
-        return _of_numbers(name, before.numbers[name], after.numbers[name], chance)
+        return _drift_of_numbers(name, before.numbers[name], after.numbers[name], chance)
     if name in before.categories and name in after.categories:
-        return _of_categories(name, before.categories[name], after.categories[name], chance)
-    # Text that has become too various for categories, or the other way round, is compared by its length.
+        return _drift_of_categories(name, before.categories[name], after.categories[name], chance)
+    # Text that is a category in only one of the profiles is compared by its length.
     if all(f"{name} length" in profile.numbers for profile in (before, after)):
         return None
     is_old, is_new = (name in profile.numbers or name in profile.categories for profile in (before, after))
-    words = [
-        ("numbers" if name in profile.numbers else "text") if is_there else "not there"
-        for profile, is_there in ((before, is_old), (after, is_new))
+    kinds = [
+        ("numbers" if name in profile.numbers else "text") if has_feature else "not there"
+        for profile, has_feature in ((before, is_old), (after, is_new))
     ]
-    return Drift(name, 1.0, LEAST_DISTANCE, True, *words)
+    return Drift(name, 1.0, MIN_DISTANCE, True, *kinds)
 
 
-def _of_numbers(name: str, before: Numbers, after: Numbers, chance: float) -> Drift:
+def _drift_of_numbers(name: str, before: Numbers, after: Numbers, chance: float) -> Drift:
     from scipy import stats
 
     values = [[math.inf if item is None else item for item in one.values] for one in (before, after)]
     distance = float(stats.ks_2samp(*values, method="asymp").statistic)
     expected = stats.kstwobign.isf(chance) * math.sqrt(1 / before.examples + 1 / after.examples)
-    return _drift(name, distance, expected, _describe(before), _describe(after))
+    return _with_threshold(name, distance, expected, _describe(before), _describe(after))
 
 
-def _of_categories(name: str, before: Categories, after: Categories, chance: float) -> Drift:
+def _drift_of_categories(name: str, before: Categories, after: Categories, chance: float) -> Drift:
     from scipy import stats
 
     names = {**before.counts, **after.counts}
-    counts = {one: (before.counts.get(one, 0), after.counts.get(one, 0)) for one in names}
-    if rare := [one for one, pair in counts.items() if sum(pair) < _RARE]:
-        first, second = zip(*(counts.pop(one) for one in rare), strict=True)
+    counts = {value: (before.counts.get(value, 0), after.counts.get(value, 0)) for value in names}
+    if rare := [value for value, pair in counts.items() if sum(pair) < _MIN_CATEGORY_EXAMPLES]:
+        first, second = zip(*(counts.pop(value) for value in rare), strict=True)
         counts["all others"] = sum(first), sum(second)
     both = np.array(list(counts.values()))
     shares = both / (before.examples, after.examples)
     apart = np.abs(shares[:, 0] - shares[:, 1])
     farthest = int(apart.argmax())
-    # Chance, by drawing: a gamma distribution is fitted to the distances of some pairs of samples.
+    # Distance by chance: a gamma distribution fitted to the distances of simulated pairs of samples.
     random, pooled = np.random.default_rng(0), both.sum(axis=1) / both.sum()
     drawn = [random.multinomial(one.examples, pooled, _DRAWS) / one.examples for one in (before, after)]
     distances = np.abs(drawn[0] - drawn[1]).sum(axis=1) / 2
@@ -161,12 +162,12 @@ def _of_categories(name: str, before: Categories, after: Categories, chance: flo
     if variance:
         expected = float(stats.gamma.isf(chance, mean**2 / variance, scale=variance / mean))
     shown = text.truncate(list(counts)[farthest], _LONGEST_NAME)
-    words = (f"{shown}: {100 * share:.1f} %" for share in shares[farthest])
-    return _drift(name, float(apart.sum() / 2), expected, *words)
+    texts = (f"{shown}: {100 * share:.1f} %" for share in shares[farthest])
+    return _with_threshold(name, float(apart.sum() / 2), expected, *texts)
 
 
-def _drift(name: str, distance: float, expected: float, before: str, after: str) -> Drift:
-    threshold = min(1.0, max(LEAST_DISTANCE, float(expected)))
+def _with_threshold(name: str, distance: float, expected: float, before: str, after: str) -> Drift:
+    threshold = min(1.0, max(MIN_DISTANCE, float(expected)))
     return Drift(name, distance, threshold, distance > threshold, before, after)
 
 
@@ -177,5 +178,5 @@ def _describe(numbers: Numbers) -> str:
         return "no numbers"
     low, middle, high = np.quantile(finite, (0.05, 0.5, 0.95))
     missing = 1 - len(finite) / len(numbers.values)
-    words = f"always {middle:.4g}" if low == high else f"median {middle:.4g} ({low:.4g} to {high:.4g})"
-    return words + (f", {100 * missing:.1f} % missing" if missing else "")
+    values = f"always {middle:.4g}" if low == high else f"median {middle:.4g} ({low:.4g} to {high:.4g})"
+    return values + (f", {100 * missing:.1f} % missing" if missing else "")

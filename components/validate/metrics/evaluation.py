@@ -13,13 +13,13 @@ from shardline.trainer.data.features import CLASS
 #: A value's 95 % interval: its lower and its upper end.
 Interval = tuple[float, float]
 
-#: A slice with fewer examples is not judged, unless another number is asked for.
+#: Slices with fewer examples are not judged, unless the settings name another number.
 MIN_SLICE = 10
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """How well one class is told from the others; what cannot be divided is 0."""
+    """Precision, recall and F1 of one class; 0 where the denominator is 0."""
 
     name: str
     examples: int
@@ -30,10 +30,10 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Slice:
-    """The metric that counts first (accuracy, F1 or RMSE), on the examples with something in common.
+    """The main metric (accuracy, F1 or RMSE) on the examples that have a value in common.
 
     Its name is "class=healthy", "height=96..128" or "camera=left"; it is decided, and has an interval, where
-    there are enough examples for a rule to be judged on.
+    it has enough examples to judge a rule.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class NumberScore:
-    """How well one number is told, in its unit.
+    """Errors of one predicted number, in its unit.
 
     Attributes:
         bias: Mean of prediction minus truth.
@@ -66,7 +66,7 @@ class NumberScore:
 
 @dataclass(frozen=True)
 class Bin:
-    """The examples whose highest probability lies above `lower` and up to `upper`; empty bins are left out.
+    """The examples whose highest probability is above `lower` and up to `upper`; empty bins are left out.
 
     The mean of these probabilities is the confidence; a calibrated model's equals its accuracy.
     """
@@ -80,7 +80,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Curve:
-    """One class against all others, at every threshold of its probability; thinned to what an eye can see.
+    """Curve of one class against all others, over the thresholds of its probability; thinned for plotting.
 
     `x` is the false positive rate of a ROC curve, or the recall; `y` the true positive rate, or the
     precision; `area` that under the unthinned curve, or the average precision.
@@ -107,9 +107,9 @@ class Lead:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The trivial answer, which looks at nothing, its metrics on the same examples, and leads over it.
+    """The same answer to every example, its metrics on the same examples, and the model's leads over it.
 
-    It is the most frequent class in training, all of several labels, or the means of numbers in training.
+    It is the most frequent class in training, all labels of a multilabel, or the means of training numbers.
     """
 
     answer: str
@@ -123,7 +123,7 @@ class Mistake:
 
     Attributes:
         true: Name of the example's class, its labels or its numbers.
-        probability: That of the predicted class; None when it was not finite or there is not one class.
+        probability: That of the predicted class; None where it is not finite, or the label is no class.
         image: The encoded image; b"" for a row of a table.
     """
 
@@ -136,11 +136,10 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Drift:
-    """How far the values of one feature have moved from one set of examples to another.
+    """Distance between the values of one feature in two sets of examples, 0..1.
 
-    The distance is the largest difference of the shares below a number (Kolmogorov-Smirnov), or half the sum
-    of the differences of the shares of each category (total variation); 0..1. Above the threshold it has
-    moved.
+    Of numbers it is the Kolmogorov-Smirnov distance, of categories the total variation distance. A feature
+    has moved where it is above the threshold.
     """
 
     feature: str
@@ -157,10 +156,10 @@ class Drift:
 
 @dataclass(frozen=True)
 class Converted:
-    """An export in another format, measured on the same examples from their pixels.
+    """An export converted to another format, measured on the same examples from their pixels.
 
-    `value` is the metric that counts first; times are of one example; `max_difference` is the largest
-    difference from the SavedModel's answers.
+    `value` is the main metric; latencies are of one example; `max_difference` is the largest difference from
+    the SavedModel's outputs.
     """
 
     name: str
@@ -174,23 +173,23 @@ class Converted:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Measured):
-    """Everything measured of an exported model, with every example of a split used once.
+    """All measurements of an exported model, on every example of a split once.
 
-    It is that of the only label. Of several labels it has `parts`, an evaluation of each, and their metrics
-    with the label's name before them: "sentiment.rmse".
+    With several labels, `parts` has an evaluation of each, and the metrics have the label's name before
+    theirs: "sentiment.rmse".
 
     Attributes:
-        mistakes: The wrong predictions that the model was surest of, surest first.
-        metrics: Values by the names in METRICS; what could not be measured is left out.
+        mistakes: The wrong predictions with the highest probability, highest first.
+        metrics: Values by the names in METRICS, without those that could not be measured.
         slices: By class, then by other features. The value of a class's slice is its recall.
-        roc: ROC curves of the classes; of many classes, of those with the smallest area.
+        roc: ROC curves of the classes; of many classes, those with the smallest areas.
         leads: Leads over the champion by metric, COUNTED or of one class: "recall[class=healthy]".
         champion: The champion's evaluation on the same examples, without mistakes; None if not measured.
-        notes: What else is known of a metric, by its name.
-        left_out: Number of examples that are left out of the comparison, as the champion was trained on them.
+        notes: Remarks on metrics, by name of the metric.
+        left_out: Number of examples left out of the comparison, because the champion was trained on them.
         compared: The model's own evaluation on the others, without mistakes; None where none are left out.
-        drift: Features of the training data beside those of the champion's, or in `no_drift` why not.
-        skew: Features of the examples beside those of the training data.
+        drift: Drift of the training data from the champion's; where it is empty, `no_drift` says why.
+        skew: Drift of the examples from the training data.
         outputs: Names of its classes, or numbers.
     """
 
@@ -228,19 +227,19 @@ class Evaluation(Measured):
 
     @property
     def quality(self) -> str:
-        """The metrics that count first, in words: "accuracy 0.9812", of several labels a list."""
+        """The main metrics as text: "accuracy 0.9812"; a list for several labels."""
         return text.quality(self.metrics)
 
     @property
-    def beside_champion(self) -> Evaluation:
-        """The evaluation on the examples on which the champion was measured too, with the champion's."""
+    def champion_comparison(self) -> Evaluation:
+        """The evaluation on the examples on which the champion was measured, with the champion's."""
         if self.compared is None:
             return self
         return replace(self.compared, champion=self.champion, leads=self.leads)
 
     @property
     def never_predicted(self) -> tuple[Slice, ...]:
-        """Slices of the classes that have examples, and are never predicted."""
+        """Slices of the classes that have examples but are never predicted."""
         found: list[Slice] = []
         for part in self.each:
             if part.kind == CLASS:
@@ -248,14 +247,14 @@ class Evaluation(Measured):
                 missed = {f"class={name}" for name, column in columns if not any(column)}
             else:
                 missed = {f"label={score.name}" for score in part.classes if not score.f1}
-            found += (one for one in part.slices if one.name in missed and one.examples)
+            found += (item for item in part.slices if item.name in missed and item.examples)
         return tuple(found)
 
     @property
     def blind_to(self) -> tuple[str, ...]:
         """Classes with at least MIN_SLICE examples that are never predicted."""
-        found = [one for one in self.never_predicted if one.examples >= MIN_SLICE]
-        return tuple(one.name.partition("=")[2] for one in found)
+        slices = [item for item in self.never_predicted if item.examples >= MIN_SLICE]
+        return tuple(item.name.partition("=")[2] for item in slices)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of evaluation.json: everything but the images."""

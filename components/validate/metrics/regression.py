@@ -1,8 +1,8 @@
-"""Numbers: how well a label of kind regression is told, with intervals and leads.
+"""Regression metrics of labels of kind regression, with intervals and leads.
 
-Of one number a model may give quantiles. Their pinball loss is scikit-learn's mean_pinball_loss, a mean over
-the quantiles. They are judged as the model gives them: where a lower one lies above a higher one, they cross,
-and are counted, not sorted.
+A model may predict quantiles of a single number. Their pinball loss is scikit-learn's mean_pinball_loss, a
+mean over the quantiles. They are judged unsorted: examples where a lower quantile is above a higher one count
+as crossings.
 """
 
 from __future__ import annotations
@@ -16,97 +16,101 @@ from sklearn import metrics
 
 from shardline.components.validate.metrics import resampling
 from shardline.components.validate.metrics.evaluation import Baseline, Interval, Lead, NumberScore
-from shardline.components.validate.metrics.metrics import LEADING, LED_BY_CHAMPION, names_of_quantiles
-from shardline.components.validate.metrics.resampling import Chosen, Floats, Outcomes
+from shardline.components.validate.metrics.metrics import (
+    CHAMPION_LEAD_METRICS,
+    LEADS_BY_KIND,
+    quantile_metric_names,
+)
+from shardline.components.validate.metrics.resampling import Floats, Mask, Outcomes
 from shardline.trainer.data.features import REGRESSION, Tally
 
-_ERRORS = (0.05, 0.25, 0.5, 0.75, 0.95)
-#: Examples of each number that are drawn.
-MOST_POINTS = 1000
-# Sums of which metrics follow: examples, squared, absolute and relative errors, truth and its square.
+_ERROR_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+#: Examples of each number that are plotted.
+MAX_POINTS = 1000
+# Sums from which the metrics follow: examples, squared, absolute and relative errors, truth and its square.
 _SUMS = 6
 
 
 @dataclass(frozen=True)
 class RegressionOutcomes(Outcomes):
-    """Truth and predictions of numbers, float64 [n, outputs] each.
+    """Outcomes of kind regression: truth and outputs are float64 [n, outputs].
 
-    Of one number a model may give `quantiles`, float64 [n, shares], of rising `shares`.
+    A label of one number may have `quantiles`, float64 [n, shares], with ascending `shares`.
     """
 
     quantiles: Floats | None = None
     shares: tuple[float, ...] = ()
 
     @cached_property
-    def finite(self) -> Chosen:
+    def finite(self) -> Mask:
         """Which examples have only finite predictions, [n]."""
-        said = [self.said] if self.quantiles is None else [self.said, self.quantiles]
-        finite: Chosen = np.logical_and.reduce(np.isfinite(np.concatenate(said, axis=1)), axis=1)
+        columns = [self.outputs] if self.quantiles is None else [self.outputs, self.quantiles]
+        finite: Mask = np.logical_and.reduce(np.isfinite(np.concatenate(columns, axis=1)), axis=1)
         return finite
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
-        """Returns the fields of an evaluation, measured where predictions are finite."""
+        """Returns the fields of an evaluation, measured on the examples with finite predictions."""
         return {
             "examples": len(self.true),
             "non_finite": int((~self.finite).sum()),
-            "metrics": self.sound.score(),
-            "intervals": self.sound.intervals(),
-            "slices": self.sound.slices(min_slice),
-            "numbers": tuple(self.sound._number(place) for place in range(len(self.label.outputs))),
+            "metrics": self.finite_only.score(),
+            "intervals": self.finite_only.intervals(),
+            "slices": self.finite_only.slices(min_slice),
+            "numbers": tuple(self.finite_only._score_number(i) for i in range(len(self.label.outputs))),
         }
 
     def score(self) -> dict[str, float]:
-        """Returns the metrics by name, means over the numbers; none of no example."""
+        """Returns the metrics by name, means over the numbers; empty without examples."""
         if not len(self.true):
             return {}
         found = {
-            "rmse": metrics.root_mean_squared_error(self.true, self.said),
-            "mae": metrics.mean_absolute_error(self.true, self.said),
-            "median_absolute_error": metrics.median_absolute_error(self.true, self.said),
-            "p90_absolute_error": np.quantile(np.abs(self.said - self.true), 0.9, axis=0).mean(),
+            "rmse": metrics.root_mean_squared_error(self.true, self.outputs),
+            "mae": metrics.mean_absolute_error(self.true, self.outputs),
+            "median_absolute_error": metrics.median_absolute_error(self.true, self.outputs),
+            "p90_absolute_error": np.quantile(np.abs(self.outputs - self.true), 0.9, axis=0).mean(),
         }
-        if (self.true != 0).all():  # of a truth of 0 there is no share
-            found["mape"] = metrics.mean_absolute_percentage_error(self.true, self.said)
+        if (self.true != 0).all():  # undefined for a truth of 0
+            found["mape"] = metrics.mean_absolute_percentage_error(self.true, self.outputs)
         if len(self.true) > 1 and (np.ptp(self.true, axis=0) > 0).all():
-            found["r2"] = metrics.r2_score(self.true, self.said)
+            found["r2"] = metrics.r2_score(self.true, self.outputs)
         found |= self._measure_quantiles(self._quantile_terms().sum(axis=0), float(len(self.true)))
         return {name: float(value) for name, value in found.items()}
 
     def intervals(self) -> dict[str, Interval]:
-        """Returns the 95 % intervals of the metrics that follow from sums, and of each of several numbers."""
+        """Returns the 95 % intervals of the metrics that follow from sums, and of each number of several."""
         return resampling.intervals(self._terms(), self._measure)
 
     def leads(self, other: RegressionOutcomes) -> dict[str, Lead]:
-        """Returns the lead over another model on the same examples, where the answers of both are finite."""
+        """Returns the lead over another model on the examples where the outputs of both are finite."""
         both = self.finite & other.finite
-        ours, theirs = self.only(both), other.only(both)
-        if self.shares != other.shares:  # the losses of other quantiles cannot be compared
+        ours, theirs = self.select(both), other.select(both)
+        if self.shares != other.shares:  # losses of different quantiles cannot be compared
             ours, theirs = (replace(one, quantiles=None, shares=()) for one in (ours, theirs))
         found = resampling.leads(ours._terms(), theirs._terms(), ours._measure)
-        return {name: lead for name, lead in found.items() if name.partition("[")[0] in LED_BY_CHAMPION}
+        return {name: lead for name, lead in found.items() if name.partition("[")[0] in CHAMPION_LEAD_METRICS}
 
     def baseline(self, trained: Tally | None) -> Baseline:
-        """Returns the means in training, as the answer to every example."""
+        """Returns the baseline that always predicts the means in training."""
         means = [spread.mean for spread in trained.spreads] if trained else self.true.mean(axis=0).tolist()
-        said = np.tile(means, (len(self.true), 1))
-        always = replace(self, said=said, columns={}, quantiles=None, shares=())
-        leads, names = self.leads(always), LEADING[REGRESSION]
+        outputs = np.tile(means, (len(self.true), 1))
+        always = replace(self, outputs=outputs, columns={}, quantiles=None, shares=())
+        leads, names = self.leads(always), LEADS_BY_KIND[REGRESSION]
         measured = {name: value for name, value in always.score().items() if name in names}
         answer = ", ".join(f"{mean:.4g}" for mean in means)
         return Baseline(answer, measured, {name: leads[name] for name in names if name in leads})
 
-    def judge_slice(self, chosen: Chosen, *, decided: bool) -> tuple[float, Interval | None]:
+    def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None]:
         """Returns the RMSE on some of the examples, and its interval."""
-        part = self.only(chosen)
+        part = self.select(mask)
         return part.score().get("rmse", 0.0), part.intervals().get("rmse") if decided else None
 
     def _terms(self) -> Floats:
-        error = self.said - self.true
-        relative = np.full_like(error, np.nan)  # of a truth of 0 there is no share
+        error = self.outputs - self.true
+        relative = np.full_like(error, np.nan)  # undefined for a truth of 0
         if (self.true != 0).all():
             relative = np.abs(error / self.true)
         parts = [np.ones_like(error), error**2, np.abs(error), relative, self.true, self.true**2]
-        return resampling.together(np.concatenate([*parts, self._quantile_terms()], axis=1), self.copies)
+        return resampling.group_copies(np.concatenate([*parts, self._quantile_terms()], axis=1), self.copies)
 
     def _measure(self, sums: Floats) -> dict[str, Floats]:
         names = self.label.outputs
@@ -119,12 +123,12 @@ class RegressionOutcomes(Outcomes):
         measured = {"rmse": rmse, "mae": mae, "mape": relatives / count, "r2": r2}
         found = {name: values.mean(axis=-1) for name, values in measured.items()}
         if len(names) > 1:
-            found |= {f"rmse[number={name}]": rmse[..., place] for place, name in enumerate(names)}
-            found |= {f"mae[number={name}]": mae[..., place] for place, name in enumerate(names)}
+            found |= {f"rmse[number={name}]": rmse[..., i] for i, name in enumerate(names)}
+            found |= {f"mae[number={name}]": mae[..., i] for i, name in enumerate(names)}
         return found | self._measure_quantiles(sums[..., width:], count[..., 0])
 
     def _quantile_terms(self) -> Floats:
-        """Returns of each example loss, whether it is inside, and whether they cross, [n, 3] or [n, 0]."""
+        """Returns the loss, whether the truth is inside, and whether quantiles cross, [n, 3] or [n, 0]."""
         if self.quantiles is None:
             return np.empty((len(self.true), 0))
         error, shares = self.true - self.quantiles, np.asarray(self.shares)
@@ -133,27 +137,27 @@ class RegressionOutcomes(Outcomes):
         return np.stack([losses, inside, (np.diff(self.quantiles, axis=1) < 0).any(axis=1)], axis=1)
 
     def _measure_quantiles(self, sums: Floats, count: Any) -> dict[str, Any]:
-        """Returns the metrics of sums, [..., 3], over so many examples; of one quantile there is one."""
+        """Returns the quantile metrics from sums, [..., 3], over `count` examples."""
         if not self.shares:
             return {}
         loss, coverage, crossings = sums[..., 0] / count, sums[..., 1] / count, sums[..., 2]
         values = (loss, coverage, np.abs(coverage - (self.shares[-1] - self.shares[0])), crossings)
-        return dict(zip(names_of_quantiles(self.shares), values, strict=False))
+        return dict(zip(quantile_metric_names(self.shares), values, strict=False))
 
-    def _number(self, place: int) -> NumberScore:
-        label, true, said = self.label, self.true[:, place], self.said[:, place]
-        unit, error = label.units[place] if label.units else "", said - true
+    def _score_number(self, index: int) -> NumberScore:
+        label, true, outputs = self.label, self.true[:, index], self.outputs[:, index]
+        unit, error = label.units[index] if label.units else "", outputs - true
         if not len(error):
-            return NumberScore(label.outputs[place], unit, 0.0, 0.0, 0.0)
-        drawn = np.random.default_rng(resampling.SEED).permutation(len(true))[:MOST_POINTS]
+            return NumberScore(label.outputs[index], unit, 0.0, 0.0, 0.0)
+        drawn = np.random.default_rng(resampling.SEED).permutation(len(true))[:MAX_POINTS]
         calibration = [] if self.quantiles is None else (self.true <= self.quantiles).mean(axis=0).tolist()
         return NumberScore(
-            label.outputs[place],
+            label.outputs[index],
             unit,
             rmse=float(np.sqrt((error**2).mean())),
             mae=float(np.abs(error).mean()),
             bias=float(error.mean()),
-            errors={f"{share:g}": float(np.quantile(error, share)) for share in _ERRORS},
-            points=tuple(zip(true[drawn].tolist(), said[drawn].tolist(), strict=True)),
+            errors={f"{share:g}": float(np.quantile(error, share)) for share in _ERROR_QUANTILES},
+            points=tuple(zip(true[drawn].tolist(), outputs[drawn].tolist(), strict=True)),
             calibration=tuple(zip(self.shares, calibration, strict=True)),
         )

@@ -1,14 +1,14 @@
-"""Resampling: 95 % intervals of what is measured of examples, and paired leads, by bootstrap; areas.
+"""Bootstrap: 95 % intervals of metrics, and paired leads between two models; areas under ROC and PR curves.
 
-A metric that follows from sums over the examples needs no pass over them for a resample: examples are put
-into blocks at random, a block for each where they are few, and blocks are drawn with replacement, which is
-one product of matrices. Two models on the same examples are always drawn together (paired). Copies of an
-example say no more than it does: they are one group, and groups are drawn.
+For metrics that follow from sums over the examples, a resample is a product of matrices: examples are put
+into blocks at random, one each where they are few, and blocks are drawn with replacement. Two models on the
+same examples are always resampled together (paired). Copies of an example add no information: they form a
+group, and groups are drawn.
 
-Areas under curves are scikit-learn's numbers, for all classes in one pass: an area follows from where the
-examples of a class stand among all others, so that nothing is sorted but the scores of the class itself. How
-far an example moves the mean of the areas (its influence: DeLong et al., 1988, for ROC; the derivative by its
-weight for average precision) is summed in a resample, which stands for the areas of that resample.
+Areas under curves equal scikit-learn's, for all classes in one pass: an area follows from the ranks of a
+class's examples among all others, and only the scores of the class itself are sorted. A resample sums the
+influence of its examples on the mean of the areas (DeLong et al., 1988, for ROC; the derivative by the weight
+of an example for average precision) instead of computing its areas.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import numpy.typing as npt
 from sklearn import metrics
 
 from shardline.components.validate.metrics.evaluation import Baseline, ClassScore, Interval, Lead, Slice
-from shardline.components.validate.metrics.metrics import AREAS, FALLING, PARTS
+from shardline.components.validate.metrics.metrics import AREAS, LOWER_IS_BETTER, PARTS
 from shardline.trainer.data.features import Label, Tally
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Chosen = npt.NDArray[np.bool_]
+Mask = npt.NDArray[np.bool_]
 
 #: Sums over examples, [..., sums] -> metrics by name, [...] each.
 Measure = Callable[[Floats], Mapping[str, Floats]]
@@ -42,10 +42,10 @@ SEED = 20170
 _BLOCKS = 4096
 
 # Text with more values is not sliced, and numbers with more are sliced at their quartiles.
-_MOST_TEXTS, _MOST_NUMBERS = 20, 5
+_MAX_CATEGORIES, _MAX_NUMBERS = 20, 5
 
 # Classes whose scores are copied at a time.
-_AT_ONCE = 50
+_CLASSES_AT_ONCE = 50
 
 
 @dataclass(frozen=True)
@@ -54,38 +54,38 @@ class Outcomes(ABC):
 
     Attributes:
         true: The truth, as it is stored: [n] of classes, else [n, outputs].
-        said: What the model said, probabilities or numbers, [n, outputs].
-        columns: Further features of the examples by name, each [n]; slices are made of them.
-        copies: Groups of equal examples, [n]; None where there are no two.
+        outputs: Outputs of the model, probabilities or numbers, [n, outputs].
+        columns: Further features of the examples by name, each [n], for slices.
+        copies: Group of equal examples that each belongs to, [n]; None where no two are equal.
     """
 
     label: Label
     true: npt.NDArray[Any]
-    said: npt.NDArray[Any]
+    outputs: npt.NDArray[Any]
     columns: Mapping[str, npt.NDArray[np.generic]]
     copies: Ints | None = None
 
     @cached_property
-    def finite(self) -> Chosen:
+    def finite(self) -> Mask:
         """Which examples have only finite predictions, [n]."""
-        # A sum is finite where all its terms are, less far than float64 reaches, and makes no copy.
-        finite: Chosen = np.isfinite(self.said.sum(axis=1, dtype=np.float64))
+        # The sum of finite float32 values is a finite float64, and needs no copy.
+        finite: Mask = np.isfinite(self.outputs.sum(axis=1, dtype=np.float64))
         return finite
 
     @cached_property
-    def sound(self) -> Self:
-        """The outcomes of the examples with only finite predictions."""
-        return self.only(self.finite)
+    def finite_only(self) -> Self:
+        """The outcomes of the examples with finite predictions."""
+        return self.select(self.finite)
 
-    def only(self, chosen: Chosen) -> Self:
-        """Returns the outcomes of some of the examples."""
-        if chosen.all():
+    def select(self, mask: Mask) -> Self:
+        """Returns the outcomes of the examples in a mask, [n]."""
+        if mask.all():
             return self
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         some: dict[str, Any] = {
-            name: one[chosen] for name, one in values.items() if isinstance(one, np.ndarray)
+            name: array[mask] for name, array in values.items() if isinstance(array, np.ndarray)
         }
-        columns = {name: column[chosen] for name, column in self.columns.items()}
+        columns = {name: column[mask] for name, column in self.columns.items()}
         return replace(self, columns=columns, **some)
 
     @abstractmethod
@@ -98,20 +98,20 @@ class Outcomes(ABC):
 
     @abstractmethod
     def baseline(self, trained: Tally | None) -> Baseline:
-        """Returns the trivial answer to every example, as training has shown it."""
+        """Returns the baseline: the same answer to every example, chosen by the training labels."""
 
     @abstractmethod
-    def judge_slice(self, chosen: Chosen, *, decided: bool) -> tuple[float, Interval | None]:
-        """Returns the metric that counts first on some examples, and its interval if the slice is decided."""
+    def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None]:
+        """Returns the main metric on the examples of a slice, and its interval if the slice is decided."""
 
-    def slices(self, min_slice: int, parts: Iterable[tuple[str, Chosen]] = ()) -> tuple[Slice, ...]:
-        """Returns the quality of `parts` and by feature; a slice is decided from `min_slice` examples on."""
+    def slices(self, min_slice: int, parts: Iterable[tuple[str, Mask]] = ()) -> tuple[Slice, ...]:
+        """Returns the slices `parts` and those by feature; they are decided from `min_slice` examples on."""
         found = []
-        for name, chosen in (*parts, *_slices(self.columns)):
-            examples = int(chosen.sum())
-            copies = None if self.copies is None else self.copies[chosen]
-            decided = len(distinct(copies, examples)[0]) >= min_slice
-            value, interval = self.judge_slice(chosen, decided=decided)
+        for name, mask in (*parts, *_slices(self.columns)):
+            examples = int(mask.sum())
+            copies = None if self.copies is None else self.copies[mask]
+            decided = len(distinct_groups(copies, examples)[0]) >= min_slice
+            value, interval = self.measure_slice(mask, decided=decided)
             found.append(Slice(name, examples, value, decided, interval))
         return tuple(found)
 
@@ -123,7 +123,7 @@ def macro_averages(true: Ints, predicted: Ints) -> dict[str, float]:
 
 
 def score_classes(names: Sequence[str], true: Ints, predicted: Ints) -> tuple[ClassScore, ...]:
-    """Returns how well each class, or label, is told from the others, in their order."""
+    """Returns the precision, recall and F1 of each class, or label, in their order."""
     precision, recall, f1, support = metrics.precision_recall_fscore_support(
         true, predicted, labels=list(range(len(names))), zero_division=0.0
     )
@@ -134,59 +134,61 @@ def score_classes(names: Sequence[str], true: Ints, predicted: Ints) -> tuple[Cl
 
 
 def divide(over: Floats, under: Floats) -> Floats:
-    """Returns a quotient, 0 where there is none."""
+    """Returns a quotient, 0 where the denominator is 0."""
     return np.divide(over, under, out=np.zeros_like(over, dtype=np.float64), where=under > 0)
 
 
-def _slices(columns: Mapping[str, npt.NDArray[Any]]) -> Iterator[tuple[str, Chosen]]:
-    """Yields the names of slices, "camera=left", "height=96..128", and which examples are in them, [n]."""
+def _slices(columns: Mapping[str, npt.NDArray[Any]]) -> Iterator[tuple[str, Mask]]:
+    """Yields the names of slices, "camera=left", "height=96..128", and the masks of their examples, [n]."""
     for name, column in columns.items():
         floats, numbers = (np.issubdtype(column.dtype, one) for one in (np.floating, np.number))
         finite = np.isfinite(column) if floats else np.full(len(column), True)
         values = np.unique(column[finite])
-        if len(values) <= (_MOST_NUMBERS if numbers else _MOST_TEXTS):
+        if len(values) <= (_MAX_NUMBERS if numbers else _MAX_CATEGORIES):
             for value in values:
                 yield f"{name}={value:g}" if floats else f"{name}={value}", column == value
         elif numbers:
             edges = np.unique(np.quantile(column[finite].astype(np.float64), np.linspace(0, 1, 5)))
-            for place, (lower, upper) in enumerate(pairwise(edges)):
-                above = column >= lower if place == 0 else column > lower
+            for index, (lower, upper) in enumerate(pairwise(edges)):
+                above = column >= lower if index == 0 else column > lower
                 yield f"{name}={lower:g}..{upper:g}", finite & above & (column <= upper)
         if not finite.all():
             yield f"{name}=missing", ~finite
 
 
-def distinct(groups: Ints | None, examples: int) -> tuple[Ints, Ints]:
-    """Returns the first example of each group of copies, and the size of each; None is of examples apart."""
+def distinct_groups(groups: Ints | None, examples: int) -> tuple[Ints, Ints]:
+    """Returns the first example of each group of copies, and its size; None means that none are equal."""
     if groups is None:
         return np.arange(examples), np.ones(examples, np.int64)
     _, first, sizes = np.unique(groups, return_index=True, return_counts=True)
     return first, sizes
 
 
-def together(terms: npt.NDArray[Any], groups: Ints | None) -> npt.NDArray[Any]:
-    """Returns the terms of examples, [examples, sums], as those of groups, [groups, sums]."""
+def group_copies(terms: npt.NDArray[Any], groups: Ints | None) -> npt.NDArray[Any]:
+    """Returns the terms of groups of copies, [groups, sums], from those of examples, [examples, sums]."""
     if groups is None:
         return terms
-    first, sizes = distinct(groups, len(terms))
+    first, sizes = distinct_groups(groups, len(terms))
     weighted: npt.NDArray[Any] = terms[first] * sizes[:, None]
     return weighted
 
 
 def intervals(terms: npt.NDArray[Any], measure: Measure) -> dict[str, Interval]:
-    """Returns the 95 % interval of each metric of examples' terms, [examples, sums], where it is finite."""
+    """Returns the 95 % interval of each metric from the terms of examples, [examples, sums], where finite."""
     if not len(terms):
         return {}
-    found = {name: spans(values[:, None])[0] for name, values in measure(_drawn(terms)).items()}
+    found = {
+        name: percentile_intervals(values[:, None])[0] for name, values in measure(_resample(terms)).items()
+    }
     return {name: ends for name, ends in found.items() if np.isfinite(ends).all()}
 
 
 def leads(ours: npt.NDArray[Any], theirs: npt.NDArray[Any], measure: Measure) -> dict[str, Lead]:
-    """Returns the lead in each metric over another model on the same examples, where it is finite."""
+    """Returns the lead in each metric over another model on the same examples, where finite."""
     if not len(ours):
         return {}
     width = ours.shape[1]
-    both = _drawn(np.concatenate([ours, theirs], axis=1))
+    both = _resample(np.concatenate([ours, theirs], axis=1))
     first, second = measure(both[:, :width]), measure(both[:, width:])
     here, there = measure(ours.sum(axis=0)), measure(theirs.sum(axis=0))
     return {
@@ -197,26 +199,28 @@ def leads(ours: npt.NDArray[Any], theirs: npt.NDArray[Any], measure: Measure) ->
 
 
 def lead(name: str, difference: float, drawn: Floats) -> Lead:
-    """Returns a lead in a metric of its difference and those of resamples."""
-    behind = drawn >= 0 if name.partition("[")[0] in FALLING else drawn <= 0
-    return Lead(difference, spans(drawn[:, None])[0], float((behind.sum() + 1) / (len(drawn) + 1)))
+    """Returns a lead in a metric from its difference and the differences in resamples."""
+    behind = drawn >= 0 if name.partition("[")[0] in LOWER_IS_BETTER else drawn <= 0
+    return Lead(
+        difference, percentile_intervals(drawn[:, None])[0], float((behind.sum() + 1) / (len(drawn) + 1))
+    )
 
 
-def spans(values: Floats) -> list[Interval]:
+def percentile_intervals(values: Floats) -> list[Interval]:
     """Returns the 95 % interval of each column of values, [resamples, columns]."""
     lower, upper = np.percentile(values, (2.5, 97.5), axis=0)
     return list(zip(lower.tolist(), upper.tolist(), strict=True))
 
 
-def share_interval(right: int, examples: int, groups: Ints | None = None) -> Interval:
-    """Returns the 95 % interval of a share, 0..1, of as many examples as the groups are worth (Kish)."""
-    _, sizes = distinct(groups, examples)
-    worth = max(1, round(examples**2 / int((sizes**2).sum())))
-    drawn = np.random.default_rng(SEED).binomial(worth, right / examples, RESAMPLES)
-    return spans(drawn[:, None] / worth)[0]
+def proportion_interval(right: int, examples: int, groups: Ints | None = None) -> Interval:
+    """Returns the 95 % interval of a share, 0..1, for the effective sample size of the groups (Kish)."""
+    _, sizes = distinct_groups(groups, examples)
+    effective = max(1, round(examples**2 / int((sizes**2).sum())))
+    drawn = np.random.default_rng(SEED).binomial(effective, right / examples, RESAMPLES)
+    return percentile_intervals(drawn[:, None] / effective)[0]
 
 
-def _drawn(terms: npt.NDArray[Any]) -> Floats:
+def _resample(terms: npt.NDArray[Any]) -> Floats:
     """Returns the sums of all resamples, [resamples, sums]."""
     rng = np.random.default_rng(SEED)
     blocks = np.asarray(terms, np.float64)
@@ -224,17 +228,17 @@ def _drawn(terms: npt.NDArray[Any]) -> Floats:
         order = rng.permutation(len(blocks))
         starts = np.linspace(0, len(blocks), _BLOCKS, endpoint=False).astype(np.int64)
         blocks = np.add.reduceat(blocks[order], starts, axis=0)
-    chosen = rng.integers(len(blocks), size=(RESAMPLES, len(blocks)), dtype=np.int32)
-    counts = np.stack([np.bincount(row, minlength=len(blocks)) for row in chosen])
+    sampled = rng.integers(len(blocks), size=(RESAMPLES, len(blocks)), dtype=np.int32)
+    counts = np.stack([np.bincount(row, minlength=len(blocks)) for row in sampled])
     drawn: Floats = counts.astype(np.float64) @ blocks
     return drawn
 
 
 @dataclass(frozen=True)
 class RocPrAreas:
-    """Areas under the curves of the `classes` that some, not all, examples are of, [areas] each.
+    """Areas under the curves of the `classes` that some, not all, examples have, [areas] each.
 
-    `influence`, [n, 2], is how far the means of `roc` and `pr` move with the weight of each example.
+    `influence`, [n, 2], is the derivative of the means of `roc` and `pr` by the weight of each example.
     """
 
     classes: Ints
@@ -249,7 +253,7 @@ class RocPrAreas:
 
     @property
     def terms(self) -> Floats:
-        """What is summed of each example, [n, 3], and a one: the means are sums over the sum of ones."""
+        """The terms of each example, [n, 3]: the first two over the last, all summed, are the means."""
         examples = len(self.influence)
         return np.column_stack(
             [examples * self.influence + (self.means or (np.nan, np.nan)), np.ones(examples)]
@@ -257,7 +261,7 @@ class RocPrAreas:
 
 
 def measure_roc_pr(true: Ints, probabilities: npt.NDArray[Any]) -> RocPrAreas:
-    """Returns the areas of finite probabilities, [n, classes]; the truth is [n] or of each class 0 or 1."""
+    """Returns the areas of finite probabilities, [n, classes]; the truth is [n], or 0 or 1, [n, classes]."""
     examples, classes = probabilities.shape
     if true.ndim == 1:
         counts, order = np.bincount(true, minlength=classes), np.argsort(true, kind="stable")
@@ -266,30 +270,30 @@ def measure_roc_pr(true: Ints, probabilities: npt.NDArray[Any]) -> RocPrAreas:
         counts, members = true.sum(axis=0), [np.flatnonzero(column) for column in true.T]
     mixed = np.flatnonzero((counts > 0) & (counts < examples))
     roc, pr, influence = np.empty(len(mixed)), np.empty(len(mixed)), np.zeros((examples, 2))
-    for start in range(0, len(mixed), _AT_ONCE):
-        some = mixed[start : start + _AT_ONCE]
+    for start in range(0, len(mixed), _CLASSES_AT_ONCE):
+        some = mixed[start : start + _CLASSES_AT_ONCE]
         columns = np.ascontiguousarray(probabilities[:, some].T)
-        for place, label in enumerate(some):
-            roc[start + place], pr[start + place] = _area(columns[place], members[label], influence)
+        for offset, label in enumerate(some):
+            roc[start + offset], pr[start + offset] = _area(columns[offset], members[label], influence)
     return RocPrAreas(mixed, roc, pr, influence / max(1, len(mixed)))
 
 
 def _area(scores: npt.NDArray[Any], mine: Ints, influence: Floats) -> tuple[float, float]:
     """Returns both areas of one class, whose examples are `mine`; adds to the influence of all examples."""
     own, others = np.sort(scores[mine]), len(scores) - len(mine)
-    # How many of the class's own scores lie below each score, and how many at or below it.
+    # How many of the class's own scores are below each score, and how many at or below it.
     below, reached = np.searchsorted(own, scores, side="left"), np.searchsorted(own, scores, side="right")
 
     def at_least(ranks: Ints) -> Ints:  # how many are at least 0, 1, ...
         counts: Ints = np.bincount(ranks, minlength=len(own) + 2)[::-1].cumsum()[::-1]
         return counts
 
-    # Of each example of the class: its own kind at or above it, and above it; then all examples.
+    # For each example of the class: examples of the class at or above it, and above it; then all examples.
     own_from, own_above = len(own) - below[mine], len(own) - reached[mine]
     all_from, all_above = at_least(reached)[below[mine] + 1], at_least(below)[reached[mine]]
     beaten = 1 - (all_from - own_from + all_above - own_above) / (2 * others)
     roc = float(beaten.mean())
-    # Of each example of another class: the share of the class that stands above it, equal ones by half.
+    # For each example of another class: the share of the class above it, equal ones by half.
     of_each = (1 - (below + reached) / (2 * len(own)) - roc) / others
     of_each[mine] = (beaten - roc) / len(own)
     influence[:, 0] += of_each
@@ -307,10 +311,10 @@ def _area(scores: npt.NDArray[Any], mine: Ints, influence: Floats) -> tuple[floa
 
 @dataclass(frozen=True)
 class Probabilities(Outcomes):
-    """Truth, int64, and probabilities, float32 [n, outputs].
+    """Outcomes of kind class and multilabel: truth, int64, and probabilities, float32 [n, outputs].
 
     Attributes:
-        predicted: int64, what the model served: its classes, [n], or which labels it gives, [n, outputs].
+        predicted: int64, the served predictions: classes, [n], or 0 or 1 for each label, [n, outputs].
     """
 
     predicted: Ints = field(kw_only=True)
@@ -320,8 +324,8 @@ class Probabilities(Outcomes):
         names, measured = self.label.outputs, self.score()
         part, one = PARTS[self.label.kind][0], self.true.ndim == 1
         of_parts = (
-            (f"{part}={name}", self.true == place if one else self.true[:, place] == 1)
-            for place, name in enumerate(names)
+            (f"{part}={name}", self.true == index if one else self.true[:, index] == 1)
+            for index, name in enumerate(names)
         )
         return {
             "examples": len(self.true),
@@ -336,45 +340,45 @@ class Probabilities(Outcomes):
 
     @abstractmethod
     def score(self) -> dict[str, float]:
-        """Returns the metrics by name; of areas the means over classes that some, not all, examples have."""
+        """Returns the metrics by name; areas are means over the classes that some, not all, examples have."""
 
     @abstractmethod
     def intervals(self) -> dict[str, Interval]:
-        """Returns the 95 % interval of every metric, and of "recall[class=healthy]" and its like."""
+        """Returns the 95 % interval of every metric, also of each class: "recall[class=healthy]"."""
 
     @abstractmethod
     def lead_counts(self, predicted: Ints) -> dict[str, Lead]:
-        """Returns the lead over these predictions in what is counted of right and wrong ones."""
+        """Returns the lead over these predictions in each counted metric."""
 
     def leads(self, other: Probabilities) -> dict[str, Lead]:
         """Returns the lead over another model on the same examples in each metric with an interval."""
         both = self.finite & other.finite
-        found = leads(self.only(both).terms, other.only(both).terms, self.measure)
+        found = leads(self.select(both).terms, other.select(both).terms, self.measure)
         return self.lead_counts(other.predicted) | found
 
     @cached_property
     @abstractmethod
-    def losses(self) -> tuple[Floats, Chosen]:
+    def losses(self) -> tuple[Floats, Mask]:
         """The log loss of each example, and which examples have one; all probabilities have to be finite."""
 
     @cached_property
     def areas(self) -> RocPrAreas:
         """Areas under the curves; all probabilities have to be finite."""
-        return measure_roc_pr(self.true, self.said)
+        return measure_roc_pr(self.true, self.outputs)
 
     @property
     def means(self) -> dict[str, float]:
         """The mean areas of finite probabilities by name of the metric."""
-        return dict(zip(AREAS[self.label.kind], self.sound.areas.means, strict=False))
+        return dict(zip(AREAS[self.label.kind], self.finite_only.areas.means, strict=False))
 
     @cached_property
     def terms(self) -> Floats:
-        """What is summed of each example for log loss and mean areas; all probabilities have to be finite."""
-        return together(np.column_stack([*self.losses, self.areas.terms]), self.copies)
+        """The terms of each example for log loss and mean areas; all probabilities have to be finite."""
+        return group_copies(np.column_stack([*self.losses, self.areas.terms]), self.copies)
 
     def measure(self, sums: Floats) -> dict[str, Floats]:
-        """Returns the log loss and the mean areas, NaN where there is none, of sums of `terms`."""
-        loss, there, *areas, examples = np.moveaxis(sums, -1, 0)
+        """Returns the log loss and the mean areas from sums of `terms`, NaN where there is none."""
+        loss, count, *areas, examples = np.moveaxis(sums, -1, 0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            means = [(one / examples).clip(0.0, 1.0) for one in areas]
-            return {"log_loss": loss / there, **dict(zip(AREAS[self.label.kind], means, strict=True))}
+            means = [(area / examples).clip(0.0, 1.0) for area in areas]
+            return {"log_loss": loss / count, **dict(zip(AREAS[self.label.kind], means, strict=True))}

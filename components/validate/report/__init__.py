@@ -1,4 +1,4 @@
-"""The report and the model card of a validation, as HTML pages with plots.
+"""The report and the model card of a validation: HTML pages with plots.
 
 It may import `gate` and `metrics`.
 """

@@ -1,6 +1,6 @@
-"""Model card: what a model is for, takes, returns, was made from and is worth, as Markdown and as HTML.
+"""Model card, as Markdown and as HTML: use, inputs, outputs, training and quality of a model.
 
-Its facts are those of the report: tables, and ways to call the model.
+The report shows the same tables, and the code that calls the model (`make_calls`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _IMAGE_DATA = """printf '{"instances": [{"b64": "%s"}]}' "$(base64 -w0 image.png
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """Settings and history that a training left beside its model file; empty where there is no such file.
+    """Settings and history that a training wrote next to its model file; empty where there is no such file.
 
     `settings` is the content of settings.json, `history` the columns of history.csv, NaN for no number.
     """
@@ -60,7 +60,7 @@ class TrainingRecord:
 
     @property
     def initial_model(self) -> str:
-        """What the training started from, as its option of that name; "" for nothing."""
+        """The training's option `initial_model`; "" where it started from none."""
         return str(self.settings.get("settings", self.settings).get("initial_model") or "")
 
     @property
@@ -76,30 +76,30 @@ class TrainingRecord:
 
 
 def read_training(model_file: Path) -> TrainingRecord:
-    """Reads settings.json and history.csv beside a model file; raises ModelError when one cannot be read."""
+    """Reads settings.json and history.csv next to a model file; raises ModelError when one cannot be read."""
     path, settings, history = model_file.with_name(SETTINGS_FILE), {}, dict[str, tuple[float, ...]]()
     if path.exists():
         settings = files.read_json(path, ModelError)
         if not isinstance(settings.get("model"), str) or not isinstance(settings.get("settings", {}), dict):
-            raise ModelError(f"{path} beside the model names no model function; remove it or train again")
+            raise ModelError(f"{path} next to the model names no model function; remove it or train again")
     path = model_file.with_name(HISTORY_FILE)
     try:
         rows = list(csv.DictReader(path.read_text("utf-8").splitlines())) if path.exists() else []
-        # A metric of a number for each class is a list there, and has no curve.
+        # A metric with a value per class is a list in the file, and has no curve.
         single = [name for name in (rows[0] if rows else ()) if not any(row[name][:1] == "[" for row in rows)]
         history = {name: tuple(float(row[name] or math.nan) for row in rows) for name in single}
     except (OSError, ValueError, TypeError, csv.Error) as error:
-        raise ModelError(f"cannot read {path} beside the model: {error}; remove it or train again") from None
+        raise ModelError(f"cannot read {path} next to the model: {error}; remove it or train again") from None
     return TrainingRecord(settings, history)
 
 
-def set_rows(settings: Mapping[str, Any]) -> Rows:
+def setting_rows(settings: Mapping[str, Any]) -> Rows:
     """Returns nested settings as rows, without those that are not set: null and empty values."""
     return [(name, value) for name, value in fact_rows(settings) if value not in _UNSET]
 
 
 def describe_tensors(specs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the tensors of a signature in words: "images: string [n]"; of many the first 20."""
+    """Returns the tensors of a signature as text, at most 20 of them: "images: string [n]"."""
     shown = [
         f"{name}: {spec['dtype']} [{', '.join('n' if size is None else str(size) for size in spec['shape'])}]"
         for name, spec in list(specs.items())[:_MOST_COLUMNS]
@@ -109,7 +109,7 @@ def describe_tensors(specs: Mapping[str, Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the card: heading, sentences, and a table with the names of its columns, if it has rows."""
+    """One part of the card: heading, sentences, and, if it has rows, a table with `head` as column names."""
 
     title: str
     text: str
@@ -119,7 +119,7 @@ class Section:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model card; `verdict` says in one sentence whether the model was blessed, and why."""
+    """A model card; `verdict` is a sentence that says whether the model was blessed, and why."""
 
     title: str
     verdict: str
@@ -144,8 +144,8 @@ def make_card(
     manifest: Manifest, export: Export, training: TrainingRecord, evaluation: Evaluation, verdict: str
 ) -> ModelCard:
     """Returns the card of an exported model; a section without rows is left out."""
-    taken = "images" if "image" in manifest.inputs else f"rows of the columns {', '.join(manifest.inputs)}"
-    use = [_use_of(label, taken) for label in manifest.labels]
+    inputs = "images" if "image" in manifest.inputs else f"rows of the columns {', '.join(manifest.inputs)}"
+    use = [_describe_use(label, inputs) for label in manifest.labels]
     use.append(
         f"Its quality was measured on held-out examples of {manifest.source} and holds for data like these."
     )
@@ -162,19 +162,20 @@ def make_card(
     tables = fact_tables(manifest, export, training)
     sections += [Section(title, "", ("what", "value"), rows) for title, rows in tables]
     title = str(training.settings.get("model", "model"))
-    return ModelCard(title, verdict, (Section("Use", " ".join(use)), *(one for one in sections if one.rows)))
+    with_rows = (section for section in sections if section.rows)
+    return ModelCard(title, verdict, (Section("Use", " ".join(use)), *with_rows))
 
 
-def _use_of(label: Label, taken: str) -> str:
+def _describe_use(label: Label, inputs: str) -> str:
     names = enumerate_names(_with_units(label), _MOST_CLASSES)
     of = "" if label.name == LABEL else f"{label.name}: "
     if label.kind == REGRESSION:
-        return f"{of}Tells of {taken} how much {names} {'is' if len(label.outputs) == 1 else 'are'}."
+        return f"{of}Predicts {names} from {inputs}."
     if label.kind == MULTILABEL:
-        return f"{of}Tells which of {len(label.outputs):,} labels {taken} have, or none: {names}."
+        return f"{of}Predicts which of {len(label.outputs):,} labels {inputs} have, or none: {names}."
     return (
-        f"{of}Tells {len(label.outputs):,} classes of {taken} apart: {names}. "
-        "It always gives one of these classes, also for what is none of them."
+        f"{of}Classifies {inputs} into {len(label.outputs):,} classes: {names}. "
+        "It always predicts one of these classes, also for an input that belongs to none of them."
     )
 
 
@@ -184,32 +185,32 @@ def _with_units(label: Label) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    """Returns text that Markdown, and HTML inside it, shows as it is."""
+    """Returns text escaped for Markdown, and for HTML inside it."""
     for sign in ("\\", "`", "*", "_", "|", "[", "]"):
         text = text.replace(sign, "\\" + sign)
     return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").split())
 
 
 class Call(NamedTuple):
-    """One way to call a model: what it is called from, and the code or the commands."""
+    """Code or commands that call a model, with the client or server that they are for as title."""
 
     title: str
     code: str
 
 
 def make_calls(export: Export) -> tuple[Call, ...]:
-    """Returns the ways to call a model through `serving_default`; none where its inputs are not known."""
-    takes = export.signatures.get("serving_default", {}).get("inputs", {})
+    """Returns code that calls a model through `serving_default`; nothing where its inputs are not known."""
+    inputs = export.signatures.get("serving_default", {}).get("inputs", {})
     row = next(iter((export.golden or {}).get("instances", ())), None)
-    if not export.labels or not takes:
+    if not export.labels or not inputs:
         return ()
-    if list(takes) == ["images"]:
+    if list(inputs) == ["images"]:
         arguments = 'images=tf.stack([tf.io.read_file("image.png")])'
         curl = f"{_IMAGE_DATA} \\\n  {_CURL.replace('DATA', '@-')}"
-    elif isinstance(row, dict) and takes.keys() <= row.keys():
-        values = {name: row[name] for name in takes}
+    elif isinstance(row, dict) and inputs.keys() <= row.keys():
+        values = {name: row[name] for name in inputs}
         arguments = ", ".join(
-            f'{name}=tf.constant([{value!r}], "{takes[name]["dtype"]}")' for name, value in values.items()
+            f'{name}=tf.constant([{value!r}], "{inputs[name]["dtype"]}")' for name, value in values.items()
         )
         data = json.dumps({"instances": [values]}, ensure_ascii=False).replace("'", "'\\''")
         curl = _CURL.replace("DATA", f"'{data}'")
@@ -222,7 +223,7 @@ def make_calls(export: Export) -> tuple[Call, ...]:
 
 
 def fact_tables(manifest: Manifest, export: Export, training: TrainingRecord) -> list[tuple[str, Rows]]:
-    """Returns the titles and rows of the tables that end the report: dataset, training, export, versions."""
+    """Returns the titles and rows of the tables of dataset, training, export and versions."""
     settings = {name: value for name, value in training.settings.items() if name not in _NOT_SETTINGS}
     signatures = [
         (name, f"{describe_tensors(parts['inputs'])} → {describe_tensors(parts['outputs'])}")
@@ -238,9 +239,9 @@ def fact_tables(manifest: Manifest, export: Export, training: TrainingRecord) ->
     }
     tables = [
         ("Dataset", _dataset_rows(manifest)),
-        ("Training", set_rows(settings)),
+        ("Training", setting_rows(settings)),
         ("Versions in training", fact_rows(training.settings.get("versions", {}))),
-        ("Export", signatures + fact_rows({name: one for name, one in single.items() if one is not None})),
+        ("Export", signatures + fact_rows({k: value for k, value in single.items() if value is not None})),
         ("Versions in validation", fact_rows(export.versions)),
     ]
     return [(title, rows) for title, rows in tables if rows]
@@ -257,11 +258,12 @@ def _dataset_rows(manifest: Manifest) -> Rows:
     reasons = "; ".join(f"{count:,} {reason}" for reason, count in manifest.rejected.items())
     labels = []
     for label in manifest.labels:
-        of, several = f" of {label.name}" if label.name != LABEL else "", label.kind == MULTILABEL
+        of = f" of {label.name}" if label.name != LABEL else ""
         if label.kind == REGRESSION:
             labels.append((f"numbers{of}", ", ".join(_with_units(label))))
         else:
-            labels.append((f"{'labels' if several else 'classes'}{of}", f"{len(label.outputs):,}"))
+            plural = "labels" if label.kind == MULTILABEL else "classes"
+            labels.append((f"{plural}{of}", f"{len(label.outputs):,}"))
     return [
         ("source", manifest.source),
         ("fingerprint", manifest.fingerprint),

@@ -53,19 +53,19 @@ _STYLE: dict[str, Any] = {
 
 # Readable on a white page and on a black one: the cell's strength is its opacity.
 _CELL = "#3b6fd4"
-_MOST_NUMBERED_CLASSES = 20
-# Names of classes that stand side by side below a small matrix, in characters.
+_MAX_NUMBERED_CLASSES = 20
+# Characters of class names that fit side by side below a small matrix.
 _LEVEL_CHARACTERS = 24
 _LABEL_LENGTHS = (14, 20, 28, 36)
 
-# The weakest classes stand out; nobody could tell more than these apart.
+# Line styles of the weakest classes; more than these could not be distinguished.
 _NAMED_LINES = ((SECOND, "-"), (FIRST, "--"), (INK, "-."))
 
-_MOST_MARKED_EPOCHS = 30
+_MAX_MARKED_EPOCHS = 30
 
 
 def draw_reliability(points: Sequence[tuple[float, float]], x: str, y: str, description: str) -> str:
-    """Draws how often what is said with some probability is so, and the line on which both are the same."""
+    """Draws how often predictions of some probability are right, with the diagonal where both are equal."""
     with _axes((4.2, 4.7), x, y, shares=True) as axes:
         axes.plot((0, 1), (0, 1), ":", color=SOFT, label="as it should be")
         axes.plot(*zip(*points, strict=True), "-o", color=FIRST, markersize=4, label="measured")
@@ -91,7 +91,7 @@ def draw_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str], most: 
         upright = longest <= 3 or longest * len(short) <= _LEVEL_CHARACTERS
         axes.set_xticks(range(len(short)), short, rotation=0 if upright else 90)
         axes.set_yticks(range(len(short)), short)
-        if len(short) <= _MOST_NUMBERED_CLASSES:
+        if len(short) <= _MAX_NUMBERED_CLASSES:
             for row, column in np.argwhere(counts > 0):
                 colour = "white" if shares[row, column] > 0.5 else INK
                 count = f"{counts[row, column]:,}"
@@ -99,13 +99,13 @@ def draw_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str], most: 
         right = int(np.trace(counts))
         description = (
             f"Confusion matrix of {len(kept)} classes: {right:,} examples on the diagonal, "
-            f"{int(counts.sum()) - right:,} beside it."
+            f"{int(counts.sum()) - right:,} off it."
         )
         return _to_svg(axes, description, legend=None)
 
 
 def draw_curves(curves: Sequence[Curve], title: str, x: str, y: str) -> str:
-    """Draws curves of classes, those with the smallest areas by name."""
+    """Draws the curves of classes; those with the smallest areas are named."""
     weakest = sorted(curves, key=lambda curve: curve.area)
     named = weakest[: len(_NAMED_LINES)]
     names = _shorten([curve.name for curve in named])
@@ -123,7 +123,7 @@ def draw_curves(curves: Sequence[Curve], title: str, x: str, y: str) -> str:
 
 def draw_learning(name: str, history: Mapping[str, Sequence[float]]) -> str:
     """Draws one metric over the epochs, training and, where there is a column `val_<name>`, validation."""
-    said = []
+    ranges = []
     with _axes((5.2, 3.2), "epoch", name) as axes:
         for column, label, colour, dashes, marker in (
             (name, "training", FIRST, "-", "o"),
@@ -132,23 +132,23 @@ def draw_learning(name: str, history: Mapping[str, Sequence[float]]) -> str:
             if not (values := history.get(column)):
                 continue
             epochs = history.get("epoch") or range(1, len(values) + 1)
-            marked = marker if len(values) <= _MOST_MARKED_EPOCHS else None
+            marked = marker if len(values) <= _MAX_MARKED_EPOCHS else None
             axes.plot(epochs, values, dashes, color=colour, label=label, marker=marked, markersize=4)
-            said.append(f"{label} from {values[0]:.4g} to {values[-1]:.4g}")
+            ranges.append(f"{label} from {values[0]:.4g} to {values[-1]:.4g}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        description = f"{name} per epoch: {', '.join(said) or 'no values'}"
+        description = f"{name} per epoch: {', '.join(ranges) or 'no values'}"
         return _to_svg(axes, description, legend={"ncols": 2})
 
 
 def draw_predictions(score: NumberScore) -> str:
-    """Draws predicted over true, a point for each example, and the line on which both are the same."""
-    true, said = np.array(score.points).T
-    ends = float(min(true.min(), said.min())), float(max(true.max(), said.max()))
+    """Draws predicted over true values, a point for each example, with the diagonal where both are equal."""
+    true, predicted = np.array(score.points).T
+    ends = float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))
     names = (f"{name}, {score.unit}" if score.unit else name for name in ("true", "predicted"))
     with _axes((4.4, 4.6), *names) as axes:
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        opaque = 0.7 if len(true) < 300 else 0.35  # many points lie on each other
-        axes.plot(true, said, "o", color=FIRST, markersize=3, alpha=opaque, markeredgewidth=0)
+        opaque = 0.7 if len(true) < 300 else 0.35  # many points overlap
+        axes.plot(true, predicted, "o", color=FIRST, markersize=3, alpha=opaque, markeredgewidth=0)
         axes.plot(ends, ends, ":", color=SOFT, label="predicted = true")
         return _to_svg(
             axes,
@@ -173,24 +173,24 @@ def _axes(size: tuple[float, float], x: str, y: str, *, shares: bool = False) ->
 
 
 def _to_svg(axes: Any, description: str, legend: Mapping[str, Any] | None = MappingProxyType({})) -> str:
-    """Returns a figure as an element that can stand in a page beside others, inside of its style.
+    """Returns a figure as an <svg> element for a page with other figures, in the page's style.
 
-    `legend` are options of that above the axes, where no line lies below the names; None for none.
+    `legend` are options of the legend, which is above the axes so that it hides no line; None for no legend.
     """
     figure, text = axes.figure, io.StringIO()
     if legend is not None:
         figure.legend(loc="outside upper left", alignment="left", **legend)
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
     with warnings.catch_warnings(), mpl.rc_context({"svg.hashsalt": description}):
-        # The browser has the glyphs that matplotlib's own font lacks; here they are only measured.
+        # The browser has the glyphs that matplotlib's own font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         FigureCanvasSVG(figure).print_svg(text, metadata=nothing)
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
-    # Its style sheet would apply to the whole page, which has the same rule for plots alone.
+    # Its style sheet would apply to the whole page, which has the same rule for plots only.
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = svg.replace("font-family: 'DejaVu Sans', sans-serif; ", "")
-    # Numbered in each figure anew, they would not be unique in the page; nothing refers to them.
+    # Ids are numbered from 1 in each figure: not unique in the page, and nothing refers to them.
     svg = re.sub(r' id="[A-Za-z][A-Za-z0-9.]*_\d+"', "", svg)
     for drawn, shown in _PAGE_COLOURS.items():
         svg = svg.replace(drawn, shown)
@@ -203,7 +203,7 @@ def _to_svg(axes: Any, description: str, legend: Mapping[str, Any] | None = Mapp
 
 
 def _shorten(names: Sequence[str]) -> list[str]:
-    """Returns the names as short as they can be and still be told apart."""
+    """Returns the names, shortened to the smallest length at which they stay distinct."""
     for length in _LABEL_LENGTHS:
         half = length // 2
         short = [name if len(name) <= length else f"{name[:half]}…{name[-half:]}" for name in names]

@@ -1,4 +1,4 @@
-"""Report of a validation: one self-contained HTML page for a person, without network or script."""
+"""Report of a validation: one self-contained HTML page, without network or script."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from shardline.components.validate.report.model_card import TrainingRecord, fact
 from shardline.trainer.base import files
 from shardline.trainer.data.manifest import Manifest
 
-#: Rows of a table.
-MOST_ROWS = 40
+#: Rows of a table, at most.
+MAX_ROWS = 40
 
 _MOST_DRAWN_CLASSES = 25
 _MOST_CLASSES_ON_A_PHONE = 12
 
 _TEXTS = {metric.name: metric.text for metric in QUALITY}
 
-# What decides comes first.
-_ORDER: tuple[Judgement, ...] = ("failed", "undecided", "open", "off", "skipped", "passed")
+# Verdicts that decide come first.
+_VERDICT_ORDER: tuple[Judgement, ...] = ("failed", "undecided", "open", "off", "skipped", "passed")
 
 
 def render_report(
@@ -48,15 +48,15 @@ def render_report(
         model_name=training.settings.get("model", "model"),
         evaluation=evaluation,
         blessing=blessing,
-        rules=sorted(blessing.rules, key=lambda rule: _ORDER.index(rule.verdict)),
+        rules=sorted(blessing.rules, key=lambda rule: _VERDICT_ORDER.index(rule.verdict)),
         origin=origin or Origin(),
         manifest=manifest,
         export=export,
         sections=sections(evaluation),
         calls=make_calls(export),
-        serving=metric_rows(evaluation.beside_champion, SERVING),
-        show_interval=show_interval,
-        most_rows=MOST_ROWS,
+        serving=metric_rows(evaluation.champion_comparison, SERVING),
+        format_interval=format_interval,
+        most_rows=MAX_ROWS,
         # The plots are our own markup; all text in them was escaped when it was drawn.
         learning=[Markup(plots.draw_learning(name, training.history)) for name in training.metrics],
         tables=fact_tables(manifest, export, training),
@@ -65,7 +65,7 @@ def render_report(
 
 @dataclass(frozen=True)
 class Origin:
-    """Time and run in which a model was judged, and what TensorBoard's --logdir takes; "" where not known."""
+    """Time and run of a validation, and the directory for TensorBoard's --logdir; "" where not known."""
 
     created: str = ""
     run: str = ""
@@ -73,24 +73,24 @@ class Origin:
 
     @classmethod
     def of(cls, model_file: Path, training: TrainingRecord, run: str) -> Origin:
-        """Returns that of a model which is judged now; its logs lie where training has put them."""
+        """Returns the origin of a model that is judged now, with the logs of its training."""
         named = training.settings.get("settings", {}).get("tensorboard_log_dir")
         directory = model_file.parent
-        places = [files.local_path(named)] if named and isinstance(named, str) else []
-        places += [directory / "logs", directory.parent / "logs"]
+        paths = [files.local_path(named)] if named and isinstance(named, str) else []
+        paths += [directory / "logs", directory.parent / "logs"]
         # All attempts of a job have one directory, below the root of the runs.
-        places += [root / "jobs" / run / "logs" for root in list(directory.parents)[:4] if run]
-        logs = next((path for path in places if path.is_dir()), None)
-        # A bucket that is mounted here is a URI elsewhere.
+        paths += [root / "jobs" / run / "logs" for root in list(directory.parents)[:4] if run]
+        logs = next((path for path in paths if path.is_dir()), None)
+        # Shown as a URI: a bucket is mounted here only.
         shown = re.sub("^/gcs/", "gs://", str(logs or ""))
         return cls(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", run, shown)
 
 
 class Row(NamedTuple):
-    """A value of a model and of the champion, as texts; "" where there is none.
+    """A value of a model and of the champion, formatted; "" where there is none.
 
     The difference is the model's value minus the champion's; the intervals are 95 % intervals. `change` is
-    better, worse or, where the interval of the difference has 0 in it, unclear.
+    better, worse or, where the interval of the difference contains 0, unclear.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Row(NamedTuple):
 
 
 def metric_rows(evaluation: Evaluation, metrics: Sequence[Metric]) -> list[Row]:
-    """Returns those of the metrics that were measured, in their order."""
+    """Returns rows of the metrics that were measured, in their order."""
     before = evaluation.champion.metrics if evaluation.champion else {}
     intervals, leads = evaluation.intervals, evaluation.leads
     return [
@@ -126,48 +126,48 @@ def _row(
     examples: int = 0,
 ) -> Row:
     text = metric.text
-    row = Row(name, label, text(value), show_interval(interval, text), examples=examples)
+    row = Row(name, label, text(value), format_interval(interval, text), examples=examples)
     if before is None:
         return row
     difference, change = value - before, ""
     if lead and lead.interval[0] <= 0 <= lead.interval[1] and difference:
         change = "unclear"
     elif difference:
-        change = "better" if (difference > 0) == metric.rising else "worse"
+        change = "better" if (difference > 0) == metric.higher_is_better else "worse"
     return row._replace(
         champion=text(before),
-        difference=show_difference(difference, text),
-        difference_interval=show_interval(lead.interval if lead else None, text),
+        difference=format_difference(difference, text),
+        difference_interval=format_interval(lead.interval if lead else None, text),
         change=change,
     )
 
 
-def show_interval(interval: Interval | None, text: Callable[[float], str] = "{:.4f}".format) -> str:
+def format_interval(interval: Interval | None, text: Callable[[float], str] = "{:.4f}".format) -> str:
     """Returns "0.9512 to 0.9740", or "" for none."""
     return "" if interval is None else " to ".join(map(text, interval))
 
 
-def show_difference(difference: float, text: Callable[[float], str] = "{:.4f}".format) -> str:
+def format_difference(difference: float, text: Callable[[float], str] = "{:.4f}".format) -> str:
     """Returns a difference with its sign."""
     sign = "±" if difference == 0 else "+" if difference > 0 else "-"
     return sign + text(abs(difference))
 
 
 def sections(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """Returns what a report shows of each label, for its template."""
-    whole, beside = evaluation.beside_champion, []
-    for part in whole.parts:  # each beside the champion's of the same label
+    """Returns the data that the report's template shows of each label."""
+    whole, compared = evaluation.champion_comparison, []
+    for part in whole.parts:  # each with the champion's evaluation of the same label
         prefix = f"{part.label}."
         leads = {
-            name.removeprefix(prefix): one for name, one in whole.leads.items() if name.startswith(prefix)
+            name.removeprefix(prefix): lead for name, lead in whole.leads.items() if name.startswith(prefix)
         }
-        beside.append(replace(part, champion=whole.champion and whole.champion.of(part.label), leads=leads))
-    pairs = zip(evaluation.each, beside or [whole], strict=True)
-    return [_section(*both, several=bool(whole.parts)) for both in pairs]
+        compared.append(replace(part, champion=whole.champion and whole.champion.of(part.label), leads=leads))
+    pairs = zip(evaluation.each, compared or [whole], strict=True)
+    return [_section(*pair, name_label=bool(whole.parts)) for pair in pairs]
 
 
-def _section(evaluation: Evaluation, beside: Evaluation, *, several: bool) -> dict[str, Any]:
-    main = next(one for one in BY_KIND[evaluation.kind] if one.name == MAIN[evaluation.kind])
+def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) -> dict[str, Any]:
+    main = next(metric for metric in BY_KIND[evaluation.kind] if metric.name == MAIN[evaluation.kind])
     bins, names = evaluation.calibration, evaluation.class_names
     curves = {
         "ROC": (evaluation.roc, "ROC", "false positive rate", "true positive rate"),
@@ -177,71 +177,75 @@ def _section(evaluation: Evaluation, beside: Evaluation, *, several: bool) -> di
     }
     drawn = {title: plots.draw_curves(*curve) for title, curve in curves.items() if curve[0]}
     if bins:
-        said = (
-            f"{one.accuracy:.2f} right of {one.examples:,} at confidence {one.confidence:.2f}" for one in bins
+        texts = (
+            f"{each.accuracy:.2f} right of {each.examples:,} at confidence {each.confidence:.2f}"
+            for each in bins
         )
-        points = [(one.confidence, one.accuracy) for one in bins]
-        words = f"Reliability: {', '.join(said)}."
-        drawn = {"Calibration": plots.draw_reliability(points, "confidence", "right", words), **drawn}
+        points = [(each.confidence, each.accuracy) for each in bins]
+        description = f"Reliability: {', '.join(texts)}."
+        drawn = {"Calibration": plots.draw_reliability(points, "confidence", "right", description), **drawn}
     confusion = evaluation.confusion
     return {
-        "label": evaluation.label if several else "",
+        "label": evaluation.label if name_label else "",
         "kind": evaluation.kind,
         "main": main.name,
         "main_label": main.label,
         "text": main.text,
         "evaluation": evaluation,
-        "quality": metric_rows(beside, BY_KIND[evaluation.kind]),
-        "champion": beside.champion,
+        "quality": metric_rows(compared, BY_KIND[evaluation.kind]),
+        "champion": compared.champion,
         "confusion": confusion and Markup(plots.draw_confusion(confusion, names, _MOST_DRAWN_CLASSES)),
         "confusion_large": len(names) > _MOST_CLASSES_ON_A_PHONE,
         "drawn_classes": min(len(names), _MOST_DRAWN_CLASSES),
         "wrong": evaluation.examples - sum(row[i] for i, row in enumerate(confusion)),
-        "curves": {title: Markup(one) for title, one in drawn.items()},
-        "classes": sorted(evaluation.classes, key=lambda score: (score.f1, -score.examples))[:MOST_ROWS],
-        "never_predicted": [one.name.partition("=")[2] for one in evaluation.never_predicted],
-        "numbers": [_number(score) for score in evaluation.numbers],
-        "slices": _slice_rows(beside, main, decided=True),
-        "small_slices": _slice_rows(beside, main, decided=False),
-        "decided": sum(one.decided for one in evaluation.slices),
+        "curves": {title: Markup(svg) for title, svg in drawn.items()},
+        "classes": sorted(evaluation.classes, key=lambda score: (score.f1, -score.examples))[:MAX_ROWS],
+        "never_predicted": [item.name.partition("=")[2] for item in evaluation.never_predicted],
+        "numbers": [_number_section(score) for score in evaluation.numbers],
+        "slices": _slice_rows(compared, main, decided=True),
+        "small_slices": _slice_rows(compared, main, decided=False),
+        "decided": sum(item.decided for item in evaluation.slices),
         "weakest": next(iter(_slice_rows(evaluation, main, decided=True)), None),
         "mistakes": [
-            {**asdict(one), "picture": make_picture(one.image) if one.image else None}
-            for one in evaluation.mistakes
+            {**asdict(mistake), "picture": make_picture(mistake.image) if mistake.image else None}
+            for mistake in evaluation.mistakes
         ],
     }
 
 
-def _number(score: NumberScore) -> dict[str, Any]:
+def _number_section(score: NumberScore) -> dict[str, Any]:
     text, drawn = _TEXTS["rmse"], {}
     if score.points:
         drawn["Predicted and true"] = Markup(plots.draw_predictions(score))
     if score.calibration:
-        said = ", ".join(f"{below:.3f} below quantile {share:g}" for share, below in score.calibration)
-        words = f"Share of true {score.name} below each quantile: {said}."
-        names = "quantile", "share of true values below it"
-        drawn["Calibration of quantiles"] = Markup(plots.draw_reliability(score.calibration, *names, words))
+        shares = ", ".join(f"{below:.3f} below quantile {share:g}" for share, below in score.calibration)
+        texts = (
+            *("quantile", "share of true values below it"),
+            f"Share of true {score.name} below each quantile: {shares}.",
+        )
+        drawn["Calibration of quantiles"] = Markup(plots.draw_reliability(score.calibration, *texts))
     return {
         "name": score.name,
         "unit": score.unit,
-        "values": [text(score.rmse), text(score.mae), show_difference(score.bias, text)],
-        "errors": [(share, show_difference(value, text)) for share, value in score.errors.items()],
+        "values": [text(score.rmse), text(score.mae), format_difference(score.bias, text)],
+        "errors": [(share, format_difference(value, text)) for share, value in score.errors.items()],
         "plots": drawn,
     }
 
 
 def _slice_rows(evaluation: Evaluation, main: Metric, *, decided: bool) -> list[Row]:
-    """Returns the slices with examples enough for a rule, or too few, the weakest and then largest first.
+    """Returns rows of the slices that are decided, or not, the weakest and then the largest first.
 
-    Only of a class it is known by which interval model and champion differ.
+    Only the slices of classes have an interval of the difference from the champion.
     """
-    champion = {one.name: one.value for one in evaluation.champion.slices} if evaluation.champion else {}
-    slices = [one for one in evaluation.slices if one.examples and one.decided == decided]
-    slices.sort(key=lambda one: (one.value if main.rising else -one.value, -one.examples, one.name))
+    champion = {item.name: item.value for item in evaluation.champion.slices} if evaluation.champion else {}
+    slices = [item for item in evaluation.slices if item.examples and item.decided == decided]
+    sign = 1 if main.higher_is_better else -1
+    slices.sort(key=lambda item: (sign * item.value, -item.examples, item.name))
     rows = []
-    for one in slices[:MOST_ROWS]:
-        lead = evaluation.leads.get(f"recall[{one.name}]")
-        before = champion.get(one.name)
-        row = _row(main, one.value, before, one.interval, lead, one.name, one.name, one.examples)
+    for item in slices[:MAX_ROWS]:
+        lead = evaluation.leads.get(f"recall[{item.name}]")
+        before = champion.get(item.name)
+        row = _row(main, item.value, before, item.interval, lead, item.name, item.name, item.examples)
         rows.append(row if lead else row._replace(change=""))
     return rows
