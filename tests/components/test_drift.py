@@ -278,7 +278,7 @@ def test_a_rule_about_a_feature_that_is_not_there_is_refused(trained_on: Path, t
     with pytest.raises(SettingsError, match=r"of label, year, income, city, city length$"):
         gate.check(manifests.load(trained_on), "champions")
     images = write_dataset(tmp_path / "images", records={"train": 3})
-    with pytest.raises(SettingsError, match=r"is label, image brightness, image height, image width$"):
+    with pytest.raises(SettingsError, match=r"of label, image brightness, image height, image width$"):
         gate.check(images, "champions")
 
 
