@@ -29,7 +29,7 @@ import tensorflow as tf
 from PIL import Image
 
 from shardline.components.preprocess.images.codec import Codec
-from shardline.trainer.data.features import place
+from shardline.trainer.data.features import compute_placement
 
 SIDE = 224
 
@@ -142,7 +142,7 @@ def _square(image: Image.Image) -> Image.Image:
 
 def _reference(data: bytes) -> npt.NDArray[np.uint8]:
     with Image.open(io.BytesIO(data)) as image:
-        at = place(image.height, image.width, (SIDE, SIDE), "crop")
+        at = compute_placement(image.height, image.width, (SIDE, SIDE), "crop")
         square = image.convert("RGB").crop((at.left, at.top, at.left + at.width, at.top + at.height))
     return np.asarray(square.resize((SIDE, SIDE), Image.Resampling.LANCZOS))
 

@@ -223,9 +223,9 @@ def keras_fit(task: Task, dataset: Path, manifest: Manifest, seed: int) -> dict[
 
 
 def _info(dataset: Path, manifest: Manifest) -> Any:
-    from shardline.trainer.data import split_view
+    from shardline.trainer.data import examples
 
-    return split_view.describe(dataset) if hasattr(split_view, "describe") else manifest.info()
+    return examples.describe(dataset) if hasattr(examples, "describe") else manifest.info()
 
 
 def peer(choice: Any, dataset: Path, manifest: Manifest) -> dict[str, float]:

@@ -66,7 +66,7 @@ class _FitRun(TrainingRun):
 
     def step_source(self, plan: RunPlan, step: int, process: int) -> str:
         """Names the batch of a step."""
-        return f"batch {plan.first + step + 1:,} of the epoch"
+        return f"batch {plan.first_step + step + 1:,} of the epoch"
 
     def validates(self, epoch: int) -> bool:
         """Whether the validation data is evaluated after an epoch, from 0."""
@@ -267,11 +267,11 @@ def _train(
         weigh_output_losses(model)
 
     def engine(position: Position) -> Engine:
-        return make_engine(run, model, run.data, validation, position, batch=run.data.first)
+        return make_engine(run, model, run.data, validation, position, batch=run.data.first_batch)
 
     steps = initial_epoch * run.data.steps
     beginning = ResumePoint(
-        run.data.described,
+        run.data.description,
         IdentityRecord.of(run.settings, run.replicas, learning_rates(model)),
         {"steps_per_epoch": run.data.steps},
         Position(initial_epoch, 0, steps),

@@ -21,7 +21,7 @@ from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import has_evaluator, read_cluster
 from shardline.trainer.cluster.peers import peer_config
-from shardline.trainer.data import split_view, transforms
+from shardline.trainer.data import examples, transforms
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.keras_compat.keras_compilation import weigh_output_losses
 from shardline.trainer.loop import evaluator
@@ -102,7 +102,7 @@ def _explain_errors(run: DatasetRun) -> Iterator[None]:
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         directory = files.local_path(run.settings.dataset)
         raise (
-            split_view.explain(error, directory, run.manifest) or run.peers.explain(error) or error
+            examples.explain(error, directory, run.manifest) or run.peers.explain(error) or error
         ) from error
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shardline.trainer.base.errors import SettingsError, SourceError
-from shardline.trainer.data.features import MOMENTS
+from shardline.trainer.data.features import SPLIT_TIME_FEATURES
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -27,12 +27,12 @@ def parse_gap(text: str) -> float:
 
 
 def time_feature(kind: str) -> str:
-    """Returns the feature, of `MOMENTS`, that holds the times of a column of this type."""
+    """Returns the feature, of `SPLIT_TIME_FEATURES`, that holds the times of a column of this type."""
     return {"int64": "split_number", "float32": "split_number_millionths"}.get(kind, "split_time_us")
 
 
 def parse_time(value: Any, feature: str = "split_time_us") -> int | None:
-    """Returns a time as a feature of `MOMENTS` holds it (UTC without a zone); None for what is none."""
+    """Returns a time as a feature of `SPLIT_TIME_FEATURES` has it (UTC if it has no zone), or None."""
     if isinstance(value, str):
         try:
             value = datetime.datetime.fromisoformat(value.strip())
@@ -44,7 +44,7 @@ def parse_time(value: Any, feature: str = "split_time_us") -> int | None:
         return (value.toordinal() - _EPOCH.toordinal()) * _DAY
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None
-    number = round(value * MOMENTS[feature])
+    number = round(value * SPLIT_TIME_FEATURES[feature])
     return number if -(2**63) <= number < 2**63 else None
 
 
@@ -55,7 +55,7 @@ def format_time(number: int, feature: str) -> str:
             return (_EPOCH + number * _MICROSECOND).isoformat()
         except OverflowError:
             return f"{number} us"
-    return f"{number / MOMENTS[feature]:.15g}"
+    return f"{number / SPLIT_TIME_FEATURES[feature]:.15g}"
 
 
 class TimeSplit:
@@ -75,7 +75,7 @@ class TimeSplit:
             )
         if times[0] == times[-1]:
             raise SourceError(f"all rows have the same time in {column!r}: no split can be made of it")
-        unit = MOMENTS[feature]
+        unit = SPLIT_TIME_FEATURES[feature]
         if (
             gap[-1:].isalpha()
             and feature != "split_time_us"
@@ -107,5 +107,5 @@ class TimeSplit:
 
 
 def scaled_gap(gap: str, feature: str) -> int:
-    """Returns a gap as a feature of `MOMENTS` counts it."""
-    return round(parse_gap(gap) * MOMENTS[feature])
+    """Returns a gap as a feature of `SPLIT_TIME_FEATURES` counts it."""
+    return round(parse_gap(gap) * SPLIT_TIME_FEATURES[feature])

@@ -105,7 +105,7 @@ class Examples:
                     columns={
                         name: _decode_text(column.numpy())
                         for name, column in parsed.items()
-                        if name not in self.manifest.apart
+                        if name not in self.manifest.split_columns
                     },
                 )
                 for label in self.manifest.labels:

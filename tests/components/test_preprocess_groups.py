@@ -97,7 +97,7 @@ def test_training_comes_before_validation_and_test(tmp_path: Path, suffix: str) 
     source = timed(tmp_path / f"table.{suffix}")
     manifest = run(source, tmp_path / "out", split_by_time="day", split_gap="5d")
     assert [feature.name for feature in manifest.columns] == ["x", "split_time_us"]
-    assert (manifest.moment, list(manifest.inputs)) == ("split_time_us", ["x"])
+    assert (manifest.time_feature, list(manifest.inputs)) == ("split_time_us", ["x"])
     ends = {name: (min(days), max(days)) for name, days in stored(tmp_path / "out", "x").items()}
     assert ends["validation"][0] - ends["train"][1] == 6
     assert ends["test"][0] - ends["validation"][1] == 6

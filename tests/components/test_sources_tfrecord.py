@@ -31,8 +31,8 @@ from shardline.components.validate.export.signatures import (
 )
 from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.examples import describe
 from shardline.trainer.data.features import Feature
-from shardline.trainer.data.split_view import describe
 from shardline.trainer.loop.build import build, create_variables
 from tests.helpers import sources
 from tests.helpers.data import payload, real_data

@@ -11,7 +11,7 @@ from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.split_view import describe
+from shardline.trainer.data.examples import describe
 from shardline.trainer.loop.build import build
 from shardline.trainer.models import saving
 from shardline.trainer.models.saving import load_model, warm_start
@@ -79,7 +79,7 @@ def test_images_are_given_decoded(tmp_path):
 def test_what_is_not_there_is_refused(table):
     with pytest.raises(ModelError, match=r"training_examples: .*no input 'town', it has year, income, city"):
         describe(table).training_examples(["town"])
-    with pytest.raises(ModelError, match=r"not at hand, only its manifest; shardline\.trainer\.data\.view"):
+    with pytest.raises(ModelError, match=r"only the manifest .*; shardline\.trainer\.data\.examples"):
         manifests.load(table).info().training_examples()
 
 

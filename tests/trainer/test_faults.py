@@ -14,10 +14,10 @@ from shardline.trainer.base.errors import DatasetError, ModelError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.examples import explain
 from shardline.trainer.data.manifest import Manifest, Split
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan
-from shardline.trainer.data.split_view import explain
 from shardline.trainer.train import train
 from tests.helpers.datasets import band_image, encode_png, make_example, write_dataset, write_shard
 from tests.helpers.labels import counted
@@ -101,7 +101,7 @@ def test_a_record_that_is_no_example_is_named(tmp_path: Path) -> None:
     manifest = write_one_bad(tmp_path, b"\xff" * 40)
     place = PLACE.replace(", key 'train/5'", "")
     assert fault_of(tmp_path, manifest) == (
-        f"{place}a record of the dataset is no tf.train.Example; preprocess the data again"
+        f"{place}a record of the dataset is not a tf.train.Example; preprocess the data again"
     )
 
 

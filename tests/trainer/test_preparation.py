@@ -58,16 +58,16 @@ def test_inputs_that_stay_as_they_are_need_no_preparation(name, info, tmp_path):
     ("name", "why"),
     [
         ("of_labels", "makes inputs out of labels, which a client does not have"),
-        ("at_random", r"draws at random \(RandomUniform\), which belongs into augment"),
+        ("at_random", r"draws random numbers \(RandomUniform\), which belong in augment"),
         ("python", r"calls Python \(EagerPyFunc\), which a server cannot run"),
-        ("mixed", "makes of an example something else in another batch"),
+        ("mixed", "makes other inputs of an example in another batch"),
         ("doubled", "of 3 examples: their number changes"),
     ],
 )
 def test_what_cannot_be_served_is_said_before_training(name, why, info):
-    with pytest.raises(ModelError, match=f"cannot be put into the export: .*{why}.*allow_unexportable"):
-        transforms.of_training(f"{HERE}:{name}", info, exported=True)
-    assert transforms.of_training(f"{HERE}:{name}", info, exported=False) is None
+    with pytest.raises(ModelError, match=f"transform cannot be exported: .*{why}.*allow_unexportable"):
+        transforms.trace_for_training(f"{HERE}:{name}", info, exported=True)
+    assert transforms.trace_for_training(f"{HERE}:{name}", info, exported=False) is None
 
 
 def test_a_model_with_several_inputs_and_outputs_is_served_as_it_was_trained(dataset, tmp_path):

@@ -20,7 +20,7 @@ from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.split_view import describe
+from shardline.trainer.data.examples import describe
 from shardline.trainer.loop.build import build
 from shardline.trainer.models.head import read_heads
 from shardline.trainer.models.zoo import QuantileLoss, quantiles_of_head

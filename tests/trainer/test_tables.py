@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from shardline.trainer.base.errors import DatasetError, ModelError
 from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.examples import describe
 from shardline.trainer.data.features import Feature, Spread, Tally
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan
-from shardline.trainer.data.split_view import describe
 from shardline.trainer.data.transforms import load_augmentation
 from shardline.trainer.loop.build import build, create_variables
 from tests.helpers.datasets import example_batch, write_dataset, write_table

@@ -12,7 +12,7 @@ from PIL import Image
 
 from shardline.components.preprocess.images.codec import Codec
 from shardline.trainer.data.decode import decode_image
-from shardline.trainer.data.features import Feature, Placement, place
+from shardline.trainer.data.features import Feature, Placement, compute_placement
 from tests.helpers.images import encoded, opened, psnr, scene
 
 MODES = ("crop", "pad", "stretch")
@@ -37,7 +37,7 @@ SIZES = [(320, 213), (213, 320), (97, 96), (64, 64), (500, 11), (11, 500), (1003
 def test_placement(
     size: tuple[int, int], target: tuple[int, int], mode: str, expected: tuple[int, ...]
 ) -> None:
-    assert place(*size, target, mode) == Placement(*expected)
+    assert compute_placement(*size, target, mode) == Placement(*expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -45,8 +45,8 @@ def test_numbers_and_tensors_are_placed_alike(mode: str) -> None:
     rng = np.random.default_rng(0)
     for height, width in [*SIZES, *rng.integers(4, 5000, (40, 2)).tolist(), (4, 65_000), (65_000, 4)]:
         for target in ((224, 224), (7, 7), (48, 96)):
-            numbers = place(height, width, target, mode)
-            tensors = place(
+            numbers = compute_placement(height, width, target, mode)
+            tensors = compute_placement(
                 tf.constant(height),
                 tf.constant(width),
                 target,
@@ -109,7 +109,7 @@ def test_a_photo_is_no_further_from_the_reference_than_tensorflow_brings_it(size
     photo = Image.blend(Image.blend(noise[2], noise[1], 0.3), noise[0], 0.15)
     data = encoded(photo, "JPEG", quality=92)
     decoded = opened(data).convert("RGB")
-    at = place(size[1], size[0], (224, 224), "crop")
+    at = compute_placement(size[1], size[0], (224, 224), "crop")
     square = decoded.crop((at.left, at.top, at.left + at.width, at.top + at.height))
     reference = square.resize((224, 224), Image.Resampling.LANCZOS)
     assert psnr(stored(data, 224, "crop"), reference) > psnr(served(data, 224, "crop"), reference) - 0.1

@@ -105,14 +105,14 @@ class BatchSequence:
         return self._source.element_spec
 
     @functools.cached_property
-    def first(self) -> Any:
+    def first_batch(self) -> Any:
         """The first batch."""
         for batch in self.batches().take(1):
             return batch
         raise SettingsError(f"{self._name} has no batches; give at least one example")
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Types, shapes and number of examples of the data."""
         known = f", {self._source.examples[0]} examples" if self._source.examples else ""
         return f"{_describe_spec(self.element_spec)}{known}"
@@ -123,10 +123,10 @@ class BatchSequence:
         if self._local_replicas:
             return "", ""
         checksum = 0
-        for part in map(np.asarray, tf.nest.flatten(self.first, expand_composites=True)):
+        for part in map(np.asarray, tf.nest.flatten(self.first_batch, expand_composites=True)):
             content = repr(part.tolist()).encode() if part.dtype == object else part.tobytes()
             checksum = zlib.crc32(content, checksum)
-        return self.described, f"{checksum:08x}"
+        return self.description, f"{checksum:08x}"
 
     def sizes(self, epoch: int) -> Sequence[int]:
         """Returns the examples of each step of an epoch over all replicas; of a full batch where unknown."""
@@ -225,7 +225,7 @@ class BatchSequence:
     def _full_batch(self) -> int:
         if self._source.examples:
             return self._source.examples[1]
-        return int(tf.nest.flatten(self.element_spec)[0].shape[0] or _count_rows(self.first))
+        return int(tf.nest.flatten(self.element_spec)[0].shape[0] or _count_rows(self.first_batch))
 
     def _count_batch_sizes(self, *, counted: bool) -> list[int]:
         if self._source.examples:

@@ -1,6 +1,6 @@
-"""Decoding: stored examples to the tensors a model takes, and images as clients send them likewise.
+"""Decoding: stored examples, and images of a client's request, to the tensors that a model takes.
 
-TensorFlow's decoders ignore the EXIF orientation: it is read here in operations that an exported model has.
+TensorFlow's decoders ignore the EXIF orientation: it is read here by operations that an exported model has.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from shardline.trainer.data.features import Feature, Label, place
+from shardline.trainer.data.features import Feature, Label, compute_placement
 
 _EXIF = b"Exif\0\0"
 _TAG = 0x0112
 # Markers of a JPEG's frames, and of a scan.
 _PIXELS_FOLLOW = sorted({*range(0xC0, 0xD0), 0xDA} - {0xC4, 0xC8, 0xCC})
 
-# A BMP with a palette: the table of colours, blue first, follows the header, which says how long it is.
+# A BMP with a palette: the table of colours, blue first, follows the header, which begins with its length.
 _BMP_HEADER, _BMP_SHORTEST, _PALETTE_BITS = 14, 40, 8
 # Flags of a WebP: in the header of extended ones, and in that of lossless ones.
 _WEBP_ALPHA, _WEBP_ANIMATED, _LOSSLESS_ALPHA = 0x10, 0x02, 0x10
 
 
 class _Bytes:
-    """Bytes of a scalar string, some at a time."""
+    """Bytes of a scalar string, by position."""
 
     def __init__(self, encoded: tf.Tensor) -> None:
         self._encoded = encoded
@@ -45,7 +45,7 @@ class _Bytes:
         return tf.reduce_sum(values * tf.where(little, powers, powers[::-1]), axis=-1)
 
     def starts(self, text: bytes) -> tf.Tensor:
-        """Returns whether the file starts so, a bool scalar."""
+        """Returns whether the file starts with a text, a bool scalar."""
         return tf.strings.substr(self._encoded, 0, len(text)) == text
 
     def has(self, position: tf.Tensor | int, text: bytes) -> tf.Tensor:
@@ -77,7 +77,7 @@ def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _find_segment(file: _Bytes) -> tf.Tensor:
-    """Returns where in a JPEG the EXIF data are, after their name; its size where there are none."""
+    """Returns the position of a JPEG's EXIF data, after their name; its size if there are none."""
 
     def is_exif(position: tf.Tensor) -> tf.Tensor:
         return (file.at(position + 1) == 0xE1) & file.has(position + 4, _EXIF)
@@ -95,7 +95,7 @@ def _find_segment(file: _Bytes) -> tf.Tensor:
 
 
 def _find_chunk(file: _Bytes, is_png: tf.Tensor) -> tf.Tensor:
-    """Does the same in a PNG, before its pixels, or in a WebP."""
+    """Returns the same for a PNG, before its pixels, or a WebP."""
 
     def is_exif(position: tf.Tensor) -> tf.Tensor:
         return tf.where(is_png, file.has(position + 4, b"eXIf"), file.has(position, b"EXIF"))
@@ -130,10 +130,10 @@ def turn_upright(pixels: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 #: What a model takes: a batch of images, or a batch of each column of a table by its name.
 Inputs: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"
 
-#: Inputs of a dataset -> what the model takes, where a transformation makes that of them.
+#: Inputs of a dataset -> inputs of the model, by the dataset's transformation.
 Prepare = Callable[[Inputs], Any]
 
-#: What a model is to predict: a batch of the only label, or of each of several by its name.
+#: What a model is to predict: a batch of the only label, or of each label by its name.
 Targets: TypeAlias = "tf.Tensor | dict[str, tf.Tensor]"
 
 
@@ -143,8 +143,8 @@ def parse_batch(
     """Parses serialized tf.train.Examples (batch,) into the manifest's inputs and targets.
 
     Inputs are uint8 (batch, height, width, channels), or for a table a dict of columns, (batch,) or of
-    vectors (batch, n). A target is a class, int64 (batch,), 0 or 1 for each of several, int64 (batch,
-    outputs), or a number, float32 (batch,), of several (batch, outputs).
+    vectors (batch, n). A target is a class, int64 (batch,); 0 or 1 for each output of a multilabel, int64
+    (batch, outputs); or a number, float32 (batch,), for several numbers (batch, outputs).
     """
     stored = {
         name: tf.io.FixedLenFeature(*(((), "string") if name == "image" else (feature.shape, feature.dtype)))
@@ -157,14 +157,14 @@ def parse_batch(
     return x, targets if len(labels) > 1 else targets[labels[0].name]
 
 
-def made_up(
+def make_probe_rows(
     columns: Mapping[str, Feature], texts: Sequence[str], numbers: Sequence[int]
 ) -> dict[str, tf.Tensor]:
-    """Returns made-up rows of a table's columns; in a vector all values are the same."""
+    """Returns synthetic rows of a table's columns, one for each value; a vector repeats its value."""
     values = {name: texts if column.dtype == "string" else numbers for name, column in columns.items()}
     return {
         name: tf.constant(
-            np.array([np.full([side or 1 for side in column.shape], one) for one in values[name]]),
+            np.array([np.full([side or 1 for side in column.shape], value) for value in values[name]]),
             column.dtype,
         )
         for name, column in columns.items()
@@ -176,7 +176,7 @@ def decode_batch(stored: tf.Tensor, image: Feature) -> tf.Tensor:
     if image.encoding == "raw":
         return tf.reshape(tf.io.decode_raw(stored, tf.uint8), (-1, *image.shape))
     pixels = tf.TensorSpec(image.shape, tf.uint8)
-    return tf.map_fn(lambda one: decode_stored(one, image), stored, fn_output_signature=pixels)
+    return tf.map_fn(lambda encoded: decode_stored(encoded, image), stored, fn_output_signature=pixels)
 
 
 def decode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
@@ -193,10 +193,10 @@ def encode_stored(stored: tf.Tensor, image: Feature) -> tf.Tensor:
 
 
 def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
-    """Decodes a file of a client (PNG, JPEG, BMP, WebP, a GIF's first frame) to uint8 of the stored size.
+    """Decodes an image file (PNG, JPEG, BMP, WebP, a GIF's first frame) to uint8 of the stored size.
 
-    The EXIF orientation is applied. An image that then has another than the stored size is cropped,
-    padded or stretched as the manifest says (cropped if it says nothing), with antialiased interpolation.
+    The EXIF orientation is applied. An image of another size is then cropped, padded or stretched as the
+    manifest says (cropped by default), with antialiased interpolation.
     """
     height, width, channels = image.shape
     assert height is not None  # no model is made for images that differ in size
@@ -206,7 +206,9 @@ def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
 
     def fit() -> tf.Tensor:
         size, mode = tf.shape(pixels), image.resize or "crop"
-        at = place(size[0], size[1], (height, width), mode, minimum=tf.minimum, maximum=tf.maximum)
+        at = compute_placement(
+            size[0], size[1], (height, width), mode, minimum=tf.minimum, maximum=tf.maximum
+        )
         used = pixels[at.top : at.top + at.height, at.left : at.left + at.width]
         fitted = tf.image.resize(used, [at.fitted_height, at.fitted_width], method="bilinear", antialias=True)
         fitted = tf.cast(tf.clip_by_value(tf.round(fitted), 0.0, 255.0), tf.uint8)
@@ -219,8 +221,8 @@ def decode_image(encoded: tf.Tensor, image: Feature) -> tf.Tensor:
 def _read(encoded: tf.Tensor, channels: int) -> tf.Tensor:
     """Decodes an image of any size to `channels`, 1 or 3, as preprocessing does.
 
-    `tf.io.decode_image` does it alone for JPEG and PNG. Of others it makes no grey; of a BMP with a palette
-    it gives the numbers of the colours; a WebP it reads with no channels but its own.
+    `tf.io.decode_image` does so only for JPEG and PNG. It converts no other format to grey, returns the
+    palette indices of a BMP, and reads a WebP only with the channels it has.
     """
     file = _Bytes(encoded)
 
@@ -229,10 +231,10 @@ def _read(encoded: tf.Tensor, channels: int) -> tf.Tensor:
 
     def with_palette() -> tf.Tensor:
         header, packed = (file.number(tf.constant(at), 4, tf.constant(True)) for at in (_BMP_HEADER, 30))
-        sound = tf.debugging.Assert(
+        uncompressed = tf.debugging.Assert(
             (header >= _BMP_SHORTEST) & (packed == 0), ["cannot read a BMP that is compressed; send a PNG"]
         )
-        with tf.control_dependencies([sound] if sound is not None else []):
+        with tf.control_dependencies([uncompressed] if uncompressed is not None else []):
             colours = file.at(_BMP_HEADER + header + 4 * tf.range(256)[:, tf.newaxis] + [2, 1, 0])
         return tf.gather(tf.cast(colours, tf.uint8), tf.cast(decode(3)[..., 0], tf.int32))
 

@@ -1,7 +1,7 @@
 """Features and labels of an example: how each value is stored, what is to be predicted, what does not fit.
 
-Preprocessing (numbers) and the exported model (tensors) share `place`, so that they cut and place an image in
-the same way to the pixel. Loads no TensorFlow.
+Preprocessing (with numbers) and the exported model (with tensors) share `compute_placement`, and so crop and
+resize an image alike to the pixel. Loads no TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,28 +11,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# Types of features that there are, with their encodings and ways of resizing.
+# Valid types of features, with their encodings and resize modes.
 _FEATURES = {(dtype, "", "") for dtype in ("uint8", "int64", "float32", "string")} | {
     ("uint8", encoding, resize)
     for encoding in ("png", "jpeg", "image", "raw")
     for resize in ("", "crop", "pad", "stretch")
 }
 
-#: Types that a person says of a column, and as what each is stored.
+#: Column types in settings, and the stored type of each.
 COLUMN_TYPES: Mapping[str, str] = {"text": "string", "integer": "int64", "number": "float32"}
 
-#: Kinds of labels: one of some classes; any number of some classes, or none; one or several numbers.
+#: Kinds of labels: one class; any number of classes; one or several numbers.
 CLASS, MULTILABEL, REGRESSION = LABEL_KINDS = ("class", "multilabel", "regression")
 
 #: Name of the feature, and of the label, where a dataset has only one.
 LABEL = "label"
 
-#: Features that hold the time by which an example was split, by what they count, and how many of it are one
-#: second or, where the column holds numbers, one of these: microseconds since 1970 in UTC, whole numbers as
-#: the column has them, and millionths of numbers with fractions.
-MOMENTS = {"split_time_us": 1_000_000, "split_number": 1, "split_number_millionths": 1_000_000}
+#: Features with the value by which a time split ordered the examples -> their units in a second or, for a
+#: column of numbers, in 1: microseconds since 1970 in UTC, whole numbers, and millionths.
+SPLIT_TIME_FEATURES = {"split_time_us": 1_000_000, "split_number": 1, "split_number_millionths": 1_000_000}
 
-#: The value of a feature beside image, label and key: int64, float32, or text (stored as UTF-8).
+#: Value of a column: int64, float32, or text (stored as UTF-8).
 Scalar = int | float | str
 
 
@@ -46,8 +45,8 @@ class Feature:
         shape: Shape of the value after decoding; (height, width, channels) for an image, () for a scalar. A
             height or width of None differs from example to example.
         encoding: How the bytes are stored: "png" or "jpeg" (both for a mixture: "image"), "raw" (the uint8
-            values themselves, row by row), "" for what is no image.
-        resize: How the stored image came to its shape, and serving must repeat, always with antialiasing:
+            values themselves, row by row), "" for a column.
+        resize: How the image was resized to its shape, which serving repeats, always with antialiasing:
             "crop" (shorter side fitted, then centre-cropped), "pad" (longer side fitted, then padded with
             black on both sides), "stretch" (both sides fitted), or "" (stored as the source had it).
     """
@@ -60,7 +59,7 @@ class Feature:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there are features of this type, shape, encoding and way of resizing."""
+        """Whether this combination of type, shape, encoding and resize mode is valid."""
         is_image = len(self.shape) == 3 and self.shape[2] in (1, 3) and self.dtype == "uint8"
         return (
             (self.dtype, self.encoding, self.resize) in _FEATURES
@@ -74,13 +73,12 @@ class Label:
     """What is to be predicted of every example.
 
     Attributes:
-        name: Name of the feature that holds it: "label" where it is the only one. Where there are several,
-            the model has an output of this name for each.
+        name: Name of its feature: "label" if it is the only one, else also the name of the model's output.
         kind: "class", one of `outputs`, stored as its index, int64 (); "multilabel", any of `outputs`, stored
             as 0 or 1 for each, int64 (outputs,); "regression", a number for each of `outputs`, stored as
-            float32 (), of several (outputs,).
+            float32 () for one, (outputs,) for several.
         outputs: Names of the classes, or of the numbers.
-        units: Unit of each number, "" where it is not known; () for classes.
+        units: Unit of each number, "" if unknown; () for classes.
     """
 
     name: str
@@ -95,14 +93,14 @@ class Label:
 
     @property
     def feature(self) -> Feature:
-        """How it is stored."""
+        """Feature in which it is stored."""
         single = self.kind == CLASS or (self.kind == REGRESSION and len(self.outputs) == 1)
         dtype = "float32" if self.kind == REGRESSION else "int64"
         return Feature(self.name, dtype, () if single else (len(self.outputs),))
 
     @property
     def fault(self) -> str:
-        """What cannot be true of any label; "" if nothing is wrong."""
+        """What is invalid about it; "" if nothing is."""
         count = len(self.outputs)
         if self.kind not in LABEL_KINDS:
             return f"label {self.name!r} is of the unknown kind {self.kind!r}"
@@ -114,7 +112,7 @@ class Label:
 
 
 def is_class(labels: Sequence[Label]) -> bool:
-    """Returns whether there is one label, and it is one class of several."""
+    """Returns whether there is one label, of kind class."""
     return [label.kind for label in labels] == [CLASS]
 
 
@@ -130,10 +128,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Tally:
-    """What a label is in the examples of a split.
+    """Statistics of a label over the examples of a split.
 
     Attributes:
-        counts: Examples of each class, or that have each of several labels; () for numbers.
+        counts: Examples of each class, or with each output of a multilabel; () for numbers.
         spreads: Values of each number; () for classes.
     """
 
@@ -141,7 +139,7 @@ class Tally:
     spreads: tuple[Spread, ...] = ()
 
     def faults(self, label: Label) -> Iterator[str]:
-        """Yields what cannot be true of a label in any split."""
+        """Yields what is invalid about the statistics of a label."""
         counted, measured = len(label.class_names), len(label.outputs) - len(label.class_names)
         if (len(self.counts), len(self.spreads)) != (counted, measured):
             yield f"it counts {len(self.counts):,} classes of label {label.name!r}, which has {counted:,}"
@@ -150,16 +148,16 @@ class Tally:
 
     @classmethod
     def merge(cls, parts: Sequence[tuple[int, Tally]]) -> Tally:
-        """Returns what a label is in several parts of a dataset, each with its number of examples, from 1."""
+        """Returns the statistics over parts of a dataset, each with its number of examples, from 1."""
         numbers = zip(*(tally.spreads for _, tally in parts), strict=True)
         records = [count for count, _ in parts]
         return cls(
             tuple(map(sum, zip(*(tally.counts for _, tally in parts), strict=True))),
-            tuple(_pooled(list(zip(records, spreads, strict=True))) for spreads in numbers),
+            tuple(_merge_spreads(list(zip(records, spreads, strict=True))) for spreads in numbers),
         )
 
 
-def _pooled(parts: Sequence[tuple[int, Spread]]) -> Spread:
+def _merge_spreads(parts: Sequence[tuple[int, Spread]]) -> Spread:
     total = sum(count for count, _ in parts)
     mean = math.fsum(count * one.mean for count, one in parts) / total
     squares = math.fsum(count * (one.deviation**2 + (one.mean - mean) ** 2) for count, one in parts)
@@ -170,10 +168,10 @@ def _pooled(parts: Sequence[tuple[int, Spread]]) -> Spread:
 def find_constant(
     labels: Sequence[Label], tallies: Mapping[str, Tally], trained: Mapping[str, Tally], records: int
 ) -> Iterator[str]:
-    """Yields why a split of so many examples cannot judge a model, for each label that does not vary in it.
+    """Yields why a split of `records` examples cannot evaluate a model, for each label that does not vary.
 
-    A model that always gives one answer is right there on all that can be learnt: fewer than two of the
-    classes that training has occur, or all examples have the same labels or numbers.
+    Fewer than two of the classes of training occur in it, or all examples have the same labels or numbers: a
+    model with a constant prediction would be right on all of them.
     """
     for label in labels:
         tally, before = tallies[label.name], trained[label.name]
@@ -189,17 +187,17 @@ def find_constant(
 
 @dataclass(frozen=True)
 class Anomaly:
-    """What in a source does not fit the schema that it was checked against.
+    """Mismatch of a source and its schema.
 
     Attributes:
         column: Name of a feature or label.
-        problem: "type", "required", "missing values", "missing column", "new column", or the constraint that
-            is not fulfilled, in the word of Table Schema.
-        expected: What was expected, in words.
-        examples: Number of examples that have something else; 0 where it is not about examples.
+        problem: "type", "required", "missing values", "missing column", "new column", or the violated
+            constraint by its name in Table Schema.
+        expected: Description of what was expected.
+        examples: Number of examples that have something else; 0 for a column as a whole.
         of: Number of examples that were checked.
-        key: The first of them.
-        value: Its value, as Python writes it, or the beginning of it; "" where it has none.
+        key: Key of the first such example.
+        value: Beginning of its value, as Python writes it; "" if it has none.
     """
 
     column: str
@@ -212,11 +210,11 @@ class Anomaly:
 
     @property
     def blocks(self) -> bool:
-        """Whether it ends a run that anomalies shall end; a new column does not."""
+        """Whether it ends a run with `on_anomaly` "fail"; a new column does not."""
         return self.problem != "new column"
 
     def __str__(self) -> str:
-        """Returns a line about it."""
+        """Returns it as one line."""
         if not self.examples:
             return f"column {self.column!r}: {self.expected}"
         verb = "has" if self.examples == 1 else "have"
@@ -227,17 +225,17 @@ class Anomaly:
         )
 
 
-#: By how much an image can be shrunk while it is decoded: what JPEG decoders do fast.
+#: Factors by which JPEG decoders can shrink an image while they decode it.
 REDUCTIONS = (2, 4, 8)
 
 
 class Placement(NamedTuple):
-    """Part of an image, and its place in the target, in pixels: int or int32 tensors, as `place` was given.
+    """Used part of an image and its position in the target, in pixels: ints, or int32 tensors.
 
     Attributes:
-        top, left, height, width: The part of the image that is used: multiples of `reduction`.
-        reduction: 1, 2, 4 or 8: by how much that part may first be shrunk, with enough left for `fitted`.
-        fitted_height, fitted_width: Size to which that part is resized.
+        top, left, height, width: Used part of the image: multiples of `reduction`.
+        reduction: Factor, 1, 2, 4 or 8, by which the part may be shrunk before it is resized.
+        fitted_height, fitted_width: Size to which the part is resized.
         pad_top, pad_left: Rows and columns of black before it in the target.
     """
 
@@ -252,7 +250,7 @@ class Placement(NamedTuple):
     pad_left: Any
 
 
-def place(
+def compute_placement(
     height: Any,
     width: Any,
     target: tuple[int, int],
@@ -261,11 +259,18 @@ def place(
     minimum: Callable[[Any, Any], Any] = min,
     maximum: Callable[[Any, Any], Any] = max,
 ) -> Placement:
-    """Places an image of height x width pixels, ints or scalar int32 tensors, in a target (height, width).
+    """Computes how an image is fitted into a target.
 
-    The used part is centred. Its sides and corner are rounded down to multiples of the reduction, which
-    lets a JPEG be shrunk while it is decoded. The mode is "crop" (the target is covered), "pad" (the whole
-    image fits into it) or "stretch"; `minimum` and `maximum` compare two such numbers.
+    The used part is centred. Its sides and corner are rounded down to multiples of the reduction, so that a
+    JPEG can be shrunk while it is decoded.
+
+    Args:
+        height: Height of the image in pixels, an int or a scalar int32 tensor.
+        width: Width of the image, likewise.
+        target: Height and width of the target.
+        mode: "crop" (the target is covered), "pad" (the whole image fits into it) or "stretch".
+        minimum: Smaller of two such numbers.
+        maximum: Larger of two such numbers.
     """
     used, fitted = [height, width], list(target)
     if mode == "crop":
@@ -274,7 +279,7 @@ def place(
     elif mode == "pad":  # rounded to the nearest
         fitted[0] = minimum(target[0], maximum(1, (2 * height * target[1] + width) // (2 * width)))
         fitted[1] = minimum(target[1], maximum(1, (2 * width * target[0] + height) // (2 * height)))
-    # At least 1.5 times the target is left, from which the rest of the way does not show.
+    # At least 1.5 times the target is left, enough for the reduction not to be visible.
     ratio = minimum(2 * used[0] // (3 * fitted[0]), 2 * used[1] // (3 * fitted[1]))
     reduction = 1
     for step in REDUCTIONS:  # doubled with each of them that the ratio reaches

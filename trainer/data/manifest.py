@@ -1,7 +1,8 @@
-"""Manifest of a dataset directory: what is in it, and what a model function is told about it.
+"""Manifest of a dataset directory, and the `DatasetInfo` that a model function gets of it.
 
 A dataset directory holds `{split}-{i:05d}-of-{n:05d}.tfrecord` files of tf.train.Example and one
-`manifest.json`, written last, which readers trust, never a glob. Loads neither TensorFlow nor Keras.
+`manifest.json`, written last. Readers take the files from the manifest, never from a glob. Loads neither
+TensorFlow nor Keras.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from typing import Any
 
 from shardline.trainer.base import deserialize, files
 from shardline.trainer.base.errors import DatasetError, ModelError
-from shardline.trainer.data.features import MOMENTS, Anomaly, Feature, Label, Tally, find_constant, is_class
+from shardline.trainer.data.features import (
+    SPLIT_TIME_FEATURES,
+    Anomaly,
+    Feature,
+    Label,
+    Tally,
+    find_constant,
+    is_class,
+)
 
 MANIFEST_FILE = "manifest.json"
 KEYS_FILE = "examples.keys"
@@ -47,7 +56,7 @@ class Split:
 
     Attributes:
         shards: Shards in order. They differ by at most one record, the longer ones first.
-        labels: What each label is in its examples, by the label's name.
+        labels: Statistics of each label, by its name.
     """
 
     shards: tuple[Shard, ...]
@@ -81,17 +90,17 @@ class Duplicates:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a model function is told about the dataset.
+    """Facts about a dataset, passed to a model function.
 
     Attributes:
         input_shape: (height, width, channels) of the decoded uint8 image, values 0..255; () for a table.
-        inputs: What the model takes, by name: the image alone, or the columns of a table.
-        labels: What a model is to predict, by the names of the labels. Of several the targets are a dict of
-            these names, and so are the model's outputs.
+        inputs: Inputs of the model, by name: the image alone, or the columns of a table.
+        labels: Labels to predict, by name. If there are several, targets and outputs of the model are dicts
+            of these names.
         features: All features of an example, by name.
         records: Number of examples by split.
-        train: What each label is in the training split, by its name.
-        reader: Reads training examples, for `training_examples`; None where only the manifest is known.
+        train: Statistics of each label in the training split, by its name.
+        reader: Reads training examples, for `training_examples`; None if only the manifest is known.
     """
 
     input_shape: tuple[int, ...]
@@ -104,16 +113,16 @@ class DatasetInfo:
 
     @property
     def is_table(self) -> bool:
-        """Whether a model takes a dict of columns, and not an image."""
+        """Whether a model takes a dict of columns, not an image."""
         return not self.input_shape
 
     def training_examples(
         self, columns: Sequence[str] = (), limit: int | None = 100_000
     ) -> Mapping[str, Any]:
-        """Returns examples of the training split, by which a model function may adapt layers.
+        """Returns examples of the training split, for example to adapt layers.
 
-        They are the same on every replica and in every continuation of a run: the first of the split, in
-        whose shards preprocessing has dealt examples at random.
+        They are the same on every replica and in every resumed run: the first of the split, which
+        preprocessing has shuffled.
 
         Args:
             columns: Names of inputs, "image" for images; () for all.
@@ -125,14 +134,14 @@ class DatasetInfo:
         """
         if self.reader is None:
             raise ModelError(
-                "the examples of the dataset are not at hand, only its manifest; "
-                "shardline.trainer.data.split_view.describe(DIRECTORY) gives a description that has them"
+                "only the manifest of the dataset is known, not its examples; "
+                "shardline.trainer.data.examples.describe(DIRECTORY) returns a description that has them"
             )
         return self.reader(columns, limit)
 
     @property
     def label(self) -> Label:
-        """The only label; a ModelError says that there are several, for models of one output."""
+        """The only label; a ModelError if there are several."""
         if len(self.labels) != 1:
             raise ModelError(
                 f"the dataset has {len(self.labels)} labels, {', '.join(self.labels)}, and this model has "
@@ -156,18 +165,21 @@ class Manifest:
     """Everything known about a dataset directory.
 
     Attributes:
-        fingerprint: "sha256:..." over content and settings, and nothing else.
-        settings: How the source became shards (seed, split, image size, ...).
-        labels: What is to be predicted of each example, and how it is stored.
+        fingerprint: "sha256:..." over content and settings alone.
+        source: The source as it was named.
+        settings: Settings of the preprocessing (seed, split, image size, ...).
+        labels: Labels to predict.
+        features: All features of an example.
         splits: Splits that have examples, by name.
         compression: Compression of the shards as whole files: "" or "gzip".
-        records_in: Examples that the source had: those in the splits and those rejected.
-        rejected: Number of examples left out, by reason; rejected.jsonl beside the manifest names them.
-        converted: Number of images of which something is converted or left out, when they were stored or when
-            they are decoded, by what ("exif orientation", "cmyk", "alpha", "16 bit", "animation", ...).
-        keys: File with a hash that each example is known by in other datasets, `KEY_BYTES` for each, in the
-            order of the shards; None in datasets of earlier releases, and where the source has no keys.
-        anomalies: What does not fit the schema, where there was one and `on_anomaly` is "warn".
+        records_in: Number of examples of the source: those in the splits and those rejected.
+        rejected: Number of examples left out, by reason; rejected.jsonl next to the manifest lists them.
+        converted: Number of images that were converted when they were stored, or are when they are decoded,
+            by reason ("exif orientation", "cmyk", "alpha", "16 bit", "animation", ...).
+        duplicates: Examples with equal content.
+        keys: File with a hash of each example's key, `KEY_BYTES` long, in the order of the shards; None in
+            datasets of earlier releases, and if the source has no keys.
+        anomalies: Mismatches with the schema, if there is one and `on_anomaly` is "warn".
     """
 
     fingerprint: str
@@ -201,63 +213,65 @@ class Manifest:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Name of each class of the only label, and each index; () for numbers, and for several labels."""
+        """Name of each class of the only label, by index; () for numbers, and for several labels."""
         return self.labels[0].class_names if len(self.labels) == 1 else ()
 
     @property
     def is_classes(self) -> bool:
-        """Whether there is one label, and it is one class of several."""
+        """Whether there is one label, of kind class."""
         return is_class(self.labels)
 
     @property
     def columns(self) -> tuple[Feature, ...]:
-        """The features beside the image, the labels and the key."""
+        """All features except the image, the labels and the key."""
         others = {"image", "key", *(label.name for label in self.labels)}
         return tuple(feature for feature in self.features if feature.name not in others)
 
     @property
     def group(self) -> str:
-        """The column by which examples are kept together in a split, which no model takes; "" for none."""
+        """The column whose equal values are kept in one split, no input of a model; "" for none."""
         return str(self.settings.get("group") or "")
 
     @property
-    def moment(self) -> str:
-        """The feature, of `MOMENTS`, with the time by which examples were split; "" where they were not."""
-        names = [feature.name for feature in self.features if feature.name in MOMENTS]
+    def time_feature(self) -> str:
+        """The feature of `SPLIT_TIME_FEATURES` by which examples were split; "" without a time split."""
+        names = [feature.name for feature in self.features if feature.name in SPLIT_TIME_FEATURES]
         return names[0] if names and self.settings.get("split_by_time") else ""
 
     @property
-    def apart(self) -> frozenset[str]:
-        """Columns that only decide the split: no model takes them, and no slice or drift is of them."""
-        return frozenset({self.group, self.moment})
+    def split_columns(self) -> frozenset[str]:
+        """Columns that only decide the split: excluded from inputs, slices and drift."""
+        return frozenset({self.group, self.time_feature})
 
     @property
     def image(self) -> Feature:
-        """The image feature; a DatasetError when the dataset has none."""
+        """The image feature; a DatasetError if there is none."""
         if "image" not in self.inputs:
             raise DatasetError("the dataset is a table: it has no feature 'image'; use a dataset of images")
         return self.inputs["image"]
 
     @property
     def inputs(self) -> Mapping[str, Feature]:
-        """What a model takes, by name: the image alone, else every column; of neither a DatasetError."""
+        """Inputs of a model, by name: the image alone, else all columns; a DatasetError without either."""
         if images := {one.name: one for one in self.features if one.name == "image"}:
             return images
-        columns = {feature.name: feature for feature in self.columns if feature.name not in self.apart}
+        columns = {
+            feature.name: feature for feature in self.columns if feature.name not in self.split_columns
+        }
         if not columns:
             raise DatasetError("the examples have neither an image nor columns that a model could take")
         return columns
 
     def find_constant(self, name: str) -> list[str]:
-        """Returns why a split, where it is there, cannot judge a model, as `features.find_constant` does."""
+        """Returns why a split, if it exists, cannot evaluate a model, as `features.find_constant` does."""
         if (split := self.splits.get(name)) is None:
             return []
         trained = self.splits.get("train", split).labels
-        found = find_constant(self.labels, split.labels, trained, split.records)
-        return [f"the {name} split {reason}" for reason in found]
+        reasons = find_constant(self.labels, split.labels, trained, split.records)
+        return [f"the {name} split {reason}" for reason in reasons]
 
     def info(self) -> DatasetInfo:
-        """Returns what a model function sees; a DatasetError when examples differ in size, or as `inputs`."""
+        """Returns the facts for a model function; a DatasetError if images differ in size, or as `inputs`."""
         inputs = self.inputs
         shape = tuple(size for size in inputs["image"].shape if size is not None) if "image" in inputs else ()
         if "image" in inputs and len(shape) != 3:
@@ -289,7 +303,7 @@ def load(directory: Path) -> Manifest:
     """Reads a dataset directory's manifest.
 
     Raises:
-        DatasetError: When it is missing, damaged, of another format, or names a shard outside the directory.
+        DatasetError: It is missing, damaged, of another format, or names a shard outside the directory.
     """
     path, again = directory / MANIFEST_FILE, "preprocess the data again"
     try:
@@ -304,8 +318,8 @@ def load(directory: Path) -> Manifest:
     if content.get("format") != FORMAT:
         raise DatasetError(f"{path} is not a Shardline manifest (no format {FORMAT!r})")
     if (version := content.get("format_version")) != FORMAT_VERSION:
-        words = f"format_version {reprlib.repr(version)}, this release reads {FORMAT_VERSION}"
-        raise DatasetError(f"{path} has {words}; {again}")
+        versions = f"format_version {reprlib.repr(version)}, this release reads {FORMAT_VERSION}"
+        raise DatasetError(f"{path} has {versions}; {again}")
     manifest = deserialize.restore(Manifest, content, str(path), DatasetError, again)
     for fault in _faults(manifest):
         raise DatasetError(f"{path} is damaged: {fault}; {again}")
@@ -313,17 +327,17 @@ def load(directory: Path) -> Manifest:
 
 
 def load_whole(directory: Path) -> Manifest:
-    """Reads a manifest whose files are all there in their size; raises as `load` and `check_files` do."""
+    """Reads a manifest and checks its files; raises as `load` and `check_files` do."""
     manifest = load(directory)
     check_files(directory, manifest.files)
     return manifest
 
 
-def check_files(directory: Path, named: Iterable[Shard]) -> None:
-    """Checks that files of a dataset are there in their size; a DatasetError names the first that is not."""
+def check_files(directory: Path, shards: Iterable[Shard]) -> None:
+    """Checks existence and size of a dataset's files; a DatasetError names the first that is wrong."""
     with contextlib.suppress(OSError):
-        os.listdir(directory)  # of a mounted bucket: then the sizes of all are known, each else a request
-    for shard in named:
+        os.listdir(directory)  # gets all sizes of a mounted bucket at once, instead of a request for each
+    for shard in shards:
         path = directory / shard.file
         try:
             size = path.stat().st_size
@@ -337,7 +351,7 @@ def check_files(directory: Path, named: Iterable[Shard]) -> None:
 
 
 def _faults(manifest: Manifest) -> Iterator[str]:
-    """Yields what cannot be true of any dataset; `dataset verify` looks at what contradicts the shards."""
+    """Yields what is invalid in a manifest by itself; `dataset verify` compares it with the shards."""
     for shard in manifest.files:
         if shard.file != Path(shard.file).name or shard.file in ("", "..") or "\0" in shard.file:
             yield f"it names a shard outside the directory: {shard.file!r}"
@@ -360,8 +374,10 @@ def _faults(manifest: Manifest) -> Iterator[str]:
     if manifest.compression not in COMPRESSIONS:
         yield f"it has an unknown compression {manifest.compression!r}"
     names = [feature.name for feature in manifest.features]
-    if len(set(names)) != len(names) or not all(one.feature in manifest.features for one in manifest.labels):
-        yield "it has no feature for one of its labels, or two of one name"
+    if len(set(names)) != len(names) or not all(
+        label.feature in manifest.features for label in manifest.labels
+    ):
+        yield "it has no feature for one of its labels, or two features of one name"
     for feature in manifest.features:
         if not feature.is_possible:
-            yield f"a feature cannot be as {feature}"
+            yield f"it has an invalid feature, {feature}"

@@ -1,4 +1,4 @@
-"""Input pipeline: shards of a split to batches of inputs and labels."""
+"""Input pipeline of a dataset directory: shards of a split to batches of inputs and labels."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.data.decode import parse_batch
+from shardline.trainer.data.examples import Memory, check_targets, load
 from shardline.trainer.data.manifest import Manifest, check_files
 from shardline.trainer.data.sharding import EpochPlan, WorkerShards, share, worker_shards
-from shardline.trainer.data.split_view import Memory, check_targets, load
 from shardline.trainer.data.transforms import (
     Augmentation,
     LabelForm,
@@ -27,36 +27,36 @@ from shardline.trainer.data.transforms import (
 )
 from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning
 
-#: A batch of undecoded examples: "example", string (batch,), or where they are in memory "position", int64
+#: A batch of undecoded examples: "example", string (batch,), or if they are in memory "position", int64
 #: (batch,); and for an augmented split "seed", int64 (batch, 2).
-Raw = dict[str, tf.Tensor]
+RawBatch = dict[str, tf.Tensor]
 
-#: What Keras calls data: (x, y) or (x, y, sample_weight), or what a transformation makes of them.
+#: Data of a Keras step: (x, y) or (x, y, sample_weight), or the result of a transformation.
 Data: TypeAlias = Any
 
-#: Where a shard is: its path, its first position in memory, its records.
-Place = dict[str, tf.Tensor]
+#: Location of a shard: path, first position in memory, number of records.
+ShardLocation = dict[str, tf.Tensor]
 
-# Held for shuffling, over all shards: records, and bytes. Preprocessing deals shards at random, so that a
-# window over each of them is enough.
+# Shuffle buffer, over all shards: records, and bytes. Preprocessing assigns examples to shards at random, so
+# a window over each shard is enough.
 _SHUFFLE_RECORDS, _SHUFFLE_BYTES = 16_384, 256 << 20
 
-# Read ahead, over all shards: records, and bytes. A remote file system likes to give them in large pieces,
-# but all pieces together should stay in the processor's cache: every record is copied out of its piece.
-_AHEAD_RECORDS, _READ_BYTES = 1024, 16 << 20
+# Prefetch and read buffers, over all shards: records, and bytes. A remote file system is fastest with large
+# reads, but all buffers together should fit the processor's cache: every record is copied out of its buffer.
+_PREFETCH_RECORDS, _READ_BYTES = 1024, 16 << 20
 _SMALLEST_READ, _LARGEST_READ = 256 << 10, 8 << 20
 
-# Batches of the next epoch that are read, after all that is held for shuffling, while an epoch is trained.
-_AHEAD_BATCHES = 2
+# Batches of the next epoch that are read, besides its shuffle buffer, while an epoch is trained.
+_PREFETCH_BATCHES = 2
 
-# Bytes of a record from which on it is worth to hand it from thread to thread; shards opened at once.
-_LARGE_RECORD, _OPENED = 4096, 32
+# Bytes of a record from which on parallel reading is worth it; shards opened at once.
+_LARGE_RECORD, _OPEN_SHARDS = 4096, 32
 
-# AutoGraph would take longer to convert these functions, which branch on no tensor, than tracing them takes.
+# Converting these functions, which branch on no tensor, would take longer than tracing them.
 _no_autograph = tf.autograph.experimental.do_not_convert
 
-# More than there are records in a shard, and more epochs than anybody trains.
-_MANY, _EPOCHS = 2**32, 2**40
+# More than the records of a shard, and more epochs than are ever trained.
+_SHARD_STRIDE, _UNLIMITED_EPOCHS = 2**32, 2**40
 
 _BEGINNING = Position()
 
@@ -66,20 +66,22 @@ class InputPipeline:
     """One split of a dataset directory, ready to be distributed.
 
     Attributes:
+        directory: Dataset directory.
+        manifest: Its manifest.
+        split: Name of the split.
         plan: Steps and batch sizes of one epoch.
         shuffle_seed: Seed of each epoch's order and of the augmentation; None keeps the shards' order.
-        augmentation: Applied to each example; None for none.
-        class_weights: Weight of each class's examples in the loss; () gives elements without weights.
-        transform: Makes of a batch what the model takes; None gives it as it is.
+        augmentation: Function applied to each example; None for none.
+        class_weights: Weight of each class's examples in the loss; () for elements without weights.
+        transform: Function from a batch to the model's data; None for the batch itself.
         in_memory: Whether each worker decodes its examples once, before the first batch, and keeps them.
-        forms: By the name of a label, the form in which the model takes it, where that is not the usual one;
-            a transformation gets targets as they are stored.
-        order: Names of several labels in the order in which a model's list of outputs has them; () for a
-            dict.
-        epochs: Epochs in all.
+        forms: Forms of labels that differ from `DEFAULT_FORMS`, by name. A transformation gets targets as
+            they are stored.
+        order: Names of the labels in the order of a model's list of outputs; () for a dict.
+        epochs: Number of epochs.
     """
 
-    #: Whether batches are each process's own; whether `distribute` can name the examples of the whole.
+    #: Whether batches are per process; whether `distribute` can yield the size of the global batch.
     is_per_process = has_sizes = False
 
     directory: Path
@@ -93,25 +95,25 @@ class InputPipeline:
     in_memory: bool = False
     forms: Mapping[str, LabelForm] = field(default_factory=dict)
     order: Sequence[str] = ()
-    epochs: int = _EPOCHS
+    epochs: int = _UNLIMITED_EPOCHS
 
     @property
     def element_spec(self) -> Data:
-        """Types and shapes of what `decode` returns: a tf.TensorSpec for each tensor, of any batch size.
+        """Types and shapes of the result of `decode`: a tf.TensorSpec for each tensor, of any batch size.
 
-        A SettingsError says that a transformation makes examples that vary in size.
+        Raises SettingsError if a transformation makes examples that vary in size.
         """
         raw = {"example": tf.TensorSpec([None], tf.string)}
         if self.augmentation is not None:
             raw["seed"] = tf.TensorSpec([None, 2], tf.int64)
         made = tf.function(self.decode, autograph=False).get_concrete_function(raw).structured_outputs
-        for one in tf.nest.flatten(made):
-            if not isinstance(one, tf.TensorSpec | tf.Tensor) or not one.shape[1:].is_fully_defined():
+        for part in tf.nest.flatten(made):
+            if not isinstance(part, tf.TensorSpec | tf.Tensor) or not part.shape[1:].is_fully_defined():
                 raise SettingsError(
                     f"transform makes batches of {describe_structure(made)}, whose examples vary in size; "
                     "give all one size, as by padding (to_tensor(shape=[None, 64]) of a ragged tensor)"
                 )
-        return tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), made)
+        return tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), made)
 
     @property
     def steps(self) -> int:
@@ -119,19 +121,19 @@ class InputPipeline:
         return self.plan.steps
 
     @functools.cached_property
-    def first(self) -> Data:
+    def first_batch(self) -> Data:
         """The first batch."""
         return next(iter(self.raw_batches().map(_no_autograph(self.decode)).take(1)))
 
     @property
-    def described(self) -> str:
-        """What the data is: the split and the dataset's fingerprint."""
+    def description(self) -> str:
+        """The split and the dataset's fingerprint."""
         return f"{self.split} of {self.manifest.fingerprint}"
 
     @property
     def digest(self) -> tuple[str, str]:
-        """What is the same on all processes."""
-        return self.described, ""
+        """Description and checksum, equal on all processes."""
+        return self.description, ""
 
     def sizes(self, epoch: int) -> Sequence[int]:
         """Returns the examples of each step of an epoch over all replicas."""
@@ -146,44 +148,44 @@ class InputPipeline:
         *,
         sized: bool = False,
     ) -> tf.data.Dataset:
-        """Returns what the replicas of a process take in each step from a position on, distributed.
+        """Returns the distributed dataset of what each replica of a process takes in a step.
 
-        Elements are what a replica trains on in one step, as `decode` returns it, over all epochs left.
+        It begins at a position and ends with the last epoch; elements are those of `decode`.
         """
 
         def batches_of(workers: int, worker: int) -> tf.data.Dataset:
             batches = self.worker_dataset(workers, worker, range(at.epoch, self.epochs), at.examples)
-            # Of a dataset that may end TensorFlow asks all workers before every step whether any still has
-            # data, an exchange of its own (input_lib.py, `_calculate_replicas_with_values`).
+            # Repeated: before every step TensorFlow would ask all workers, in an exchange of its own, whether
+            # a finite dataset still has data (input_lib.py, `_calculate_replicas_with_values`).
             return batches.repeat()
 
         if strategies.has_one_cpu(strategy):
-            # Nothing is handed to devices, which takes half a millisecond a step, and seconds at the end.
+            # Saves the copy to devices, half a millisecond a step, and seconds at the end.
             return batches_of(workers, worker)
         return strategy.distribute_datasets_from_function(
             lambda context: batches_of(context.num_input_pipelines, context.input_pipeline_id)
         )
 
     def raw_batches(self, at: Position = _BEGINNING) -> tf.data.Dataset:
-        """Returns the batches of all replicas undecoded, one after the other: what `decode` takes."""
+        """Returns the undecoded batches of all replicas, one after the other: the input of `decode`."""
         batches = self._batches(1, 0, self._shards(1, 0), range(at.epoch, self.epochs), at.examples)
-        return without_autotuning(batches.prefetch(_AHEAD_BATCHES))
+        return without_autotuning(batches.prefetch(_PREFETCH_BATCHES))
 
     def worker_dataset(self, workers: int, worker: int, epochs: range, start: int = 0) -> tf.data.Dataset:
-        """Returns what one of `workers` input workers reads: its replicas' batches, step by step."""
+        """Returns the batches of one of `workers` input workers: those of its replicas, step by step."""
         shards = self._shards(workers, worker)
         memory = load(shards.files, self.manifest) if self.in_memory else None
         batches = self._batches(workers, worker, shards, epochs, start, in_memory=self.in_memory)
         decode = _no_autograph(lambda raw: self.decode(raw, memory))
         decoded = batches.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-        return without_autotuning(decoded.prefetch(_AHEAD_BATCHES))
+        return without_autotuning(decoded.prefetch(_PREFETCH_BATCHES))
 
-    def decode(self, raw: Raw, memory: Memory | None = None) -> Data:
-        """Decodes, checks, augments and weights a batch, whose positions, if it has them, are in `memory`.
+    def decode(self, raw: RawBatch, memory: Memory | None = None) -> Data:
+        """Decodes, checks, augments and weights a batch, from `memory` if it has positions.
 
-        Returns (x, y), or (x, y, sample_weight) where classes have weights. x is uint8 (batch, height, width,
+        Returns (x, y), or (x, y, sample_weight) with class weights. x is uint8 (batch, height, width,
         channels), or for a table a dict of its columns, each (batch,); y is the label in its form, or a dict
-        or tuple of several; sample_weight is float32 (batch,). With a transformation, what it returns.
+        or tuple of several; sample_weight is float32 (batch,). A transformation returns its own structure.
         """
         if memory is None:
             x, y = parse_batch(raw["example"], self.manifest.inputs, self.manifest.labels)
@@ -192,8 +194,8 @@ class InputPipeline:
         y = check_targets(y, self.manifest.labels, self.split)
         if self.augmentation is not None:
             augment = self.augmentation
-            same = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape[1:], one.dtype), (x, y))
-            x, y = tf.map_fn(lambda one: augment(*one), (x, y, raw["seed"]), fn_output_signature=same)
+            same = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape[1:], part.dtype), (x, y))
+            x, y = tf.map_fn(lambda example: augment(*example), (x, y, raw["seed"]), fn_output_signature=same)
         if self.transform is not None:
             return self.transform(x, y)
         formed = form_targets(y, self.manifest.labels, self.forms)
@@ -221,11 +223,11 @@ class InputPipeline:
     ) -> tf.data.Dataset:
         """Returns one worker's undecoded batches over several epochs, the first of them from `start` on."""
 
-        def run(epochs: range, start: int) -> tf.data.Dataset:
+        def batches_of_epochs(epochs: range, start: int) -> tf.data.Dataset:
             plan = replace(self.plan, start=start)
-            # Replicas worker, worker + workers, ... live on this worker and take its elements in turn.
-            mine = range(worker, plan.replicas, workers)
-            sizes = [size for step in zip(*map(plan.batch_sizes, mine), strict=True) for size in step]
+            # Replicas worker, worker + workers, ... are on this worker and take its elements in turn.
+            local = range(worker, plan.replicas, workers)
+            sizes = [size for step in zip(*map(plan.batch_sizes, local), strict=True) for size in step]
             done = share(start, workers, worker)
 
             @_no_autograph  # type: ignore[untyped-decorator]
@@ -237,69 +239,73 @@ class InputPipeline:
             @_no_autograph  # type: ignore[untyped-decorator]
             def every_other(first: tf.Tensor) -> tf.data.Dataset:
                 following = tf.data.Dataset.range(first, epochs.stop, 2)
-                return following.flat_map(batches).prefetch(_AHEAD_BATCHES)
+                return following.flat_map(batches).prefetch(_PREFETCH_BATCHES)
 
-            # Even and odd epochs take turns, so that one is read ahead while the other is trained.
+            # Even and odd epochs take turns: one is prefetched while the other is trained.
             firsts = tf.data.Dataset.range(epochs.start, min(epochs.start + 2, epochs.stop))
             return firsts.interleave(every_other, cycle_length=2, block_length=max(1, len(sizes)))
 
-        return run(epochs[:1], start).concatenate(run(epochs[1:], 0)) if start else run(epochs, 0)
+        if not start:
+            return batches_of_epochs(epochs, 0)
+        return batches_of_epochs(epochs[:1], start).concatenate(batches_of_epochs(epochs[1:], 0))
 
     def _records(self, shards: WorkerShards, epoch: tf.Tensor, *, in_memory: bool) -> tf.data.Dataset:
-        """Returns this worker's examples of one epoch; with an augmentation each behind its own number."""
+        """Returns this worker's examples of one epoch, with an augmentation each after its number."""
         split = self.manifest.splits[self.split]
         count, stored = len(split.shards), split.bytes
-        held = min(_SHUFFLE_RECORDS, _SHUFFLE_BYTES * split.records // max(1, stored))
-        window = max(1, held // count)
-        # By shard and epoch, so that the order is the same on any number of workers.
-        seeded = functools.partial(_mixed, self.shuffle_seed or 0, 0, epoch)
+        buffer = min(_SHUFFLE_RECORDS, _SHUFFLE_BYTES * split.records // max(1, stored))
+        window = max(1, buffer // count)
+        # By shard and epoch: the order is the same on any number of workers.
+        seeded = functools.partial(_fold_in, self.shuffle_seed or 0, 0, epoch)
 
         @_no_autograph  # type: ignore[untyped-decorator]
-        def examples(index: tf.Tensor, place: Place) -> tf.data.Dataset:
+        def examples(index: tf.Tensor, location: ShardLocation) -> tf.data.Dataset:
             if in_memory:
-                found = tf.data.Dataset.range(place["start"], place["start"] + place["records"])
+                records = tf.data.Dataset.range(location["start"], location["start"] + location["records"])
             else:
-                found = tf.data.TFRecordDataset(
-                    place["path"],
+                records = tf.data.TFRecordDataset(
+                    location["path"],
                     compression_type=self.manifest.compression.upper(),
                     buffer_size=min(max(_READ_BYTES // count, _SMALLEST_READ), _LARGEST_READ),
-                ).prefetch(max(1, _AHEAD_RECORDS // count))
+                ).prefetch(max(1, _PREFETCH_RECORDS // count))
             if self.augmentation is not None:
-                found = found.enumerate(start=index * _MANY)
+                records = records.enumerate(start=index * _SHARD_STRIDE)
             if self.shuffle_seed is None:
-                return found
-            return found.shuffle(window, seed=seeded(index), reshuffle_each_iteration=False)
+                return records
+            return records.shuffle(window, seed=seeded(index), reshuffle_each_iteration=False)
 
         lengths = [split.shards[index].records for index in shards.indices]
         starts = [0, *itertools.accumulate(lengths)][:-1]
-        place = {"path": list(shards.files)}
-        place |= {name: tf.constant(of, tf.int64) for name, of in (("start", starts), ("records", lengths))}
-        indices = tf.constant(shards.indices, tf.int64)
-        files = tf.data.Dataset.from_tensor_slices((indices, place))
-        # Handing a small record from thread to thread costs more than reading it; of large ones the shards
-        # are opened at the same time, which counts where they are remote.
+        locations = {
+            "path": list(shards.files),
+            "start": tf.constant(starts, tf.int64),
+            "records": tf.constant(lengths, tf.int64),
+        }
+        files = tf.data.Dataset.from_tensor_slices((tf.constant(shards.indices, tf.int64), locations))
+        # Handing a small record from thread to thread costs more than reading it; shards of large records are
+        # opened in parallel, which matters for remote ones.
         large = not in_memory and stored > _LARGE_RECORD * split.records
         records = files.interleave(
             examples,
             cycle_length=len(shards.files),
             block_length=1,
-            # Not AUTOTUNE, which takes no more threads than there are cores: these only wait.
-            num_parallel_calls=min(len(shards.files), _OPENED) if large else None,
+            # Not AUTOTUNE, which is limited to the number of cores: these threads only wait.
+            num_parallel_calls=min(len(shards.files), _OPEN_SHARDS) if large else None,
         )
         return records.shard(shards.keep_every, shards.keep_offset) if shards.keep_every > 1 else records
 
-    def _raw(self, epoch: tf.Tensor, *batch: tf.Tensor) -> Raw:
-        """Names a batch of `_records`, and seeds its augmentation by run, epoch and example."""
+    def _raw(self, epoch: tf.Tensor, *batch: tf.Tensor) -> RawBatch:
+        """Returns a batch of `_records` by name, with seeds of the augmentation by run, epoch and example."""
         *numbers, examples = batch
         name = "example" if examples.dtype == tf.string else "position"
         if not numbers:
             return {name: examples}
-        by_epoch = tf.fill(tf.shape(numbers[0]), _mixed(self.shuffle_seed or 0, epoch))
+        by_epoch = tf.fill(tf.shape(numbers[0]), _fold_in(self.shuffle_seed or 0, epoch))
         return {name: examples, "seed": tf.stack([by_epoch, numbers[0]], axis=1)}
 
 
-def _mixed(seed: int, *numbers: int | tf.Tensor) -> tf.Tensor:
-    """Returns a seed, a scalar int64, that other numbers do not give; plain sums of them would coincide."""
+def _fold_in(seed: int, *numbers: int | tf.Tensor) -> tf.Tensor:
+    """Returns a seed, a scalar int64, unique to some numbers, which a sum of them would not be."""
     mixed = tf.constant([seed % 2**63, len(numbers)], tf.int64)
     for number in numbers:
         mixed = tf.random.experimental.stateless_fold_in(mixed, tf.cast(number, tf.int64))

@@ -4,7 +4,7 @@ An epoch has one global order that does not depend on the number of replicas. Re
 from shard p mod N, round-robin, because the shards of a split differ by at most one record with the longer
 ones first. Replica r of W takes the records with p mod W = r, and a step takes the next W x B records. So
 two replicas of batch B train on the same examples in the same step as one replica of batch 2B, and every
-example is used exactly once in an epoch, also where it is interrupted and goes on with other replicas.
+example is used exactly once in an epoch, also if it is interrupted and resumed on another number of replicas.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardline.trainer.base.errors import SettingsError
 
 
 class ShardPolicy(NamedTuple):
-    """Shard policy ("file" or "data") and why it is the one, in words for the log."""
+    """Shard policy ("file", "data" or "chief") and the reason for it, for the log."""
 
     name: str
     reason: str
@@ -26,9 +26,13 @@ class ShardPolicy(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerShards:
-    """Shards that one input worker reads, in round-robin order, and the position of each in the split.
+    """Shards that one input worker reads.
 
-    It keeps one record in `keep_every`, starting with `keep_offset`.
+    Attributes:
+        files: Paths of the shards, in round-robin order.
+        indices: Index of each shard in the split.
+        keep_every: The worker keeps one record of this many,
+        keep_offset: starting with the record of this number.
     """
 
     files: tuple[str, ...]
@@ -38,7 +42,7 @@ class WorkerShards:
 
 
 def shard_policy(shards: int, workers: int) -> ShardPolicy:
-    """Returns how a number of shards reaches a number of processes that read them."""
+    """Chooses how a number of shards is assigned to a number of input workers."""
     counts = f"{shards} shard{'s' * (shards != 1)}, {workers} input worker{'s' * (workers != 1)}"
     if shards % workers == 0:
         return ShardPolicy("file", f"{counts}: each reads whole shards of its own")
@@ -46,17 +50,17 @@ def shard_policy(shards: int, workers: int) -> ShardPolicy:
 
 
 def worker_shards(files: Sequence[str], workers: int, worker: int) -> WorkerShards:
-    """Decides which shards an input worker opens and which of their records it keeps."""
-    every = tuple(range(len(files)))
+    """Assigns shards to an input worker: those that it opens, and the records that it keeps."""
+    indices = tuple(range(len(files)))
     if shard_policy(len(files), workers).name == "data":
-        return WorkerShards(tuple(files), every, keep_every=workers, keep_offset=worker)
-    mine = every[worker::workers]
-    return WorkerShards(tuple(files[i] for i in mine), mine)
+        return WorkerShards(tuple(files), indices, keep_every=workers, keep_offset=worker)
+    own = indices[worker::workers]
+    return WorkerShards(tuple(files[i] for i in own), own)
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """Steps of one pass over the records of a split, of which the first `start` are trained already."""
+    """Steps of an epoch over the records of a split, of which the first `start` are trained already."""
 
     records: int
     replicas: int
@@ -77,30 +81,30 @@ class EpochPlan:
 
     @property
     def steps(self) -> int:
-        """Steps that are left in the epoch.
+        """Remaining steps of the epoch.
 
-        A rest of fewer examples than replicas joins the step before it, or is left out where there is none.
+        A remainder of fewer examples than replicas joins the step before it; without one it is left out.
         """
-        left = self.records - self.start
-        return max(0, (left + self.global_batch_size - self.replicas) // self.global_batch_size)
+        remaining = self.records - self.start
+        return max(0, (remaining + self.global_batch_size - self.replicas) // self.global_batch_size)
 
     @property
-    def first(self) -> int:
-        """Number within the epoch, from 0, of the first step that is left."""
+    def first_step(self) -> int:
+        """Number of the first remaining step within the epoch, from 0."""
         return replace(self, start=0).steps - self.steps if self.start else 0
 
     @property
     def step_sizes(self) -> tuple[int, ...]:
-        """Examples of each step that is left, over all replicas."""
+        """Examples of each remaining step, over all replicas."""
         return tuple(end - start for start, end in pairwise(self._bounds()))
 
     def batch_sizes(self, replica: int) -> list[int]:
-        """Returns the number of examples that one replica takes in each step that is left."""
+        """Returns the number of examples that one replica takes in each remaining step."""
         taken = [share(bound, self.replicas, replica) for bound in self._bounds()]
         return [after - before for before, after in pairwise(taken)]
 
     def _bounds(self) -> list[int]:
-        """Returns where each step begins in the order of the epoch, and where the last one ends."""
+        """Returns the first record of each step in the order of the epoch, and the end of the last step."""
         begins = [self.start + step * self.global_batch_size for step in range(self.steps)]
         return [*begins, self.records] if begins else []
 

@@ -158,11 +158,11 @@ def built(
             tune_optimizer(model, settings, process.replicas)
             create_variables(model, **{name: _part(one, process.replicas) for name, one in steps.items()})
         elif not model.built:
-            model(keras.utils.unpack_x_y_sample_weight(steps["predict_step"].first)[0])
+            model(keras.utils.unpack_x_y_sample_weight(steps["predict_step"].first_batch)[0])
     return model
 
 
 def _part(batches: Batches, replicas: int) -> Any:
     """Returns what one replica takes of the first batch, at least an example."""
     share = 1 if batches.is_per_process else replicas
-    return tf.nest.map_structure(lambda one: one[: max(1, len(one) // share)], batches.first)
+    return tf.nest.map_structure(lambda one: one[: max(1, len(one) // share)], batches.first_batch)

@@ -284,7 +284,7 @@ class Training:
                 cuts.append(settings.checkpoint_steps - at.steps % settings.checkpoint_steps)
             count = min(self._stretch, len(sizes) - done, *cuts)
             now = sizes[done : done + count]
-            self._hooks("on_train_batch_begin", plan.first + done)
+            self._hooks("on_train_batch_begin", plan.first_step + done)
             self._watchdog.at(f"in step {at.steps + 1:,}")
             started = time.monotonic()
             stretch = self.engine.train(now)
@@ -298,7 +298,7 @@ class Training:
             if not self._fixed:
                 self._stretch = _stretch(max(count, self._stretch), seconds, of=count)
             done += count
-            self._hooks("on_train_batch_end", plan.first + done - 1, logs=self.logs)
+            self._hooks("on_train_batch_end", plan.first_step + done - 1, logs=self.logs)
             agreed = self._agree(stretch, count)
             self._check_finite(agreed, plan, done)
             self._obey(agreed, last=done == len(sizes))

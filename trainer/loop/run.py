@@ -22,25 +22,27 @@ from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import EXIT_FAILED, DatasetError, RunError, SettingsError
 from shardline.trainer.base.settings import SETTINGS_FILE, OutputDirs, TrainSettings
 from shardline.trainer.checkpoint.state import Position
+from shardline.trainer.data import examples, transforms
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data import split_view, transforms
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
 from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, shard_policy
-from shardline.trainer.data.transforms import USUAL_FORMS, class_weights, load_augmentation, load_transform
+from shardline.trainer.data.transforms import DEFAULT_FORMS, class_weights, load_augmentation, load_transform
 from shardline.trainer.loop.process import Process
 from shardline.trainer.models.interface import Interface, only
 
 
 class RunPlan(NamedTuple):
-    """Steps that are left of an epoch, of whose examples the first `start` are trained already.
+    """Remaining steps of an epoch.
 
-    `first` is the number within the epoch, from 0, of the first step; `step_sizes` are the examples of each,
-    over all replicas.
+    Attributes:
+        start: Examples of the epoch that are trained already.
+        first_step: Number of the first remaining step within the epoch, from 0.
+        step_sizes: Examples of each remaining step, over all replicas.
     """
 
     start: int
-    first: int
+    first_step: int
     step_sizes: Sequence[int]
 
 
@@ -160,7 +162,7 @@ class DatasetRun(TrainingRun):
     def epoch(self, at: Position) -> RunPlan:
         """Returns what is left of the epoch of a position."""
         plan = self.plan("train", at.examples)
-        return RunPlan(plan.start, plan.first, plan.step_sizes)
+        return RunPlan(plan.start, plan.first_step, plan.step_sizes)
 
     def feed(self, split: str) -> InputPipeline:
         """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""
@@ -169,7 +171,7 @@ class DatasetRun(TrainingRun):
         fits = settings.cache == "memory"
         if settings.cache == "auto" and self.strategy_name != "parameter_server" and settings.epochs > 1:
             size = self.memory(split)
-            fits = size is not None and size <= split_view.memory_budget()
+            fits = size is not None and size <= examples.memory_budget()
         feed = InputPipeline(
             files.local_path(settings.dataset),
             manifest,
@@ -191,25 +193,25 @@ class DatasetRun(TrainingRun):
     def preparation(self) -> tf.Module | None:
         """Returns what the transformation does to inputs, if anything: the export will do it too."""
         exported = not self.settings.allow_unexportable
-        return transforms.of_training(self.settings.transform, self.manifest.info(), exported=exported)
+        return transforms.trace_for_training(self.settings.transform, self.manifest.info(), exported=exported)
 
     def info(self) -> DatasetInfo:
         """Returns what a model function is told about the dataset, with its training examples."""
-        return split_view.describe(files.local_path(self.settings.dataset), self.manifest)
+        return examples.describe(files.local_path(self.settings.dataset), self.manifest)
 
     def memory(self, split: str) -> int | None:
         """Returns the bytes that one process's examples of a split take decoded; None if it is not known."""
         shared = self.shard_policy.name == "file"
         records = self.manifest.splits[split].records // (self.cluster.num_workers if shared else 1)
         features = [*self.manifest.inputs.values(), *(label.feature for label in self.manifest.labels)]
-        return split_view.decoded_bytes(features, records)
+        return examples.decoded_bytes(features, records)
 
     def step_source(self, plan: RunPlan, step: int, process: int) -> str:
         """Names the shards that one process's examples of a step of the plan come from."""
         files = [shard.file for shard in self.manifest.splits["train"].shards]
         first = plan.start + sum(plan.step_sizes[:step])
-        examples = range(first, first + plan.step_sizes[step])
-        used = sorted({p % len(files) for p in examples if p % len(self.processes) == process})
+        positions = range(first, first + plan.step_sizes[step])
+        used = sorted({p % len(files) for p in positions if p % len(self.processes) == process})
         names = ", ".join(files[index] for index in used[:_NAMED_SHARDS])
         return names + (f" and {len(used) - _NAMED_SHARDS} more shards" if len(used) > _NAMED_SHARDS else "")
 
@@ -284,7 +286,7 @@ def write_settings(run: DatasetRun, interface: Interface, changes: Sequence[Mapp
             "fingerprint": run.manifest.fingerprint,
             "class_names": run.manifest.class_names,
             "labels": only(
-                {one.name: interface.forms.get(one.name, USUAL_FORMS[one.kind]) for one in labels}
+                {one.name: interface.forms.get(one.name, DEFAULT_FORMS[one.kind]) for one in labels}
             ),
             "head": only(interface.heads),
             "seed": settings.seed,

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.data.decode import Inputs, Prepare, made_up
+from shardline.trainer.data.decode import Inputs, Prepare, make_probe_rows
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.keras_compat.keras_compilation import (
@@ -28,7 +28,7 @@ def probe_inputs(dataset: DatasetInfo, prepare: Prepare | None = None) -> Any:
     """Returns two examples, through `prepare`: a black and a white image, or rows of 0, "", and 1, "1"."""
     rows: Inputs
     if dataset.is_table:
-        rows = made_up(dataset.inputs, ("", "1"), (0, 1))
+        rows = make_probe_rows(dataset.inputs, ("", "1"), (0, 1))
     else:
         black_and_white = np.array([0, 255], np.uint8).reshape(2, 1, 1, 1)
         rows = tf.constant(np.broadcast_to(black_and_white, (2, *dataset.input_shape)))

@@ -14,7 +14,7 @@ from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.decode import Prepare
 from shardline.trainer.data.features import CLASS, LABEL, REGRESSION
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.data.transforms import USUAL_FORMS, LabelForm
+from shardline.trainer.data.transforms import DEFAULT_FORMS, LabelForm
 from shardline.trainer.keras_compat.keras_compilation import (
     compiled_metrics,
     compiled_name,
@@ -93,7 +93,7 @@ def read_interface(
     metrics = compiled_by_label(model, passed_metrics(model), labels, compiled_metrics(model))
     found: dict[str, tuple[LabelForm, str]] = {}
     for name, label in dataset.labels.items():
-        found[name] = USUAL_FORMS[label.kind], ""
+        found[name] = DEFAULT_FORMS[label.kind], ""
         shape, count = shapes.get(name, ()), len(label.outputs)
         if label.kind == CLASS:
             one = shape[1:] == (1,) or (heads is not None and heads[name] in ("probability", "logit"))
@@ -101,7 +101,7 @@ def read_interface(
         elif (label.kind, count, len(shape)) == (REGRESSION, 1, 2):
             found[name] = "column", ""
     forms = {
-        name: form for name, (form, _) in found.items() if form != USUAL_FORMS[dataset.labels[name].kind]
+        name: form for name, (form, _) in found.items() if form != DEFAULT_FORMS[dataset.labels[name].kind]
     }
     described = tuple(
         f"{f'{name} ' if name != LABEL else ''}{_FORMS[form]}, as {found[name][1]} takes them"

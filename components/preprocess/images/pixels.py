@@ -28,7 +28,7 @@ from shardline.components.preprocess.images.structure import (
     check_sides,
     read_orientation,
 )
-from shardline.trainer.data.features import REDUCTIONS, Placement, place
+from shardline.trainer.data.features import REDUCTIONS, Placement, compute_placement
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -108,7 +108,7 @@ class Converter:
         return data, height, width, channels, encoding, kinds
 
     def _place(self, height: int, width: int) -> Placement | None:
-        return place(height, width, (self._size, self._size), self._mode) if self._size else None
+        return compute_placement(height, width, (self._size, self._size), self._mode) if self._size else None
 
 
 def check_pixels(encoded: bytes, header: Header) -> None:

@@ -109,7 +109,7 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
     `columns`; and what is shown of columns of `numbers`, with histograms, and of `texts`.
     """
     image = next((feature for feature in manifest.features if feature.name == "image"), None)
-    others = [feature.name for feature in manifest.columns if feature.name != manifest.moment]
+    others = [feature.name for feature in manifest.columns if feature.name != manifest.time_feature]
     each = 6 if len(classes) <= 10 else 4
     taken, counter = 0, ColumnCounter(manifest, 1)
     sides = {name: NumberCounter(_RECORDS) for name in ("image height", "image width") if image}

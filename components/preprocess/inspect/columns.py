@@ -89,7 +89,7 @@ class ColumnCounter:
         kept = max(_KEPT_OF_SHARD, _KEPT // shards)
         labels = [label for label in manifest.labels if label.kind == REGRESSION]
         places = {output: (one.name, place) for one in labels for place, output in enumerate(one.outputs)}
-        columns = [one for one in manifest.columns if not one.shape and one.name != manifest.moment]
+        columns = [one for one in manifest.columns if not one.shape and one.name != manifest.time_feature]
         places |= {one.name: (one.name, 0) for one in columns if one.dtype != "string"}
         self._numbers = {name: (*at, NumberCounter(kept)) for name, at in places.items()}
         self._texts = {one.name: (one.name, 0, _TextCounter()) for one in columns if one.dtype == "string"}

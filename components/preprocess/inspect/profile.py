@@ -110,7 +110,7 @@ def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
     labels = {label.name: label for label in manifest.labels}
     for feature in manifest.features:
         label = labels.get(feature.name)
-        if feature.name in {"key"} | manifest.apart or (label and label.kind != REGRESSION):
+        if feature.name in {"key"} | manifest.split_columns or (label and label.kind != REGRESSION):
             continue
         if feature.shape and not feature.encoding and not label:
             continue

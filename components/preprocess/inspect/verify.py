@@ -246,7 +246,7 @@ def _check_groups(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[
 
 def _check_times(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
     """Yields the last example of a split that is not, or not by the gap, before the first of the next one."""
-    feature, column = manifest.moment, str(manifest.settings.get("split_by_time"))
+    feature, column = manifest.time_feature, str(manifest.settings.get("split_by_time"))
     gap = str(manifest.settings.get("split_gap") or "")
     if not feature:
         return
@@ -281,7 +281,7 @@ class _Checker:
         manifest = manifests.load(directory)
         self._directory, self._deep, self._report = directory, deep, report
         self._features, self._compression = manifest.features, manifest.compression
-        self._group, self._moment = manifest.group, manifest.moment
+        self._group, self._moment = manifest.group, manifest.time_feature
         self._groups, self._times = set[str](), list[tuple[int, str]]()
         self._labels = {label.name: label for label in manifest.labels}
         self._shards = {shard.file: shard for shard in manifest.shards}

@@ -172,7 +172,7 @@ class Gate:
         self.check_formats(formats)
         self.check_champion(champion_uri)
         columns = [item.name for item in manifest.columns if not item.shape]
-        known = [name for name in columns if name not in manifest.apart]
+        known = [name for name in columns if name not in manifest.split_columns]
         for rule in self.for_labels(manifest.labels).rules:
             feature, _, value = rule.slice.partition("=")
             if not feature or rule.format:
@@ -271,7 +271,7 @@ def _profiled_features(manifest: Manifest) -> list[str]:
     for feature in (item for item in manifest.features if item.encoding):
         names += [f"{feature.name} {quantity}" for quantity in ("brightness", "height", "width")]
     for feature in manifest.columns:
-        if not feature.shape and feature.name not in manifest.apart:
+        if not feature.shape and feature.name not in manifest.split_columns:
             names += [feature.name, *([f"{feature.name} length"] if feature.dtype == "string" else [])]
     return names
 

@@ -1,6 +1,6 @@
-"""Examples of a dataset: kept in memory by a worker, given to a model function, and which one is to blame.
+"""Examples of a dataset: in the memory of a worker, for a model function, and the one that an error is about.
 
-An error of TensorFlow about an example that cannot be read becomes one line that names it.
+An error of TensorFlow about an unreadable example becomes one line that names the example.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from shardline.trainer.data.features import CLASS, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import DatasetInfo, Manifest
 from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning
 
-_BATCH = 256
+_BATCH_SIZE = 256
 
-#: Share of the memory that is free in which one process may keep its examples. Replicas may share a machine,
-#: and all of them look at the same figure.
-_SHARE = 0.125
+#: Share of the free memory in which one process may keep its examples. Replicas may share a machine, and all
+#: of them read the same amount of free memory.
+_MEMORY_SHARE = 0.125
 _CGROUP = Path("/sys/fs/cgroup")
 
-# What an error of TensorFlow says that only a dataset can cause: of `check_targets`, ParseExample, decoders.
-_OF_DATA = re.compile(
+# Errors of TensorFlow that only a dataset can cause: of `check_targets`, ParseExample, decoders.
+_DATA_ERROR = re.compile(
     r"the \w+ split has a (?:label|value of)|is required but could not be found|Number of \w+ values !="
     r"|Could not parse example input|Decode(?:Image|Png|Jpeg)|Unknown image file format|Invalid (?:PNG|JPEG)"
 )
-# Of an image of another size. A model's own code may say so too.
-_SIZE = re.compile(r"Shape of tensor|Input to reshape|inconsistent shapes")
-_AROUND = re.compile(
+# Errors about an image of another size, which a model's own code may raise too.
+_SIZE_ERROR = re.compile(r"Shape of tensor|Input to reshape|inconsistent shapes")
+_OP_NAMES = re.compile(
     r"\{\{.*?\}\} *|\[\[?Op:.*|\[\[\{\{.*|Error in user-defined function.*? with iterator: \S+ "
 )
 
-#: What TensorFlow raises; the other where its words quote a record that is no text.
+#: Errors that TensorFlow raises; the second if its message quotes bytes of a record.
 Raised: TypeAlias = "tf.errors.OpError | UnicodeDecodeError"
 
-#: How long an example that cannot be read is looked for.
+#: Time limit of the search for an unreadable example.
 _SEARCH_SECONDS = 60.0
 
 
@@ -57,7 +57,7 @@ Memory: TypeAlias = tuple[Inputs, Targets]
 
 
 def decoded_bytes(features: Iterable[Feature], records: int) -> int | None:
-    """Returns the size of so many examples of some features, decoded; None where it is not known."""
+    """Returns the decoded size in bytes of some features of `records` examples; None if it is unknown."""
     total = 0
     for feature in features:
         sizes = [size for size in feature.shape if size is not None]
@@ -68,7 +68,7 @@ def decoded_bytes(features: Iterable[Feature], records: int) -> int | None:
 
 
 def memory_budget() -> int:
-    """Returns how many bytes of examples this process may keep: a share of the machine's free memory."""
+    """Returns the bytes of examples that this process may keep: a share of the machine's free memory."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, LookupError, ValueError):
         known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -76,7 +76,7 @@ def memory_budget() -> int:
     with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
         limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         free = min(free, limit - used)
-    return int(max(0, free) * _SHARE)
+    return int(max(0, free) * _MEMORY_SHARE)
 
 
 def load(paths: Sequence[str], manifest: Manifest) -> Memory:
@@ -84,7 +84,7 @@ def load(paths: Sequence[str], manifest: Manifest) -> Memory:
     records = tf.data.TFRecordDataset(
         list(paths), compression_type=manifest.compression.upper(), buffer_size=8 << 20
     )
-    decoded = _decoded(records, manifest, manifest.inputs)
+    decoded = _decode(records, manifest, manifest.inputs)
     parts = [tf.nest.flatten(batch) for batch in decoded.as_numpy_iterator()]
     with tf.device("CPU:0"):
         whole = [tf.constant(np.concatenate(column)) for column in zip(*parts, strict=True)]
@@ -92,28 +92,28 @@ def load(paths: Sequence[str], manifest: Manifest) -> Memory:
     return inputs, targets
 
 
-def _decoded(records: tf.data.Dataset, manifest: Manifest, inputs: Mapping[str, Feature]) -> tf.data.Dataset:
+def _decode(records: tf.data.Dataset, manifest: Manifest, inputs: Mapping[str, Feature]) -> tf.data.Dataset:
     def parse(batch: tf.Tensor) -> tuple[Inputs, Targets]:
         return parse_batch(batch, inputs, manifest.labels)
 
-    parsed = records.batch(_BATCH).map(
+    parsed = records.batch(_BATCH_SIZE).map(
         tf.autograph.experimental.do_not_convert(parse), num_parallel_calls=tf.data.AUTOTUNE
     )
     return without_autotuning(parsed.prefetch(2))
 
 
 def describe(directory: Path, known: Manifest | None = None) -> DatasetInfo:
-    """Returns what a model function is told about a dataset directory, its training examples with it.
+    """Returns the argument of a model function for a dataset directory, with its training examples.
 
     Args:
         directory: Dataset directory, for a test of a model function of one's own.
-        known: Its manifest, where it is read already.
+        known: Its manifest, if it is loaded already.
     """
-    found = known or manifests.load(directory)
-    return replace(found.info(), reader=functools.partial(_read, directory, found))
+    manifest = known or manifests.load(directory)
+    return replace(manifest.info(), reader=functools.partial(_read_training_examples, directory, manifest))
 
 
-def _read(
+def _read_training_examples(
     directory: Path, manifest: Manifest, columns: Sequence[str], limit: int | None
 ) -> dict[str, npt.NDArray[Any]]:
     """Returns the first examples of the training split as `DatasetInfo.training_examples` does."""
@@ -125,14 +125,14 @@ def _read(
             )
     wanted = {name: inputs[name] for name in columns or inputs}
     paths = [str(directory / shard.file) for shard in manifest.splits["train"].shards]
-    # Record by record from all shards in turn: over them preprocessing has dealt the examples at random.
+    # Record by record from all shards in turn, to which preprocessing has assigned the examples at random.
     records = tf.data.Dataset.from_tensor_slices(paths).interleave(
         lambda path: tf.data.TFRecordDataset(path, compression_type=manifest.compression.upper()),
         cycle_length=len(paths),
     )
     records = records.take(-1 if limit is None else limit)
     try:
-        parts = [x for x, _ in _decoded(records, manifest, wanted).as_numpy_iterator()]
+        parts = [x for x, _ in _decode(records, manifest, wanted).as_numpy_iterator()]
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         raise explain(error, directory, manifest) or error from error
     if isinstance(parts[0], dict):
@@ -141,7 +141,7 @@ def _read(
 
 
 def check_targets(targets: Targets, labels: Sequence[Label], split: str) -> Targets:
-    """Returns targets as `parse_batch` gives them, of which reading fails when one is none of its label."""
+    """Returns targets of `parse_batch`; reading them fails if one is not a valid value of its label."""
     if isinstance(targets, dict):
         return {label.name: check_targets(targets[label.name], [label], split) for label in labels}
     target, label = targets, labels[0]
@@ -157,39 +157,39 @@ def check_targets(targets: Targets, labels: Sequence[Label], split: str) -> Targ
 
 
 def explain(error: Raised, directory: Path, manifest: Manifest) -> DatasetError | None:
-    """Returns what an error of TensorFlow says about a dataset; None when it says nothing.
+    """Returns an error of TensorFlow as an error of a dataset, with split, shard and key of the example.
 
-    The example is looked for, and named by its split, shard and key.
+    None if it is not about the dataset.
     """
     text = str(error)
-    is_damage = isinstance(error, tf.errors.DataLossError) or bool(_OF_DATA.search(" ".join(text.split())))
-    if not is_damage and not isinstance(error, UnicodeDecodeError) and not _SIZE.search(text):
+    is_damage = isinstance(error, tf.errors.DataLossError) or bool(_DATA_ERROR.search(" ".join(text.split())))
+    if not is_damage and not isinstance(error, UnicodeDecodeError) and not _SIZE_ERROR.search(text):
         return None
-    place, found = _find(directory, manifest)
-    if not place and not is_damage:
+    location, found = _find_bad_example(directory, manifest)
+    if not location and not is_damage:
         return None
-    place = place or f"in {directory}, where 'shardline dataset verify --deep' names all damage"
+    location = location or f"in {directory}, where 'shardline dataset verify --deep' names all damage"
     cause = found or error
-    words = _AROUND.sub("", " ".join(str(cause).split())).strip()
-    what = f"the example cannot be used ({words[:200]})"
-    if isinstance(cause, UnicodeDecodeError) or "Could not parse example input" in words:
-        what = "a record of the dataset is no tf.train.Example"
+    message = _OP_NAMES.sub("", " ".join(str(cause).split())).strip()
+    what = f"the example cannot be used ({message[:200]})"
+    if isinstance(cause, UnicodeDecodeError) or "Could not parse example input" in message:
+        what = "a record of the dataset is not a tf.train.Example"
     elif isinstance(cause, tf.errors.DataLossError):
         what = "a shard of the dataset is damaged"
-    return DatasetError(f"{place}: {what}; preprocess the data again")
+    return DatasetError(f"{location}: {what}; preprocess the data again")
 
 
-def _find(directory: Path, manifest: Manifest) -> tuple[str, Raised | None]:
-    """Reads a dataset up to an example that cannot be read; its place in words, and what was raised."""
-    until = time.monotonic() + _SEARCH_SECONDS
-    for split, of_split in manifest.splits.items():
+def _find_bad_example(directory: Path, manifest: Manifest) -> tuple[str, Raised | None]:
+    """Reads a dataset up to an unreadable example; returns a description of its location, and the error."""
+    deadline = time.monotonic() + _SEARCH_SECONDS
+    for split, content in manifest.splits.items():
 
         def check(record: tf.Tensor, split: str = split) -> Targets:
             inputs, targets = parse_batch(record[tf.newaxis], manifest.inputs, manifest.labels)
-            with tf.control_dependencies(tf.nest.flatten(inputs)):  # which nothing else needs
+            with tf.control_dependencies(tf.nest.flatten(inputs)):  # or they would not be computed
                 return check_targets(targets, manifest.labels, split)
 
-        for shard in of_split.shards:
+        for shard in content.shards:
             path, compression = str(directory / shard.file), manifest.compression.upper()
             records, number = tf.data.TFRecordDataset(path, compression_type=compression), 0
             checked = records.map(
@@ -198,13 +198,13 @@ def _find(directory: Path, manifest: Manifest) -> tuple[str, Raised | None]:
             try:
                 for _ in without_autotuning(checked).as_numpy_iterator():
                     number += 1
-                    if time.monotonic() > until:
+                    if time.monotonic() > deadline:
                         return "", None
             except (tf.errors.OpError, UnicodeDecodeError) as error:
-                place, wanted = f"record {number:,}", {"key": tf.io.FixedLenFeature([], tf.string, "")}
+                location, wanted = f"record {number:,}", {"key": tf.io.FixedLenFeature([], tf.string, "")}
                 with contextlib.suppress(tf.errors.OpError, UnicodeDecodeError):
                     for record in records.skip(number).take(1):
                         if key := tf.io.parse_single_example(record, wanted)["key"].numpy():
-                            place += f", key {key.decode('utf-8', 'replace')!r}"
-                return f"the {split} split, shard {shard.file}, {place}", error
+                            location += f", key {key.decode('utf-8', 'replace')!r}"
+                return f"the {split} split, shard {shard.file}, {location}", error
     return "", None
