@@ -1,13 +1,13 @@
-"""The components ring: Kubeflow Pipelines components, each a thin body over the module beside it.
+"""Kubeflow Pipelines components, each a thin body over modules of its folder.
 
-Those of our own pipelines are here under their names for pipelines of yours. They are made when the first is
-asked for: importing `shardline.components` loads no Kubeflow Pipelines.
+This package has those of our pipelines, for pipelines of your own. They are created on first access:
+importing `shardline.components` does not load Kubeflow Pipelines.
 
     from shardline.components import configure, export_validate, preprocess, register, train
 
-Some are called as the packages that implement them. In `from shardline.components import train` these names
-win, and the packages are found by their whole names all the same, but for `import ... as`, which Python takes
-for attributes of attributes.
+Some have the names of the packages that implement them. `from shardline.components import train` returns the
+component; the packages are still imported by their full names, but not with `import ... as`, which reads
+attributes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Components:
-    """The components in one image, each to be called in a pipeline; `train` is the task of a CustomJob."""
+    """The components in one image, to be called in a pipeline; `train` makes the task of a CustomJob."""
 
     configure: Callable[..., Any]
     preprocess: Callable[..., Any]
@@ -58,11 +58,11 @@ class Components:
 
 
 def with_image(image: str, job: CustomJobSettings | None = None) -> Components:
-    """Returns the components in a container image, as 'shardline image build' makes it of the installed one.
+    """Returns the components in a container image, which 'shardline image build' builds.
 
     Args:
         image: Name of the image. A run on this machine needs none.
-        job: Machines of the training, and how the platform runs it; one n1-standard-8 unless given.
+        job: Machines and scheduling of the training; None for one n1-standard-8.
     """
     from kfp import dsl
 
@@ -89,7 +89,7 @@ def with_image(image: str, job: CustomJobSettings | None = None) -> Components:
 
 @functools.cache
 def default() -> Components:
-    """Returns the components in the image that is called as settings/local.toml calls it."""
+    """Returns the components in the image that settings/local.toml names."""
     try:
         version = importlib.metadata.version("shardline")
     except importlib.metadata.PackageNotFoundError:
@@ -101,7 +101,7 @@ _NAMES = tuple(field.name for field in fields(Components))
 
 
 class _Package(ModuleType):
-    """The package, whose public names win over the subpackages that the import system sets beside them."""
+    """The package, whose public names hide the subpackages that the import system sets as attributes."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in _NAMES:

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages over one shared frame, without network or script, and the pictures in them."""
+"""Self-contained HTML pages from one base template, without network or script, and their pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from PIL import Image
 
 from shardline.trainer.base.errors import printable
 
-# But for tabs and ends of lines.
+# Control characters except tabs and line ends.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 #: Rows of a table of facts: (name, value).
@@ -25,9 +25,9 @@ Rows = list[tuple[str, str]]
 
 
 def render(template: Path, **values: Any) -> str:
-    """Renders a template that extends page.html.j2 and may include its neighbours.
+    """Renders a template that extends page.html.j2 and may include templates of its folder.
 
-    All text is escaped, but for `Markup`, and characters that a terminal would obey are written out.
+    All text except `Markup` is escaped, and control characters are written out.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
@@ -41,7 +41,7 @@ def render(template: Path, **values: Any) -> str:
 
 
 def page_path(artifact: Any) -> Path:
-    """Gives an HTML artifact a name that a browser knows, and returns its path, whose folder is made."""
+    """Adds .html to the URI of an HTML artifact; creates its folder and returns its path."""
     artifact.uri += ".html"
     path = Path(artifact.path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,10 +49,10 @@ def page_path(artifact: Any) -> Path:
 
 
 def relink_page(page: str, old: Path, new: Path) -> str:
-    """Returns a page for another directory: its links to what lies beside it lead there from the new one."""
-    way = os.path.relpath(old, new)
+    """Returns a page for another directory: its relative links are adapted."""
+    prefix = os.path.relpath(old, new)
     return re.sub(
-        r'href="([^":#][^":]*)"', lambda link: f'href="{os.path.normpath(f"{way}/{link[1]}")}"', page
+        r'href="([^":#][^":]*)"', lambda link: f'href="{os.path.normpath(f"{prefix}/{link[1]}")}"', page
     )
 
 
@@ -67,7 +67,7 @@ def fact_rows(values: Mapping[str, Any], prefix: str = "") -> Rows:
     return rows
 
 
-# Up to this size an image is shown pixel by pixel and without loss.
+# Up to this size an image is pixelated and lossless.
 _LARGEST_PIXELATED_SIDE = 64
 
 
@@ -82,7 +82,7 @@ class Picture:
 
 
 def make_picture(encoded: bytes, largest_side: int = 192) -> Picture:
-    """Shrinks an encoded image that a person shall look at, whatever its size and format."""
+    """Shrinks an encoded image of any size and format, for people to look at."""
     with Image.open(io.BytesIO(encoded)) as image:
         return draw_picture(image, largest_side)
 

@@ -35,29 +35,29 @@ def facts(rows: Rows) -> str:
 
 
 def truncate(value: object, longest: int) -> str:
-    """Returns a value as text of at most so many characters: a longer one ends with three dots."""
+    """Returns a value as text of at most `longest` characters: a longer one ends with three dots."""
     text = str(value)
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def enumerate_names(names: Sequence[str], most: int = 20, separator: str = ", ") -> str:
-    """Returns names as a list of at most so many: "a, b and 4 more"."""
+    """Returns a list of at most `most` names: "a, b and 4 more"."""
     more = len(names) - most
     return separator.join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
-#: The metric that counts first, of numbers, of one class, or of several labels; no label has two of them.
-_FIRST = {"rmse": "{:,.4g}", "accuracy": "{:.4f}", "macro_f1": "{:.4f}"}
+#: The primary metric of regression, classification and multilabel; no label has two of them.
+_PRIMARY = {"rmse": "{:,.4g}", "accuracy": "{:.4f}", "macro_f1": "{:.4f}"}
 
 
 def quality(metrics: Mapping[str, float | None]) -> str:
-    """Returns the metric of each label that counts first: "accuracy 0.9812", "a.accuracy 0.97, b.rmse 3.1".
+    """Returns the primary metric of each label: "accuracy 0.9812", "a.accuracy 0.97, b.rmse 3.1".
 
     Args:
-        metrics: Values by name, of several labels with the label's before them.
+        metrics: Values by name; with several labels, the label's name is a prefix.
     """
     first: dict[str, str] = {}
-    for metric, form in _FIRST.items():
+    for metric, form in _PRIMARY.items():
         for name, value in metrics.items():
             label, _, last = name.rpartition(".")
             if last == metric and value is not None and "[" not in name:
@@ -67,7 +67,7 @@ def quality(metrics: Mapping[str, float | None]) -> str:
 
 
 def size(count: float) -> str:
-    """Returns a number of bytes in the unit that suits it: "664.3 MB"."""
+    """Returns a number of bytes with a unit: "664.3 MB"."""
     units = ["TB", "GB", "MB", "kB", "B"]
     while count >= 1000 and len(units) > 1:
         count /= 1000
@@ -78,8 +78,8 @@ def size(count: float) -> str:
 def print_rows(rows: Rows, stream: TextIO) -> None:
     """Prints names and values in two columns, the names in bold on a terminal.
 
-    Values are never folded, since a path or a checksum must stay whole to be copied; a path below the
-    current directory is shown from there.
+    Values are never wrapped: paths and checksums can be copied. A path below the current directory is shown
+    relative to it.
     """
     lines = [(name, value.removeprefix(f"{Path.cwd()}/")) for name, value in rows]
     print(file=stream)
@@ -95,17 +95,17 @@ def print_rows(rows: Rows, stream: TextIO) -> None:
 
 
 def relative_to_cwd(path: Path) -> str:
-    """Returns a path as seen from the current directory, if it is below that."""
+    """Returns a path relative to the current directory, if it is below that."""
     return str(path).removeprefix(f"{Path.cwd()}/")
 
 
-def timestamp(moment: datetime.datetime) -> str:
+def timestamp(time: datetime.datetime) -> str:
     """Returns a time in UTC, RFC 3339: "2027-01-31T09:15:00Z"."""
-    return moment.astimezone(datetime.UTC).isoformat().replace("+00:00", "Z")
+    return time.astimezone(datetime.UTC).isoformat().replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration as a person says it: "48 s", "3 min 20 s", "2 h 05 min"."""
+    """Returns a duration for people: "48 s", "3 min 20 s", "2 h 05 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -12,18 +12,18 @@ def conclude(
     notify_when: str = "failure",
     webhook_secret: str = "",
 ) -> None:
-    """Records how a run came out, explains its failure, and tells whoever wants to know.
+    """Records the outcome of a run, explains a failure, and sends a notification.
 
-    A notification that cannot be sent is reported and fails nothing: the run is what it is.
+    A notification that cannot be sent is reported, and does not fail the task.
 
     Args:
-        status: How the tasks inside the exit handler came out; KFP fills it in.
+        status: Outcome of the tasks inside the exit handler; KFP fills it in.
         job_name: Name of the run, `dsl.PIPELINE_JOB_NAME_PLACEHOLDER`.
         job_resource_name: `dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER`.
-        project: Id of the project, by which logs are found; "" for the number in the run's resource name.
+        project: Id of the project for reading logs; "" for the number in the run's resource name.
         history_uri: Directory or gs://, below which runs/JOB_NAME/run.json is written; "" writes none.
         notify_when: failure, always or never.
-        webhook_secret: Secret Manager's name of the webhook's URL,
+        webhook_secret: Secret with the webhook's URL in Secret Manager,
             projects/PROJECT/secrets/NAME/versions/latest; "" for the variable SHARDLINE_WEBHOOK.
     """
     from shardline.trainer.base.progress import exit_on_error

@@ -1,4 +1,4 @@
-"""End of a run: what became of it is recorded, and sent to whoever wants to know, by a webhook."""
+"""End of a run: its outcome is recorded, and sent to a webhook."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardline.trainer.base.errors import PlatformError, SettingsError, Shardlin
 from shardline.trainer.base.progress import report
 
 TOPIC = "conclude"
-#: Has the webhook's URL in a run on this machine.
+#: Environment variable with the webhook's URL in a run on this machine.
 WEBHOOK_VARIABLE = "SHARDLINE_WEBHOOK"
 WHEN = ("failure", "always", "never")
 
@@ -33,8 +33,8 @@ _SECRET = re.compile(r"projects/[^/]+/secrets/[\w-]+/versions/(\d+|latest|[A-Za-
 class NotifySettings:
     """The notification at the end of a run, [notify]; settings/vertex.toml.example explains the fields.
 
-    The webhook's URL itself is a secret and stands nowhere: without `webhook_secret` it is the variable
-    SHARDLINE_WEBHOOK in the environment of the task, which only a run on this machine has.
+    The webhook's URL is a secret and not among them: without `webhook_secret` it is the environment variable
+    SHARDLINE_WEBHOOK, which only tasks of a run on this machine have.
     """
 
     when: str = "failure"
@@ -75,9 +75,9 @@ def payload(run: RunRecord) -> dict[str, Any]:
 
 
 def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Returns the webhook's URL, which is a secret: it is never printed, and stands in no error.
+    """Returns the webhook's URL, which is a secret: no output and no error shows it.
 
-    `secret` is its name in Secret Manager; "" for the variable SHARDLINE_WEBHOOK. Without both it returns "".
+    `secret` is its name in Secret Manager; "" for the variable SHARDLINE_WEBHOOK. Returns "" without both.
 
     Raises:
         PlatformError: When Secret Manager refuses, or is not reached.
@@ -101,9 +101,9 @@ def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def send(url: str, message: Mapping[str, Any]) -> None:
-    """Posts a message, again for a minute where the webhook is busy or not reached.
+    """Posts a message, with retries for a minute where the webhook is busy or not reached.
 
-    Where it does not take it, PlatformError says so without the URL, which the errors of requests name.
+    Raises PlatformError without the URL, which the errors of requests contain.
     """
     import requests
 
@@ -117,7 +117,7 @@ def send(url: str, message: Mapping[str, Any]) -> None:
     except requests.RequestException as error:
         answer = error.response
         reason = type(error).__name__ if answer is None else f"status {answer.status_code}"
-    raise PlatformError(f"the webhook did not take the message ({reason})") from None
+    raise PlatformError(f"the webhook refused the message ({reason})") from None
 
 
 def _escaped(text: str) -> str:
@@ -135,10 +135,10 @@ def conclude_run(
     notify_when: str,
     webhook_secret: str,
 ) -> None:
-    """Records how a run came out, explains its failure, and tells whoever wants to know.
+    """Records the outcome of a run, explains a failure, and sends a notification.
 
-    Whatever goes wrong on the way is said and goes no further: the run is what it is. The arguments are those
-    of `conclude`; `state` and `error` say how the tasks inside the exit handler came out.
+    Errors on the way are reported, not raised. The arguments are those of `conclude`; `state` and `error` are
+    the outcome of the tasks inside the exit handler.
     """
     run = _read_outcome(cast(State, state.lower()), error, job_name, job_resource_name, project)
     if run.explanation is not None:
@@ -151,7 +151,7 @@ def conclude_run(
             run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
         except (OSError, ShardlineError) as failure:
             report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
-    # A run that was cancelled did not go well either.
+    # A cancelled run counts as a failure.
     if notify_when == "always" or (notify_when == "failure" and run.state != SUCCEEDED):
         try:
             if url := webhook_url(webhook_secret):
@@ -167,7 +167,7 @@ def _read_outcome(state: State, error: str, job_name: str, job_resource_name: st
             return read_local_record(Path(here), state)
         platform = Platform.of_resource(job_resource_name, project=project)
         return read_platform_record(platform, job_resource_name, state)
-    except Exception as failure:  # of files, clients and credentials; the rest of the work does not need them
+    except Exception as failure:  # of files, clients or credentials; recording and notifying go on
         what = "" if isinstance(failure, ShardlineError) else f"{type(failure).__name__}: "
         report(TOPIC, f"cannot read how the run ended: {what}{' '.join(str(failure).split())}")
     error = " ".join(error.split())

@@ -1,4 +1,4 @@
-"""The first task of a run: it checks the parameters, and skips the run where nothing has changed.
+"""The first task of a run: it checks the parameters and detects changes since the last run.
 
 It may import the settings of the components that it configures, the sources, and `model_store`.
 """

@@ -1,9 +1,9 @@
-"""The first step of a run: its three objects, the date in its source, and what has changed.
+"""Change detection, the first step of a run: its settings, the date in its source, and its history.
 
     HISTORY/latest.json             the last run that trained; replaced atomically
-    HISTORY/datasets/<key>.json     the dataset that was made of the same content last
+    HISTORY/datasets/<key>.json     the last dataset with the same content
 
-A run that failed writes neither, so that the next one trains.
+A failed run writes neither: the next one trains.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _TOPIC = "changes"
 _SCHEMA = "content of schema"
 _DATE = re.compile(r"\{(?:date|last (?P<days>\d{1,4}) days)(?::(?P<form>[^{}]*))?\}")
 _MAX_DAYS = 400
-#: The platform's time of a schedule where there is none is 0 seconds of Unix time, 1969 in the west.
+#: Without a schedule, the platform's schedule time is 0 in Unix time: 1970, or 1969 in the west.
 _EPOCH = 1970
-#: Changes that are named one by one, and characters of a value that are shown.
+#: Largest number of changes that are listed, and of characters of a value that are shown.
 _MAX_NAMED, _MAX_VALUE = 3, 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """State that a result follows from: the source's `Fingerprint`, settings, and versions of the code."""
+    """Everything that a result depends on: the source's `Fingerprint`, settings, and versions of the code."""
 
     data: Mapping[str, str]
     settings: Mapping[str, Any]
@@ -68,9 +68,9 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
-    """Result of a run that trained (RFC 3339, UTC), latest.json; docs/reports.md has the file.
+    """Result of a run that trained, latest.json (docs/reports.md); times in RFC 3339, UTC.
 
-    `champion` is the version that its model has become, "" where it has not.
+    `champion` is the version of its model in the model store, "" where it was not published.
     """
 
     run: str
@@ -85,47 +85,49 @@ class RecordedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class CachedDataset:
-    """Dataset by its content: what tells it from others of the same content, and its URI once it is whole."""
+    """Dataset of some content: a nonce that distinguishes it from others, and its URI once it is complete."""
 
     nonce: str
     uri: str = ""
 
 
 def describe_changes(last: State, now: State) -> list[str]:
-    """Returns what has changed between two states, a few words each; nothing if nothing has.
+    """Returns the changes between two states, a few words each; empty where there are none.
 
-    Settings that one of the two does not have are those of another version of the pipeline: a change too.
+    A setting that only one of them has, as after an upgrade of the pipeline, is a change too.
     """
-    found, data, before = [], now.data, last.data
+    changes, data, before = [], now.data, last.data
     if not data["known_by"]:
-        found.append(f"whether the data has changed is not known: {data['text']}")
+        changes.append(f"whether the data has changed is not known: {data['text']}")
     elif data["known_by"] != before["known_by"]:
         known = f"by its {before['known_by']}" if before["known_by"] else "not known"
-        found.append(f"the data is known by its {data['known_by']}, last time it was {known}")
+        changes.append(f"the data is known by its {data['known_by']}, last time it was {known}")
     elif data["digest"] != before["digest"]:
         was = "as before" if data["text"] == before["text"] else f"was {before['text']}"
-        found.append(f"the data has changed ({data['text']}, {was})")
+        changes.append(f"the data has changed ({data['text']}, {was})")
 
     def shown(value: Any) -> str:
         return truncate(json.dumps(value, ensure_ascii=False), _MAX_VALUE)
 
     for name in {**now.settings, **last.settings}:
         if last.settings.get(name) != now.settings.get(name):
-            found.append(f"{name} was {shown(last.settings.get(name))}, is {shown(now.settings.get(name))}")
+            changes.append(f"{name} was {shown(last.settings.get(name))}, is {shown(now.settings.get(name))}")
     for name in {**now.code, **last.code}:
         was, is_now = last.code.get(name, "missing"), now.code.get(name, "missing")
         if was != is_now:
-            of_files = DIGEST in was + is_now
-            found.append(f"the code of {name} has changed" if of_files else f"{name} was {was}, is {is_now}")
-    more = len(found) - _MAX_NAMED
-    return [*found[:_MAX_NAMED], f"{more} more changes"] if more > 1 else found
+            is_digest = DIGEST in was + is_now
+            changes.append(
+                f"the code of {name} has changed" if is_digest else f"{name} was {was}, is {is_now}"
+            )
+    more = len(changes) - _MAX_NAMED
+    return [*changes[:_MAX_NAMED], f"{more} more changes"] if more > 1 else changes
 
 
 def run_time(scheduled: str, created: str) -> datetime:
-    """Returns the time that a run is for, in UTC: the scheduled one, which may be in the past.
+    """Returns the time of a run in UTC: the scheduled one, which may be in the past, or that of its creation.
 
-    Both are RFC 3339; `scheduled` is anything else, or the beginning of 1970, where no schedule has started
-    the run. Raises SettingsError when `created` is not a time either.
+    Both are RFC 3339. Without a schedule, `scheduled` is the beginning of 1970 or no time at all. Raises
+    SettingsError when `created` is not a time either.
     """
     for text in (scheduled, created):
         try:
@@ -139,23 +141,23 @@ def run_time(scheduled: str, created: str) -> datetime:
 
 
 def fill_in_date(source: str, time: datetime) -> str:
-    """Returns a source with a date in the place of {date}, as in 2026-11-20, and {date:%Y/%m/%d}.
+    """Replaces {date} (2026-11-20) and {date:%Y/%m/%d} in a source.
 
-    {last 28 days} becomes the list of the 28 days that end with it, as in {2026-10-24,...,2026-11-20}; a
-    number of days that is none raises SettingsError.
+    {last 28 days} becomes the list of the 28 days that end with the date, {2026-10-24,...,2026-11-20}. Raises
+    SettingsError when the number of days is out of range.
     """
 
-    def filled(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         form = match["form"] or "%Y-%m-%d"
         if not match["days"]:
             return time.strftime(form)
         days = int(match["days"])
         if not 1 <= days <= _MAX_DAYS:
-            raise SettingsError(f"source has {match[0]!r}; give 1 to {_MAX_DAYS} days")
+            raise SettingsError(f"source has {match[0]!r}; the number of days must be 1 to {_MAX_DAYS}")
         dates = (time - timedelta(days=before) for before in reversed(range(days)))
         return "{" + ",".join(dict.fromkeys(date.strftime(form) for date in dates)) + "}"
 
-    return _DATE.sub(filled, source)
+    return _DATE.sub(replacement, source)
 
 
 class Configured(NamedTuple):
@@ -181,11 +183,11 @@ def detect_changes(
     job_name: str,
     **settings: Any,
 ) -> Configured:
-    """Compares data, settings and code with those of the last run that is remembered.
+    """Compares data, settings and code with those of the last run in the history.
 
     The arguments are those of `configure`; `settings` are the parameters that a result depends on. Raises
-    SettingsError when one is out of range or the history cannot be reached or written, SourceError when
-    there is no such source or it cannot be read.
+    SettingsError when one is out of range or the history cannot be read or written, SourceError when the
+    source cannot be read.
     """
     time = run_time(scheduled, created)
     source = bigquery.pin_snapshot(fill_in_date(settings["source"], time), time)
@@ -198,7 +200,7 @@ def detect_changes(
     gate = read(GateSettings, objects["gate"], "gate")
     if data.schema:
         settings[_SCHEMA] = schema.read(data.schema).digest
-    # Training takes hours: what would refuse its model then does so now.
+    # Fail before the training, which takes hours.
     _check_formats(gate.formats, data)
     gate.gate.check_champion(gate.champion_uri)
     refuse_container("champion_uri", gate.champion_uri)
@@ -206,13 +208,13 @@ def detect_changes(
     if gate.champion_uri:
         check_champion(gate.champion_uri)
 
-    def found(
+    def result(
         changed: bool, fingerprint: str, reason: str, state: str = "", blessed: bool = False
     ) -> Configured:
         return Configured(changed, source, fingerprint, reason, state, blessed, **objects)
 
     if not history_uri:
-        return found(True, _unique_fingerprint(), "history_uri is empty: no run is remembered")
+        return result(True, _unique_fingerprint(), "history_uri is empty: there is no history")
     history = champion_directory(history_uri)
     try:
         (history / DATASETS).mkdir(parents=True, exist_ok=True)
@@ -228,39 +230,39 @@ def detect_changes(
     state = State(data=asdict(content), settings=settings, code=code_versions({**settings, "source": source}))
     last, reason = _compare(history, state, force)
     if last and not reason:
-        return found(False, "", _report_unchanged(last, content), blessed=last.blessed)
+        return result(False, "", _report_unchanged(last, content), blessed=last.blessed)
     report(_TOPIC, f"training: {reason}")
-    # KFP's cache does not know the weights: a model that began with older ones must not come from it.
+    # KFP's cache does not know the initial weights: the key must not repeat.
     known = content.known_by and not force and not start
     key = dataset_key(history, _digest(content, state)) if known else _unique_fingerprint()
-    return found(True, key, reason, json.dumps(asdict(state), ensure_ascii=False))
+    return result(True, key, reason, json.dumps(asdict(state), ensure_ascii=False))
 
 
 def _digest(content: Fingerprint, state: State) -> str:
-    """Returns a dataset's key in KFP's cache: its content, its schema, and the code that uses it."""
-    of_data = [content.known_by, content.digest, state.code]
-    if of_schema := state.settings.get(_SCHEMA):  # the task's inputs have only its path
-        of_data.append(of_schema)
-    return hashlib.sha256(json.dumps(of_data, sort_keys=True).encode()).hexdigest()[:32]
+    """Returns a dataset's key in KFP's cache: a digest of its content, its schema, and the code."""
+    parts = [content.known_by, content.digest, state.code]
+    if schema_digest := state.settings.get(_SCHEMA):  # the task's inputs have only its path
+        parts.append(schema_digest)
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:
-    """Refuses formats that are not installed, and any of a table without images."""
+    """Refuses export formats that are not installed, and any for a table without images."""
     check_installed(formats)
     form, _, path = data.source.partition(":")
     if formats and form in ("table", "bigquery") and "image" not in data.features:
-        found = columns.open_table(path)[0] if form == "table" else bigquery.open_columns(data.source)
-        check_installed(formats, table="image" not in found.types)
+        table = columns.open_table(path)[0] if form == "table" else bigquery.open_columns(data.source)
+        check_installed(formats, table="image" not in table.types)
 
 
 def _compare(history: Path, state: State, force: bool) -> tuple[RecordedRun | None, str]:
-    """Returns the last run, and why this one has something to do; "" if it has nothing."""
+    """Returns the last run, and why this one must train; "" if it need not."""
     try:
         last = read_latest(history)
     except ModelError as error:
         return None, str(error)
     if last is None:
-        return None, f"no run is remembered in {history}"
+        return None, f"no run is recorded in {history}"
     return last, "force is set" if force else "; ".join(describe_changes(last.state, state))
 
 
@@ -271,7 +273,7 @@ def read_latest(history: Path) -> RecordedRun | None:
 
 
 def _report_unchanged(last: RecordedRun, content: Fingerprint) -> str:
-    """Ends the run with the result of the last one, and returns why."""
+    """Reports the result of the last run as that of this one; returns the reason."""
     reason = f"data ({content.text}), settings and code are those of {last.run}"
     fact("state", "unchanged", f"unchanged: {reason}, which finished {last.finished}")
     if reached := quality(last.metrics):
@@ -284,33 +286,33 @@ def _report_unchanged(last: RecordedRun, content: Fingerprint) -> str:
 
 
 def _unique_fingerprint() -> str:
-    """Returns a fingerprint that no other run has: nothing that is made of the data comes from a cache."""
+    """Returns a fingerprint that no other run has: no task that uses it is taken from the cache."""
     return f"run-{uuid.uuid4().hex}"
 
 
 def dataset_key(history: Path, key: str) -> str:
-    """Returns what a dataset with the content `key` is known by in KFP's cache.
+    """Returns the name of a dataset with the content `key` in KFP's cache.
 
-    The cache does not look whether a dataset is still there, of which a lifecycle rule may have removed the
-    shards: one that is not is known by another name, and made again.
+    The cache does not check that a dataset still exists; a lifecycle rule may have removed its shards. Then
+    it gets another name, and is written again.
     """
     path = history / DATASETS / f"{key}.json"
     try:
-        made = load(CachedDataset, path, ModelError)
-        if made.uri:
-            manifests.load_whole(files.local_path(made.uri))
-            return f"{key}-{made.nonce}"
-    except ModelError:  # there is none yet, or its note is damaged
+        dataset = load(CachedDataset, path, ModelError)
+        if dataset.uri:
+            manifests.load_whole(files.local_path(dataset.uri))
+            return f"{key}-{dataset.nonce}"
+    except ModelError:  # there is none yet, or its record is damaged
         pass
     except DatasetError:
-        report(_TOPIC, f"the dataset {made.uri} is no longer whole: it is made again")
-    made = CachedDataset(nonce=uuid.uuid4().hex[:8])
-    files.write_json(path, asdict(made))
-    return f"{key}-{made.nonce}"
+        report(_TOPIC, f"the dataset {dataset.uri} is no longer complete: it is written again")
+    dataset = CachedDataset(nonce=uuid.uuid4().hex[:8])
+    files.write_json(path, asdict(dataset))
+    return f"{key}-{dataset.nonce}"
 
 
 def record_dataset(history_uri: str, fingerprint: str, uri: str) -> None:
-    """Remembers that a dataset is whole; `fingerprint` is as `dataset_key` gave it."""
+    """Records that a dataset is complete; `fingerprint` comes from `dataset_key`."""
     key, _, nonce = fingerprint.rpartition("-")
     path = champion_directory(history_uri) / DATASETS / f"{key}.json"
     if path.exists():
@@ -322,7 +324,7 @@ def write_history(
 ) -> None:
     """Writes the result of a run that trained into the history; the arguments are those of `record_run`.
 
-    Raises ModelError when `exported` is no complete validation, RunError when writing fails.
+    Raises ModelError when `exported` has no complete validation, RunError when writing fails.
     """
     if not history_uri:
         return
@@ -342,6 +344,6 @@ def write_history(
     history = champion_directory(history_uri)
     try:
         files.write_json(history / LATEST, asdict(run))
-    except OSError as error:  # the run before is still the last one
-        raise RunError(f"cannot write to {history}: {error.strerror}; the run is not remembered") from error
+    except OSError as error:  # the previous run remains the last one
+        raise RunError(f"cannot write to {history}: {error.strerror}; the run is not recorded") from error
     report(_TOPIC, f"remembered in {history_uri}: the next run trains if data, settings or code change")

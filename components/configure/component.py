@@ -13,15 +13,15 @@ from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.trainer.base.deserialize import field_types
 
-#: The objects of a run, each one dataclass. A pipeline cannot make one of its own parameters: KFP pastes
-#: numbers into a dict as text, and a quote breaks the JSON. A dict that a task puts out keeps both.
+#: Dataclasses of a run's settings, which this task makes from parameters. The pipeline cannot: KFP pastes
+#: numbers into a dict as text, and a quote breaks the JSON. An output dict of a task keeps both intact.
 OBJECTS = (PreprocessSettings, TrainingSettings, GateSettings)
-#: Fields that are no settings of a result.
+#: Fields that do not affect a result.
 _NO_SETTINGS = ("processes",)
 
 
 def parameters() -> Iterator[inspect.Parameter]:
-    """Yields the fields of a run's objects, each once, as parameters of the plain types that KFP wants."""
+    """Yields the fields of `OBJECTS`, each once, as parameters of the plain types that KFP takes."""
     seen = set(_NO_SETTINGS)
     for kind in OBJECTS:
         for field in fields(kind):
@@ -64,25 +64,25 @@ def configure(
         ("gate", dict),
     ],
 ):
-    """Makes three objects of a run's parameters, and finds out whether there is anything to do.
+    """Makes three settings objects from a run's parameters, and detects changes since the last run.
 
-    There is when data, settings or code have changed since the last run that is remembered. Everything from
-    `source` on is a setting: a result depends on it.
+    The run trains when data, settings or code have changed since the last run in the history. A result
+    depends on `source` and all parameters after it.
 
     Args:
-        history_uri: Directory or gs:// that remembers; "" remembers nothing, and everything is new.
-        force: Whether the run shall train whatever is found.
-        scheduled: Time for which the run was scheduled, RFC 3339; anything else where it was not.
+        history_uri: Directory or gs:// with the history of runs; "" for none, and every run trains.
+        force: Whether to train without any change.
+        scheduled: Time for which the run was scheduled, RFC 3339; any other text without a schedule.
         created: Time at which the run was created, RFC 3339.
         job_name: Name of the run.
 
     Returns:
-        changed: Whether there is something to do.
-        source: The source with the date of the run in the place of {{date}}.
-        fingerprint: Of data and code: a cached dataset of the same fingerprint is the same dataset.
-        reason: Why there is something to do or not, in one line.
-        state: What was found, for `record_run`.
-        still_blessed: Whether the last run's model was blessed, where there is nothing to do.
+        changed: Whether the run trains.
+        source: The source with the date of the run instead of {{date}}.
+        fingerprint: Fingerprint of data and code, by which a cached dataset is reused.
+        reason: Why the run trains or not, in one line.
+        state: State of data, settings and code, for `record_run`.
+        still_blessed: Whether the last run's model was blessed, where nothing has changed.
         data: Fields of `shardline.components.preprocess.settings.PreprocessSettings`.
         training: Fields of `shardline.components.train.settings.TrainingSettings`.
         gate: Fields of `shardline.components.validate.gate.gate.GateSettings`.
@@ -98,7 +98,7 @@ def configure(
 
 
 def _make_configure() -> Callable[..., Any]:
-    """Returns the function of the first step, whose text KFP asks `linecache` for, as of those of `attrs`."""
+    """Returns the function `configure`; KFP reads its source from `linecache`, as for classes of `attrs`."""
     defaults = {"source": "digits", "model": "mnist_cnn"}
     settings = [
         f"{each.name}: {each.annotation.__name__} = {defaults.get(each.name, each.default)!r}"
@@ -109,8 +109,8 @@ def _make_configure() -> Callable[..., Any]:
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     namespace: dict[str, Any] = {"dsl": dsl, "NamedTuple": NamedTuple, "__name__": __name__}
     exec(compile(text, name, "exec"), namespace)  # text of this module alone
-    made: Callable[..., Any] = namespace["configure"]
-    return made
+    function: Callable[..., Any] = namespace["configure"]
+    return function
 
 
 configure = _make_configure()
@@ -124,14 +124,14 @@ def record_run(
     champion_uri: str,
     job_name: str,
 ) -> None:
-    """Remembers a run whose model was judged, and published where it was blessed.
+    """Records a run in the history once its model is validated, and published where it was blessed.
 
     Args:
         exported: SavedModel with its evaluation and verdict.
-        state: What `configure` found.
-        reason: Why it found something to do.
-        history_uri: Directory or gs:// that remembers; "" remembers nothing.
-        champion_uri: Where a blessed model was published; "" published nothing.
+        state: Output `state` of `configure`.
+        reason: Output `reason` of `configure`.
+        history_uri: Directory or gs:// with the history of runs; "" records nothing.
+        champion_uri: Model store of blessed models; "" for none.
         job_name: Name of the run.
     """
     from pathlib import Path

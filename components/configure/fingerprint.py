@@ -1,7 +1,7 @@
-"""Fingerprints of what a result depends on: the source's content, and the code.
+"""Fingerprints of everything that a result depends on: the source's content, and the code.
 
-A content is known by its files' names, sizes and versions; code by the text of Shardline's own and of the
-user's plug-ins, and by the versions of the libraries that train. Nothing is read or imported.
+Content is identified by the names, sizes and versions of its files; code by the text of Shardline's own and
+the user's plug-in modules, and by the versions of the training libraries. No module is imported.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from shardline.components.storage.listing import File, files_below, find_files, 
 from shardline.components.text import size as size_text
 from shardline.trainer.base import plugins
 from shardline.trainer.base.errors import ShardlineError, SourceError
-from shardline.trainer.base.settings import plugin_references as of_training
+from shardline.trainer.base.settings import plugin_references
 
-#: How a listing is known, by whether its versions are generations of a bucket's objects.
+#: How a listing is identified, by whether its versions are generations of a bucket's objects.
 _LISTINGS = {
     frozenset({False}): "names, sizes and times",
     frozenset({True}): "names, sizes and generations",
     frozenset({False, True}): "names, sizes, times and generations",
 }
-#: Before a version that is a digest of source files.
+#: Prefix of a version that is a digest of source files.
 DIGEST = "sha256:"
 
 _OWN = ("shardline.trainer", "shardline.components")
@@ -47,9 +47,9 @@ class Fingerprint:
     """A source's content at some time.
 
     Attributes:
-        known_by: In what way it is known; "" where it is not, and any two contents may differ.
-        digest: The same for the same content, among those known in the same way.
-        text: For a person: "1,234 files, 5.6 MB", or why the content is not known.
+        known_by: How the content is identified; "" where it is not, and any two contents may differ.
+        digest: Equal for equal content with the same `known_by`.
+        text: Description for people: "1,234 files, 5.6 MB", or why the content is not known.
     """
 
     known_by: str
@@ -60,10 +60,10 @@ class Fingerprint:
 def fingerprint(settings: PreprocessSettings) -> Fingerprint:
     """Returns the fingerprint of the source that the settings name.
 
-    Files are known by name, size and time of change, or in a bucket by the object's generation: neither by
-    where their directory is. A plug-in is known by the text that its method `fingerprint()` returns, and not
-    at all without one. The digits, and datasets of TFDS without data_dir, change with their package only;
-    tables of BigQuery are known by their time of change, rows and bytes, where these tell all.
+    Files are identified by name, size and modification time, or in a bucket by the object's generation, not
+    by the path of their directory. A plug-in is identified by the text that its method `fingerprint()`
+    returns, and not at all without one. The digits, and datasets of TFDS without data_dir, change with their
+    package only; tables of BigQuery are identified by modification time, rows and bytes where possible.
     Raises SourceError when the source cannot be read.
     """
     form, _, rest = settings.source.partition(":")
@@ -90,26 +90,26 @@ def fingerprint(settings: PreprocessSettings) -> Fingerprint:
 
 
 def _has_images(table: str, settings: PreprocessSettings) -> bool:
-    """Whether a table may name image files, which lie somewhere below its directory."""
+    """Whether a table may name image files, which are below its directory."""
     if "image" in settings.features:
         return True
     path = find_files(table)[0] if is_pattern(table) else remote_files.resolve(table)
     if not path.lower().endswith(".csv"):
-        return "image" in open_table(path)[0].types  # of JSON lines, any may be the first that names one
+        return "image" in open_table(path)[0].types  # any of the JSON lines may name one
     with remote_files.as_source_error(path), remote_files.open_text(path) as lines:
         return "image" in lines.readline()
 
 
 def _fingerprint_of_files(files: Iterable[File]) -> Fingerprint:
-    digest, ways = hashlib.sha256(), set[bool]()
+    digest, kinds = hashlib.sha256(), set[bool]()
     count = size = 0
     for file in files:
         count += 1
         size += file.size
-        ways.add(file.is_generation)
+        kinds.add(file.is_generation)
         digest.update(repr((file.name, file.size, file.version)).encode())
     text = f"{count:,} file{'' if count == 1 else 's'}, {size_text(size)}"
-    return Fingerprint(known_by=_LISTINGS[frozenset(ways or {False})], digest=digest.hexdigest(), text=text)
+    return Fingerprint(known_by=_LISTINGS[frozenset(kinds or {False})], digest=digest.hexdigest(), text=text)
 
 
 def _fingerprint_of_plugin(settings: PreprocessSettings) -> Fingerprint:
@@ -129,7 +129,7 @@ def _fingerprint_of_plugin(settings: PreprocessSettings) -> Fingerprint:
 def initial_model_digest(uri: str) -> str:
     """Returns the digest of the model file that training starts from; "" where it cannot be read here.
 
-    `uri` is what the trainer's option takes: a file, a directory that holds one, or a champion's directory.
+    `uri` is a file, a directory that holds one, or a model store, as in the trainer's option.
     """
     try:
         path = champion_directory(uri)
@@ -139,14 +139,14 @@ def initial_model_digest(uri: str) -> str:
         with path.open("rb") as file:
             return DIGEST + hashlib.file_digest(file, "sha256").hexdigest()[:16]
     except (OSError, ShardlineError):
-        return ""  # on a disk that only the replicas mount, or missing, as training says
+        return ""  # only the replicas mount it, or it is missing, which training reports
 
 
 def code_versions(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a version of everything whose change may change a result, by name; imports none of it.
+    """Returns the versions of all code that may change a result, by name; imports none of it.
 
-    A plug-in of the run is known by all Python files of its top-level package, or beside its module where
-    that is in no package: it may import any of them.
+    A plug-in's version is a digest of all Python files of its top-level package, or of its module's directory
+    where it has no package: it may import any of them.
     """
     versions = {"shardline": _digest(path for name in _OWN for path in plugins.python_files(name))}
     for name in plugins.packages(plugins_of(parameters).values()):
@@ -157,16 +157,18 @@ def code_versions(parameters: Mapping[str, Any]) -> dict[str, str]:
 def plugins_of(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Returns the import strings among the parameters of a run, by the parameter that names each."""
     options = parameters.get("train_options")
-    if isinstance(options, str):  # as a command line gives it
+    if isinstance(options, str):  # from a command line
         with contextlib.suppress(ValueError):
             options = json.loads(options)
     options = options if isinstance(options, Mapping) else {}
-    training = of_training({**options, "model": parameters.get("model")})
-    found = {name if name == "model" else f"train_options.{name}": value for name, value in training.items()}
+    training = plugin_references({**options, "model": parameters.get("model")})
+    plugin_names = {
+        name if name == "model" else f"train_options.{name}": value for name, value in training.items()
+    }
     source = parameters.get("source")
     if isinstance(source, str) and is_plugin(source):
-        found["source"] = source
-    return found
+        plugin_names["source"] = source
+    return plugin_names
 
 
 def _digest(files: Iterator[Path]) -> str:

@@ -149,7 +149,7 @@ def rehearse(
     gate.gate.check(manifest, gate.champion_uri, gate.formats)
     if gate.champion_uri:
         check_champion(gate.champion_uri)
-    settings = training.of_trainer(dataset=str(dataset), usual_batch_size=1)
+    settings = training.trainer_settings(dataset=str(dataset), default_batch_size=1)
     check_splits(settings, manifest, max(1, readers), evaluator=settings.evaluator)
     if readers:
         hosts, servers = ("replica",) * readers, ("server",) * parameter_servers

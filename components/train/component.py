@@ -22,12 +22,12 @@ _EXECUTOR_INPUT, _ESCAPED_EXECUTOR_INPUT = "{{$}}", "{{$.json_escape[1]}}"
 
 
 def train(dataset: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model], training: dict) -> None:  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
-    """Trains a compiled Keras model: the same program on the chief and on every worker of a CustomJob.
+    """Trains a compiled Keras model: the same program on the chief and every worker of a CustomJob.
 
     Args:
         dataset: Dataset directory with its manifest.
         model: Receives model.keras, metrics.json, history.csv and settings.json.
-        training: What is trained, and how: the fields of `components.train.settings.TrainingSettings`.
+        training: Fields of `components.train.settings.TrainingSettings`.
     """
     from shardline.components.train.replica import run
 
@@ -37,11 +37,11 @@ def train(dataset: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model], trainin
 def custom_job(
     component: BaseComponent, settings: CustomJobSettings, labels: Mapping[str, str] | None = None
 ) -> Callable[..., dsl.PipelineTask]:
-    """Returns what makes the task of a CustomJob that runs a component on every replica of the cluster.
+    """Returns a factory of CustomJob tasks that run a component on every replica of the cluster.
 
-    The task has the component's own parameters and outputs; labels of the settings win over `labels`.
-    Raises SettingsError when the component has a parameter of the CustomJob's own name, which would be
-    overridden without a word, or its source or a label cannot travel as it is.
+    The task has the component's own parameters and outputs; labels of the settings override `labels`.
+    Raises SettingsError when a parameter of the component has the name of one of the CustomJob's, which would
+    be overridden, or its source or a label would be changed on the way.
     """
     clashes = set(component.component_spec.inputs or ()) & set(CustomTrainingJobOp.component_spec.inputs)
     if clashes:
@@ -60,10 +60,10 @@ def custom_job(
     job.component_spec.inputs["worker_pool_specs"].default = specs
 
     def task(**inputs: Any) -> dsl.PipelineTask:
-        made = job(**inputs)
+        created = job(**inputs)
         if settings.num_retries:
-            made.set_retry(settings.num_retries, backoff_duration=settings.backoff_duration)
-        return made
+            created.set_retry(settings.num_retries, backoff_duration=settings.backoff_duration)
+        return created
 
     return task
 
@@ -75,7 +75,7 @@ def _container_of(component: BaseComponent) -> dict[str, Any]:
     if any("{{$" in part and part != _EXECUTOR_INPUT for part in parts["command"] + parts["args"]):
         raise SettingsError(
             f"the source of component {component.name!r} holds '{{{{$', which begins a placeholder that "
-            "the platform replaces; write it in two parts"
+            "the platform replaces; split the text in two"
         )
     inputs = {_EXECUTOR_INPUT: _ESCAPED_EXECUTOR_INPUT}
     return {"image_uri": container.image} | {

@@ -1,4 +1,4 @@
-"""Training component on each replica: the body of `train`, and of a trial."""
+"""Training on one replica: the body of the component `train`, and of a trial."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def run(
 ) -> None:
     """Trains on this replica and fills in the metadata of the model artifact.
 
-    `training` has the fields of `TrainingSettings`, `tuned` the parameters of a trial by name. A mistake of
-    the user ends the process with `EXIT_BAD_INPUT`, after one line that says which.
+    `training` has the fields of `TrainingSettings`, `tuned` the parameters of a trial by name. A user error
+    is printed in one line and ends the process with `EXIT_BAD_INPUT`.
     """
     with exit_on_error("train"):
         settings = read(TrainingSettings, training, "training").with_tuned(tuned or {})
-        usual = 0 if settings.per_replica_batch_size else _default_batch_size(Path(dataset.path))
+        default = 0 if settings.per_replica_batch_size else _default_batch_size(Path(dataset.path))
         metrics = task.run(
-            settings.of_trainer(dataset=dataset.path, model_dir=model.path, usual_batch_size=usual)
+            settings.trainer_settings(dataset=dataset.path, model_dir=model.path, default_batch_size=default)
         )
-    # A number for each class has no place in an artifact's metadata, and one that is not finite none in JSON.
+    # Metadata holds no numbers per class, and JSON none that are not finite.
     shown = {name: value for name, value in metrics.items() if isinstance(value, float) and isfinite(value)}
     model.metadata.update({"framework": "keras", "model_function": settings.model, **shown})
 

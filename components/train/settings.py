@@ -1,4 +1,4 @@
-"""The object `training` of a run: what is trained, and how."""
+"""Training settings of a run, its object `training`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from shardline.trainer.base.settings import TrainSettings
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """The object `training`: what is trained, and how.
+    """The object `training`: the model, its hyperparameters and the trainer's options.
 
     Attributes:
         model: mnist_cnn, resnet50, keras:NAME, or pkg.module:function.
         hparams: Further keyword arguments of the model function, a JSON object.
-        epochs: Passes over the training split.
-        per_replica_batch_size: Examples per replica and step; 0 for 16, or what a worker has where that is
-            less.
-        learning_rate: Given to the model function; 0 keeps the model's own.
+        epochs: Epochs over the training split.
+        per_replica_batch_size: Examples per replica and step; 0 for 16, or a worker's share of the training
+            split where that is less.
+        learning_rate: Argument of the model function; 0 for the model's own default.
         seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
-        train_options: Any further option of the trainer by name, a JSON object:
+        train_options: Further options of the trainer by name, a JSON object:
             {"early_stopping": "val_loss", "checkpoint_steps": 500}.
 
     Raises:
@@ -42,18 +42,18 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         check_types(self)
         check_options(self.train_options)
-        self.of_trainer(dataset="any")
+        self.trainer_settings(dataset="any")
 
-    def of_trainer(
+    def trainer_settings(
         self,
         *,
         dataset: str,
         model_dir: str = "",
-        usual_batch_size: int = TrainSettings.per_replica_batch_size,
+        default_batch_size: int = TrainSettings.per_replica_batch_size,
     ) -> TrainSettings:
-        """Returns the settings of a training run; without a `model_dir` it is AIP_MODEL_DIR.
+        """Returns the trainer's settings; `model_dir` "" is AIP_MODEL_DIR.
 
-        `usual_batch_size` counts examples per replica and step, where per_replica_batch_size is 0.
+        `default_batch_size` replaces a per_replica_batch_size of 0.
         """
         options: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
@@ -65,14 +65,14 @@ class TrainingSettings:
             model_dir=model_dir,
             hparams=self.hparams,
             epochs=self.epochs,
-            per_replica_batch_size=self.per_replica_batch_size or usual_batch_size,
+            per_replica_batch_size=self.per_replica_batch_size or default_batch_size,
             learning_rate=self.learning_rate,
             seed=self.seed,
             **options,
         )
 
     def with_tuned(self, chosen: Mapping[str, Any]) -> TrainingSettings:
-        """Returns the settings with a trial's values; one of no setting goes to the model function."""
+        """Returns the settings with a trial's values; other names are arguments of the model function."""
         own = {name: value for name, value in chosen.items() if name in TUNABLE}
         others = {name: value for name, value in chosen.items() if name not in TUNABLE}
         options = {name: value for name, value in others.items() if name in TRAINER_SETTINGS}
@@ -85,15 +85,15 @@ class TrainingSettings:
         )
 
 
-#: All settings of the trainer, and those that have a parameter of their own and can be tuned.
+#: All settings of the trainer, and those that are parameters of the pipeline and can be tuned.
 TRAINER_SETTINGS = frozenset(item.name for item in fields(TrainSettings))
 TUNABLE = frozenset({"epochs", "per_replica_batch_size", "learning_rate", "seed"})
 _OPTIONS = TRAINER_SETTINGS - {item.name for item in fields(TrainingSettings)} - {"dataset", "model_dir"}
 
 
 def check_options(names: Collection[str]) -> None:
-    """Checks that all are options of the trainer without a parameter of their own; else SettingsError."""
+    """Raises SettingsError unless all are options of the trainer that train_options may have."""
     for name in names:
         if name not in _OPTIONS:
             near = difflib.get_close_matches(name, _OPTIONS, n=5, cutoff=0.0)
-            raise SettingsError(f"train_options has no {name!r} to set; the nearest are {', '.join(near)}")
+            raise SettingsError(f"train_options has no option {name!r}; the nearest are {', '.join(near)}")

@@ -1,4 +1,4 @@
-"""The trials of a finished tuning job: read, compared, shown."""
+"""Trials of a finished tuning job: read, compared, and shown in a table."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from shardline.trainer.base.deserialize import read
 from shardline.trainer.base.errors import PlatformError, RunError
 from shardline.trainer.base.progress import fact, report
 
-#: In the output directory: the job with its trials, in the JSON form of the API, and a table of them.
+#: In the output directory: the job with its trials in the API's JSON, and a table of the trials.
 TRIALS_FILE, REPORT_FILE = "trials.json", "trials.html"
 
 
 class Best(NamedTuple):
-    """The best trial, its metric, and the object `training` with its parameters in it."""
+    """Id of the best trial, its metric, and the object `training` with its parameters."""
 
     trial: str
     value: float
@@ -34,10 +34,10 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """A trial of a tuning job, numbered from "1"; `state` is in the words of the API, as in SUCCEEDED.
+    """A trial of a tuning job, numbered from "1"; `state` is one of the API, as in SUCCEEDED.
 
-    `value` is the study's metric, measured at training step `step`; None where it was not measured. The trial
-    took `seconds`, None where that is unknown; `reason` says why it is infeasible.
+    `value` is the study's metric, measured at training step `step`; None where it was not measured.
+    `seconds` is the duration, None where it is unknown; `reason` says why the trial is infeasible.
     """
 
     id: str
@@ -50,7 +50,7 @@ class TrialResult:
 
 
 def select_best_trial(gcp_resources: str, output: Path, artifact: Path, training: Mapping[str, Any]) -> Best:
-    """Returns the best trial, shows all of them, and writes trials.json and trials.html into `output`.
+    """Returns the best trial, reports all of them, and writes trials.json and trials.html into `output`.
 
     `training` has the fields of `TrainingSettings` before tuning. Raises PlatformError when the job cannot be
     read, RunError when no trial was measured.
@@ -64,7 +64,7 @@ def select_best_trial(gcp_resources: str, output: Path, artifact: Path, training
         page = _report_page(job, trials, best)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlatformError(f"the tuning job {job.get('name', '')} cannot be read: {error!r}") from None
-    for path in (artifact, output / REPORT_FILE):  # the platform shows the one, people open the other
+    for path in (artifact, output / REPORT_FILE):  # for the platform's console, and for people
         files.write_text(path, page)
     for line in table(trials, metric["metricId"], best):
         report("tune", line)
@@ -79,27 +79,27 @@ def select_best_trial(gcp_resources: str, output: Path, artifact: Path, training
 
 
 def read_job(gcp_resources: str) -> dict[str, Any]:
-    """Returns the tuning job that a launcher's output names, in the JSON form of the API.
+    """Returns the tuning job that a launcher's output names, in the API's JSON.
 
-    Raises PlatformError when it names no job, or the API does not give it.
+    Raises PlatformError when it names no job, or the job cannot be read.
     """
     try:
         uri = files.parse_json(gcp_resources, "gcp_resources", PlatformError)["resources"][0]["resourceUri"]
         parts = urlsplit(uri)
     except (PlatformError, LookupError, TypeError, ValueError, AttributeError):
-        raise PlatformError(f"the tuning task has put out no job: {gcp_resources!r}") from None
-    if parts.scheme == "file":  # a local run's
+        raise PlatformError(f"the output of the tuning task names no job: {gcp_resources!r}") from None
+    if parts.scheme == "file":  # of a local run
         return files.read_json(Path(unquote(parts.path)), PlatformError)
     from google.protobuf.json_format import MessageToDict
 
     name = parts.path.removeprefix("/v1/")
     jobs = Platform.of_resource(name, endpoint=parts.netloc).jobs
-    found = call_api(f"read the tuning job {name}", jobs.get_hyperparameter_tuning_job, {"name": name})
-    return dict(MessageToDict(type(found).pb(found)))
+    job = call_api(f"read the tuning job {name}", jobs.get_hyperparameter_tuning_job, {"name": name})
+    return dict(MessageToDict(type(job).pb(job)))
 
 
 def trials_of(job: Mapping[str, Any]) -> list[TrialResult]:
-    """Returns the trials of a job in the JSON form of the API, in the order of their numbers."""
+    """Returns the trials of a job in the API's JSON, in the order of their numbers."""
     types = {
         spec["parameterId"]: key.removesuffix("ValueSpec")
         for spec in job["studySpec"]["parameters"]
@@ -116,7 +116,7 @@ def _trial(item: Mapping[str, Any], types: Mapping[str, str], metric: str) -> Tr
     with contextlib.suppress(KeyError, ValueError):
         start, end = (datetime.datetime.fromisoformat(item[key]) for key in ("startTime", "endTime"))
         seconds = (end - start).total_seconds()
-    # A metric of 0 is a default of the message, which JSON may leave out.
+    # JSON may leave out a metric of 0, the default of the message.
     values = [entry.get("value", 0.0) for entry in measured.get("metrics", []) if entry["metricId"] == metric]
     return TrialResult(
         id=str(item["id"]),
@@ -138,7 +138,7 @@ def best_of(trials: Sequence[TrialResult], metric: Mapping[str, str]) -> TrialRe
     if not measured:
         reasons = "; ".join(dict.fromkeys(trial.reason for trial in trials if trial.reason))
         raise RunError(
-            f"none of {len(trials)} trials has measured {metric['metricId']}: {reasons or 'see their logs'}"
+            f"none of {len(trials)} trials has reported {metric['metricId']}: {reasons or 'see their logs'}"
         )
     sign = -1 if metric.get("goal") == "MINIMIZE" else 1
     return max(measured, key=lambda trial: sign * float(trial.value or 0))
@@ -191,7 +191,7 @@ def _report_page(job: Mapping[str, Any], trials: Sequence[TrialResult], best: Tr
         names=_parameter_names(trials),
         trials=[(trial, _outcome(trial)) for trial in trials],
         best=best,
-        best_words=_describe_parameters(best),
-        shown=_format_value,
+        best_parameters=_describe_parameters(best),
+        format_value=_format_value,
         tables=[("Study", list(facts.items()))],
     )

@@ -1,4 +1,4 @@
-"""The steps around a tuning job, and the task that creates it and waits for it.
+"""Components of tuning: the study's plan, the tuning job, and the best trial.
 
 KFP embeds the source text of a Python component alone, so these import inside.
 """
@@ -37,20 +37,20 @@ def plan_study(
         ("labels", str),
     ],
 ):
-    """Plans a tuning job: what it searches, and what the replicas of its trials run.
+    """Plans a tuning job: its study, and the worker pools of its trials.
 
     Args:
         study: Metric, goal, parameters and search as JSON; see `shardline.components.tune.study`.
-        max_trial_count: Trials in all, in the place of the study's own; 0 leaves it.
-        trial_epochs: Passes over the training split in each trial; 0 for as many as the training has.
-        worker_pool_specs: Machines of one trial, without their program.
+        max_trial_count: Number of trials; 0 for the study's own.
+        trial_epochs: Epochs of each trial; 0 for those of the training.
+        worker_pool_specs: Worker pools of one trial, without their program.
         job_labels: Labels of the tuning job, to which the seed is added.
         dataset: Dataset directory with its manifest.
-        trials: Gets a directory for each trial.
-        training: What is trained, and how: the fields of `components.train.settings.TrainingSettings`.
+        trials: Receives a directory for each trial.
+        training: Fields of `components.train.settings.TrainingSettings`.
 
     Returns:
-        The tuning job's fields, whatever is no number as text: JSON that no step on the way can change.
+        The tuning job's fields: numbers, and texts with JSON, which no step on the way can change.
     """
     from shardline.components.tune.study import plan
     from shardline.trainer.base.progress import exit_on_error
@@ -77,12 +77,12 @@ def best_trial(
 
     Args:
         gcp_resources: Output of the job's task that names the job.
-        trials: Gets trials.json, the job and its trials as the API has them, and trials.html.
-        report: Gets a table of the trials.
-        training: What is trained, and how, without the parameters that were tuned.
+        trials: Receives trials.json, the job and its trials in the API's JSON, and trials.html.
+        report: Receives a table of the trials.
+        training: Fields of `TrainingSettings`, before tuning.
 
     Returns:
-        The best trial and its metric, and the object `training` with its parameters in it.
+        The best trial, its metric, and the object `training` with its parameters.
     """
     from pathlib import Path
 
@@ -95,11 +95,11 @@ def best_trial(
 
 
 def tuning_job(fixed: Mapping[str, Any]) -> Any:
-    """Makes GCPC's HyperparameterTuningJobRunOp, with the same launcher, and with what that op leaves out.
+    """Returns a component like GCPC's HyperparameterTuningJobRunOp, with the same launcher and more fields.
 
-    It has no field for early stopping, nor for the restart of a trial whose worker was lost, timeout,
-    scheduling strategy, TensorBoard, persistent resource and labels; and importing it imports
-    google.cloud.aiplatform, which takes seconds, whenever a pipeline is compiled.
+    That one has no field for early stopping, restarts after a lost worker, timeout, scheduling strategy,
+    TensorBoard, persistent resource and labels; and importing it imports google.cloud.aiplatform, which takes
+    seconds whenever a pipeline is compiled.
 
     Args:
         fixed: display_name and encryption_spec_key_name of the job, and the fields of the trials'

@@ -1,6 +1,6 @@
-"""Studies: the metric to optimize, the parameters to search, and what the replicas of a trial run.
+"""Studies: the metric to optimize, the parameters to search, and the program of a trial's replicas.
 
-`python -m shardline.components.tune.study JSON --NAME=VALUE ...` is one replica's program. JSON holds the
+`python -m shardline.components.tune.study JSON --NAME=VALUE ...` is that program. JSON holds the
 dataset's path, the object `training` and the parameters' types; the platform adds a flag for each parameter.
 The model goes to AIP_MODEL_DIR, which is another directory for each trial.
 """
@@ -21,17 +21,17 @@ from shardline.trainer.base.deserialize import read, restore_integers
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.progress import exit_on_error, report
 
-#: The trainer's option that has a metric reported; its value is the study's.
+#: The trainer's option for the metric to report; the study sets it.
 METRIC_OPTION = "tuning_metric"
 
-#: Scales, and what StudySpec.ParameterSpec.ScaleType calls them.
+#: Scales, and their names in StudySpec.ParameterSpec.ScaleType.
 SCALES = {
     "linear": "UNIT_LINEAR_SCALE",
     "log": "UNIT_LOG_SCALE",
     "reverse_log": "UNIT_REVERSE_LOG_SCALE",
 }
 _MAX_VALUES = 1000
-#: Settings of the trainer that are true or false; a categorical value is text to the platform.
+#: Boolean settings of the trainer; a categorical value is a text on the platform.
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -56,24 +56,24 @@ class StudyParameter:
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise SettingsError(f"a parameter's name is a word as in learning_rate, got {self.name!r}")
-        low, high, found = self.min, self.max, list(self.values)
+        low, high, values = self.min, self.max, list(self.values)
         if self.type in ("double", "integer"):
-            if low is None or high is None or found:
+            if low is None or high is None or values:
                 raise self._error(f"{self.type} takes min and max, two numbers, and no values")
             if low >= high:
                 raise self._error(f"min must be below max, got {low} and {high}")
             if self.type == "integer" and not (isinstance(low, int) and isinstance(high, int)):
                 raise self._error(f"min and max of an integer are whole numbers, got {low} and {high}")
-        elif not 1 <= len(found) <= _MAX_VALUES or low is not None or high is not None:
+        elif not 1 <= len(values) <= _MAX_VALUES or low is not None or high is not None:
             raise self._error(f"{self.type} takes values, 1 to {_MAX_VALUES} of them, and no min and max")
-        texts = [value for value in found if isinstance(value, str)]
-        if self.type == "categorical" and (len(texts) < len(found) or len(set(texts)) < len(texts)):
-            raise self._error(f"values of a categorical are different texts, got {found}")
-        if self.type == "discrete" and (texts or found != sorted(set(found))):
-            raise self._error(f"values of a discrete are numbers in increasing order, got {found}")
+        texts = [value for value in values if isinstance(value, str)]
+        if self.type == "categorical" and (len(texts) < len(values) or len(set(texts)) < len(texts)):
+            raise self._error(f"values of a categorical are different texts, got {values}")
+        if self.type == "discrete" and (texts or values != sorted(set(values))):
+            raise self._error(f"values of a discrete are numbers in increasing order, got {values}")
         if self.scale and self.type == "categorical":
             raise self._error("a categorical has no scale; leave it out")
-        least = low if low is not None else min(found, default=0)
+        least = low if low is not None else min(values, default=0)
         if self.scale in ("log", "reverse_log") and least <= 0:  # type: ignore[operator]  # a number
             raise self._error(f"scale {self.scale} needs values above 0, got {least}")
 
@@ -93,7 +93,7 @@ class StudyParameter:
 def read_value(kind: str, text: str) -> float | int | str | bool:
     """Returns a value that the platform has chosen, from the text of --NAME=TEXT.
 
-    `kind` is the parameter's type. Raises SettingsError when the text is not the number that it should be.
+    `kind` is the parameter's type. Raises SettingsError when the text is not a number and should be.
     """
     if kind == "categorical":
         return _BOOLEANS.get(text, text)
@@ -104,9 +104,9 @@ def read_value(kind: str, text: str) -> float | int | str | bool:
     return int(value) if kind != "double" and value.is_integer() else value  # numbers travel as doubles
 
 
-#: Rules that stop a trial early, and how StudySpec writes them. The launcher drops messages without
-#: content, so each needs a field that is not at its default: a rule by steps, which is what
-#: use_elapsed_duration = false means, cannot be asked of the first two. 5 is the API's own default.
+#: Rules of early stopping in StudySpec. The launcher drops messages without content: each needs a field that
+#: is not at its default. A rule by steps, use_elapsed_duration = false, is thus impossible for the first two.
+#: 5 is the API's own default.
 STOPPING: Mapping[str, dict[str, Any]] = {
     "": {},
     "median": {"median_automated_stopping_spec": {"use_elapsed_duration": True}},
@@ -118,14 +118,14 @@ _COUNTS = {"max_trial_count": 1, "parallel_trial_count": 1, "max_failed_trial_co
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study: what a hyperparameter tuning job searches, and how.
+    """A study: the metric, parameters and search of a hyperparameter tuning job.
 
     Attributes:
         metric: Metric of the trainer that is reported after each validation: val_accuracy, val_loss.
         parallel_trial_count: Trials at the same time; each has the whole cluster of the training step.
         max_failed_trial_count: Failed trials that end the study as failed; 0 leaves it to the platform.
         algorithm: "" is the platform's Bayesian optimization.
-        measurement_selection_type: Which of a trial's measurements counts.
+        measurement_selection_type: Which of a trial's measurements is its result.
         stopping: Rule that stops a trial early, one of `STOPPING`; "" for none.
     """
 
@@ -199,7 +199,7 @@ def read_study(content: Mapping[str, Any], *, max_trial_count: int = 0) -> Study
 
 
 def check_tuned(types: Mapping[str, str], options: Mapping[str, Any]) -> None:
-    """Checks that each parameter of the study can be tuned, beside the trainer's other `options`.
+    """Checks that each parameter of the study can be tuned, together with the trainer's other `options`.
 
     Raises SettingsError when a setting belongs to the component or to the study.
     """
@@ -244,7 +244,7 @@ def plan(
     check_text("a parameter of the training", argument)
     pools: list[Any] = restore_integers({"pools": list(worker_pool_specs)})["pools"]
     for pool in pools:
-        container = pool.get("container_spec", {})  # none in the slot of a pool that is not there
+        container = pool.get("container_spec", {})  # none in an empty slot
         if container and container["image_uri"] != REDUCTION_SERVER_IMAGE:
             container.update(command=["python3", "-m", "shardline.components.tune.study"], args=[argument])
     report(
@@ -264,22 +264,22 @@ def plan(
 
 
 def main(argument: str, flags: Sequence[str]) -> None:
-    """Trains with the parameters of this trial."""
+    """Trains with the parameters of this trial, from its flags."""
     from kfp import dsl
 
     from shardline.components.train.replica import run
 
-    given = json.loads(argument)
+    trial = json.loads(argument)
     with exit_on_error("train"):
-        tuned = read_flags(flags, given["parameters"])
-    dataset, model = dsl.Dataset(uri=given["dataset"]), dsl.Model(uri="")
-    run(dataset=dataset, model=model, training=given["training"], tuned=tuned)
+        tuned = read_flags(flags, trial["parameters"])
+    dataset, model = dsl.Dataset(uri=trial["dataset"]), dsl.Model(uri="")
+    run(dataset=dataset, model=model, training=trial["training"], tuned=tuned)
 
 
 def read_flags(flags: Sequence[str], types: Mapping[str, str]) -> dict[str, Any]:
     """Returns the parameters of a trial by name, from its flags --NAME=VALUE.
 
-    Raises SettingsError when a parameter is unknown or missing, or is not the number that it should be.
+    Raises SettingsError when a parameter is unknown, missing, or not a number and should be.
     """
     chosen = {}
     for flag in flags:
@@ -289,7 +289,7 @@ def read_flags(flags: Sequence[str], types: Mapping[str, str]) -> dict[str, Any]
         chosen[name] = read_value(types[name], text)
     if missing := [name for name in types if name not in chosen]:
         raise SettingsError(
-            f"no value for {', '.join(missing)}: a trial gets --NAME=VALUE from its tuning job"
+            f"no value for {', '.join(missing)}: a trial receives --NAME=VALUE from its tuning job"
         )
     return chosen
 

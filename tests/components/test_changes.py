@@ -113,7 +113,7 @@ def age(path, nanoseconds=A_DAY):
 def test_the_first_run_trains_and_the_same_again_does_not(photos, history, tmp_path, events):
     source = f"images:{photos}"
     first = train(history, source, tmp_path)
-    assert first.reason == f"no run is remembered in {history}"
+    assert first.reason == f"no run is recorded in {history}"
     assert first.source == source
 
     again = look(history, source)
@@ -198,7 +198,7 @@ def test_other_settings_train_on_the_dataset_as_it_is(
 
 def test_a_run_that_failed_is_not_remembered(photos, history):
     for _ in range(2):
-        assert look(history, f"images:{photos}").reason == f"no run is remembered in {history}"
+        assert look(history, f"images:{photos}").reason == f"no run is recorded in {history}"
 
 
 def test_what_is_unchanged_is_compared_with_no_more(photos, history, tmp_path):
@@ -424,7 +424,7 @@ def test_a_record_that_cannot_be_written_leaves_the_one_before(
         record(history, found, tmp_path / "exported", job="run-2")
 
     assert caught.value.code == 1
-    assert events[-1].text.endswith("the run is not remembered")
+    assert events[-1].text.endswith("the run is not recorded")
     assert json.loads((history / "latest.json").read_text())["run"] == "run-1"
 
 
@@ -577,7 +577,7 @@ def test_a_window_of_days_ends_with_the_runs_day() -> None:
     day = datetime(2026, 3, 1, 23, 30, tzinfo=UTC)
     assert fill_in_date("a/{last 3 days}/b", day) == "a/{2026-02-27,2026-02-28,2026-03-01}/b"
     assert fill_in_date("{last 40 days:%Y%m}", day) == "{202601,202602,202603}"
-    with pytest.raises(SettingsError, match="give 1 to 400 days"):
+    with pytest.raises(SettingsError, match="must be 1 to 400"):
         fill_in_date("{last 0 days}", day)
 
 

@@ -120,7 +120,7 @@ def test_a_webhook_that_refuses_fails_nothing_and_stays_secret(
 
     finish("FAILED")
 
-    assert events[-1].text == "no notification was sent: the webhook did not take the message (status 400)"
+    assert events[-1].text == "no notification was sent: the webhook refused the message (status 400)"
     assert not any("T0PS3CRET" in event.text for event in events)
 
 
@@ -161,7 +161,7 @@ def test_a_run_directory_that_is_damaged_is_no_reason_to_fail(
 def test_a_webhook_that_sends_elsewhere_has_not_taken_the_message() -> None:
     with serve_webhook() as webhook:
         webhook.status = 302
-        with pytest.raises(PlatformError, match="did not take the message"):
+        with pytest.raises(PlatformError, match="refused the message"):
             send(webhook.url, {})
 
 

@@ -182,7 +182,7 @@ def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path,
     again = changes.dataset_key(place, "abc")
     assert again != known
     assert again.startswith("abc-")
-    assert any("is no longer whole: it is made again" in line for line in said)
+    assert any("is no longer complete: it is written again" in line for line in said)
 
 
 def test_a_task_that_takes_too_long_ends_itself():

@@ -139,14 +139,14 @@ def test_without_a_limit_all_trials_run_and_no_best_is_an_error(tmp_path: Path) 
     job = read_job(resources)
     trials = trials_of(job)
     assert [trial.reason for trial in trials] == ["score was not reported"] * 2
-    with pytest.raises(RunError, match="none of 2 trials has measured score: score was not reported"):
+    with pytest.raises(RunError, match="none of 2 trials has reported score: score was not reported"):
         best_of(trials, job["studySpec"]["metrics"][0])
 
 
 def test_a_trial_that_is_behind_is_stopped(tmp_path: Path) -> None:
     program = """
 report.add("score", -int(task["trial"]), 10)
-progress.say("train", "epoch 1")
+progress.report("train", "epoch 1")
 if task["trial"] != "1":
     wait_for("/nowhere/ever")
 """
@@ -202,7 +202,7 @@ def test_a_logarithmic_search_is_dense_at_its_end(scale: str, below: bool) -> No
 
 
 def test_a_task_without_a_job_is_named() -> None:
-    with pytest.raises(PlatformError, match="has put out no job"):
+    with pytest.raises(PlatformError, match="names no job"):
         read_job('{"resources": []}')
 
 

@@ -87,7 +87,7 @@ def test_the_same_again_has_nothing_to_do(main_job, tmp_path):
     history = main_job.record["parameters"]["history_uri"]
     latest = json.loads((Path(history) / "latest.json").read_text())
     assert latest["blessed"] is True
-    assert "changes: training: no run is remembered in" in main_job.stdout
+    assert "changes: training: no run is recorded in" in main_job.stdout
 
     yaml = tmp_path / "email.yaml"
     local = settings.load(ROOT / "settings" / "local.toml")

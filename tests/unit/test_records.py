@@ -224,7 +224,7 @@ def test_a_damaged_record_is_a_result_or_one_line(name: str, data: st.DataObject
     "text", ["", "{", "[]", "null", '{"resources": [{}]}', '{"resources": "x"}', "[[[1]]]"]
 )
 def test_a_launchers_output_that_names_no_job_is_one_line(text: str, tmp_path: Path) -> None:
-    with pytest.raises(ShardlineError, match="has put out no job"):
+    with pytest.raises(ShardlineError, match="names no job"):
         select_best_trial(text, tmp_path, tmp_path / "report.html", {"model": "mnist_cnn"})
 
 

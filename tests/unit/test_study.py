@@ -156,7 +156,7 @@ def test_a_trial_reads_back_what_was_planned() -> None:
     [
         (
             {"study": json.dumps(study(parameter=[{**RATE, "name": "model_dir"}]))},
-            "has no 'model_dir' to set",
+            "has no option 'model_dir'",
         ),
         (
             {"study": json.dumps(study(parameter=[{**RATE, "name": "tuning_metric"}]))},
@@ -168,8 +168,8 @@ def test_a_trial_reads_back_what_was_planned() -> None:
         ),
         ({"study": "{"}, "study is not JSON"),
         ({"study": "[]"}, "study must be a JSON object"),
-        ({"training": {"train_options": {"epochs": 3}}}, "has no 'epochs' to set"),
-        ({"training": {"hparams": {"x": "{{$.inputs}}"}}}, "begins a placeholder"),
+        ({"training": {"train_options": {"epochs": 3}}}, "has no option 'epochs'"),
+        ({"training": {"hparams": {"x": "{{$.inputs}}"}}}, "begins an unknown placeholder"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(changes: dict[str, Any], words: str) -> None:
