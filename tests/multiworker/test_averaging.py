@@ -40,7 +40,7 @@ def train(compression):
         model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
         model._symbolic_build(data_batch=(np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)))
     batches = iter(workers.distribute_datasets_from_function(data))
-    loop = Loop(model, workers, batches, make_summation(settings, workers, cluster), averaging_steps=3)
+    loop = StepLoop(model, workers, batches, make_summation(settings, workers, cluster), averaging_steps=3)
     found = []
     for _ in range(7):
         loop.train([4])

@@ -145,7 +145,7 @@ def test_replicas_whose_weights_part_are_an_error(dataset, tmp_path):
     assert codes == [EXIT_BAD_INPUT] * 2, outputs
     for output in outputs:
         assert "the replicas' learning rates are not the same after step 4" in output
-        assert "has to run on all" in output
+        assert "must run on all" in output
 
 
 class Sleeper(keras.callbacks.Callback):

@@ -153,7 +153,7 @@ def test_a_worker_may_die_and_come_back_but_a_parameter_server_may_not(job):
     running.expect("gone")
     running.start("worker", 1)
     back = running.expect("back")
-    assert back["events"].count("worker-1 is gone; others take its step and go on") == 1
+    assert back["events"].count("worker-1 is lost; the other workers take over its step") == 1
     assert back["sum"] == sum(np.arange(RECORDS) % 3)
     running.kill("ps", 0)
     message = running.expect("failed")["message"]

@@ -35,7 +35,7 @@ with progress.exit_on_error("train"):
     sum_(0.0)
     print("together", flush=True)
     try:
-        with watched(cluster):
+        with abort_when_peer_ends(cluster):
             while not sum_(float(os.path.exists(sys.argv[2]))):
                 pass
     except tf.errors.OpError as error:

@@ -297,7 +297,7 @@ print(sorted(os.listdir(directory)), written.restore().position.steps)
     error, rest = child.stdout.splitlines()
     assert error == (
         f"cannot write checkpoint {tmp_path}/ckpt-2: File too large; make room there and start the run "
-        "again: it continues from the checkpoint before"
+        "again: it continues from the previous checkpoint"
     )
     assert rest == f"{['ckpt-1' + DATA, 'ckpt-1.index', 'run.json', 'writer.json']} 1"
 

@@ -147,7 +147,7 @@ def test_lost_workers_are_reported_and_nothing_else():
     finally:
         logger.setLevel(before[0])
         logger.filters[:] = before[1]
-    assert said == ["worker-1 is gone; others take its step and go on", "worker-1 is back"]
+    assert said == ["worker-1 is lost; the other workers take over its step", "worker-1 is back"]
 
 
 def test_an_import_of_tensorflow_prints_notices_and_loads_what_no_training_uses():

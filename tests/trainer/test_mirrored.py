@@ -65,7 +65,7 @@ def test_what_is_equal_on_all_replicas_is_not_changed_by_averaging():
         "from shardline.trainer.cluster import collectives, strategy\n"
         "from shardline.trainer.cluster.cluster import ClusterConfig\n"
         "from shardline.trainer.base.settings import TrainSettings\n"
-        "made = strategy.create(TrainSettings(dataset='-', model='-', cpu_devices=3), Cluster())\n"
+        "made = strategy.create(TrainSettings(dataset='-', model='-', cpu_devices=3), ClusterConfig())\n"
         "with made.scope():\n"
         "    model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(50, trainable=False)])\n"
         "before = model.get_weights()\n"
@@ -83,7 +83,7 @@ def test_logical_cpu_devices_are_the_replicas():
         "from shardline.trainer.cluster.collectives import Collectives\n"
         "from shardline.trainer.base.settings import TrainSettings\n"
         "settings = TrainSettings(dataset='-', model='-', strategy='mirrored', cpu_devices=2)\n"
-        "made = strategy.create(settings, Cluster())\n"
+        "made = strategy.create(settings, ClusterConfig())\n"
         "total = Collectives(made).total([1, 2.5])\n"
         "print(json.dumps([type(made).__name__, made.num_replicas_in_sync, total]))\n"
     )

@@ -77,7 +77,7 @@ def test_a_run_that_does_not_end_within_the_grace_period_is_ended():
     code, output = terminate_at(process, "deaf")
 
     assert code == EXIT_RESTART
-    assert "not done with it within the grace_period of 0.2 s" in output
+    assert "not done within the grace_period of 0.2 s" in output
 
 
 def test_a_second_signal_changes_nothing():
@@ -122,7 +122,7 @@ with Preemption(0.2) as preemption:
     code, output = terminate_at(start(body), "deaf")
 
     assert code == EXIT_RESTART
-    assert "goes on from the newest checkpoint" in output
+    assert "continues from the newest checkpoint" in output
 
 
 def test_the_program_of_a_replica_has_no_thread_before_it_waits_for_the_signal():

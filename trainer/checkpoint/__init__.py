@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved, when, and by which run training may be continued.
+"""Checkpoints: a run's training state, its files, its identity when it resumes, and SIGTERM.
 
 It may import `cluster` and what `cluster` may import.
 """

@@ -1,4 +1,4 @@
-"""Training state: all that decides how training goes on, as values on the host."""
+"""Training state: variables, callbacks and position of a run, captured on the host and restored."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from shardline.trainer.keras_compat.keras_internals import (
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-# Relative difference of the squares of two replicas' weights, which machines of two kinds round differently.
+# Relative tolerance of the replicas' sums of squared weights, since machines of different types round apart.
 _WEIGHTS_TOLERANCE = 1e-4
 
-# Set by Keras, not by the training: `min_delta` it negates when it knows which way the metric improves, which
-# a resumed run finds out anew (keras/src/callbacks/monitor_callback.py, `_set_monitor_op`).
+# Set by Keras, not by training. Keras negates `min_delta` according to the metric's direction, also in a
+# resumed run (keras/src/callbacks/monitor_callback.py, `_set_monitor_op`).
 _NOT_STATE = ("_model", "params", "min_delta")
 
 
 class CallbackStates:
     """State of callbacks: a callback's own `get_state()`, else the attributes that training changes.
 
-    An attribute counts when it consists of numbers, text, arrays, lists, tuples and dicts, and differs from
-    what it was when training began; so a resumed run may give a callback other options (more patience).
+    An attribute is saved when it consists of numbers, text, arrays, lists, tuples and dicts, and has changed
+    since training began; so a resumed run may pass a callback other options (more patience).
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback], prefix: str = ""):
-        """Takes callbacks, whose states get names that begin with a prefix and are numbered by class."""
+        """Takes callbacks; their states are named by prefix, class and number."""
         self._callbacks: dict[str, keras.callbacks.Callback] = {}
         count: Counter[str] = Counter()
         for callback in callbacks:
-            if not isinstance(callback, keras.callbacks.TensorBoard):  # which remembers files and a profiler
+            if not isinstance(callback, keras.callbacks.TensorBoard):  # it holds files and a profiler
                 kind = type(callback).__name__
                 self._callbacks[f"{prefix}{kind}/{count[kind]}"] = callback
                 count[kind] += 1
         self._initial = {name: _state(name, callback) for name, callback in self._callbacks.items()}
 
     def capture(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-        """Returns what the callbacks remember: JSON by name of the callback, and the arrays it refers to."""
+        """Returns the callbacks' state: JSON by callback, and the arrays it refers to."""
         host: dict[str, Any] = {}
         arrays: dict[str, npt.NDArray[Any]] = {}
         for name, callback in self._callbacks.items():
@@ -66,24 +66,26 @@ class CallbackStates:
         return host, arrays
 
     def restore(self, host: Mapping[str, Any], arrays: Arrays) -> None:
-        """Gives the callbacks their memory back; those that it does not know stay as they are."""
+        """Restores the callbacks' state; callbacks without a saved one are unchanged."""
         for name, callback in self._callbacks.items():
             if name in host:
-                kept = {key: value for key, value in host[name].items() if key not in _NOT_STATE}
-                state = {key: _decode(value, arrays) for key, value in kept.items()}
+                saved = {key: value for key, value in host[name].items() if key not in _NOT_STATE}
+                state = {key: _decode(value, arrays) for key, value in saved.items()}
                 (callback.set_state if _has_state_methods(callback) else vars(callback).update)(state)
 
     def pack(self, snapshot: Snapshot) -> bytes:
         """Returns these callbacks' part of a snapshot as bytes, the same for the same content."""
         host = {name: snapshot.host["callbacks"][name] for name in self._callbacks}
-        own = tuple(f"callback/{one}/" for one in self._callbacks)
-        arrays = [(name, value) for name, value in sorted(snapshot.arrays.items()) if name.startswith(own)]
+        prefixes = tuple(f"callback/{name}/" for name in self._callbacks)
+        arrays = [
+            (name, value) for name, value in sorted(snapshot.arrays.items()) if name.startswith(prefixes)
+        ]
         described = [[name, value.dtype.name, value.shape] for name, value in arrays]
         return b"\0".join([json.dumps([host, described]).encode(), b"".join(v.tobytes() for _, v in arrays)])
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Returns what `CallbackStates.pack` has packed: JSON by name of the callback, and arrays."""
+    """Returns the content of `CallbackStates.pack`: JSON by callback, and arrays."""
     header, _, content = data.partition(b"\0")
     host, described = json.loads(header)
     arrays, start = {}, 0
@@ -95,7 +97,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
 
 @dataclass(frozen=True, eq=False)
 class _Encoded:
-    """A value as JSON, in which arrays are replaced by their names."""
+    """A value as JSON with arrays replaced by their names, and the arrays by name."""
 
     json: Any
     arrays: Arrays
@@ -127,7 +129,7 @@ def _state(name: str, callback: keras.callbacks.Callback) -> dict[str, _Encoded]
 
 
 def _encode(value: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
-    """Returns the value as JSON, and adds its arrays under names that begin with `path`; else a TypeError."""
+    """Returns the value as JSON and adds its arrays, with names that begin with `path`; else TypeError."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufV":
@@ -140,7 +142,7 @@ def _encode(value: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
         return {"dict": [[_encode(k, at, {}), _encode(v, at, arrays)] for at, k, v in numbered]}
     raise TypeError(
         f"holds a value of type {type(value).__name__}; "
-        "what is kept are numbers, text, arrays, lists, tuples and dicts"
+        "only numbers, text, arrays, lists, tuples and dicts can be saved"
     )
 
 
@@ -158,10 +160,14 @@ def _decode(value: Any, arrays: Arrays) -> Any:
 
 @dataclass(frozen=True)
 class Position:
-    """Progress of a run: epochs trained, examples trained of the next over all replicas, and steps in all.
+    """Progress of a run.
 
-    The epoch of the last step is `closed` unless it has ended, perhaps cut short by a limit, and has not been
-    validated, nor have callbacks seen its end.
+    Attributes:
+        epoch: Epochs trained.
+        examples: Examples of the next epoch trained so far, over all replicas.
+        steps: Steps in total.
+        closed: False when an epoch has ended, perhaps at a limit, but has not been validated yet, nor have
+            callbacks seen its end.
     """
 
     epoch: int = 0
@@ -179,9 +185,11 @@ class Position:
 class Snapshot:
     """State of a run at one position.
 
-    Arrays are all variables by name ("model/0003/conv2d/kernel") and those of callbacks; the rest is JSON:
-    what the run is, and on how many replicas; what callbacks remember and whether one has stopped the
-    training, the epoch's metrics so far (`logs`), and the seconds trained.
+    Attributes:
+        position: The position.
+        arrays: Variables by name ("model/0003/conv2d/kernel") and arrays of callbacks.
+        host: JSON: the run's record, its replicas, the callbacks' state, whether one has stopped the
+            training, the epoch's metrics so far (`logs`), and the seconds trained.
     """
 
     position: Position
@@ -190,10 +198,10 @@ class Snapshot:
 
 
 class TrainingState:
-    """State of a model and its callbacks, and the way to put it back.
+    """Captures and restores the state of a model and its callbacks.
 
-    It covers the variables of model, optimizers and metrics, random generators, and what callbacks remember.
-    Make it of a built model, after `on_train_begin`, which resets callbacks.
+    The state has the variables of model, optimizers and metrics, random generators, and callbacks. Create it
+    from a built model, after `on_train_begin`, which resets callbacks.
     """
 
     def __init__(
@@ -202,13 +210,13 @@ class TrainingState:
         callbacks: Sequence[keras.callbacks.Callback] = (),
         chief_callbacks: Sequence[keras.callbacks.Callback] = (),
     ):
-        """Takes the callbacks that run on every replica, and those that run on this one, the chief, alone."""
-        #: What the run is, as JSON, kept with its state.
+        """Takes the callbacks that run on every replica, and those that run on the chief only."""
+        #: The run's IdentityRecord as JSON, saved with its state.
         self.record: Mapping[str, Any] = {}
         self._model = model
         self._variables = _named_variables(model)
-        # What each replica keeps for itself: in one function, since each by itself is an exchange.
-        self._own = [name for name, one in self._variables.items() if one.synchronization == "on_read"]
+        # Variables that each replica has for itself: read in one function, since each read is an exchange.
+        self._own = [name for name, each in self._variables.items() if each.synchronization == "on_read"]
         self._read_own = tf.function(
             lambda: [self._variables[name].value for name in self._own], autograph=False
         )
@@ -229,21 +237,21 @@ class TrainingState:
     def capture(
         self, position: Position, logs: Mapping[str, Any] | None = None, seconds: float = 0.0
     ) -> Snapshot:
-        """Copies the state to the host; what each replica keeps, merged, of the first. Collective."""
-        remembered, arrays = self._callbacks.capture()
-        of_chief, arrays_of_chief = self._chief_callbacks.capture()
-        arrays |= arrays_of_chief
+        """Copies the state to the host, variables of each replica merged. A collective."""
+        callbacks, arrays = self._callbacks.capture()
+        chief_callbacks, chief_arrays = self._chief_callbacks.capture()
+        arrays |= chief_arrays
         own = dict(zip(self._own, self._read_own(), strict=True))
         arrays |= {
             name: np.asarray(own.get(name, variable).numpy()) for name, variable in self._variables.items()
         }
-        # Shares the sums out among the replicas as `restore` does: a run that goes on from here and one that
-        # is restored from here round alike.
+        # Divides the sums among the replicas as `restore` does, so that a run that continues from here rounds
+        # like one that is restored from here.
         self._assign_own(own)
         host = {
             "run": self.record,
             "replicas": self._model.distribute_strategy.num_replicas_in_sync,
-            "callbacks": remembered | of_chief,
+            "callbacks": callbacks | chief_callbacks,
             "stop_training": bool(self._model.stop_training),
             "logs": {name: np.asarray(value).tolist() for name, value in (logs or {}).items()},
             "seconds": seconds,
@@ -254,7 +262,7 @@ class TrainingState:
         """Returns the name of the first variable of model or optimizer that is not finite, or ""."""
         for name in self._variables:
             value = snapshot.arrays[name]
-            # A sum in float64 of finite float32 is finite, and one pass.
+            # A float64 sum of finite float32 is finite, and needs one pass over the data.
             if not name.startswith("metric/") and keras.backend.is_float_dtype(value.dtype.name):
                 with np.errstate(invalid="ignore"):
                     total = np.sum(value, dtype=np.float64)
@@ -263,32 +271,32 @@ class TrainingState:
         return ""
 
     def sum_of_squares(self, snapshot: Snapshot) -> float:
-        """Returns the sum of the squares of the trainable weights: the same everywhere, but for rounding."""
+        """Returns the sum of the squared trainable weights: the same on all replicas except for rounding."""
         trained = {id(variable) for variable in self._model.trainable_variables}
         names = [name for name, variable in self._variables.items() if id(variable) in trained]
         return float(sum(np.sum(np.square(snapshot.arrays[name], dtype=np.float64)) for name in names))
 
     def gather_callbacks(self, snapshot: Snapshot, collectives: Collectives) -> Snapshot:
-        """Adds what the callbacks of other replicas remember, where that is something else. A collective.
+        """Returns the snapshot with the callback states of other replicas where they differ. A collective.
 
-        A DivergedError says that the weights of a replica are no longer those of the others.
+        Raises DivergedError when weights or learning rates of the replicas differ.
         """
         if collectives.processes == 1:
             return snapshot
         packed = self._callbacks.pack(snapshot)
         digest = int.from_bytes(hashlib.blake2b(packed, digest_size=6).digest())
-        rates = [float(keras.ops.convert_to_numpy(one)) for one in current_rates(self._model)]
+        rates = [float(keras.ops.convert_to_numpy(rate)) for rate in current_rates(self._model)]
         table = collectives.gather_values([digest, len(packed), self.sum_of_squares(snapshot), sum(rates)])
         if len({row[3] for row in table}) > 1:
             raise DivergedError(
                 f"the replicas' learning rates are not the same after step {snapshot.position.steps:,}: "
-                f"{', '.join(f'{row[3]:.7g}' for row in table)}; a callback that sets one has to run on all"
+                f"{', '.join(f'{row[3]:.7g}' for row in table)}; a callback that sets one must run on all"
             )
         weights = [row[2] for row in table]
         if max(weights) - min(weights) > _WEIGHTS_TOLERANCE * max(weights):
             raise DivergedError(
                 f"the replicas' weights are not the same after step {snapshot.position.steps:,}: the sum of "
-                f"their squares is {', '.join(f'{one:.7g}' for one in weights)}; look for a callback that "
+                f"their squares is {', '.join(f'{each:.7g}' for each in weights)}; look for a callback that "
                 "changes weights, learning rate or what is trained on one replica only"
             )
         if len({row[0] for row in table}) == 1:
@@ -301,14 +309,14 @@ class TrainingState:
         return replace(snapshot, arrays=arrays, host={**snapshot.host, "others": others})
 
     def restore(self, snapshot: Snapshot, process: int = 0) -> None:
-        """Puts a state with the same variables back, on every replica and outside `strategy.run`.
+        """Restores a state with the same variables, on every replica and outside `strategy.run`.
 
-        Callbacks remember what those of the process of this number did, or else those of the chief.
+        Callbacks get the state of those in the process of this number, else of the chief's.
         """
         now = self._model.distribute_strategy.num_replicas_in_sync
         before = snapshot.host.get("replicas", now)
         values = {name: snapshot.arrays[name] for name in self._variables}
-        if before != now:  # of sums of gradients that N replicas had, M take N/M each
+        if before != now:  # M replicas take N/M each of the gradient sums of N
             values |= {n: (values[n] * (before / now)).astype(values[n].dtype) for n in self._sums}
         self._assign(values)
         host, arrays = snapshot.host["callbacks"], snapshot.arrays
@@ -321,19 +329,19 @@ class TrainingState:
         self._model.stop_training = snapshot.host["stop_training"]
 
     def _assign(self, values: Mapping[str, tf.Tensor]) -> None:
-        """Assigns; TensorFlow divides what was summed over the replicas (metrics) among them."""
+        """Assigns the values; TensorFlow divides sums over the replicas (metrics) among them."""
         for name, value in values.items():
             self._variables[name].assign(value)
 
 
 def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
-    """Gives a model that is not trained the weights of a snapshot; its optimizer may be another one."""
+    """Assigns the weights of a snapshot to a model for evaluation; its optimizer may be another one."""
     for name, variable in _numbered("model", model.variables):
         value = snapshot.arrays.get(name)
         if value is None or value.shape != tuple(variable.shape):
-            found = "none" if value is None else f"one of shape {value.shape}"
+            saved = "none" if value is None else f"one of shape {value.shape}"
             raise ModelError(
-                f"the model's {name} has shape {tuple(variable.shape)}, the checkpoint has {found}; "
+                f"the model's {name} has shape {tuple(variable.shape)}, the checkpoint has {saved}; "
                 "evaluate with the model and hparams of the training"
             )
         variable.assign(value)
@@ -341,13 +349,13 @@ def restore_model(model: keras.Model, snapshot: Snapshot) -> None:
 
 def _named_variables(model: keras.Model) -> dict[str, keras.Variable]:
     """Returns every variable once by its name, in a fixed order."""
-    # One that is not built by now, no step uses: `compile()` without any gives a model one.
-    found = [optimizer for optimizer in optimizers(model) if optimizer.built]
+    # No step uses an optimizer that is not built by now: `compile()` without one creates a default.
+    built = [optimizer for optimizer in optimizers(model) if optimizer.built]
     with model.distribute_strategy.scope():
         random = random_state()
     groups = {
         "model": model.variables,
-        "optimizer": [variable for optimizer in found for variable in optimizer.variables],
+        "optimizer": [variable for optimizer in built for variable in optimizer.variables],
         "metric": [variable for metric in model.metrics for variable in metric.variables],
         "random": [random],
     }
@@ -360,6 +368,6 @@ def _named_variables(model: keras.Model) -> dict[str, keras.Variable]:
 
 def _numbered(group: str, variables: Sequence[keras.Variable]) -> Iterator[tuple[str, keras.Variable]]:
     for index, variable in enumerate(variables):
-        # The numbers that Keras appends count all layers made by this process, not those of this model.
+        # Keras appends numbers that count the layers of the process, not of the model.
         readable = re.sub(r"_\d+(?=[_/]|$)", "", variable.path)
         yield f"{group}/{index:04d}/{readable}", variable

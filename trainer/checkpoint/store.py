@@ -25,31 +25,30 @@ from shardline.trainer.checkpoint.identity import Identity
 from shardline.trainer.checkpoint.state import Position, Snapshot
 
 _DATA, _INDEX = ".data-00000-of-00001", ".index"
-#: Says which process writes into the directory.
+#: File that names the process that writes into the directory.
 WRITER_FILE = "writer.json"
-# What reading a damaged one raises: TensorFlow's checkpoint reader maps its status codes to all of these.
+# Exceptions for a damaged checkpoint: TensorFlow's reader maps its status codes to all of these.
 _DAMAGED = (tf.errors.OpError, OSError, RuntimeError, ValueError, TypeError, LookupError)
-# How often the writer's file is read, and seconds between, until it counts as unreadable: a mounted bucket
-# may fail for a moment.
+# Attempts to read the writer's file, and seconds between two: a mounted bucket may fail for a moment.
 _ATTEMPTS, _PAUSE_S = 5, 1.0
-# Name of the tensor that holds everything that is not an array.
+# Name of the tensor with the JSON part of a snapshot.
 _HOST = "host"
 
 
 class Checkpoints:
     """Writes and reads snapshots as TensorFlow checkpoints, `ckpt-{steps}`.
 
-    The index is renamed to its name last: a checkpoint exists when it has one, and is complete then. The
-    chief writes, in a thread of its own, while training goes on; every process may read. The newest `keep`
-    are kept. The directory is claimed, another run's refused, and what a killed writer had left is removed.
-    Once a process claims it later, because this one was thought dead, only that one writes.
+    The index is renamed last, so a checkpoint with an index is complete. The chief writes in a thread while
+    training continues; every process may read. The newest `keep` are kept. The directory is claimed for the
+    run, another run's is refused, and files left by a killed writer are removed. When another process claims
+    it later, because this one was thought dead, only that one writes.
     """
 
     @classmethod
     def of(
         cls, settings: TrainSettings, directory: Path | None, identity: Identity, *, write: bool
     ) -> Checkpoints:
-        """Returns those of a run, or where there is no directory some that keep nothing."""
+        """Returns the checkpoints of a run; without a directory nothing is written."""
         keep, allow_new_data = settings.keep_checkpoints, settings.allow_new_data
         return cls(directory, identity, keep=keep, write=write, allow_new_data=allow_new_data)
 
@@ -70,7 +69,7 @@ class Checkpoints:
         if directory is not None:
             identities.claim(directory, identity, allow_new_data=allow_new_data, write=write)
         if self._write:
-            # From now on this process is the one that writes: a mounted bucket has neither locks nor links.
+            # Claims the directory by a file: a mounted bucket has neither locks nor links.
             self._directory.mkdir(parents=True, exist_ok=True)
             writer = {"token": self._token, "host": socket.gethostname(), "process": os.getpid()}
             files.write_json(self._directory / WRITER_FILE, writer)
@@ -80,7 +79,7 @@ class Checkpoints:
                     data.unlink()
 
     def save(self, snapshot: Snapshot, done: Callable[[], None] = lambda: None) -> None:
-        """Begins to write a checkpoint, once the one before is written; `done` is called after it."""
+        """Starts writing a checkpoint after the previous one is written; `done` is called at the end."""
 
         def write() -> None:
             self._write_files(snapshot)
@@ -91,21 +90,21 @@ class Checkpoints:
             self._pending = self._writer.submit(write)
 
     def wait(self) -> None:
-        """Returns when everything is on disk; a RunError when it could not be written (disk full)."""
+        """Waits until the checkpoint is on disk; raises RunError when it cannot be written (disk full)."""
         pending, self._pending = self._pending, None
         if pending:
             pending.result()
 
     def check_writer(self) -> None:
-        """Raises a RunError when this process should write and is no longer the one that does."""
+        """Raises RunError when another process has claimed the directory; for the process that writes."""
         if not self._write:
             return
-        path, found, failure = self._directory / WRITER_FILE, dict[str, Any](), Exception()
+        path, writer, failure = self._directory / WRITER_FILE, dict[str, Any](), Exception()
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(_PAUSE_S)
             try:
-                found = dict(json.loads(path.read_text(encoding="utf-8")))
+                writer = dict(json.loads(path.read_text(encoding="utf-8")))
                 break
             except FileNotFoundError:
                 break
@@ -117,40 +116,40 @@ class Checkpoints:
                 f"cannot read {path}: {reason}; start the run again when the directory can be read: it "
                 "continues from the last checkpoint"
             ) from failure
-        if found.get("token") == self._token:
+        if writer.get("token") == self._token:
             return
-        by = f"process {found.get('process')} on {found.get('host')}" if found else "another process"
+        by = f"process {writer.get('process')} on {writer.get('host')}" if writer else "another process"
         raise RunError(
             f"{by} has taken over {self._directory} since this process claimed it: this one was thought "
-            "dead, or is a second chief; end one of the two, or give it directories of its own"
+            "dead, or is a second chief; end one of the two, or give it its own directories"
         )
 
     def steps(self) -> list[int]:
-        """Returns the steps of which there are checkpoints, in order."""
-        found = self._directory.glob(f"ckpt-*{_INDEX}") if self._exists else ()
-        numbers = (path.stem.removeprefix("ckpt-") for path in found)
+        """Returns the steps that have checkpoints, in order."""
+        indexes = self._directory.glob(f"ckpt-*{_INDEX}") if self._exists else ()
+        numbers = (path.stem.removeprefix("ckpt-") for path in indexes)
         return sorted(int(number) for number in numbers if number.isdecimal())
 
     def read(self, steps: int) -> Snapshot:
-        """Returns a checkpoint, verified against its checksums; a RunError says when it cannot be read.
+        """Returns a checkpoint, verified by its checksums; raises RunError when it cannot be read.
 
-        Its position goes back to the start of its epoch when it was taken on another dataset.
+        The position is the start of the epoch when the checkpoint is from another dataset.
         """
         path = self._path(steps)
         try:
             reader = tf.train.load_checkpoint(str(path))
             names = reader.get_variable_to_shape_map()
             arrays = {name: np.asarray(reader.get_tensor(name)) for name in names if name != _HOST}
-            found = json.loads(reader.get_tensor(_HOST))
-            position = Position(**found["position"])
+            content = json.loads(reader.get_tensor(_HOST))
+            position = Position(**content["position"])
         except _DAMAGED as error:
             raise RunError(f"cannot read checkpoint {path}: {_reason(error)}") from error
-        if found["dataset"] != self._identity.dataset:
+        if content["dataset"] != self._identity.dataset:
             position = replace(position, examples=0)
-        return Snapshot(position, arrays, found["host"])
+        return Snapshot(position, arrays, content["host"])
 
     def restore(self) -> Snapshot | None:
-        """Returns the newest checkpoint that can be read, with a warning for each that cannot; or None."""
+        """Returns the newest readable checkpoint, or None; reports a warning for each that is not."""
         for steps in reversed(self.steps()):
             try:
                 return self.read(steps)
@@ -184,17 +183,17 @@ class Checkpoints:
                 Path(f"{temporary}{suffix}").replace(f"{path}{suffix}")
             files.sync(self._directory)
             self.check_writer()
-            # Older ones than those that are kept go, and later ones: damaged, or of another past.
+            # Removes older checkpoints, and later ones, which are damaged or from an abandoned branch.
             kept = [steps for steps in self.steps() if steps <= snapshot.position.steps][-self._keep :]
             for steps in set(self.steps()) - set(kept):
                 for suffix in (_INDEX, _DATA):
                     Path(f"{self._path(steps)}{suffix}").unlink(missing_ok=True)
         except (tf.errors.OpError, OSError) as error:
             if self._directory.is_dir():
-                self.check_writer()  # who takes over removes what is being written
+                self.check_writer()  # a process that takes over removes unfinished files
             raise RunError(
                 f"cannot write checkpoint {path}: {_reason(error)}; make room there and start the run "
-                "again: it continues from the checkpoint before"
+                "again: it continues from the previous checkpoint"
             ) from error
         finally:
             self._remove_temporary(self._token)
@@ -205,6 +204,6 @@ class Checkpoints:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns what went wrong, without TensorFlow's "{{node}} FILE; " before it and "[Op:NAME]" behind."""
+    """Returns an error's message without TensorFlow's prefix "{{node}} FILE; " and suffix "[Op:NAME]"."""
     text = (str(error).splitlines() or [""])[0]
     return re.sub(r"^.*; |\s*\[Op:\w+\]$", "", text) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Inside Keras and TensorFlow: every use of what they do not document, each with the upstream reason.
+"""Keras and TensorFlow internals: every use of their undocumented interfaces, each with its reason.
 
 It may import `base` only.
 """

@@ -1,4 +1,4 @@
-"""Keras' inside, of compiling and building: what a model was compiled with, and what its own step makes."""
+"""Keras internals of compiling and building: losses and metrics of a model, its errors and variables."""
 
 from __future__ import annotations
 
@@ -23,55 +23,60 @@ from shardline.trainer.keras_compat.keras_internals import optimizers, patched
 
 
 def compiled_losses(model: keras.Model) -> list[Any]:
-    """Returns the losses given to `compile`, and those that a model holds for a `train_step` of its own."""
-    given = getattr(model, "loss", None)
-    given = list(given.values()) if isinstance(given, dict) else given
-    given = given if isinstance(given, list | tuple) else [given]
+    """Returns the losses passed to `compile`, and those in a model's attributes for its own `train_step`."""
+    passed = getattr(model, "loss", None)
+    passed = list(passed.values()) if isinstance(passed, dict) else passed
+    passed = passed if isinstance(passed, list | tuple) else [passed]
     whole = compile_utils.CompileLoss
-    held = [one for one in vars(model).values() if isinstance(one, keras.Loss) and not isinstance(one, whole)]
-    return list({id(one): one for one in (*given, *held) if one is not None}.values())
+    held = [
+        value
+        for value in vars(model).values()
+        if isinstance(value, keras.Loss) and not isinstance(value, whole)
+    ]
+    return list({id(loss): loss for loss in (*passed, *held) if loss is not None}.values())
 
 
 def compiled_metrics(model: keras.Model) -> list[Any]:
-    """Returns the metrics of a compiled model as they were given to `compile`: `metrics` has them built."""
-    given = getattr(model, "_compile_metrics", None)
-    nested = given and (given._user_metrics, given._user_weighted_metrics)
-    return [one for one in keras.tree.flatten(nested) if one is not None]
+    """Returns the metrics as they were passed to `compile`; `Model.metrics` has them built."""
+    compiled = getattr(model, "_compile_metrics", None)
+    nested = compiled and (compiled._user_metrics, compiled._user_weighted_metrics)
+    return [metric for metric in keras.tree.flatten(nested) if metric is not None]
 
 
 def passed_metrics(model: keras.Model) -> Any:
-    """Returns the metrics in the structure in which they were given to `compile`; None without any."""
-    given = getattr(model, "_compile_metrics", None)
-    return None if given is None or given._user_weighted_metrics else given._user_metrics
+    """Returns the metrics in the structure passed to `compile`; None for none, or with weighted ones."""
+    compiled = getattr(model, "_compile_metrics", None)
+    return None if compiled is None or compiled._user_weighted_metrics else compiled._user_metrics
 
 
 def compute_loss(loss: Any, y_true: Any, y_pred: Any) -> Any:
-    """Computes a loss given to `compile`, a text, a function or an object, as `compute_loss` does."""
+    """Computes a loss passed to `compile` (a name, function or object) as `Model.compute_loss` does."""
     return compile_utils.get_loss(loss, y_true, y_pred)(y_true, y_pred)
 
 
-def wrapped_function(given: Any) -> Any:
-    """Returns the function behind a loss or metric that only wraps one; anything else as it is."""
-    if isinstance(given, LossFunctionWrapper):
-        return given.fn
-    return given._fn if isinstance(given, keras.metrics.MeanMetricWrapper) else given
+def wrapped_function(loss_or_metric: Any) -> Any:
+    """Returns the function that a loss or metric wraps; any other one unchanged."""
+    if isinstance(loss_or_metric, LossFunctionWrapper):
+        return loss_or_metric.fn
+    is_wrapper = isinstance(loss_or_metric, keras.metrics.MeanMetricWrapper)
+    return loss_or_metric._fn if is_wrapper else loss_or_metric
 
 
-def compiled_name(given: Any) -> str:
-    """Returns the name of a loss or metric as it was given to `compile`: text, a function or an object."""
-    inner = wrapped_function(given)
+def compiled_name(loss_or_metric: Any) -> str:
+    """Returns the name of a loss or metric passed to `compile` as a name, function or object."""
+    inner = wrapped_function(loss_or_metric)
     if isinstance(inner, str):
         return inner
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def is_activated(outputs: Any) -> bool:
-    """Whether outputs come of a softmax or sigmoid of Keras, which remembers the logits behind them."""
+    """Whether outputs come from a softmax or sigmoid of Keras, which attaches the logits to them."""
     return hasattr(outputs, "_keras_logits")
 
 
 def refuse_lambda(error: Exception, what: str, otherwise: str) -> None:
-    """Refuses a Lambda layer, where an error of loading a model in safe mode tells of one."""
+    """Raises ModelError for a Lambda layer, if loading a model in safe mode failed on one."""
     if "Lambda" in str(error):
         raise ModelError(
             f"{what} has a Lambda layer, whose code is not run from a file; make it a layer of its own, with "
@@ -80,7 +85,7 @@ def refuse_lambda(error: Exception, what: str, otherwise: str) -> None:
 
 
 def short_message(error: BaseException) -> str:
-    """Returns what an exception of Keras says, in a line: without colours, arguments and configurations."""
+    """Returns an exception of Keras in one line, without colours, arguments and configurations."""
     text = re.sub(r"\x1b\[\d+m", "", str(error)).rpartition("Exception encountered: ")[2]
     for end in ("Arguments received by", "Full object config", "config={", "Make sure custom classes"):
         text = text.partition(end)[0]
@@ -89,14 +94,14 @@ def short_message(error: BaseException) -> str:
 
 
 def describe_model_error(error: BaseException) -> str:
-    """Returns one line on what a user's model raised; Keras' own words without all arguments and colours."""
+    """Returns one line on an exception of a user's model; errors of Keras are shortened."""
     of_keras = "Exception encountered: " in str(error) or "Arguments received by" in str(error)
     return short_message(error) if of_keras else plugins.describe(error)
 
 
 @contextlib.contextmanager
 def saveable(model: keras.Model) -> Iterator[None]:
-    """Lets a model be saved without its compilation where that has no form in a file (functools.partial)."""
+    """Saves the model without its compilation if that cannot be serialized (functools.partial)."""
     try:
         json.dumps(model.get_compile_config())
     except Exception:  # the user's code runs here and may raise anything
@@ -110,9 +115,9 @@ def saveable(model: keras.Model) -> Iterator[None]:
 
 
 def weigh_output_losses(model: keras.Model) -> None:
-    """Makes the metrics of each output's loss, of a built model, exact means over the examples.
+    """Makes the loss metrics of each output of a built model exact means over the examples.
 
-    Keras weighs them by the static size of the batch, where that is known, or averages over batches
+    Keras weighs them by the batch's static size, if known, or averages over batches
     (keras/src/trainers/compile_utils.py, `CompileLoss.call`; keras-team/keras#19363).
     """
     compiled = model._compile_loss
@@ -139,7 +144,7 @@ def weigh_output_losses(model: keras.Model) -> None:
 
 @contextlib.contextmanager
 def undo_patches(model: keras.Model) -> Iterator[None]:
-    """Takes back, in the end, the methods that training replaces on a model's optimizers and losses."""
+    """Restores, at the end, the methods that training replaces on a model's optimizers and losses."""
     losses_ = model._compile_loss
     owners = [*optimizers(model), *([losses_, *losses_.metrics] if losses_ is not None else [])]
     before = [dict(vars(owner)) for owner in owners]
@@ -154,10 +159,10 @@ def undo_patches(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def build_only(model: keras.Model) -> Iterator[None]:
-    """Makes a step that is taken or traced meanwhile create its variables, and change none.
+    """Makes a step that runs or is traced in the context create its variables, and change none.
 
-    They, and what a layer's `build` makes beside them, are created outside of the function and the replica
-    that are traced. Optimizers are built, and neither exchange nor apply.
+    Variables and other objects of a layer's `build` are created outside the traced function and replica.
+    Optimizers are built, but neither exchange nor apply gradients.
     """
     initialize, build = keras.Variable._initialize_with_initializer, keras.layers.Layer._maybe_build
 

@@ -1,7 +1,7 @@
-"""Keras' inside: every place where the trainer leaves Keras' documented interface, and why.
+"""Keras internals: uses of Keras' undocumented interface for optimizers, metrics and random numbers.
 
-What is about compiling and building is in keras_compilation.py, about losses in replica_losses.py.
-tests/trainer/test_internals.py notices when a workaround is no longer needed.
+Compiling and building are in keras_compilation.py, losses in replica_losses.py.
+tests/trainer/test_internals.py fails when a workaround is no longer needed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def build_symbolically(model: keras.Model, batch: Any) -> None:
 
 
 def all_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Yields all layers of a model, those inside of others too; `Model.layers` has the outermost only."""
+    """Yields all layers of a model, nested ones included; `Model.layers` has the outermost only."""
     yield from model._flatten_layers(include_self=False)
 
 
 def own_learning_rate(optimizer: keras.Optimizer) -> Any:
-    """Returns an optimizer's schedule or variable; `learning_rate` gives the schedule's present value."""
+    """Returns an optimizer's schedule or variable; `learning_rate` is the schedule's current value."""
     return optimizer._learning_rate
 
 
 def has_batch_hooks(callback: keras.callbacks.Callback, kind: str) -> bool:
-    """Whether a callback has a hook of every step ("train" or "test") that does something.
+    """Whether a callback overrides a hook of every step; `kind` is "train" or "test".
 
-    Keras' own ModelCheckpoint has one also where it saves by epoch.
+    Keras' ModelCheckpoint overrides one even if it saves by epoch.
     """
     if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq == "epoch":
         return False
@@ -53,84 +53,83 @@ def has_batch_hooks(callback: keras.callbacks.Callback, kind: str) -> bool:
 
 
 def returns_custom_metrics(step: Callable[..., Any]) -> bool:
-    """Whether a model's `train_step` or `test_step` is not Keras' own, which returns the model's metrics."""
+    """Whether a `train_step` or `test_step` is the model's own; Keras' returns the model's metrics."""
     return getattr(step, "__func__", step) is not getattr(keras.Model, getattr(step, "__name__", ""), None)
 
 
 @contextlib.contextmanager
 def record_results(model: keras.Model) -> Iterator[dict[int, keras.metrics.Metric]]:
-    """Yields a model's metrics by the ids of the results that they give meanwhile."""
-    found: dict[int, keras.metrics.Metric] = {}
-    values = []  # the id of one that is gone may be another's
+    """Yields the model's metrics by the ids of the results that they return in the context."""
+    metrics: dict[int, keras.metrics.Metric] = {}
+    values = []  # keeps the results alive, so that no id is reused
 
-    def note(metric: keras.metrics.Metric, result: Callable[[], Any]) -> Any:
+    def record(metric: keras.metrics.Metric, result: Callable[[], Any]) -> Any:
         value = result()
         values.append(value)
-        found[id(value)] = metric
+        metrics[id(value)] = metric
         return value
 
     with contextlib.ExitStack() as stack:
         for metric in model.metrics:
-            metric.result = functools.partial(note, metric, metric.result)
+            metric.result = functools.partial(record, metric, metric.result)
             stack.callback(vars(metric).pop, "result")
-        yield found
+        yield metrics
 
 
 def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns logs as callbacks get them: flat, sorted by name, numbers as floats, all else as it is."""
+    """Returns logs as callbacks get them: flat, sorted by name, numbers as floats."""
     flat: dict[str, Any] = pythonify_logs(logs)
     return flat
 
 
 def random_state() -> keras.Variable:
-    """Returns the state behind `keras.random` without a seed, created in the strategy's scope if need be."""
+    """Returns the state of `keras.random` without a seed; called in the strategy's scope, may create it."""
     return seed_generator.global_seed_generator().state
 
 
 @contextlib.contextmanager
 def record_jit_compile() -> Iterator[None]:
-    """Notes what models that are compiled meanwhile ask of XLA, for `requested_jit_compile`.
+    """Records the `jit_compile` argument of models compiled in the context, for `requested_jit_compile`.
 
-    A model keeps only what Keras makes of it, and under a strategy that is False where it was "auto"
+    A model keeps only the value that Keras resolves, and under a strategy "auto" becomes False
     (keras/src/trainers/trainer.py, `_resolve_auto_jit_compile`).
     """
     compile_ = trainer.Trainer.compile
     signature = inspect.signature(compile_)
 
     @functools.wraps(compile_)
-    def noted(self: keras.Model, *args: Any, **options: Any) -> None:
+    def recorded(self: keras.Model, *args: Any, **options: Any) -> None:
         compile_(self, *args, **options)
-        vars(self)["_asked_for_xla"] = signature.bind(self, *args, **options).arguments.get(
-            "jit_compile", "auto"
-        )
+        arguments = signature.bind(self, *args, **options).arguments
+        vars(self)["_requested_jit_compile"] = arguments.get("jit_compile", "auto")
 
-    with patched(trainer.Trainer, "compile", noted):
+    with patched(trainer.Trainer, "compile", recorded):
         yield
 
 
 def requested_jit_compile(model: keras.Model) -> bool | str:
-    """Returns the `jit_compile` that a model was compiled with: True, False or "auto"."""
-    asked: bool | str = vars(model).get("_asked_for_xla", "auto")
-    return asked
+    """Returns the `jit_compile` passed to a model's `compile`: True, False or "auto"."""
+    requested: bool | str = vars(model).get("_requested_jit_compile", "auto")
+    return requested
 
 
 def supports_xla(model: keras.Model) -> bool:
-    """Whether XLA can compile a model's layers, as `fit` finds it out for `jit_compile="auto"`."""
+    """Whether XLA can compile a model's layers, as `fit` decides for `jit_compile="auto"`."""
     return bool(trainer.model_supports_jit(model))
 
 
-# Odd and large, so that no sum with it is a seed that another replica, layer or step has.
+# Odd and large, so that seeds of different replicas, layers and steps do not collide.
 _NEXT_REPLICA = 0x9E3779B1
 
 
 @contextlib.contextmanager
 def random_per_replica() -> Iterator[None]:
-    """Makes what is traced meanwhile, from outside the replicas, draw other numbers on each of them.
+    """Makes a function traced in the context, outside the replicas, draw different numbers on each replica.
 
-    Keras' generators start alike on all replicas and stay alike (keras/src/random/seed_generator.py); what is
-    drawn from them gets the replica's number here, and the first replica's draws stay as they are.
-    `keras.random` without a seed has a generator by thread, and replicas may have threads of their own: all
-    take this thread's.
+    Keras' generators have the same state on all replicas (keras/src/random/seed_generator.py); here the
+    replica's number is mixed into each seed, and the first replica's draws stay the same. `keras.random`
+    without a seed has a generator for each thread, and replicas may have their own threads: all use this
+    thread's.
     """
     draw, find = keras.random.SeedGenerator.next, seed_generator.global_seed_generator
     shared = seed_generator.global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
@@ -151,7 +150,7 @@ def random_per_replica() -> Iterator[None]:
 
 @contextlib.contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Gives an attribute another value while the context lasts."""
+    """Sets an attribute to another value while the context lasts."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -161,14 +160,14 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def optimizers(model: keras.Model) -> list[keras.Optimizer]:
-    """Returns the model's optimizers: the compiled one, and those that it and models inside of it hold.
+    """Returns the model's optimizers: the compiled one, and those in its attributes.
 
-    Keras' own `train_step` uses the compiled one only: one that a part has kept, of its own compilation,
-    counts where the model has a `train_step` of its own.
+    With its own `train_step`, those in the attributes of nested models and layers are included; Keras'
+    `train_step` uses the compiled one only.
     """
     own_step = type(model).train_step is not keras.Model.train_step
-    parts = model._flatten_layers() if own_step else [model]
-    return list({id(one): one for part in parts for one in _optimizers_in(vars(part))}.values())
+    layers = model._flatten_layers() if own_step else [model]
+    return list({id(each): each for layer in layers for each in _optimizers_in(vars(layer))}.values())
 
 
 def _optimizers_in(value: Any) -> Iterator[keras.Optimizer]:
@@ -180,14 +179,14 @@ def _optimizers_in(value: Any) -> Iterator[keras.Optimizer]:
 
 
 def accumulators(model: keras.Model) -> list[keras.Variable]:
-    """Returns the sums of gradients that each replica keeps for itself between two updates."""
-    found = updating_optimizers(model)
-    return [sum_ for one in found for sum_ in getattr(one, "_accumulated_gradients", None) or ()]
+    """Returns the sums of gradients that each replica has for itself between two updates."""
+    updating = updating_optimizers(model)
+    return [sum_ for each in updating for sum_ in getattr(each, "_accumulated_gradients", None) or ()]
 
 
 def updating_optimizers(model: keras.Model) -> list[keras.Optimizer]:
     """Returns the optimizers that update the model's variables, inside those that only delegate to them."""
-    return [one for optimizer in optimizers(model) for one in inner_optimizers(optimizer)]
+    return [inner for optimizer in optimizers(model) for inner in inner_optimizers(optimizer)]
 
 
 def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
@@ -200,7 +199,7 @@ def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
 
 
 def moving_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
-    """Returns an optimizer's variables, each with its moving average; none where it keeps no averages."""
+    """Returns an optimizer's variables with their moving averages; empty if it keeps none."""
     if not (optimizer.use_ema and optimizer.built):  # the default of some MultiOptimizers has no weights
         return []
     averages = optimizer._model_variables_moving_average
@@ -209,12 +208,12 @@ def moving_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, ke
 
 
 def current_rates(model: keras.Model) -> list[Any]:
-    """Returns the learning rates with which a model's optimizers take their next update."""
-    return [one.learning_rate for one in updating_optimizers(model)]
+    """Returns the learning rates of the next update of a model's optimizers."""
+    return [optimizer.learning_rate for optimizer in updating_optimizers(model)]
 
 
 def refuse_float8(model: keras.Model) -> None:
-    """Refuses weights that Keras overwrites with their "gradient", on each replica for itself."""
+    """Raises ModelError for weights that Keras overwrites with their "gradient" on each replica alone."""
     for variable in model.trainable_variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise ModelError(
@@ -226,7 +225,7 @@ def refuse_float8(model: keras.Model) -> None:
 def before_apply(
     optimizer: keras.Optimizer, prepare: Callable[[Gradients, Variables | None], Gradients]
 ) -> None:
-    """Makes an optimizer apply what `prepare` returns for a step's gradients and variables."""
+    """Makes an optimizer apply the gradients that `prepare` returns for a step's gradients and variables."""
     original = optimizer.apply
 
     def apply(grads: Gradients, trainable_variables: Variables | None = None) -> None:
@@ -236,16 +235,16 @@ def before_apply(
 
 
 def update_after_gradients(optimizer: keras.Optimizer) -> None:
-    """Makes an optimizer update no weight before all gradients are known.
+    """Makes an optimizer update no weight before all gradients are computed.
 
-    TensorFlow copies a variable that is updated while an op is still to come that takes its old value
+    TensorFlow copies a variable that is updated before an op has read its old value
     (tensorflow/core/kernels/training_op_helpers.h, `PrepareToUpdateVariable`), as the gradients of the layer
     below do: a tenth of a step's time. Keras' own IdentityN of all gradients is optimized away.
     """
 
     def wait(gradients: Gradients, _: Variables | None) -> Gradients:
-        known = [gradient for gradient in gradients if gradient is not None]
-        with tf.control_dependencies(tf.nest.flatten(known, expand_composites=True)):
+        computed = [gradient for gradient in gradients if gradient is not None]
+        with tf.control_dependencies(tf.nest.flatten(computed, expand_composites=True)):
             return [None if gradient is None else tf.identity(gradient) for gradient in gradients]
 
     before_apply(optimizer, wait)
@@ -254,15 +253,15 @@ def update_after_gradients(optimizer: keras.Optimizer) -> None:
 def before_gradient(
     optimizer: keras.Optimizer, weigh: Callable[[keras.Optimizer, tf.Tensor], tf.Tensor]
 ) -> None:
-    """Makes an optimizer scale a loss to what `weigh` makes of it; Keras' `train_step` does so last."""
+    """Applies `weigh` after an optimizer's `scale_loss`, the last call on a loss in Keras' `train_step`."""
     original = optimizer.scale_loss
     optimizer.scale_loss = lambda loss: weigh(optimizer, original(loss))
 
 
 def exchange_before_clipping(optimizer: keras.Optimizer, sum_: Callable[[Gradients], Gradients]) -> None:
-    """Makes an optimizer sum gradients over the replicas first, once for each update.
+    """Makes an optimizer sum gradients over the replicas before anything else, once for each update.
 
-    Keras clips each replica's gradients and sums them afterwards, and accumulates them inside a cond where
+    Keras clips each replica's gradients before it sums them, and accumulates them inside a cond, where
     TensorFlow forbids an exchange (keras-team/keras#20582). This replaces `_backend_apply_gradients` of
     keras/src/optimizers/base_optimizer.py.
     """
@@ -273,7 +272,7 @@ def exchange_before_clipping(optimizer: keras.Optimizer, sum_: Callable[[Gradien
         optimizer._backend_update_step(summed, variables, optimizer.learning_rate)
 
     def accumulate(gradients: Gradients, variables: Variables) -> None:
-        """Adds up each replica's own gradients, and exchanges their mean in the last of every few steps."""
+        """Accumulates each replica's own gradients, and exchanges their mean at the last of the steps."""
         steps = optimizer.gradient_accumulation_steps
         sums = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables]
 
@@ -299,15 +298,16 @@ def exchange_before_clipping(optimizer: keras.Optimizer, sum_: Callable[[Gradien
             variable.value.assign(average.value)
 
     optimizer._backend_apply_gradients = apply
-    # They are exchanged already.
+    # `apply` has summed them already.
     optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
 
 
 def agree_on_finite(optimizer: keras.optimizers.LossScaleOptimizer, replicas: int) -> None:
     """Makes a loss-scaling optimizer skip a step on all replicas when the gradients of one overflow.
 
-    Keras takes each replica's own for summed ones (keras/src/optimizers/loss_scale_optimizer.py,
-    `check_finite`); a replica that skips alone would leave the others waiting.
+    Keras checks each replica's own gradients as if they were summed
+    (keras/src/optimizers/loss_scale_optimizer.py, `check_finite`); the others would wait for a replica that
+    skips alone.
     """
     check_own = optimizer.check_finite
 
@@ -320,20 +320,20 @@ def agree_on_finite(optimizer: keras.optimizers.LossScaleOptimizer, replicas: in
 
 
 class OwnMetrics(keras.StatelessScope):  # type: ignore[misc]  # keras has no types
-    """Gives a step metric variables of its own while it lasts; all other variables are assigned as ever.
+    """Scope in which a step has its own metric variables; all other variables are assigned as usual.
 
-    Keras adds to a variable by reading it and writing it back, so that of two workers' additions at once
-    one is lost. Counters (`optimizer.iterations`) are added to in one operation on their server.
+    Keras adds to a variable by a read and a write, which loses one of two workers' concurrent additions.
+    Counters (`optimizer.iterations`) are incremented in one operation on their server.
     """
 
     def __init__(self, metrics: Variables, counters: Variables):
         zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in metrics]
-        # The losses that layers add go to the scope, or nowhere.
+        # The scope must collect the losses that layers add.
         super().__init__(zeros, collect_losses=True, initialize_variables=False)
         self._counters = {id(counter) for counter in counters}
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
-        """Takes an assignment, as Keras calls it."""
+        """Handles an assignment; called by Keras."""
         variable, value = update
         if id(variable) in self.state_mapping:
             super().add_update(update)
@@ -343,5 +343,5 @@ class OwnMetrics(keras.StatelessScope):  # type: ignore[misc]  # keras has no ty
             variable._direct_assign(value)
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor:
-        """Returns the step's own value, or the variable that all workers share."""
+        """Returns the step's own value, else the variable shared by all workers; called by Keras."""
         return self.state_mapping.get(id(variable), variable._value)

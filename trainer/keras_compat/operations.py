@@ -1,4 +1,4 @@
-"""Operations of a traced function or a SavedModel: whether they run on a server, without Python or files."""
+"""Operations: checks that a traced function or SavedModel can run on a server, without Python or files."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from shardline.trainer.base.errors import ModelError
 
 _PYTHON_OPERATIONS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
-# TensorFlow's own, though not in tf.raw_ops: the inner ones, and XlaCallModule of models from JAX.
+# Prefixes of TensorFlow's operations that are not in tf.raw_ops; XlaCallModule is of models from JAX.
 _INTERNAL_PREFIXES = ("_", "Xla")
 
-# Whatever takes or makes a path, or an address.
+# Operations that take or return a path or an address.
 _FILE_OPERATIONS = re.compile(
     "File|TextLine|FixedLengthRecord|TFRecord|Reader|^Save|^Restore|DistributedSave|Checkpoint|SummaryWriter"
     "|SummaryDbWriter|^Write.*Summary|ImportEvent|(Cache|CSV|Sql|Load|Snapshot|Chunks?)Dataset|DataService"
     "|LMDB|LoadAndRemap|VocabRemapping|FixedUnigram|^Debug(Identity|Nan|Numeric)|DecodeProto|EncodeProto"
 )
-# The vocabulary of a table is a file among the assets of a SavedModel.
+# A table's vocabulary is a file in the assets of a SavedModel.
 _ASSET_OPERATIONS = "InitializeTableFromTextFile"
 
 
 def check_operations(concrete: Any) -> None:
-    """Checks that a traced, concrete function can run where there is neither our code nor the user's.
+    """Checks that a concrete function can run without this package or the user's code.
 
-    Raises ModelError when it calls Python, operations of a library that TensorFlow does not bring along, or
-    those that read or write files.
+    Raises ModelError when it calls Python, operations that are not TensorFlow's, or operations that read or
+    write files.
     """
     graph = concrete.graph.as_graph_def()
-    bodies = {one.signature.name: one.node_def for one in graph.library.function}
+    bodies = {function.signature.name: function.node_def for function in graph.library.function}
     _check([*graph.node, *(node for body in bodies.values() for node in body)], bodies)
 
 
 def check_saved_model(path: Path) -> None:
-    """Checks the operations of a SavedModel, of which some run as soon as it is loaded.
+    """Checks the operations of a SavedModel before it is loaded, since some run then.
 
-    Raises ModelError as `check_operations`, OSError or ValueError when there is none that can be read.
+    Raises ModelError as `check_operations`, and OSError or ValueError when there is no readable SavedModel.
     """
     for meta in tf.__internal__.saved_model.parse_saved_model(str(path)).meta_graphs:
-        bodies = {one.signature.name: one.node_def for one in meta.graph_def.library.function}
+        bodies = {function.signature.name: function.node_def for function in meta.graph_def.library.function}
         _check(_reachable(meta, bodies), bodies)
 
 
 def _reachable(meta: Any, bodies: dict[str, Any]) -> Iterator[Any]:
-    """Yields the nodes that may run: all but those that only save the variables, or restore them."""
+    """Yields the nodes that may run: all except those that only save or restore the variables."""
     objects, saver = meta.object_graph_def, meta.saver_def
     own = (saver.save_tensor_name, saver.restore_op_name) if meta.HasField("object_graph_def") else ()
     skipped = {name.partition(":")[0] for name in own}
@@ -59,8 +59,8 @@ def _reachable(meta: Any, bodies: dict[str, Any]) -> Iterator[Any]:
     while waiting:
         for node in left.pop(waiting.pop(), ()):
             yield node
-            called = (one for value in node.attr.values() for one in (value.func, *value.list.func))
-            waiting += [node.op, *(one.name for one in called)]
+            called = (each for value in node.attr.values() for each in (value.func, *value.list.func))
+            waiting += [node.op, *(function.name for function in called)]
 
 
 def _check(nodes: Iterable[Any], functions: Collection[str]) -> None:
@@ -72,15 +72,15 @@ def _check(nodes: Iterable[Any], functions: Collection[str]) -> None:
     faults = {
         "calls Python while it predicts ({}), which a server cannot run; replace tf.py_function and "
         "tf.numpy_function by operations of TensorFlow or Keras": used.intersection(_PYTHON_OPERATIONS),
-        "reads or writes files while it predicts ({}), and none that does is loaded; give it what it needs "
-        "as weights or inputs": {
-            one for one in used if _FILE_OPERATIONS.search(one) and not one.startswith(_ASSET_OPERATIONS)
+        "reads or writes files while it predicts ({}), and such a model is not loaded; give it the data as "
+        "weights or inputs": {
+            name for name in used if _FILE_OPERATIONS.search(name) and not name.startswith(_ASSET_OPERATIONS)
         },
         "needs operations that are not TensorFlow's own ({}), which a server does not have; do without "
         "them": {
-            one for one in used if not one.startswith(_INTERNAL_PREFIXES) and not hasattr(tf.raw_ops, one)
+            name for name in used if not name.startswith(_INTERNAL_PREFIXES) and not hasattr(tf.raw_ops, name)
         },
     }
-    for words, found in faults.items():
-        if found:
-            raise ModelError(f"the model {words.format(', '.join(sorted(found)))}")
+    for message, names in faults.items():
+        if names:
+            raise ModelError(f"the model {message.format(', '.join(sorted(names)))}")

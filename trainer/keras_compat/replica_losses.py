@@ -1,4 +1,4 @@
-"""Losses over replicas: each loss and its metrics as one process with the whole batch would have them."""
+"""Losses over replicas: the same losses and metrics as in one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from shardline.trainer.keras_compat.tensorflow_internals import has_several_work
 
 _replica = threading.local()
 
-# Examples of each half of a batch on which a loss is tried, and how far rounding alone takes halves apart.
+# Examples in each half of a batch on which a loss is probed, and tolerances for rounding.
 _HALF_BATCH = 4
 _TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-3, 3e-2
 
 
 @contextlib.contextmanager
 def unscaled_losses() -> Iterator[None]:
-    """Makes losses that are traced meanwhile what they are in one process, not divided by the replicas.
+    """Makes losses traced in the context those of one process, not divided by the number of replicas.
 
-    Keras divides those alone that it has averaged itself (keras/src/losses/loss.py).
+    Keras divides only those that it averages itself (keras/src/losses/loss.py).
     """
     with (
         patched(losses, "scale_loss_for_distribution", lambda value: value),
@@ -40,11 +40,11 @@ def unscaled_losses() -> Iterator[None]:
 
 @contextlib.contextmanager
 def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Makes losses that are traced meanwhile, from outside the replicas, those of the batch of all of them.
+    """Makes losses traced in the context, outside the replicas, equal those of the whole batch.
 
-    They are undivided, and count by their replica's part of the examples. One that divides by the sum of its
-    weights (a mask, the reduction mean_with_sample_weight), or adds up (sum, none), is made larger or smaller
-    by what an exchange of its own finds. `single` is told of a loss that is one number already.
+    They are not divided by the number of replicas, and count by their replica's share of the examples. A loss
+    that divides by the sum of its weights (a mask, the reduction mean_with_sample_weight), or adds up (sum,
+    none), is scaled by a factor from an exchange. `single` is called for a loss that is already one number.
     """
     reduce = losses.reduce_weighted_values
 
@@ -58,7 +58,7 @@ def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
         if not values.shape.rank:
             single()
             return loss
-        # The sum of weights by which Keras divides, where it does not take the number of values.
+        # The sum of weights, where Keras divides by it instead of the number of values.
         weight = mask if reduction in ("mean", "sum_over_batch_size") else None
         if reduction == "mean_with_sample_weight":
             weight = losses.apply_mask(sample_weight, mask, dtype="float32", reduction=reduction)
@@ -73,7 +73,7 @@ def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
         else:
             factor = tf.math.divide_no_nan(own[0] * total[1], own[1] * total[0])
         exact = loss * tf.cast(tf.stop_gradient(factor), loss.dtype)
-        # Where nothing is reduced, the values are each example's, and only their gradients add up.
+        # Without a reduction the values are one for each example, and only their gradients add up.
         return exact if reduction not in ("none", None) else exact + tf.stop_gradient(loss - exact)
 
     add = keras.metrics.Mean.update_state
@@ -94,7 +94,7 @@ def exact_losses(single: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replica_share(share: Callable[[], tf.Tensor]) -> Iterator[None]:
-    """Says inside a replica what its part of the batch is, by which a `Mean` of one number for it counts."""
+    """Sets, inside a replica, its share of the batch: the weight of a scalar in a `keras.metrics.Mean`."""
     _replica.share = share
     try:
         yield
@@ -103,39 +103,39 @@ def replica_share(share: Callable[[], tf.Tensor]) -> Iterator[None]:
 
 
 def loss_couples_examples(model: keras.Model, batch: Any) -> bool | None:
-    """Whether a loss of a batch is another than the mean of its halves', on which two replicas would train.
+    """Whether a batch's loss differs from the mean of the losses of its halves, as on two replicas.
 
-    None says that it cannot be known: the model is not computed so, or draws random numbers.
+    None means unknown: the model cannot be called on them, or draws random numbers.
     """
     tolerance = _TOLERANCE if model.compute_dtype == "float32" else _HALF_PRECISION_TOLERANCE
     try:
-        rows = min(int(tf.nest.flatten(batch)[0].shape[0]) // 2, _HALF_BATCH)
-        parts = slice(2 * rows), slice(rows), slice(rows, 2 * rows)
+        half = min(int(tf.nest.flatten(batch)[0].shape[0]) // 2, _HALF_BATCH)
+        parts = slice(2 * half), slice(half), slice(half, 2 * half)
         whole, *halves = (_losses(model, batch, part) for part in parts)
         if np.allclose(whole, np.mean(halves, axis=0), rtol=tolerance, atol=1e-6):
             return False
-        again = _losses(model, batch, slice(2 * rows))
+        again = _losses(model, batch, slice(2 * half))
     except Exception:  # the user's code runs here and may raise anything
         return None
     return True if np.array_equal(whole, again) else None
 
 
-def _losses(model: keras.Model, batch: Any, rows: slice) -> np.ndarray[Any, Any]:
-    """Returns the loss of some rows of a batch, reduced by plain means, and those that layers have added."""
-    part = tf.nest.map_structure(lambda one: one[rows], batch)
+def _losses(model: keras.Model, batch: Any, examples: slice) -> np.ndarray[Any, Any]:
+    """Returns the loss of a slice of a batch, reduced by plain means, and the losses that layers add."""
+    part = tf.nest.map_structure(lambda values: values[examples], batch)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(part)
-    # It has no value of its own of a variable, for which regularizers of weights ask it.
-    state = [(one, one.value) for one in model.trainable_variables if one.regularizer]
+    # Regularizers read the variable in the StatelessScope, which needs its value.
+    state = [(each, each.value) for each in model.trainable_variables if each.regularizer]
     with (
         own_replica(model.distribute_strategy),
         unscaled_losses(),
         patched(losses, "reduce_weighted_values", lambda values, *_, **__: tf.reduce_mean(values)),
-        patched(keras.random.SeedGenerator, "next", None),  # whoever draws fails
+        patched(keras.random.SeedGenerator, "next", None),  # a random draw fails
         keras.StatelessScope(state, collect_losses=True, initialize_variables=False),
     ):
-        given = model(x, training=False)
-        loss = model.compute_loss(x=x, y=y, y_pred=given, sample_weight=weight, training=False)
-        return np.array([float(one) for one in (loss, *model.losses)])
+        outputs = model(x, training=False)
+        loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=False)
+        return np.array([float(value) for value in (loss, *model.losses)])
 
 
 _COMPUTING = ("evaluate", "predict", "predict_on_batch", "test_on_batch")
@@ -143,27 +143,27 @@ _TRAINING = ("fit", "train_on_batch")
 
 
 def patch_keras_methods() -> None:
-    """Makes Keras' own methods do under a strategy of several workers what they do in one process.
+    """Makes Keras' evaluation methods work under a multi-worker strategy as in one process.
 
-    There `evaluate` and `test_on_batch` fail (keras-team/keras#20585), and `predict` meets the others for
-    each batch (keras/src/backend/tensorflow/trainer.py, `_multi_worker_concat`). What trains is refused.
+    There `evaluate` and `test_on_batch` fail (keras-team/keras#20585), and `predict` exchanges every batch
+    (keras/src/backend/tensorflow/trainer.py, `_multi_worker_concat`). Methods that train raise SettingsError.
     """
     for name in (*_COMPUTING, *_TRAINING):
         setattr(keras.Model, name, _on_own_replica(getattr(keras.Model, name)))
 
 
 def _on_own_replica(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of Keras as it is where several workers have the model."""
+    """Wraps a method of Keras for models of a multi-worker strategy."""
 
     @functools.wraps(method)
     def call(model: keras.Model, *args: Any, **options: Any) -> Any:
-        # None of a model that was built outside of a strategy.
+        # A model built outside a strategy has no `_distribute_strategy`.
         if not has_several_workers(getattr(model, "_distribute_strategy", None)):
             return method(model, *args, **options)
         if method.__name__ in _TRAINING:
             raise SettingsError(
-                f"{method.__name__} of Keras would train {model.name!r} on each process by itself, apart "
-                "from the others; train it with shardline.fit, which takes the same arguments"
+                f"{method.__name__} of Keras would train {model.name!r} on each process alone; train it with "
+                "shardline.fit, which takes the same arguments"
             )
         return _call_alone(method, model, *args, **options)
 
@@ -176,7 +176,7 @@ def _call_alone(method: Callable[..., Any], model: keras.Model, *args: Any, **op
 
     @contextlib.contextmanager
     def scope() -> Iterator[None]:
-        """Lets variables be made, which may not be inside a replica."""
+        """Leaves the replica, inside which no variables can be created."""
         replica.__exit__(None, None, None)
         try:
             with strategy.scope():

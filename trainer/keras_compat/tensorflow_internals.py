@@ -1,7 +1,7 @@
-"""TensorFlow's inside: every place where the trainer leaves TensorFlow's documented interface, and why.
+"""TensorFlow internals: uses of TensorFlow's undocumented interface, each with its reason.
 
-Importing this module loads no TensorFlow: a process imports it first and calls `import_tensorflow`.
-tests/trainer/test_internals.py notices when a workaround is no longer needed.
+Importing this module does not load TensorFlow: a process imports it first and calls `import_tensorflow`.
+tests/trainer/test_internals.py fails when a workaround is no longer needed.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import tensorflow as tf
 
-# Modules that Keras imports, where they are installed, for wrappers and plots that no training uses
+# Modules that Keras imports, if installed, for wrappers and plots that training does not use
 # (keras/src/wrappers/sklearn_wrapper.py, keras/src/visualization): a third of the import's time.
 _UNUSED = ("sklearn", "matplotlib", "cv2")
 
-# glibc's malloc.h, and bytes: what may lie free at the end of a heap, and what becomes a mapping of its own.
+# Options of glibc's malloc.h, and their values in bytes: free memory kept at the end of a heap, and the
+# smallest allocation with its own mapping.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _TRIM_BYTES, _MMAP_BYTES = 256 << 20, 1 << 30
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow and keeps its C++ libraries' notices off standard error.
+    """Imports TensorFlow without the notices of its C++ libraries on standard error.
 
-    Some come before logging can be configured (tensorflow/tensorflow#100442), so file descriptor 2 is held
-    back during the import; when it fails, all of it is printed.
+    Some come before logging can be configured (tensorflow/tensorflow#100442), so file descriptor 2 is
+    redirected during the import; its content is printed if the import fails.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # failures arrive as exceptions
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # failures are exceptions anyway
     sys.stderr.flush()
     stderr = os.dup(2)
     hidden = [name for name in _UNUSED if name not in sys.modules]
@@ -61,9 +62,9 @@ def import_tensorflow() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep freed memory in this process, where the next batch takes it again.
+    """Makes glibc keep freed memory in this process for the next batch.
 
-    By default large pieces go back to the kernel, which clears every page of the next batch anew.
+    By default large blocks return to the kernel, which clears every page again.
     """
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -73,10 +74,10 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def exit_after(seconds: float) -> Iterator[None]:
-    """Ends the process, with a traceback, when the body takes longer; 0 for no limit.
+    """Ends the process with a traceback when the body takes longer; 0 for no limit.
 
-    The body creates a MultiWorkerMirroredStrategy, which waits for a lost peer without end, holds the GIL and
-    ignores SIGTERM: only a watchdog in C still works.
+    The body creates a MultiWorkerMirroredStrategy, which waits without end for a lost peer, holds the GIL and
+    ignores SIGTERM: only a watchdog in C works.
     """
     if seconds:
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
@@ -87,9 +88,9 @@ def exit_after(seconds: float) -> Iterator[None]:
 
 
 def leak_iterator(batches: Iterator[Any]) -> Iterator[Any]:
-    """Leaks an iterator that hands batches to devices: its destructor would wait for up to some 15 s.
+    """Leaks a distributed iterator, whose destructor would wait for up to about 15 s.
 
-    It joins the autotuning thread, which nothing wakes (tensorflow/core/framework/model.cc, `OptimizeLoop`).
+    It joins the autotuning thread, which is asleep (tensorflow/core/framework/model.cc, `OptimizeLoop`).
     """
     import tensorflow as tf
 
@@ -99,9 +100,9 @@ def leak_iterator(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset without the thread that tunes it, which sleeps up to a minute between two looks.
+    """Returns a dataset without the autotuning thread, which sleeps for up to a minute at a time.
 
-    Whoever lets go of an iterator waits until it wakes. Without it AUTOTUNE means as many calls as cores.
+    The destructor of an iterator waits until it wakes. Without it AUTOTUNE means one call for each core.
     """
     import tensorflow as tf
 
@@ -111,14 +112,14 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def check_peer(task: str, timeout_ms: int) -> None:
-    """Raises a tf.errors.OpError unless the TensorFlow of a task ("/job:worker/replica:0/task:1") answers."""
+    """Raises tf.errors.OpError unless TensorFlow in a task ("/job:worker/replica:0/task:1") answers."""
     from tensorflow.python.eager import context
 
     context.context().check_collective_ops_peer_health(task, timeout_ms)
 
 
 def has_several_workers(strategy: Any) -> bool:
-    """Whether a strategy has several processes that step together, whose number is private."""
+    """Whether a strategy has several synchronous processes, whose number is private."""
     import tensorflow as tf
 
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -126,14 +127,14 @@ def has_several_workers(strategy: Any) -> bool:
 
 
 def own_replica(strategy: tf.distribute.Strategy) -> tf.distribute.ReplicaContext:
-    """Returns the context of this process's first replica: in it variables are its own, and no others met."""
+    """Returns the context of this process's first replica, in which variables are local and not exchanged."""
     import tensorflow as tf
 
     return tf.distribute.ReplicaContext(strategy, strategy.extended._get_replica_id_in_sync_group(0))
 
 
 def patch_variable_conversion() -> None:
-    """Lets float(), int() and NumPy read variables of several replicas, as they do one of a single device."""
+    """Lets float(), int() and NumPy read distributed variables as they read those of a single device."""
     from tensorflow.python.distribute import values
 
     kind = values.DistributedVariable
@@ -144,10 +145,10 @@ def patch_variable_conversion() -> None:
 
 @contextlib.contextmanager
 def local_mean_reads(strategy: tf.distribute.Strategy, refusal: Exception | None = None) -> Iterator[None]:
-    """Answers reads of means from this process's own replicas while the context lasts, without an exchange.
+    """Makes reads of variables with aggregation MEAN use this process's replicas only, without an exchange.
 
-    For code that runs just after all replicas have merged what each keeps for itself. Whatever else would
-    meet the other processes raises the `refusal`; without it, it meets them.
+    For code that runs just after all replicas have merged those variables. Any other exchange raises
+    `refusal`, if it is set.
     """
     import tensorflow as tf
 
@@ -159,7 +160,7 @@ def local_mean_reads(strategy: tf.distribute.Strategy, refusal: Exception | None
 
     def reduce_own(reduce_op: Any, value: Any, *rest: Any) -> Any:
         if reduce_op == tf.distribute.ReduceOp.MEAN:
-            own = [tf.convert_to_tensor(one) for one in strategy.experimental_local_results(value)]
+            own = [tf.convert_to_tensor(each) for each in strategy.experimental_local_results(value)]
             return own[0] if len(own) == 1 else tf.reduce_mean(tf.stack(own), axis=0)
         if refusal is not None:
             raise refusal
@@ -173,7 +174,7 @@ def local_mean_reads(strategy: tf.distribute.Strategy, refusal: Exception | None
 
 
 def abort_collectives(reason: str) -> None:
-    """Makes every collective of this process, from any thread, end with a tf.errors.UnavailableError."""
+    """Ends every collective of this process, in any thread, with a tf.errors.UnavailableError."""
     import tensorflow as tf
     from tensorflow.python.eager import context
 
@@ -181,7 +182,7 @@ def abort_collectives(reason: str) -> None:
 
 
 def set_heartbeat_timeout(tasks: Mapping[str, Sequence[str]], seconds: float) -> None:
-    """Sets the silence after which a peer counts as dead; before MultiWorkerMirroredStrategy exists."""
+    """Sets the seconds of silence after which a peer counts as dead, before the strategy is created."""
     from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.distribute import multi_worker_util
     from tensorflow.python.eager import context
@@ -198,34 +199,34 @@ def set_heartbeat_timeout(tasks: Mapping[str, Sequence[str]], seconds: float) ->
 
 
 class SumBuffers:
-    """Arrays that TensorFlow takes over as the results of a numpy_function, reused once nobody holds them.
+    """Arrays that TensorFlow takes over as results of a numpy_function, reused when no longer referenced.
 
-    The kernel is slow to hand out new pages. TensorFlow keeps an aligned array alive for as long as it uses
-    it (tensorflow/python/lib/core/ndarray_tensor.cc): the reference count is the free list.
+    New pages from the kernel are slow. TensorFlow keeps an aligned array alive while it uses it
+    (tensorflow/python/lib/core/ndarray_tensor.cc), so the reference count tells which are free.
     """
 
-    # EIGEN_MAX_ALIGN_BYTES: TensorFlow copies an array that begins elsewhere.
+    # EIGEN_MAX_ALIGN_BYTES: TensorFlow copies an array with another alignment.
     _ALIGN = 64
-    # References to an array that only the list knows: the list's, and that of the question itself.
+    # References to a free array: the list's, and that of the getrefcount call.
     _FREE = 2
 
     def __init__(self) -> None:
         self._buffers: list[npt.NDArray[Any]] = []
 
     def lay_out(self, arrays: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], list[npt.NDArray[Any]]]:
-        """Returns a flat float32 array with a place for each array, and the places in their shapes."""
+        """Returns a flat float32 array with room for all arrays, and a view of it in each array's shape."""
         width = self._ALIGN // 4
         padded = [-(-array.size // width) * width for array in arrays]
         end = sum(padded)
         buffer = self._take(end + width)
         first = (-buffer.ctypes.data % self._ALIGN) // 4
         flat = buffer[first : first + end]
-        places, start = [], 0
+        views, start = [], 0
         for array, room in zip(arrays, padded, strict=True):
-            places.append(flat[start : start + array.size].reshape(array.shape))
+            views.append(flat[start : start + array.size].reshape(array.shape))
             flat[start + array.size : start + room] = 0
             start += room
-        return flat, places
+        return flat, views
 
     def _take(self, size: int) -> npt.NDArray[Any]:
         buffers = self._buffers
@@ -241,8 +242,8 @@ def branch(
 ) -> None:
     """Runs one of two functions on every replica; the predicate must be the same on all.
 
-    Inside a replica TensorFlow refuses a cond whose branches meet the other replicas ("merge_call called
-    while defining a new graph", tensorflow/tensorflow#27716): the branch is taken outside of them.
+    Inside a replica TensorFlow refuses a cond whose branches exchange with other replicas ("merge_call called
+    while defining a new graph", tensorflow/tensorflow#27716), so the cond is outside the replicas.
     """
     import tensorflow as tf
 
@@ -263,16 +264,16 @@ def branch(
 
 
 def is_seeded() -> bool:
-    """Whether the program has set the global seed, for which TensorFlow has no public question."""
+    """Whether the program has set the global seed, which TensorFlow does not expose."""
     from tensorflow.python.eager import context
 
     return context.global_seed() is not None
 
 
 def seed_per_process(strategy: tf.distribute.Strategy) -> None:
-    """Gives the stateful random ops (tf.random) of the function that is being traced other seeds by process.
+    """Gives stateful random ops (tf.random) of the function being traced a different seed in each process.
 
-    The global seed, from which tf.data takes the order of examples, stays; so does the first process's.
+    The global seed, which sets the order of examples in tf.data, and the first process's seed are unchanged.
     """
     import tensorflow as tf
 
@@ -285,7 +286,7 @@ def seed_per_process(strategy: tf.distribute.Strategy) -> None:
 def assign_in_replica(
     strategy: tf.distribute.Strategy, variables: Sequence[Any], values: Sequence[tf.Tensor]
 ) -> None:
-    """Assigns values to mirrored tf.Variables inside a replica, where their own `assign` refuses to."""
+    """Assigns values to mirrored tf.Variables inside a replica, where their own `assign` is refused."""
     import tensorflow as tf
 
     def assign(strategy: tf.distribute.Strategy, *values: Any) -> None:
@@ -297,29 +298,30 @@ def assign_in_replica(
     tf.__internal__.distribute.interim.maybe_merge_call(assign, strategy, *values)
 
 
-# Messages of tensorflow/python/distribute/coordinator/cluster_coordinator.py: the only news of a worker.
+# Log messages of tensorflow/python/distribute/coordinator/cluster_coordinator.py, the only report of a lost
+# worker.
 _WORKER_LOST = re.compile(r"Worker /job:worker/replica:0/task:(\d+) failed")
 _WORKER_BACK = re.compile(r"Worker /job:worker/replica:0/task:(\d+) has been recovered")
 
 
-def report_workers(say: Callable[[str], None]) -> None:
-    """Turns what the coordinator logs of lost and returning workers into a line each, and drops all else."""
+def report_workers(report: Callable[[str], None]) -> None:
+    """Reports lost and returning workers from the coordinator's log, and drops all other messages."""
 
-    def report(record: logging.LogRecord) -> bool:
+    def log_filter(record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        if found := _WORKER_LOST.match(message):
-            say(f"worker-{found[1]} is gone; others take its step and go on")
-        elif found := _WORKER_BACK.match(message):
-            say(f"worker-{found[1]} is back")
+        if match := _WORKER_LOST.match(message):
+            report(f"worker-{match[1]} is lost; the other workers take over its step")
+        elif match := _WORKER_BACK.match(message):
+            report(f"worker-{match[1]} is back")
         return False
 
     logger = logging.getLogger("tensorflow")
     logger.setLevel(logging.INFO)
-    logger.addFilter(report)
+    logger.addFilter(log_filter)
 
 
 def add_functions(definitions: Sequence[Any]) -> None:
-    """Makes functions known by their names, each a FunctionDef: `tf.graph_util.import_graph_def` does not."""
+    """Registers functions, each a FunctionDef, which `tf.graph_util.import_graph_def` does not do."""
     from tensorflow.python.eager import context
 
     for definition in definitions:
