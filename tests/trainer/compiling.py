@@ -303,7 +303,7 @@ MODELS = (
     Case(
         "`tf.numpy_function`, `tf.py_function`", unexportable.called, refused="calls Python while it predicts"
     ),
-    Case("several inputs", unexportable.two_inputs, refused="make the others of it in layers"),
+    Case("several inputs", unexportable.two_inputs, refused="compute the others from it in layers"),
     Case("several outputs", models.two_outputs, refused="train a model with that one alone"),
     Case(
         "several inputs and outputs, with a `transform`",

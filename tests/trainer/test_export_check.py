@@ -33,7 +33,7 @@ def check(name, info):
             r"cannot be loaded once it is saved: .*Unregistered.*; .*register_keras_serializable",
         ),
         ("unconfigured", r"cannot be saved: .*Unconfigured.* get_config\(\)"),
-        ("forgetful", r"gives other answers once it is saved and loaded: some of its weights are not saved"),
+        ("forgetful", r"has other outputs after it is saved and loaded: some of its weights are not saved"),
         ("called", r"calls Python while it predicts \(PyFunc\)"),
         ("eager", r"cannot be traced for an export: .*for any number of examples"),
         ("two_inputs", r"the model has 2 inputs; an exported model takes one, the image"),

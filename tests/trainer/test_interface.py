@@ -12,7 +12,7 @@ from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.features import Feature, Label, Spread, Tally
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.data.transforms import form_targets
-from shardline.trainer.models.head import to_answer
+from shardline.trainer.models.head import to_prediction
 from shardline.trainer.models.interface import choose_form
 from tests.helpers.heads import read_head
 from tests.helpers.labels import class_label
@@ -157,7 +157,7 @@ def test_one_output_for_two_classes(two_classes, activation, loss, head):
     model = single(activation, loss)
 
     assert read_head(model, two_classes) == head
-    probabilities = to_answer(model(np.zeros((1, 4, 4, 1), np.uint8)), head, class_label(("no", "yes")))
+    probabilities = to_prediction(model(np.zeros((1, 4, 4, 1), np.uint8)), head, class_label(("no", "yes")))
     np.testing.assert_allclose(probabilities, [[0.5, 0.5]])
 
 

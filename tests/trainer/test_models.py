@@ -62,7 +62,7 @@ def test_weights_from_a_path_are_loaded_and_frozen(info, tmp_path):
     assert model.optimizer.learning_rate.numpy() == np.float32(0.5)
     with pytest.raises(ModelError, match=r"keras:MobileNet: cannot load weights.*MobileNet without its top"):
         build("keras:MobileNet", info, {"weights": str(path)})
-    with pytest.raises(ModelError, match=r"no weights file 'none.h5'; give imagenet, a path, or none"):
+    with pytest.raises(ModelError, match=r"no weights file 'none.h5'; set imagenet, a path, or none"):
         build("keras:MobileNet", info, {"weights": "none.h5"})
 
 
@@ -72,7 +72,7 @@ def test_weights_that_need_a_network_say_so(info, monkeypatch):
 
     monkeypatch.setattr("keras.src.applications.densenet.file_utils.get_file", unreachable)
     with pytest.raises(
-        ModelError, match="URL fetch failure; imagenet needs network access, else give the path"
+        ModelError, match="URL fetch failure; imagenet needs network access, else set the path"
     ):
         build("keras:DenseNet121", info, {"weights": "imagenet"})
 

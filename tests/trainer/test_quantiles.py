@@ -23,7 +23,7 @@ from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.examples import describe
 from shardline.trainer.loop.build import build
 from shardline.trainer.models.head import read_heads
-from shardline.trainer.models.zoo import QuantileLoss, quantiles_of_head
+from shardline.trainer.models.zoo import QuantileLoss, parse_quantiles
 from shardline.trainer.train import train
 from tests.helpers.datasets import write_labelled
 
@@ -67,8 +67,8 @@ def test_the_loss_takes_one_number_and_an_output_for_each_quantile():
 
 @pytest.mark.parametrize("head", ["numbers", "quantiles", "quantiles x", "quantiles 0.9 0.1", None, 3])
 def test_other_heads_are_not_of_quantiles(head):
-    assert quantiles_of_head(head) == ()
-    assert quantiles_of_head("quantiles 0.1 0.5") == (0.1, 0.5)
+    assert parse_quantiles(head) == ()
+    assert parse_quantiles("quantiles 0.1 0.5") == (0.1, 0.5)
 
 
 def image_model(units):

@@ -29,7 +29,7 @@ from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.data.sharding import EpochPlan, ShardPolicy, shard_policy
 from shardline.trainer.data.transforms import DEFAULT_FORMS, class_weights, load_augmentation, load_transform
 from shardline.trainer.loop.process import Process
-from shardline.trainer.models.interface import Interface, only
+from shardline.trainer.models.interface import Interface, unwrap_single_label
 
 
 class RunPlan(NamedTuple):
@@ -262,8 +262,8 @@ def announce(run: DatasetRun, interface: Interface) -> None:
         + f"; {plan.steps:,} steps an epoch over {plan.records:,} examples",
     )
     progress.report("train", f"shard policy {policy.name}: {policy.reason}")
-    for words in interface.described:
-        progress.report("train", f"labels: {words}")
+    for description in interface.descriptions:
+        progress.report("train", f"labels: {description}")
     size = run.memory("train")
     if run.feed("train").in_memory and size is not None:
         kept = f"{size / 1e6:,.1f} MB"
@@ -285,10 +285,10 @@ def write_settings(run: DatasetRun, interface: Interface, changes: Sequence[Mapp
             "model": settings.model,
             "fingerprint": run.manifest.fingerprint,
             "class_names": run.manifest.class_names,
-            "labels": only(
+            "labels": unwrap_single_label(
                 {one.name: interface.forms.get(one.name, DEFAULT_FORMS[one.kind]) for one in labels}
             ),
-            "head": only(interface.heads),
+            "head": unwrap_single_label(interface.heads),
             "seed": settings.seed,
             "settings": asdict(settings),
             "changes": list(changes),

@@ -1,4 +1,4 @@
-"""Check before training of what would fail after it: a model that cannot be saved, loaded or served."""
+"""Export check: before training, refuse a model that could not be saved, loaded or served after it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from shardline.trainer.data.decode import Prepare
 from shardline.trainer.data.manifest import DatasetInfo
 from shardline.trainer.keras_compat.keras_compilation import refuse_lambda, saveable, short_message
 from shardline.trainer.keras_compat.operations import check_operations
-from shardline.trainer.models.head import ALL_THE_SAME, probe_inputs
+from shardline.trainer.models.head import TRAIN_WITHOUT_EXPORT, probe_inputs
 
-# Layers of Keras that hold code, or need what is not in the file.
-_LAMBDA = "__lambda__"  # which Keras leaves out where the lambda is an activation
+# Layers of Keras that hold code, or need something outside the file.
+_LAMBDA = "__lambda__"  # left out by Keras if the lambda is an activation
 _FOREIGN = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
 
 _SAVEABLE = (
@@ -35,25 +35,30 @@ _LOADABLE = (
 )
 _TRACEABLE = "its call() has to consist of operations of Keras or TensorFlow, for any number of examples"
 
-# A batch of two is computed otherwise than one of many, but no more than this.
+# Largest rounding difference between a batch of two and a larger one.
 _TOLERANCE = 1e-3
 
 
 def check_export(
     model: keras.Model, dataset: DatasetInfo, *, prepare: Prepare | None = None, exported: bool = True
 ) -> None:
-    """Saves a model, loads it in safe mode, and traces it, where it has any code that is not Keras' own.
+    """Saves a model, loads it in safe mode, and traces it, if it has code that is not Keras' own.
 
     Collective: every replica must call it at the same point, outside the strategy's scope. A model of Keras'
-    own layers alone is not tried, which would take seconds for a large one, and one that is not to be
-    `exported` is saved only. It takes what `prepare` makes of the dataset's inputs.
+    own layers alone is not tried, which would take seconds for a large one.
+
+    Args:
+        model: Built model.
+        dataset: Dataset whose inputs it takes.
+        prepare: Transformation of the dataset's inputs, if any.
+        exported: Whether the model is to be exported; if not, it is only saved.
 
     Raises:
-        ModelError: When one of it fails, or the loaded model gives other answers than the model.
+        ModelError: One of these fails, or the loaded model has other outputs than the model.
     """
     with warnings.catch_warnings(), saveable(model):
-        warnings.simplefilter("ignore")  # what matters is refused
-        with _refused("cannot be saved", _SAVEABLE):
+        warnings.simplefilter("ignore")  # anything serious is refused
+        with _raising_model_error("cannot be saved", _SAVEABLE):
             config = keras.saving.serialize_keras_object(model)
             json.dumps(config)
         own = {name: value for name, value in config.items() if name != "compile_config"}
@@ -61,30 +66,32 @@ def check_export(
             return
         with tempfile.TemporaryDirectory(prefix="shardline-check-") as directory:
             path = Path(directory) / "model.keras"
-            with _refused("cannot be saved", _SAVEABLE):
+            with _raising_model_error("cannot be saved", _SAVEABLE):
                 model.save(path)
             if not exported:
                 return
-            with _refused("cannot be loaded once it is saved", f"{_LOADABLE}; {ALL_THE_SAME}"):
+            with _raising_model_error(
+                "cannot be loaded once it is saved", f"{_LOADABLE}; {TRAIN_WITHOUT_EXPORT}"
+            ):
                 loaded = keras.models.load_model(path, safe_mode=True, compile=False)
     inputs = probe_inputs(dataset, prepare)
-    specs = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), inputs)
+    specs = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), inputs)
     predict = tf.function(lambda inputs: loaded(inputs, training=False), autograph=False)
-    with _refused("cannot be traced for an export", f"{_TRACEABLE}; {ALL_THE_SAME}"):
+    with _raising_model_error("cannot be traced for an export", f"{_TRACEABLE}; {TRAIN_WITHOUT_EXPORT}"):
         concrete = predict.get_concrete_function(specs)
     check_operations(concrete)
     _compare(model, loaded, inputs)
 
 
 @contextlib.contextmanager
-def _refused(what: str, otherwise: str) -> Iterator[None]:
-    """Makes a ModelError of whatever the user's code, or Keras, raises in the context."""
+def _raising_model_error(problem: str, advice: str) -> Iterator[None]:
+    """Converts any exception of the user's code, or of Keras, in the context to a ModelError."""
     try:
         yield
     except Exception as error:
-        if "loaded" in what:
-            refuse_lambda(error, "the model", ALL_THE_SAME)
-        raise ModelError(f"the model {what}: {short_message(error)}; {otherwise}") from error
+        if "loaded" in problem:
+            refuse_lambda(error, "the model", TRAIN_WITHOUT_EXPORT)
+        raise ModelError(f"the model {problem}: {short_message(error)}; {advice}") from error
 
 
 def _parts(config: Any) -> Iterator[dict[str, Any]]:
@@ -105,19 +112,19 @@ def _is_foreign(part: dict[str, Any]) -> bool:
 
 
 def _compare(model: keras.Model, loaded: keras.Model, inputs: Any) -> None:
-    """Refuses a model that forgets weights when it is saved; not one whose answers are never the same."""
+    """Refuses a model that loses weights when it is saved, unless its own outputs differ between calls."""
 
-    def answer(one: keras.Model) -> list[Any]:
-        return [np.asarray(part, np.float64) for part in tf.nest.flatten(one(inputs, training=False))]
+    def predict(model: keras.Model) -> list[Any]:
+        return [np.asarray(part, np.float64) for part in tf.nest.flatten(model(inputs, training=False))]
 
     def agree(ours: list[Any], theirs: list[Any]) -> bool:
         pairs = zip(ours, theirs, strict=True)
         return all(np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True) for a, b in pairs)
 
-    first = answer(model)
-    if agree(first, answer(model)) and not agree(first, answer(loaded)):
+    first = predict(model)
+    if agree(first, predict(model)) and not agree(first, predict(loaded)):
         raise ModelError(
-            "the model gives other answers once it is saved and loaded: some of its weights are not saved; "
-            "hold them by attributes of layers, and make them in __init__ or build(), from the arguments in "
-            f"get_config(); {ALL_THE_SAME}"
+            "the model has other outputs after it is saved and loaded: some of its weights are not saved; "
+            "make them attributes of layers, created in __init__ or build() from the arguments in "
+            f"get_config(); {TRAIN_WITHOUT_EXPORT}"
         )

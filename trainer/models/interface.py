@@ -1,4 +1,4 @@
-"""Interface of a compiled model: the form of labels that loss and metrics take, and what its outputs are."""
+"""Interface of a compiled model: the form of labels that its loss and metrics take, and its heads."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from shardline.trainer.keras_compat.keras_compilation import (
 )
 from shardline.trainer.models.head import (
     Heads,
-    by_label,
     compiled_by_label,
     losses_by_label,
     output_order,
+    outputs_by_label,
     probe_inputs,
     read_heads,
 )
 
-# What takes either form, deciding by the shape of the labels.
+# Names of losses and metrics that take either form, by the shape of the labels.
 _ADAPTIVE = {"accuracy", "acc", "crossentropy", "ce"}
-# What takes class numbers, beside all whose name begins with "sparse".
-_OF_NUMBERS = {"circle"}
+# Names of losses that take class indices, besides all that begin with "sparse".
+_SPARSE_NAMES = {"circle"}
 
 
 @dataclass(frozen=True)
 class Interface:
-    """What a model takes and gives.
+    """Labels and outputs of a model.
 
     Attributes:
-        forms: By the name of a label, its form in a batch, where that is not the usual one.
-        described: In words, each form and the loss or metric that has decided it.
-        heads: What the outputs are, by label; None for a model that cannot be exported.
-        order: Of a model whose outputs are a list, the names of the labels in their order; () for any other.
+        forms: Forms of labels that differ from `DEFAULT_FORMS`, by name.
+        descriptions: Each such form and the loss or metric that decides it, for the log.
+        heads: Head of each label; None for a model that cannot be exported.
+        order: Names of the labels in the order of a list of outputs; () for other structures.
     """
 
     forms: Mapping[str, LabelForm] = field(default_factory=dict)
-    described: tuple[str, ...] = ()
+    descriptions: tuple[str, ...] = ()
     heads: Heads | None = None
     order: tuple[str, ...] = ()
 
 
-def only(by_label: Mapping[str, str] | None) -> Any:
-    """Returns the value for the only label, or all of them by label, as settings.json has it."""
-    return next(iter(by_label.values())) if by_label and [*by_label] == [LABEL] else by_label
+def unwrap_single_label(values: Mapping[str, str] | None) -> Any:
+    """Returns the value of the only label, or of several labels all values by name, for settings.json."""
+    return next(iter(values.values())) if values and [*values] == [LABEL] else values
 
 
 def read_interface(
@@ -70,9 +70,15 @@ def read_interface(
 ) -> Interface:
     """Returns the interface of a compiled model.
 
-    The targets that a transformation makes stay as they are, and its inputs are those of `prepare`. Raises
-    ModelError when a model that is to be exported cannot be, or when losses and metrics take labels of
-    different forms, as `fit` would too.
+    Args:
+        model: Compiled model.
+        dataset: Dataset that it is trained on.
+        transformed: Whether a transformation makes the targets, whose form then stays as it is.
+        prepare: Transformation of the dataset's inputs, if any.
+        exported: Whether the model is to be exported.
+
+    Raises:
+        ModelError: A model to be exported cannot be, or losses and metrics take labels of different forms.
     """
     heads = None
     try:
@@ -87,7 +93,9 @@ def read_interface(
     with contextlib.suppress(Exception):  # the model's own code runs here and may raise anything
         outputs = model(probe_inputs(dataset), training=False)
         names = output_order(model, labels)
-        shapes = {name: tuple(one.shape) for name, one in by_label(outputs, labels, names).items()}
+        shapes = {
+            name: tuple(output.shape) for name, output in outputs_by_label(outputs, labels, names).items()
+        }
         order = tuple(names) if isinstance(outputs, list | tuple) else ()
     losses = losses_by_label(model, labels)
     metrics = compiled_by_label(model, passed_metrics(model), labels, compiled_metrics(model))
@@ -96,33 +104,33 @@ def read_interface(
         found[name] = DEFAULT_FORMS[label.kind], ""
         shape, count = shapes.get(name, ()), len(label.outputs)
         if label.kind == CLASS:
-            one = shape[1:] == (1,) or (heads is not None and heads[name] in ("probability", "logit"))
-            found[name] = choose_form(losses[name], metrics[name], 1 if one else count, count)
+            single = shape[1:] == (1,) or (heads is not None and heads[name] in ("probability", "logit"))
+            found[name] = choose_form(losses[name], metrics[name], 1 if single else count, count)
         elif (label.kind, count, len(shape)) == (REGRESSION, 1, 2):
             found[name] = "column", ""
     forms = {
         name: form for name, (form, _) in found.items() if form != DEFAULT_FORMS[dataset.labels[name].kind]
     }
-    described = tuple(
-        f"{f'{name} ' if name != LABEL else ''}{_FORMS[form]}, as {found[name][1]} takes them"
+    descriptions = tuple(
+        f"{f'{name} ' if name != LABEL else ''}{_FORM_NAMES[form]}, as {found[name][1]} takes them"
         for name, form in forms.items()
         if found[name][1]
     )
-    return Interface(forms, described, heads, order)
+    return Interface(forms, descriptions, heads, order)
 
 
-_FORMS = {"binary": "0 or 1", "one-hot": "one-hot", "column": "a column", "sparse": "sparse"}
+_FORM_NAMES = {"binary": "0 or 1", "one-hot": "one-hot", "column": "a column", "sparse": "sparse"}
 
 
 def choose_form(losses: list[Any], metrics: list[Any], units: int, classes: int) -> tuple[LabelForm, str]:
-    """Returns the form of labels that losses and metrics given to `compile` take, and which of them needs it.
+    """Returns the form of labels that compiled losses and metrics take, and which of them decides it.
 
-    Losses decide, then metrics of Keras, else labels are class numbers; so are those of a loss of one's own
-    that can be computed from them. `units` are the model's outputs by example: with 1, labels are 0 or 1.
+    Losses decide, then metrics of Keras. The default is class indices, also for a custom loss that can be
+    computed from them. `units` are the model's outputs per example: with 1, labels are 0 or 1.
     """
     first = compiled_name(losses[0]) if losses else ""
     if units == 1 and classes > 1:
-        if sparse := [compiled_name(one) for one in losses if _known_form(one) == "sparse"]:
+        if sparse := [compiled_name(loss) for loss in losses if _known_form(loss) == "sparse"]:
             raise ModelError(
                 f"the model has one output and its loss {sparse[0]} needs one for each of {classes} classes; "
                 f"end it with Dense({classes}), or compile it with binary_crossentropy"
@@ -137,40 +145,40 @@ def choose_form(losses: list[Any], metrics: list[Any], units: int, classes: int)
             forms.setdefault(form, f"the metric {compiled_name(metric)}")
     if len(forms) > 1:
         raise ModelError(
-            f"{forms['sparse']} takes class numbers and {forms['one-hot']} one-hot labels, of which Keras' "
-            "own fit takes one kind too; compile the model with those of one kind "
+            f"{forms['sparse']} takes class numbers and {forms['one-hot']} one-hot labels, and Keras' own "
+            "fit has one kind of labels too; compile the model with losses and metrics of one kind "
             "(sparse_categorical_crossentropy with SparseCategoricalAccuracy, categorical_crossentropy with "
             "AUC or F1Score)"
         )
     return next(iter(forms.items()), ("sparse", ""))
 
 
-def _known_form(given: Any) -> LabelForm | None:
-    """Returns the form that a loss or metric of Keras takes; None for either, and for one of one's own."""
-    inner = wrapped_function(given)
+def _known_form(compiled: Any) -> LabelForm | None:
+    """Returns the form that a loss or metric of Keras takes; None if either form, and for a custom one."""
+    inner = wrapped_function(compiled)
     if isinstance(inner, str):
-        known = ">" not in inner  # as in the name of a class that was registered
+        known = ">" not in inner  # which the names of registered custom classes have
     else:
         kind = inner if callable(inner) and hasattr(inner, "__name__") else type(inner)
         known = str(getattr(kind, "__module__", "")).partition(".")[0] == "keras"
-    name = compiled_name(given).replace("_", "").lower()
+    name = compiled_name(compiled).replace("_", "").lower()
     if not known or name in _ADAPTIVE:
         return None
-    # Of the intersections over unions, which take either, each says which it was made for.
-    numbers = getattr(inner, "sparse_y_true", name.startswith("sparse") or name in _OF_NUMBERS)
-    return "sparse" if numbers else "one-hot"
+    # Metrics of intersection over union take either form, by an argument.
+    sparse = getattr(inner, "sparse_y_true", name.startswith("sparse") or name in _SPARSE_NAMES)
+    return "sparse" if sparse else "one-hot"
 
 
 def _probed_form(loss: Any, classes: int) -> LabelForm | None:
-    """Returns the form from which a loss can be computed; None where the loss takes what others do."""
+    """Returns the first form from which a loss can be computed; None for an adaptive loss, or none."""
     if compiled_name(loss).lower() in _ADAPTIVE:
         return None
-    # Another number of examples than of classes, or one could pass for the other.
-    numbers = np.arange(classes + 2) % classes
+    # Another number of examples than of classes, or the two dimensions could be confused.
+    indices = np.arange(classes + 2) % classes
     outputs = np.full((classes + 2, classes), 1 / classes, np.float32)
     forms: tuple[tuple[LabelForm, Any], ...] = (
-        ("sparse", numbers.astype(np.int64)),
-        ("one-hot", np.eye(classes, dtype=np.float32)[numbers]),
+        ("sparse", indices.astype(np.int64)),
+        ("one-hot", np.eye(classes, dtype=np.float32)[indices]),
     )
     for form, labels in forms:
         with contextlib.suppress(Exception):  # the user's code runs here and may raise anything

@@ -1,4 +1,4 @@
-"""Models of a table: a multilayer perceptron of its columns, and one of the words of a text."""
+"""Built-in models of a table: a multilayer perceptron of its columns, and a bag of words of a text column."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import DatasetInfo
-from shardline.trainer.models.zoo import finish
+from shardline.trainer.models.zoo import add_outputs
 
-# Standard deviations beyond which a value says no more than that it is extreme.
+# Standard deviations at which normalized values are clipped.
 _LARGEST = 10.0
 
 _UNKNOWN = "[UNK]"
 
-# Names that Keras gives to layers of built-in models, beside those of its operations.
+# Names that Keras gives to layers of built-in models, besides those of its operations.
 _LAYERS = {
     "concatenate",
     "dense",
@@ -36,7 +36,7 @@ _LAYERS = {
 
 @keras.saving.register_keras_serializable("shardline")
 class Column(keras.layers.InputLayer):  # type: ignore[misc]  # keras has no types
-    """Input of a column whose name no layer of Keras may have, such as "od280/od315", or has already."""
+    """Input of a column whose name is invalid for a Keras layer, such as "od280/od315", or taken."""
 
     def __init__(
         self, column: str, dtype: str, name: str | None = None, shape: Sequence[int | None] = (), **_: Any
@@ -52,7 +52,7 @@ class Column(keras.layers.InputLayer):  # type: ignore[misc]  # keras has no typ
 
 
 def make_input(name: str, column: Feature) -> keras.KerasTensor:
-    """Returns the input of a column, (batch,) or (batch, n), under the column's own name, whatever it is."""
+    """Returns the input of a column, (batch,) or (batch, n), under the column's own name."""
     taken = re.sub(r"_\d+$", "", name)
     if "/" in name or taken in _LAYERS or hasattr(keras.ops, taken):
         return Column(name, column.dtype, shape=column.shape).output
@@ -78,10 +78,10 @@ def build_model(
         learning_rate: Learning rate of Adam.
         label_smoothing: Share of each label of classes that is spread evenly over all of them, in 0..1.
         units: Size of each hidden layer.
-        buckets: Values of a text column, at most, that are told apart; of more the hashes are.
-        embedding: Numbers that stand for a value of a text column.
-        quantiles: Of a label that is one number, the quantiles that the model gives in place of one answer,
-            such as [0.1, 0.5, 0.9]; () for the answer.
+        buckets: Largest number of values of a text column that are looked up; with more they are hashed.
+        embedding: Size of the embedding of a text value.
+        quantiles: For a label of one number, the quantiles to predict, such as [0.1, 0.5, 0.9]; () for its
+            mean.
     """
     if not dataset.is_table:
         raise ModelError(
@@ -97,12 +97,12 @@ def build_model(
     features = keras.layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
     for _ in range(2):
         features = keras.layers.Dense(units, activation="relu")(features)
-    return finish("mlp", inputs, features, dataset, learning_rate, label_smoothing, quantiles)
+    return add_outputs("mlp", inputs, features, dataset, learning_rate, label_smoothing, quantiles)
 
 
 def _embed(column: keras.KerasTensor, examples: npt.NDArray[Any], buckets: int, embedding: int) -> Any:
-    """Returns numbers for the values of a text column, (batch, embedding), of vectors of n side by side."""
-    # One bucket is for what the training split does not have, and stands for Keras' own name of that, too.
+    """Embeds a text column, (batch, embedding), or a vector of n texts, (batch, n * embedding)."""
+    # One bucket is for values that the training split does not have, and for Keras' own name of those.
     values = sorted(set(examples.ravel().tolist()) - {_UNKNOWN.encode()})
     try:
         names = [value.decode() for value in values]
@@ -118,14 +118,15 @@ def _embed(column: keras.KerasTensor, examples: npt.NDArray[Any], buckets: int, 
 
 
 def _normalize(columns: Mapping[str, keras.KerasTensor], examples: Mapping[str, npt.NDArray[Any]]) -> Any:
-    """Returns all numbers side by side, each with mean 0 and deviation 1, and then which are missing."""
+    """Concatenates numbers, normalized to mean 0 and deviation 1, and indicators of missing ones."""
     numbers = {name: keras.ops.cast(column, "float32") for name, column in columns.items()}
     stacked = keras.ops.concatenate(
-        [one if len(one.shape) > 1 else keras.ops.expand_dims(one, -1) for one in numbers.values()], axis=-1
+        [item if len(item.shape) > 1 else keras.ops.expand_dims(item, -1) for item in numbers.values()],
+        axis=-1,
     )
-    # In 64 bits: in 32 the squares of a column such as a year say nothing of its deviation.
+    # In 64 bits: in 32 the squares of a column such as a year are too coarse for its deviation.
     rows = [examples[name].astype(np.float64) for name in columns]
-    known = np.concatenate([one.reshape(len(one), -1) for one in rows], axis=-1)
+    known = np.concatenate([column.reshape(len(column), -1) for column in rows], axis=-1)
     absent = ~np.isfinite(known)
     known[absent] = np.nan
     means = [np.nanmean(column) if np.isfinite(column).any() else 0.0 for column in known.T]
@@ -155,26 +156,26 @@ def build_text(
 ) -> keras.Model:
     """Words of one column looked up and embedded -> their mean -> Dense relu -> what labels need.
 
-    The vocabulary is of the training split and is saved and exported with the model. Text is put in lower
-    case, without punctuation, and divided at white space.
+    The vocabulary is that of the training split, and is saved and exported with the model. Text is
+    lower-cased, stripped of punctuation, and split at white space.
 
     Args:
         dataset: Columns and labels. Other columns than the text are left out.
         learning_rate: Learning rate of Adam.
         label_smoothing: Share of each label of classes that is spread evenly over all of them, in 0..1.
-        column: Name of the column; "" where there is only one of text.
-        vocabulary: Number of words, at most, the most frequent ones; all others count as one.
-        length: Number of words of a text, at most; further ones are left out.
-        ngrams: Up to how many words in a row are looked up together as well.
-        embedding: Numbers that stand for a word.
+        column: Name of the column; "" if there is only one of text.
+        vocabulary: Largest number of words, the most frequent ones; all others count as one.
+        length: Words of a text that are used; further ones are left out.
+        ngrams: Largest number of words in a row that are looked up as one.
+        embedding: Size of the embedding of a word.
         units: Size of the hidden layer.
-        dropout: Share of the hidden layer that is left out at random in training, in 0..1.
+        dropout: Dropout rate of the hidden layer, in 0..1.
     """
     if not dataset.is_table:
         raise ModelError(
             "text takes a column of text, and the dataset has images; use mnist_cnn, resnet50 or keras:NAME"
         )
-    texts = [name for name, one in dataset.inputs.items() if (one.dtype, one.shape) == ("string", ())]
+    texts = [name for name, item in dataset.inputs.items() if (item.dtype, item.shape) == ("string", ())]
     column = column or ("" if len(texts) != 1 else texts[0])
     if column not in texts:
         known = "no column has text: use mlp"
@@ -192,11 +193,11 @@ def build_text(
     words.adapt(dataset.training_examples([column])[column])
     tokens = words(inputs[column])
     vectors = keras.layers.Embedding(vocabulary, embedding)(tokens)
-    # 0 is no word. A text without any has the mean 0, where a pooling layer with a mask gives NaN.
-    there = keras.ops.expand_dims(keras.ops.cast(keras.ops.not_equal(tokens, 0), vectors.dtype), -1)
-    count = keras.ops.maximum(keras.ops.sum(there, axis=1), 1)
-    features = keras.ops.sum(vectors * there, axis=1) / count
+    # 0 is padding. A text without words has the mean 0, but NaN with a masked pooling layer.
+    mask = keras.ops.expand_dims(keras.ops.cast(keras.ops.not_equal(tokens, 0), vectors.dtype), -1)
+    count = keras.ops.maximum(keras.ops.sum(mask, axis=1), 1)
+    features = keras.ops.sum(vectors * mask, axis=1) / count
     features = keras.layers.Dense(units, activation="relu")(features)
     if dropout:
         features = keras.layers.Dropout(dropout)(features)
-    return finish("text", inputs, features, dataset, learning_rate, label_smoothing)
+    return add_outputs("text", inputs, features, dataset, learning_rate, label_smoothing)

@@ -1,4 +1,4 @@
-"""Saved models: written by all replicas together and kept by the chief, loaded safely, and warm starts."""
+"""Saved models: collective saving, loading in safe mode, and warm starts."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ def save_model(model: keras.Model, directory: Path, *, scratch: Path | None) -> 
 
 
 def load_model(path: Path, *, function: str = "", compiled: bool = False) -> keras.Model:
-    """Loads a .keras file in safe mode, without its loss and metrics; `compiled` with them, if they can be.
+    """Loads a .keras file in safe mode. The file, and settings.json next to it, are not trusted.
 
-    `function` is the model function by which it was built, pkg.module:name, or "": its module is imported
-    first and registers the user's classes. The file and the settings.json beside it may be anybody's: what
-    they name is not imported.
+    Args:
+        path: The file.
+        function: Model function by which it was built, pkg.module:name, or "". Its module is imported first
+            and registers the user's classes; a function that a file names is not imported.
+        compiled: Whether loss and metrics are loaded too, if they can be.
 
     Raises:
-        ModelError: When the file is missing, damaged, or needs code that safe mode refuses or nobody named.
+        ModelError: The file is missing or damaged, or needs code that safe mode refuses or is not named.
     """
     if not path.is_file():
         raise ModelError(f"no model file {path}; train one with 'shardline train DATASET OUT'")
@@ -55,34 +57,34 @@ def load_model(path: Path, *, function: str = "", compiled: bool = False) -> ker
                 )
     settings = path.with_name(SETTINGS_FILE)
     recorded = _read_entry(settings, "model", "train the model again") if settings.is_file() else ""
-    given = import_string(function or recorded) if function or recorded else ""
-    if function or given.startswith(f"{models.__name__}."):
-        plugins.load(given, "model", ModelError)
+    reference = import_string(function or recorded) if function or recorded else ""
+    if function or reference.startswith(f"{models.__name__}."):
+        plugins.load(reference, "model", ModelError)
     if compiled:
-        with contextlib.suppress(Exception):  # losses and metrics of one's own
+        with contextlib.suppress(Exception):  # custom losses and metrics
             return keras.models.load_model(path, safe_mode=True)
     try:
         return keras.models.load_model(path, safe_mode=True, compile=False)
     except Exception as error:  # Keras raises many kinds: of zip files, of HDF5, of deserialisation
         refuse_lambda(error, str(path), "then train again")
         hint = ""
-        if recorded and not function and recorded == given:
+        if recorded and not function and recorded == reference:
             hint = (
                 f"; it may need the code of {recorded}, which is not run because a file names it: if you "
-                f"trust it, give it with --model-function {recorded}, or import it where your model is built"
+                f"trust it, set --model-function {recorded}, or import it where your model is built"
             )
         raise ModelError(f"cannot load {path}: {short_message(error)}{hint}") from error
 
 
 def read_recorded_heads(model_file: Path) -> Heads | None:
-    """Returns what a model's outputs are by label, as its training has recorded it; None where it has not."""
+    """Returns the heads of a model that its training has recorded; None if there are none."""
     settings = model_file.with_name(SETTINGS_FILE)
     if not settings.is_file():
         return None
-    found = files.read_json(settings, ModelError).get("head")
-    given = found if isinstance(found, dict) else {LABEL: found}
-    heads = {str(name): str(said) for name, said in given.items() if is_head(said)}
-    return heads if heads and len(heads) == len(given) else None
+    value = files.read_json(settings, ModelError).get("head")
+    recorded = value if isinstance(value, dict) else {LABEL: value}
+    heads = {str(name): str(head) for name, head in recorded.items() if is_head(head)}
+    return heads if heads and len(heads) == len(recorded) else None
 
 
 def _read_entry(file: Path, name: str, advice: str) -> str:
@@ -96,10 +98,10 @@ _CHAMPION_FILE = "champion.json"
 
 
 def warm_start(model: keras.Model, path: str) -> None:
-    """Gives a built model the weights of a saved one; its optimizer starts anew.
+    """Sets the weights of a built model to those of a saved one; its optimizer keeps its initial state.
 
-    `path`, also gs://, is a .keras file, a directory that holds model.keras, or a champion's directory, whose
-    champion.json names the one in force. A ModelError names the first weight that differs in name or shape.
+    `path`, also gs://, is a .keras file, a directory with model.keras, or a champion's directory with
+    champion.json. A ModelError names the first weight that differs in name or shape.
     """
     file = _model_file(files.local_path(path))
     source = load_model(file)
@@ -113,16 +115,16 @@ def warm_start(model: keras.Model, path: str) -> None:
             )
     for theirs, ours in pairs:
         ours.assign(keras.ops.convert_to_numpy(theirs))
-    # Vocabularies are no weights, and means and variances are used once they are finalized.
+    # Vocabularies are not weights, and means and variances take effect when they are finalized.
     lookups = _lookups(source), _lookups(model)
     if [type(layer) for layer in lookups[0]] != [type(layer) for layer in lookups[1]]:
         raise ModelError(
             f"{file} has {len(lookups[0])} vocabularies and the model {len(lookups[1])}: a column has too "
             "many values for one now, or had before; train without initial_model"
         )
-    for one, other in zip(*lookups, strict=True):
-        if _vocabulary(one) != _vocabulary(other):
-            other.set_vocabulary(one.get_vocabulary(include_special_tokens=False))
+    for theirs, ours in zip(*lookups, strict=True):
+        if _vocabulary(theirs) != _vocabulary(ours):
+            ours.set_vocabulary(theirs.get_vocabulary(include_special_tokens=False))
     refresh_adapted(model)
 
 
@@ -139,14 +141,14 @@ def _model_file(path: Path) -> Path:
 
 
 def _describe(weight: keras.Variable | None) -> str:
-    # Its path begins with names that Keras numbers as they come, dense_3, so the last part has to do.
+    # Its path begins with names that Keras numbers by creation, dense_3: only the last part is comparable.
     return "missing" if weight is None else f"{weight.name} {tuple(weight.shape)}"
 
 
 def adapted_layers(model: keras.Model, *, numbers: bool = False) -> dict[str, str]:
-    """Returns what a run that goes on must have found in its data again; nothing without such layers.
+    """Returns a digest of adapted layers, which must be the same in a resumed run; {} without such layers.
 
-    Means and variances, weights that a checkpoint gives back, are in it where `numbers` says so.
+    With `numbers` it includes means and variances, which are weights and restored from a checkpoint.
     """
     facts: list[Any] = [_vocabulary(layer) for layer in _lookups(model)]
     facts += [list(layer.bin_boundaries) for layer in _layers(model, keras.layers.Discretization)]
@@ -160,7 +162,7 @@ def adapted_layers(model: keras.Model, *, numbers: bool = False) -> dict[str, st
 
 
 def refresh_adapted(model: keras.Model) -> None:
-    """Makes layers compute with means and variances that have been given to them as weights."""
+    """Finalizes normalization layers whose means and variances were assigned as weights."""
     for layer in _layers(model, keras.layers.Normalization):
         layer.finalize_state()
 

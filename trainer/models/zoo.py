@@ -1,11 +1,11 @@
-"""Built-in models of images, and the outputs with which all built-in models end.
+"""Built-in models of images, and the outputs and losses of all built-in models.
 
 mnist_cnn is the network of TensorFlow's multi-worker training tutorial, resnet50 the transfer learning of
 the Vertex AI codelab, keras:NAME any model of keras.applications. Their common arguments: `learning_rate` of
 Adam; `label_smoothing`, the share of each label of classes, in 0..1, that is spread evenly over all of them;
 `weights`, "imagenet" (Keras downloads them), the path of a weights file, or "none". Loaded weights are frozen
 and only the head is trained; with "none" everything is trained. Grey images are repeated over three channels.
-Images that are too small, and weights that cannot be had, are a ModelError.
+Images that are too small, and weights that cannot be loaded, are a ModelError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardline.trainer.data.manifest import DatasetInfo
 
 @keras.saving.register_keras_serializable("shardline")
 class SmoothedCrossentropy(keras.losses.Loss):  # type: ignore[misc]  # keras has no types
-    """Crossentropy of whole-number labels, smoothed; Keras smooths one-hot labels alone."""
+    """Crossentropy of class indices with label smoothing, which Keras has for one-hot labels only."""
 
     def __init__(self, label_smoothing: float, name: str = "smoothed_crossentropy", **kwargs: Any):
         super().__init__(name=name, **kwargs)
@@ -46,9 +46,9 @@ class SmoothedCrossentropy(keras.losses.Loss):  # type: ignore[misc]  # keras ha
 
 @keras.saving.register_keras_serializable("shardline")
 class StandardizedError(keras.losses.Loss):  # type: ignore[misc]  # keras has no types
-    """Mean squared error in standard deviations, so that numbers of different units count alike.
+    """Mean squared error in standard deviations: numbers of different units count alike.
 
-    It is the share of a number's variance that a model does not explain.
+    It is the unexplained share of a number's variance.
     """
 
     def __init__(self, deviations: Sequence[float], name: str = "standardized_error", **kwargs: Any):
@@ -69,18 +69,18 @@ class StandardizedError(keras.losses.Loss):  # type: ignore[misc]  # keras has n
 
 @keras.saving.register_keras_serializable("shardline")
 class QuantileLoss(keras.losses.Loss):  # type: ignore[misc]  # keras has no types
-    """Pinball loss, the mean over some quantiles of a number, of which the model has an output each.
+    """Pinball loss of a number: the mean over quantiles, for each of which the model has an output.
 
-    An output that is too low costs its quantile for each unit, one that is too high the rest to 1. A model
-    that is compiled with it is exported with the signature's outputs `value` and `quantiles`.
+    An output that is too low by 1 costs its quantile q, one that is too high by 1 costs 1 - q. A model that
+    is compiled with it is exported with the outputs `value` and `quantiles`.
 
     Args:
-        quantiles: Shares within 0..1, rising.
+        quantiles: Quantiles to predict, between 0 and 1, increasing.
         name: Name of the loss.
-        kwargs: What every loss of Keras takes.
+        kwargs: Arguments of every loss of Keras.
 
     Raises:
-        ModelError: There is no quantile, or they are not within 0..1 or do not rise.
+        ModelError: There is no quantile, or they are not between 0 and 1 or not increasing.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class QuantileLoss(keras.losses.Loss):  # type: ignore[misc]  # keras has no typ
 
 
 def check_quantiles(quantiles: Any) -> tuple[float, ...]:
-    """Returns some quantiles as numbers; a ModelError where they are none within 0..1 that rise."""
+    """Returns quantiles as floats; a ModelError unless they are between 0 and 1 and increasing."""
     listed = list(quantiles) if isinstance(quantiles, Sequence) and not isinstance(quantiles, str) else []
-    sound = all(isinstance(one, int | float) and 0 < one < 1 for one in listed)  # NaN fails this too
-    if not listed or not sound or any(a >= b for a, b in pairwise(listed)):
+    valid = all(isinstance(share, int | float) and 0 < share < 1 for share in listed)  # NaN fails this too
+    if not listed or not valid or any(a >= b for a, b in pairwise(listed)):
         raise ModelError(
             f"quantiles must be numbers between 0 and 1, each larger than the one before, got {quantiles!r}; "
             "write [0.1, 0.5, 0.9]"
@@ -120,9 +120,9 @@ def check_quantiles(quantiles: Any) -> tuple[float, ...]:
 
 
 def compiled_quantiles(label: Label, losses: Sequence[Any]) -> tuple[float, ...]:
-    """Returns the quantiles that a model's losses for a label ask for, () for none.
+    """Returns the quantiles of a QuantileLoss among a label's losses, () for none.
 
-    Raises ModelError where the label is not one number.
+    Raises ModelError if the label is not one number.
     """
     found = next((loss for loss in losses if isinstance(loss, QuantileLoss)), None)
     if found is None:
@@ -136,19 +136,19 @@ def compiled_quantiles(label: Label, losses: Sequence[Any]) -> tuple[float, ...]
     return found.quantiles
 
 
-def quantiles_of_head(head: object) -> tuple[float, ...]:
-    """Returns the quantiles that a head such as "quantiles 0.1 0.5 0.9" is of, () for any other head."""
+def parse_quantiles(head: object) -> tuple[float, ...]:
+    """Returns the quantiles of a head such as "quantiles 0.1 0.5 0.9", () for any other head."""
     if not isinstance(head, str) or not head.startswith("quantiles "):
         return ()
     try:
-        return check_quantiles([float(one) for one in head.split()[1:]])
+        return check_quantiles([float(text) for text in head.split()[1:]])
     except (ValueError, ModelError):
         return ()
 
 
-def middle_of(quantiles: Sequence[float]) -> int:
-    """Returns the place of the quantile that is nearest to 0.5."""
-    return min(range(len(quantiles)), key=lambda place: abs(quantiles[place] - 0.5))
+def median_index(quantiles: Sequence[float]) -> int:
+    """Returns the index of the quantile that is nearest to 0.5."""
+    return min(range(len(quantiles)), key=lambda index: abs(quantiles[index] - 0.5))
 
 
 def check_images(name: str, dataset: DatasetInfo, smallest: int = 1) -> None:
@@ -162,7 +162,7 @@ def check_images(name: str, dataset: DatasetInfo, smallest: int = 1) -> None:
         )
 
 
-def finish(
+def add_outputs(
     name: str,
     inputs: keras.KerasTensor | list[keras.KerasTensor] | dict[str, keras.KerasTensor],
     features: keras.KerasTensor,
@@ -171,11 +171,11 @@ def finish(
     label_smoothing: float,
     quantiles: Sequence[float] = (),
 ) -> keras.Model:
-    """Ends a model with an output for each label, and compiles it with Adam and what fits their kinds.
+    """Adds an output for each label to a model, and compiles it with Adam and losses for their kinds.
 
-    A class is a softmax, each of several labels a sigmoid, and a number what a linear layer gives in standard
-    deviations around the mean of the training split, so that any unit is learned alike. With `quantiles`, the
-    only label is one number, and the model gives these of it.
+    A class has a softmax, a multilabel a sigmoid for each output, and a number a linear layer in standard
+    deviations around the mean of the training split: any unit is learned alike. With `quantiles` the only
+    label has to be one number, and the outputs are its quantiles.
     """
     labels = dataset.labels.values()
     if quantiles and [(label.kind, len(label.outputs)) for label in labels] != [(REGRESSION, 1)]:
@@ -185,20 +185,20 @@ def finish(
         )
     outputs, losses, metrics = {}, {}, {}
     for label in labels:
-        output, loss, metric = _end(label, features, dataset, label_smoothing, quantiles)
+        output, loss, metric = _add_output(label, features, dataset, label_smoothing, quantiles)
         outputs[label.name], losses[label.name], metrics[label.name] = output, loss, metric
     single = len(outputs) == 1
     model = keras.Model(inputs, outputs[LABEL] if single else outputs, name=name)
     model.compile(
         optimizer=keras.optimizers.Adam(learning_rate),
         loss=losses[LABEL] if single else losses,
-        # None of Keras' metrics is of quantiles.
+        # Keras has no metric for quantiles.
         metrics=None if quantiles else [metrics[LABEL]] if single else metrics,
     )
     return model
 
 
-def _end(
+def _add_output(
     label: Label,
     features: keras.KerasTensor,
     dataset: DatasetInfo,
@@ -207,11 +207,14 @@ def _end(
 ) -> tuple[keras.KerasTensor, Any, str]:
     """Returns the output for a label, its loss and its metric.
 
-    In float32 whatever the precision of the rest: the loss takes the logarithm of small probabilities.
+    Always in float32: the loss takes the logarithm of small probabilities.
     """
     if label.kind == REGRESSION:
         spreads = dataset.train[label.name].spreads
-        means, deviations = [one.mean for one in spreads], [one.deviation or 1.0 for one in spreads]
+        means, deviations = (
+            [spread.mean for spread in spreads],
+            [spread.deviation or 1.0 for spread in spreads],
+        )
         loss: Any = QuantileLoss(quantiles) if quantiles else StandardizedError(deviations)
         plain = keras.layers.Dense(len(quantiles or label.outputs), dtype="float32")(features)
         scaled = keras.layers.Rescaling(deviations, means, dtype="float32")(plain)
@@ -226,19 +229,23 @@ def _end(
 
 Application = Callable[..., keras.Model]
 
-# Pixels a side: what keras.applications.ResNet50 accepts without its top, and what a 3x3 convolution followed
-# by 2x2 pooling needs to leave one.
+# Smallest side in pixels: that keras.applications.ResNet50 accepts without its top, and that leaves a pixel
+# after a 3x3 convolution and 2x2 pooling.
 _SMALLEST_RESNET, _SMALLEST_DIGIT = 32, 4
 
 
 def find_application(name: str) -> Application:
-    """Returns a function of keras.applications by its name; a ModelError names those that are like it."""
-    there: dict[str, Application] = dict(inspect.getmembers(keras.applications, inspect.isfunction))
-    if name in there:
-        return there[name]
-    like = sorted(there, key=lambda one: -difflib.SequenceMatcher(None, one.lower(), name.lower()).ratio())
+    """Returns a function of keras.applications by its name; a ModelError names similar ones."""
+    known: dict[str, Application] = dict(inspect.getmembers(keras.applications, inspect.isfunction))
+    if name in known:
+        return known[name]
+
+    def similarity(other: str) -> float:
+        return difflib.SequenceMatcher(None, other.lower(), name.lower()).ratio()
+
+    near = sorted(known, key=similarity, reverse=True)
     raise ModelError(
-        f"unknown model {KERAS_PREFIX + name!r}; keras.applications has {', '.join(like[:8])}, ..."
+        f"unknown model {KERAS_PREFIX + name!r}; keras.applications has {', '.join(near[:8])}, ..."
     )
 
 
@@ -252,7 +259,7 @@ def build_application(
     """Preprocessing -> the application without its top -> global average pooling -> softmax."""
     name = application.__name__
     images, features = extract_features(KERAS_PREFIX + name, application, dataset, weights)
-    return finish(name.lower(), images, features, dataset, learning_rate, label_smoothing)
+    return add_outputs(name.lower(), images, features, dataset, learning_rate, label_smoothing)
 
 
 def extract_features(
@@ -261,19 +268,18 @@ def extract_features(
     """Returns the input, uint8 (batch, height, width, channels), and the pooled features (batch, units)."""
     check_images(name, dataset)
     images = keras.Input(dataset.input_shape, dtype="uint8")
-    # In float32 whatever the precision of the rest: bfloat16 cannot tell neighbouring pixel values apart
-    # once their mean is taken from them.
+    # Always in float32: bfloat16 cannot distinguish neighbouring pixel values after their mean is subtracted.
     pixels = keras.layers.Rescaling(1.0, dtype="float32")(images)
     if dataset.input_shape[-1] == 1:
         pixels = keras.layers.Concatenate(dtype="float32")([pixels, pixels, pixels])
-    # Each family's module has the function that its weights were trained with. Given a symbolic tensor it
-    # becomes layers, which are saved with the model.
+    # Each family's module has the preprocessing of its weights. On a symbolic tensor it becomes layers, which
+    # are saved with the model.
     pixels = inspect.getmodule(application).preprocess_input(pixels)  # type: ignore[union-attr]
-    base = _base(name, application, (*dataset.input_shape[:2], 3), weights)
+    base = _load_base(name, application, (*dataset.input_shape[:2], 3), weights)
     return images, base(pixels)
 
 
-def _base(name: str, application: Application, shape: tuple[int, ...], weights: str) -> keras.Model:
+def _load_base(name: str, application: Application, shape: tuple[int, ...], weights: str) -> keras.Model:
     def create(**options: Any) -> keras.Model:
         return application(include_top=False, pooling="avg", input_shape=shape, **options)
 
@@ -288,16 +294,16 @@ def _base(name: str, application: Application, shape: tuple[int, ...], weights: 
         return base
     path = files.local_path(weights)
     if weights != "imagenet" and not path.is_file():
-        raise ModelError(f"{name}: no weights file {weights!r}; give imagenet, a path, or none")
+        raise ModelError(f"{name}: no weights file {weights!r}; set imagenet, a path, or none")
     try:
         if weights == "imagenet":
             base = create(weights=weights)
         else:
             base.load_weights(path)
-    except Exception as error:  # Keras raises what its downloader and its file formats raise
+    except Exception as error:  # of Keras' downloader or its file formats
         raise ModelError(
             f"{name}: cannot load weights {weights!r}: {_one_line(error)}; imagenet needs network access, "
-            f"else give the path of a .weights.h5 file of {application.__name__} without its top"
+            f"else set the path of a .weights.h5 file of {application.__name__} without its top"
         ) from error
     base.trainable = False
     return base
@@ -314,7 +320,7 @@ def build_resnet50(
     check_images("resnet50", dataset, _SMALLEST_RESNET)
     images, features = extract_features("resnet50", keras.applications.ResNet50, dataset, weights)
     features = keras.layers.Dense(1016, activation="relu")(features)
-    return finish("resnet50_transfer", images, features, dataset, learning_rate, label_smoothing)
+    return add_outputs("resnet50_transfer", images, features, dataset, learning_rate, label_smoothing)
 
 
 def build_mnist_cnn(
@@ -327,4 +333,4 @@ def build_mnist_cnn(
     features = keras.layers.Conv2D(32, 3, activation="relu")(features)
     features = keras.layers.Flatten()(keras.layers.MaxPooling2D()(features))
     features = keras.layers.Dense(64, activation="relu")(features)
-    return finish("mnist_cnn", images, features, dataset, learning_rate, label_smoothing)
+    return add_outputs("mnist_cnn", images, features, dataset, learning_rate, label_smoothing)

@@ -29,7 +29,7 @@ from shardline.trainer.data import transforms
 from shardline.trainer.data.decode import Prepare, parse_batch
 from shardline.trainer.data.features import CLASS
 from shardline.trainer.data.manifest import Manifest
-from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_answers, to_quantiles
+from shardline.trainer.models.head import Head, Heads, output_order, read_heads, to_predictions, to_quantiles
 
 if TYPE_CHECKING:
     from shardline.components.validate.gate.champion import TrainingKeys
@@ -176,7 +176,7 @@ def measure_difference(
     def trained(inputs: Any) -> list[dict[str, tf.Tensor]]:
         prepared, order = prepare(inputs) if prepare else inputs, output_order(model, labels)
         outputs = model(prepared, training=False)
-        return [make(outputs, heads, labels, order) for make in (to_answers, to_quantiles)]
+        return [make(outputs, heads, labels, order) for make in (to_predictions, to_quantiles)]
 
     largest = 0.0
     try:

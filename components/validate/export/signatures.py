@@ -37,8 +37,8 @@ from shardline.trainer.data.decode import (
 from shardline.trainer.data.features import CLASS, REGRESSION, Feature
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.keras_compat.operations import check_operations, check_saved_model
-from shardline.trainer.models.head import Heads, output_order, to_answers, to_quantiles
-from shardline.trainer.models.zoo import quantiles_of_head
+from shardline.trainer.models.head import Heads, output_order, to_predictions, to_quantiles
+from shardline.trainer.models.zoo import parse_quantiles
 
 #: What a client sends: encoded images, or the columns of a table by name.
 DEFAULT = "serving_default"
@@ -80,7 +80,7 @@ def make_signatures(
     def answer(inputs: Inputs) -> dict[str, tf.Tensor]:
         prepared = prepare(inputs) if prepare else inputs
         outputs = model(prepared, training=False)
-        answers = to_answers(outputs, heads, manifest.labels, order)
+        answers = to_predictions(outputs, heads, manifest.labels, order)
         quantiles = to_quantiles(outputs, heads, manifest.labels, order)
         named: dict[str, tf.Tensor] = {}
         for label in manifest.labels:
@@ -122,7 +122,7 @@ def make_signatures(
 
 def read_quantiles(heads: Heads) -> dict[str, tuple[float, ...]]:
     """Returns the quantiles that a model predicts, by name of the label, without labels that have none."""
-    by_label = {name: quantiles_of_head(head) for name, head in heads.items()}
+    by_label = {name: parse_quantiles(head) for name, head in heads.items()}
     return {name: quantiles for name, quantiles in by_label.items() if quantiles}
 
 
