@@ -1,4 +1,4 @@
 """Preprocessing: a source of labelled examples becomes TFRecord shards and their manifest.
 
-It may import `storage`, `runs` and `vertex`; it loads no TensorFlow and knows no other component.
+It may import `storage`, `runs` and `vertex`, but no other component, and never loads TensorFlow.
 """

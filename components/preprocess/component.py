@@ -1,7 +1,7 @@
-"""The preprocessing components: the whole in one task, or planned by one, written by many, finished by one.
+"""Preprocessing components: one task for all of it, or one that plans, many that write, one that finishes.
 
-The planning task's Dataset artifact is a directory that all tasks see. KFP embeds the source text of each
-function alone, so they import what they call. A mistake ends the task after one line that says which.
+The planning task's Dataset artifact is a directory that all tasks see. KFP embeds the source of each function
+only, so each imports what it calls. An error ends the task after one line that names it.
 """
 
 from collections.abc import Mapping
@@ -34,10 +34,10 @@ def preprocess(
             the records of each split.
         metrics: Records of each split, rejected examples and duplicates.
         card: The dataset card, a page to look at.
-        data: What is read, and how it becomes shards: the fields of
+        data: The source, and how it becomes shards: the fields of
             `shardline.components.preprocess.settings.PreprocessSettings`.
-        processes: How many processes write; 0 for one per core. It has no effect on the bytes.
-        fingerprint: What the source's content is known by; not read. KFP's cache compares inputs, and the
+        processes: Number of writing processes; 0 for one per core. It has no effect on the bytes.
+        fingerprint: Fingerprint of the source's content; not read. KFP's cache compares inputs, and the
             source string does not change when the data does.
     """
     from shardline.components.preprocess.component import preprocess_artifact
@@ -54,10 +54,10 @@ def plan_shards(
     """Surveys a source and plans its shards.
 
     Args:
-        planned: Directory in which the dataset comes into being.
-        tasks: How many parts there are at most, each of which a task writes.
-        data: What is read, and how it becomes shards, as for `preprocess`.
-        processes: How many processes each of them has; 0 for one per core.
+        planned: Directory in which the dataset is built.
+        tasks: Most parts, each of which one task writes.
+        data: The source, and how it becomes shards, as for `preprocess`.
+        processes: Number of processes of each task; 0 for one per core.
 
     Returns:
         The parts: "0/3", "1/3" and "2/3", each the first input of a task that writes it.
@@ -68,11 +68,11 @@ def plan_shards(
 
 
 def write_shards(planned: dsl.Input[dsl.Dataset], part: str) -> None:
-    """Writes the shards of one part, the same bytes however often it is started.
+    """Writes the shards of one part, the same bytes each time it is started.
 
     Args:
-        planned: What `plan_shards` gave.
-        part: Number of the part, from 0, and of how many: 2/16.
+        planned: Output of `plan_shards`.
+        part: Number of the part, from 0, and the number of parts: 2/16.
     """
     from shardline.components.preprocess.component import write_artifact
 
@@ -85,10 +85,10 @@ def finish_dataset(
     metrics: dsl.Output[dsl.Metrics],
     card: dsl.Output[dsl.HTML],
 ) -> None:
-    """Writes the manifest when all shards are there.
+    """Writes the manifest when all shards are complete.
 
     Args:
-        planned: What `plan_shards` gave.
+        planned: Output of `plan_shards`.
         dataset: The same directory, now a dataset; its metadata gets the fingerprint, the kinds of the
             labels and the records of each split.
         metrics: Records of each split, rejected examples and duplicates.
@@ -102,17 +102,17 @@ def finish_dataset(
 def preprocess_artifact(
     data: Mapping[str, Any], processes: int, dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML
 ) -> None:
-    """Writes a source into a Dataset artifact, and its metrics and card."""
+    """Writes a source as a Dataset artifact, with its metrics and card."""
     from shardline.components.preprocess.run import preprocess
 
     with progress.exit_on_error(_TOPIC):
-        # A task that is tried again finds what the first try has left: its lock, a whole dataset perhaps.
+        # A retried task finds what its first attempt has left: its lock, perhaps a complete dataset.
         manifest = preprocess(_settings(data, processes), Path(dataset.path), overwrite=True, take_over=True)
         _describe(manifest, dataset, metrics, card)
 
 
 def plan_artifact(data: Mapping[str, Any], processes: int, dataset: dsl.Dataset, most: int) -> list[str]:
-    """Plans a dataset in the directory of an artifact and returns its parts, at most so many."""
+    """Plans a dataset in the directory of an artifact and returns its parts, at most `most`."""
     from shardline.components.preprocess.run import plan_dataset
 
     with progress.exit_on_error(_TOPIC):
@@ -122,7 +122,7 @@ def plan_artifact(data: Mapping[str, Any], processes: int, dataset: dsl.Dataset,
 
 
 def write_artifact(dataset: dsl.Dataset, part: str) -> None:
-    """Writes the shards of one part into the directory of an artifact that was planned."""
+    """Writes the shards of one part into the directory of a planned artifact."""
     from shardline.components.preprocess.run import write_shards
 
     with progress.exit_on_error(_TOPIC):
@@ -145,7 +145,7 @@ def _settings(data: Mapping[str, Any], processes: int) -> PreprocessSettings:
 
 
 def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, card: dsl.HTML) -> None:
-    """Records what is in a dataset, in its metadata, in the metrics and on its card."""
+    """Describes a dataset in its metadata, in the metrics and on its card."""
     from shardline.components.html import page_path
     from shardline.components.preprocess.inspect.card import render_card
 
@@ -159,7 +159,7 @@ def _describe(manifest: Manifest, dataset: dsl.Dataset, metrics: dsl.Metrics, ca
         metrics.log_metric(name, value)
     try:
         page = render_card(Path(dataset.path), manifest)
-    except Exception as failure:  # the dataset is there, and its card only shows it
+    except Exception as failure:  # the dataset is complete without its card
         progress.report(_TOPIC, f"no card of the dataset: {plugins.describe(failure)}")
         page = "<!doctype html><title>No card</title><p>The card could not be drawn; the log says why."
     path = page_path(card)

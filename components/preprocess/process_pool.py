@@ -1,7 +1,7 @@
 """Process pool of preprocessing: this process and workers, each of which takes the next item of a job.
 
-A worker takes jobs as lines of JSON on its standard input and answers likewise with progress, what it found,
-or the error that ended it. When its parent is gone, it ends. Not multiprocessing: that runs the user's own
+A worker reads jobs as lines of JSON from its standard input and answers on its output with progress, its
+results, or the error that ended it. It ends with its parent. Not multiprocessing: that runs the user's own
 main module again, and a parent that has loaded TensorFlow must not be forked.
 """
 
@@ -25,31 +25,31 @@ from shardline.components.storage.prefetch import RETRIES, take_retry_count
 from shardline.trainer.base import crash, errors
 from shardline.trainer.base.errors import BadRecordError, RunError, ShardlineError
 
-#: Takes progress: records and bytes since the last call.
+#: Receives progress: records and bytes since the last call.
 Report = Callable[[int, int], None]
 
-#: A function of a module: takes values for all items, its items, and where to report; returns found by item.
+#: A function of a module: gets arguments for all items, its items, and a Report; returns results by item.
 Job = Callable[[Mapping[str, Any], Iterable[str], Report], Mapping[str, Any]]
 
 _WORKER = (sys.executable, "-P", "-m", "shardline.components.preprocess.process_pool")
 _INTERVAL_SECONDS = 0.2
 
-# A pipe takes a page at once, however little room is left to its user.
+# A pipe takes at least a page, even where its user has reached the limit of pipe buffers.
 _NUMBER_BYTES, _MOST_NUMBERS = 4, 1024
 
-# A worker that is reported to end removes what it has not finished.
+# A worker that is terminated removes its unfinished files.
 _GRACE_SECONDS = 10.0
 
 
 class Processes:
     """This process and the workers that make up `count` with it. A context manager.
 
-    Workers start at once and import the modules of their jobs, so that they are ready when these are known.
+    Workers start at once and import the modules of their jobs, to be ready when the items are known.
     """
 
     def __init__(self, count: int, *jobs: Job) -> None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(_search_path())}
-        # Whoever is free reads the number of the next items from this pipe.
+        # A free process reads the number of its next group of items from this pipe.
         self._numbers, self._next = os.pipe()
         os.set_blocking(self._numbers, False)
         command = (*_WORKER, str(self._numbers), *dict.fromkeys(job.__module__ for job in jobs))
@@ -87,17 +87,17 @@ class Processes:
     def run(
         self, job: Job, arguments: Mapping[str, Any], items: Sequence[str], report: Report
     ) -> dict[str, Any]:
-        """Does one of the jobs and returns what was found, by item.
+        """Runs one of the jobs and returns its results, by item.
 
         Args:
             job: One of the jobs named at the start.
-            arguments: Values that are the same for all items, as JSON holds them.
+            arguments: Arguments of the job for all items, as JSON.
             items: Names of the items, the longest first.
-            report: Takes the progress of all processes.
+            report: Receives the progress of all processes.
 
-        Raises ShardlineError: that of the first process that failed, or that one ended without an answer.
+        Raises ShardlineError: that of the first process that failed, or one for a worker without an answer.
         """
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         each = -(-len(items) // _MOST_NUMBERS) or 1
         groups = [items[first : first + each] for first in range(0, len(items), each)]
         os.write(self._next, b"".join(number.to_bytes(_NUMBER_BYTES) for number in range(len(groups))))
@@ -113,9 +113,9 @@ class Processes:
             def listen(timeout: float) -> None:
                 ready = selector.select(timeout)
                 for key, _ in ready:
-                    if _receive(key.fd, key.data, found, report):
+                    if _receive(key.fd, key.data, results, report):
                         selector.unregister(key.fileobj)
-                # What a worker that was killed has started may hold its output open for ever.
+                # A child of a killed worker may hold its output open for ever.
                 for key in () if ready else tuple(selector.get_map().values()):
                     if key.data[0].poll() is not None:
                         raise _worker_lost(key.data[0])
@@ -125,15 +125,15 @@ class Processes:
                 listen(0)
 
             if groups:
-                found |= job(arguments, _unclaimed_items(self._numbers, groups), report_own)
+                results |= job(arguments, _unclaimed_items(self._numbers, groups), report_own)
             while selector.get_map():
-                report(0, 0)  # who is reported may have found a reason to end
+                report(0, 0)  # the receiver may raise to end the run
                 listen(_INTERVAL_SECONDS)
-        return found
+        return results
 
 
 def _unclaimed_items(numbers: int, groups: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields items that no other process has, until there are no more."""
+    """Yields items that no other process has taken, until there are no more."""
     while True:
         try:
             number = os.read(numbers, _NUMBER_BYTES)
@@ -142,8 +142,8 @@ def _unclaimed_items(numbers: int, groups: Sequence[Sequence[str]]) -> Iterator[
         yield from groups[int.from_bytes(number)]
 
 
-def _receive(output: int, state: list[Any], found: dict[str, Any], report: Report) -> bool:
-    """Reads the answers of a worker that are there, and returns whether it has done its job."""
+def _receive(output: int, state: list[Any], results: dict[str, Any], report: Report) -> bool:
+    """Reads the available answers of a worker, and returns whether its job is done."""
     worker, rest = state
     block = os.read(output, 1 << 16)
     if not block:
@@ -154,8 +154,8 @@ def _receive(output: int, state: list[Any], found: dict[str, Any], report: Repor
         if "error" in answer:
             error: ShardlineError = getattr(errors, answer["error"])(*answer["values"])
             raise error
-        if "found" in answer:
-            found |= answer["found"]
+        if "results" in answer:
+            results |= answer["results"]
             return True
         RETRIES.append(answer["repeated"])
         report(answer["records"], answer["bytes"])
@@ -167,12 +167,12 @@ def _worker_lost(worker: subprocess.Popen[bytes]) -> RunError:
     status = worker.wait()
     how = f"was killed ({signal.Signals(-status).name})" if status < 0 else f"ended with status {status}"
     return RunError(
-        f"a worker process {how}; was there too little memory? Run again: what is written is kept"
+        f"a worker process {how}; was there too little memory? Run again: complete shards are kept"
     )
 
 
 def _search_path() -> list[str]:
-    """Returns this process's path for a worker; files of the working directory hide no module of Python."""
+    """Returns the module search path for a worker; the working directory comes last unless it was set."""
     here = os.getcwd()
     named = {*os.environ.get("PYTHONPATH", "").split(os.pathsep), str(Path(errors.__file__).parents[2])}
     paths = [path or here for path in sys.path]
@@ -180,11 +180,11 @@ def _search_path() -> list[str]:
 
 
 def _run_worker() -> None:
-    """Does jobs until the standard input ends or one fails."""
+    """Runs jobs until the standard input ends or one fails."""
     numbers, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(module)
-    # Not before: a compiled module that is broken off while it is imported blames the installation.
+    # Not before: a compiled module whose import is interrupted blames the installation.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     done, reported = [0, 0], time.monotonic()
 
@@ -203,14 +203,14 @@ def _run_worker() -> None:
         job = json.loads(line)
         items = _unclaimed_items(int(numbers), job["groups"])
         try:
-            found = pkgutil.resolve_name(job["job"])(job["arguments"], items, report)
+            results = pkgutil.resolve_name(job["job"])(job["arguments"], items, report)
         except Exception as failure:
             error = crash.as_error(failure)
             values = [error.name, error.reason] if isinstance(error, BadRecordError) else [str(error)]
             _answer({"error": type(error).__name__, "values": values})
             return
         flush()
-        _answer({"found": found})
+        _answer({"results": results})
 
 
 def _answer(value: Mapping[str, Any]) -> None:
@@ -221,5 +221,5 @@ def _answer(value: Mapping[str, Any]) -> None:
 if __name__ == "__main__":
     try:
         _run_worker()
-    except (BrokenPipeError, KeyboardInterrupt):  # the parent has gone, or is going
+    except (BrokenPipeError, KeyboardInterrupt):  # the parent has ended, or is ending
         sys.exit(1)

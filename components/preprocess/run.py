@@ -1,7 +1,7 @@
 """Preprocessing from end to end: a source string becomes a dataset directory.
 
-`preprocess` is the sequence of `plan_dataset`, `write_shards` and `finish`, which can also run by themselves
-on machines that see the same directory. Whatever ends a run, the next one goes on from there.
+`preprocess` is the sequence of `plan_dataset`, `write_shards` and `finish`, which can also run separately on
+machines that see the same directory. The next run continues where an interrupted one ended.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def preprocess(
         settings: The source, and how it becomes shards.
         out: A directory that is missing or empty, or in which an earlier run was interrupted.
         overwrite: Whether `out` may hold a dataset, which is replaced when the new one is complete.
-        take_over: Whether the lock of another run in a bucket is taken from it: what starts a task again
-            knows that its last try has ended.
+        take_over: Whether to take the lock of another run in a bucket, known to have ended: for retried
+        tasks.
 
     Raises:
         SettingsError: `out` cannot be used.
-        SourceError: The source, or one of its examples, cannot be used, or does not fit its schema.
-        RunError: Another run is at work in `out`, or writing failed.
+        SourceError: The source or one of its examples cannot be used, or does not fit the schema.
+        RunError: Another run is writing to `out`, or writing failed.
     """
     with _planning(settings, out, overwrite=overwrite, take_over=take_over) as (settings, work, processes):
         complete = _completed_manifest(settings, work, overwrite=overwrite)
@@ -82,7 +82,7 @@ def preprocess(
 def plan_dataset(
     settings: PreprocessSettings, out: Path, *, overwrite: bool = False, take_over: bool = False
 ) -> Plan:
-    """Surveys the source and writes the plan, the first of three steps; takes what `preprocess` takes."""
+    """Surveys the source and writes the plan, the first of three steps; arguments as of `preprocess`."""
     with _planning(settings, out, overwrite=overwrite, take_over=take_over) as (settings, work, processes):
         work_directory.check(out, overwrite=overwrite)
         work.publishing.unlink(missing_ok=True)
@@ -92,10 +92,10 @@ def plan_dataset(
 
 
 def write_shards(out: Path, part: int, parts: int) -> int:
-    """Writes one part of `parts` of a plan, which counts from 0: the second of three steps.
+    """Writes part `part` (from 0) of `parts` of a plan, the second of three steps.
 
-    Shards that are done stay: so the same part may be started again, or twice at once. It returns the number
-    of records that it has written.
+    Shards that are done stay, so that a part may be started again, or twice at once. Returns the number of
+    records written.
     """
     if not 0 <= part < parts:
         raise SettingsError(f"part must be 0..{parts - 1}, not {part}")
@@ -106,7 +106,7 @@ def write_shards(out: Path, part: int, parts: int) -> int:
 
 
 def finish(out: Path, *, take_over: bool = False) -> Manifest:
-    """Makes a dataset of the shards, of which none may be missing: the last of three steps."""
+    """Makes a dataset of the shards, which must be complete: the last of three steps."""
     with _locked_work_directory(out, take_over=take_over) as work:
         plan, _ = load_part(work)
         return _finish(plan, work)
@@ -116,22 +116,22 @@ def finish(out: Path, *, take_over: bool = False) -> Manifest:
 def _locked_work_directory(
     out: Path, *, shared: bool = False, take_over: bool = False
 ) -> Iterator[WorkDirectory]:
-    """Holds the work directory of `out`; what writing into it raises becomes one line."""
-    take_retry_count()  # what an earlier run of this process has left
+    """Holds the work directory of `out`; errors of writing into it become one line."""
+    take_retry_count()  # resets the count of an earlier run of this process
     with work_directory.hold(out, shared=shared, take_over=take_over) as work:
         try:
             with remote_files.local_copies(work.copies):
                 yield work
             if repeated := take_retry_count():
-                progress.report(_TOPIC, f"{repeated:,} requests were sent again after an error that passed")
+                progress.report(_TOPIC, f"{repeated:,} requests were retried after transient errors")
         except (OSError, RunError) as error:
-            with contextlib.suppress(OSError):  # why it cannot be asked has been said
+            with contextlib.suppress(OSError):  # `error` already says why the lock cannot be read
                 work.check()
             if isinstance(error, RunError):
                 raise
             raise RunError(
-                f"cannot write the dataset {out}: {error.strerror or error}; make room and run again, it "
-                "will go on from there"
+                f"cannot write the dataset {out}: {error.strerror or error}; make room and run again to "
+                "continue from there"
             ) from error
 
 
@@ -143,14 +143,14 @@ def _processes(settings: PreprocessSettings) -> Processes:
 def _planning(
     settings: PreprocessSettings, out: Path, *, overwrite: bool, take_over: bool
 ) -> Iterator[tuple[PreprocessSettings, WorkDirectory, Processes]]:
-    """Holds the work directory of a run; its settings have the schema and the moment of the source now."""
+    """Holds the work directory of a run; the settings it yields have the snapshot time of their source."""
     work_directory.check(out, overwrite=overwrite)
     _refuse_part_of_source(settings, out)
     if settings.schema:
-        schemas.read(settings.schema)  # before anything is made
+        schemas.read(settings.schema)  # fails before any file is made
     with _locked_work_directory(out, take_over=take_over) as work, _processes(settings) as processes:
         source, earlier = settings.source, ""
-        if source.startswith(bigquery.PREFIX):  # the moment of an interrupted run, if there was one
+        if source.startswith(bigquery.PREFIX):  # the snapshot of an interrupted run, if there was one
             with contextlib.suppress(ShardlineError):
                 published = work_directory.is_published(work)
                 earlier = manifests.load(out).source if published else Plan.load(work.plan).settings.source
@@ -159,7 +159,7 @@ def _planning(
 
 
 def _refuse_part_of_source(settings: PreprocessSettings, out: Path) -> None:
-    """Refuses a directory that the source would take for a part of it."""
+    """Refuses a directory whose files the source would include."""
     form, _, rest = settings.source.partition(":")
     if settings.source.startswith(bigquery.PREFIX):
         bigquery.parse(settings.source)
@@ -173,15 +173,15 @@ def _refuse_part_of_source(settings: PreprocessSettings, out: Path) -> None:
         is_part = form == "tfrecord" and matches
     if is_part and not remote_files.is_remote(path):
         raise SettingsError(
-            f"{out} lies inside the source {settings.source}, of which the dataset would become a part; give "
-            "a directory outside of it"
+            f"{out} is inside the source {settings.source}, which would then include the dataset; name "
+            "a directory outside it"
         )
 
 
 def _completed_manifest(
     settings: PreprocessSettings, work: WorkDirectory, *, overwrite: bool
 ) -> Manifest | None:
-    """Returns the dataset of a run that was interrupted when all but its traces was done."""
+    """Returns the dataset of an earlier run that is complete but for the cleaning up; else None."""
     complete = work_directory.is_published(work) or (not overwrite and (work.out / MANIFEST_FILE).exists())
     if not complete:
         work_directory.check(work.out, overwrite=overwrite)
@@ -191,15 +191,15 @@ def _completed_manifest(
     recorded = finishing.recorded_settings(settings, schema)
     if (manifest.source, manifest.settings) == (settings.source, recorded):
         work.remove()
-        progress.report(_TOPIC, f"{work.out} is complete already")
+        progress.report(_TOPIC, f"{work.out} is already complete")
         return manifest
     work.publishing.unlink(missing_ok=True)
-    work_directory.check(work.out, overwrite=overwrite)  # also what another run has made in the meantime
+    work_directory.check(work.out, overwrite=overwrite)  # another run may have written here in the meantime
     return None
 
 
 def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Processes) -> Plan:
-    """Surveys the source anew and writes the plan; what an earlier run has done stays."""
+    """Surveys the source again and writes the plan; shards of an earlier run stay."""
     try:
         work.discard_plan()
         surveyed = time.time_ns()
@@ -232,7 +232,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
         return plan
     except ShardlineError:
         work.check()
-        # Nothing is left of a source that cannot be used, unless there was something before.
+        # A source that cannot be used leaves nothing, unless an earlier run has left shards.
         work.discard_plan()
         if not work.marker_files():
             work.remove()
@@ -240,15 +240,15 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
 
 
 def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, processes: Processes) -> int:
-    """Writes those of some shards that are not done, and returns the number of their records."""
+    """Writes the shards that are not done, and returns the number of their records."""
     done = finishing.find_done(plan, shards, work)
-    left = [shard for shard in shards if shard.file not in done]
-    if len(left) < len(shards):
-        progress.report(_TOPIC, f"{len(shards) - len(left)} of {len(shards)} shards already done")
-    left.sort(key=lambda shard: -shard.records)
-    records = sum(shard.records for shard in left)
+    pending = [shard for shard in shards if shard.file not in done]
+    if len(pending) < len(shards):
+        progress.report(_TOPIC, f"{len(shards) - len(pending)} of {len(shards)} shards already done")
+    pending.sort(key=lambda shard: -shard.records)
+    records = sum(shard.records for shard in pending)
     meter = Meter("written", records, rejected=sum(plan.rejected.values()))
-    processes.run(write_planned, work.arguments, [shard.file for shard in left], meter.advance)
+    processes.run(write_planned, work.arguments, [shard.file for shard in pending], meter.advance)
     return records
 
 
@@ -273,26 +273,26 @@ def _finish(plan: Plan, work: WorkDirectory) -> Manifest:
 def _report(manifest: Manifest) -> None:
     splits = manifest.splits
     first, *rest = (f"{name} {split.records:,} in {len(split.shards)}" for name, split in splits.items())
-    said = [f"{manifest.records:,} records: {', '.join([f'{first} shards', *rest])}"]
+    messages = [f"{manifest.records:,} records: {', '.join([f'{first} shards', *rest])}"]
     for label in manifest.labels:
-        said.append(f"label: {describe(label, [split.labels[label.name] for split in splits.values()])}")
-    said += [
-        f"warning: {reason}: it cannot judge a model; take other shares or another split"
+        messages.append(f"label: {describe(label, [split.labels[label.name] for split in splits.values()])}")
+    messages += [
+        f"warning: {reason}: it cannot judge a model; choose other shares or another split"
         for reason in manifest.find_constant("test")
     ]
     if rejected := sum(manifest.rejected.values()):
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in manifest.rejected.items())
-        said.append(f"{rejected:,} of {manifest.records_in:,} left out: {reasons}")
+        messages.append(f"{rejected:,} of {manifest.records_in:,} left out: {reasons}")
     if manifest.converted:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in manifest.converted.items())
-        said.append(f"images of which something is converted or left out: {kinds}")
+        messages.append(f"images with something converted or left out: {kinds}")
     if manifest.duplicates.straddling:
-        said.append(
-            f"{manifest.duplicates.straddling:,} groups of equal examples lie in more than one split "
+        messages.append(
+            f"{manifest.duplicates.straddling:,} groups of equal examples are in more than one split "
             f"({', '.join(manifest.duplicates.named[0])}); key=content keeps them together"
         )
-    for line in said:
-        progress.report(_TOPIC, line)
+    for message in messages:
+        progress.report(_TOPIC, message)
     progress.fact("dataset", manifest.fingerprint)
     records = " / ".join(f"{name} {split.records:,}" for name, split in splits.items())
     progress.fact("records", manifest.records, records)

@@ -1,4 +1,4 @@
-"""The object `data` of a run: how a source becomes a dataset, one frozen, checked value."""
+"""Settings of preprocessing, the object `data` of a run: the source, and how it becomes a dataset."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALLEST, LARGEST = 4, 4096
 #: Whole numbers are kept in 64 bits, TensorFlow's among them.
 LARGEST_SEED = 2**63 - 1
 
-# Beyond a million, or a thousand processes, a number is a slip of the hand, which would take all memory.
+# More than a million, or a thousand processes, is a typing error that would take all memory.
 _RANGES = {
     **dict.fromkeys(("seed", "split_salt"), (0, LARGEST_SEED)),
     **dict.fromkeys(("shards", "image_size"), (0, 1_000_000)),
@@ -45,53 +45,54 @@ _USUAL_SPLIT = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessSettings:
-    """The object `data`: what is read, and how it becomes shards.
+    """The object `data`: the source, and how it becomes shards.
 
     Attributes:
         source: digits, tfds:NAME, images:DIR, text:DIR, tfrecord:GLOB, table:PATH, bigquery:TABLE or QUERY,
-            or pkg.module:Source; {date} in a pipeline's becomes the day for which the run is scheduled,
-            {date:%Y/%m} any part of it; of table and tfrecord {last 28 days} the days up to it.
-        data_dir: Where tfds finds prepared datasets; empty for its own default.
-        labels: For images:DIR and text:DIR, a CSV file with columns path and label, or a table with others
+            or pkg.module:Source. In a pipeline, {date} becomes the day for which the run is scheduled,
+            {date:%Y/%m} any part of it, and for table and tfrecord {last 28 days} the days up to it.
+        data_dir: Directory of prepared TFDS datasets; empty for TFDS's default.
+        labels: For images:DIR and text:DIR, a CSV file with columns path and label, or a table with columns
             that `label` names; empty for a folder per class.
-        features: For tfrecord, table and bigquery, names of the source's features by ours:
+        features: For tfrecord, table and bigquery, the source's feature names by Shardline's:
             {"image": "image/encoded"}.
-        label: For table, bigquery, tfrecord and `labels`, what is predicted: KIND:COLUMN[,COLUMN], of kinds
-            class, multilabel and regression, ; between several, and [UNIT] behind a number's column:
-            "regression:fare [USD]", "class:kind;regression:rating". A COLUMN alone has the kind that its
-            values show; empty for a column label, or the one that features name.
+        label: For table, bigquery, tfrecord and `labels`, the target: KIND:COLUMN[,COLUMN], with the kinds
+            class, multilabel and regression; several are separated by ;, and [UNIT] may follow a column of
+            numbers: "regression:fare [USD]", "class:kind;regression:rating". The kind of a COLUMN alone is
+            inferred from its values; empty for a column label, or the one that features name.
         columns: For table, bigquery and `labels` with `label`, types of columns by name, text, integer or
-            number, where they are not those that a file declares or its values show: {"zip": "text"}.
-        image_size: Side of the stored square images in pixels, 4..4096; 0 keeps them as they are.
+            number, that replace those that a file declares or its values suggest: {"zip": "text"}.
+        image_size: Side of the stored square images in pixels, 4..4096; 0 for no resizing.
         resize_mode: crop, pad or stretch.
-        encoding: How images are stored: keep, jpeg, png or raw. keep passes encoded bytes through; with
+        encoding: How images are stored: keep, jpeg, png or raw. keep stores encoded bytes unchanged; with
             image_size, JPEG stays JPEG and everything else becomes PNG.
-        split: Share of the examples by split, where they have no split of their own; {} for 0.8 train,
+        split: Share of the examples by split, where the source has no splits; {} for 0.8 train,
             0.1 validation, 0.1 test.
-        stratify: Whether each class of the only label has its share of the examples in every split, as
-            closely as whole examples allow, where they have no split of their own.
+        stratify: Whether every split has the same share of each class of the only label, as closely as whole
+            examples allow, where the source has no splits.
         key: path, or content to keep exact duplicates in one split.
-        group: Feature, such as a patient, of which all examples of one value are in one split; empty for
-            none.
+        group: Feature, such as a patient, by which examples are grouped: all with the same value are in one
+            split; empty for none.
         split_by_time: For table, bigquery and tfrecord, a column of times: training comes before validation,
             that before test; empty for none.
-        split_gap: How long before validation and before test rows are left out, such as 7d, 36h or 90m, or
-            a number where the column holds numbers.
-        split_salt: Number from which the split follows, beside the keys, from 0; another is another split.
+        split_gap: Length of the gap before validation and before test, whose rows are left out, such as 7d,
+            36h or 90m, or a number where the column holds numbers.
+        split_salt: Number, from 0, that determines the split together with the keys.
         seed: Seed of the weights, the shuffling and the order of the examples, from 0; not of the split.
         readers: Input workers that will read the dataset; shards per split are a multiple of it.
         shards: About how many shards the training split gets; 0 follows from shard_size.
         shard_size: About how large a shard is, in MiB, where shards is 0.
         compression: Of whole shards, none or gzip.
-        processes: How many processes write; 0 for one per core. It has no effect on the bytes.
+        processes: Number of writing processes; 0 for one per core. It has no effect on the bytes.
         on_bad_record: fail, or skip to leave bad examples out.
         max_bad_fraction: With skip, the share of bad examples above which the run fails, 0..1.
         schema: A file in the form of a Frictionless Table Schema, against which columns and labels are
             checked; empty for none.
-        on_anomaly: fail, or warn to go on with a source that does not fit the schema.
+        on_anomaly: fail, or warn to continue with a source that does not fit the schema.
         max_pixels: An image with more pixels is refused (decompression bombs).
-        check_images: How far an image that is stored as it came is checked: header; structure, the whole of
-            its file and the pixels of one JPEG in 64; or decode, all pixels.
+        check_images: How thoroughly an image that is stored unchanged is checked: header; structure, the
+        whole
+            file and the pixels of one JPEG in 64; or decode, all pixels.
 
     Raises:
         SettingsError: A value is of the wrong type or out of range.
@@ -139,7 +140,7 @@ class PreprocessSettings:
                 raise SettingsError(f"unknown {name} {value!r}; there are {', '.join(choices)}")
         if self.image_size and not SMALLEST <= self.image_size <= LARGEST:
             raise SettingsError(
-                f"image_size must be {SMALLEST}..{LARGEST} pixels, or 0 to keep the images as they are, "
+                f"image_size must be {SMALLEST}..{LARGEST} pixels, or 0 to keep their sizes, "
                 f"not {self.image_size}"
             )
         if not 0 <= self.max_bad_fraction <= 1:
@@ -154,7 +155,8 @@ class PreprocessSettings:
         for column, kind in self.columns.items():
             if kind not in COLUMN_TYPES:
                 raise SettingsError(
-                    f"columns says that {column!r} is {kind!r}; there are {', '.join(COLUMN_TYPES)}"
+                    f"columns has the unknown type {kind!r} for {column!r}; "
+                    f"there are {', '.join(COLUMN_TYPES)}"
                 )
         parse_gap(self.split_gap)
         if self.split_gap and not self.split_by_time:
@@ -165,7 +167,7 @@ class PreprocessSettings:
 
     @property
     def codec(self) -> dict[str, Any]:
-        """Arguments of the codec of its images, all that shapes these."""
+        """Arguments of the image codec."""
         names = ("image_size", "resize_mode", "encoding", "max_pixels")
         return {"check": self.check_images} | {name: getattr(self, name) for name in names}
 

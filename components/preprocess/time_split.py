@@ -1,4 +1,4 @@
-"""Moments: a column of times, and the splits that follow from it: training before validation before test."""
+"""Splits by time: training before validation before test, by a column of times."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shardline.trainer.data.features import SPLIT_TIME_FEATURES
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND, _DAY = datetime.timedelta(microseconds=1), 86_400_000_000
-_SECONDS = (100_000_000, 10_000_000_000)  # since 1970, from 1973 to 2286; milliseconds and 20261123 are not
+_SECONDS = (100_000_000, 10_000_000_000)  # since 1970: 1973 to 2286; excludes milliseconds and 20261123
 _GAP = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
 
 def parse_gap(text: str) -> float:
-    """Returns a gap, "7d", "36h", "90m", "30s" or a plain number; raises SettingsError."""
+    """Returns a gap in seconds, from "7d", "36h", "90m" or "30s", or a plain number; raises SettingsError."""
     match = _GAP.fullmatch(text)
     if text and not match:
         raise SettingsError(f"split_gap {text!r} is no duration; give 7d, 36h, 90m, 30s or a number")
@@ -32,7 +32,7 @@ def time_feature(kind: str) -> str:
 
 
 def parse_time(value: Any, feature: str = "split_time_us") -> int | None:
-    """Returns a time as a feature of `SPLIT_TIME_FEATURES` has it (UTC if it has no zone), or None."""
+    """Returns a time as the number that `feature` stores (UTC without a zone); None for anything else."""
     if isinstance(value, str):
         try:
             value = datetime.datetime.fromisoformat(value.strip())
@@ -59,16 +59,16 @@ def format_time(number: int, feature: str) -> str:
 
 
 class TimeSplit:
-    """Split that a time, from `parse_time`, belongs to; `left_out` counts the rows in a gap."""
+    """Assigns times, from `parse_time`, to splits; `left_out` counts the rows in a gap."""
 
     def __init__(
         self, column: str, shares: Mapping[str, float], gap: str, feature: str, values: Iterable[Any]
     ) -> None:
-        """Reads all values of the column; raises SourceError where they are no times, or all the same."""
+        """Reads all values of the column; raises SourceError if they are not times, or all the same."""
         import numpy as np
 
-        found = (parse_time(value, feature) for value in values)
-        times = np.sort(np.fromiter((time for time in found if time is not None), np.int64))
+        parsed = (parse_time(value, feature) for value in values)
+        times = np.sort(np.fromiter((time for time in parsed if time is not None), np.int64))
         if not len(times):
             raise SourceError(
                 f"column {column!r} holds no times to split by; give numbers, dates or ISO 8601 texts"
@@ -83,29 +83,29 @@ class TimeSplit:
         ):
             raise SourceError(
                 f"column {column!r} holds numbers from {format_time(int(times[0]), feature)} to "
-                f"{format_time(int(times[-1]), feature)}, which are no seconds since 1970; give split_gap as "
-                "a number in their unit, or a column of dates"
+                f"{format_time(int(times[-1]), feature)}, which are not seconds since 1970; give split_gap "
+                "as a number in their unit, or a column of dates"
             )
         self.left_out = 0
         self._gap = scaled_gap(gap, feature)
         reached, starts = 0.0, list[tuple[str, float]]()
         for name in ("train", "validation", "test"):
             if name in shares:
-                place = min(round(reached * len(times)), len(times) - 1)
-                starts.append((name, -math.inf if not starts else int(times[place])))
+                index = min(round(reached * len(times)), len(times) - 1)
+                starts.append((name, -math.inf if not starts else int(times[index])))
                 reached += shares[name]
         self._starts = starts
 
     def split(self, at: int) -> str | None:
-        """Returns the split of a time; None in a gap, which is counted."""
-        place = max(number for number, (_, start) in enumerate(self._starts) if at >= start)
-        following = self._starts[place + 1][1] if place + 1 < len(self._starts) else math.inf
+        """Returns the split of a time; None, and counts the row, in a gap."""
+        current = max(number for number, (_, start) in enumerate(self._starts) if at >= start)
+        following = self._starts[current + 1][1] if current + 1 < len(self._starts) else math.inf
         if at >= following - self._gap and self._gap:
             self.left_out += 1
             return None
-        return self._starts[place][0]
+        return self._starts[current][0]
 
 
 def scaled_gap(gap: str, feature: str) -> int:
-    """Returns a gap as a feature of `SPLIT_TIME_FEATURES` counts it."""
+    """Returns a gap in the units in which a feature stores times."""
     return round(parse_gap(gap) * SPLIT_TIME_FEATURES[feature])

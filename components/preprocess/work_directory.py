@@ -3,24 +3,24 @@
 Everything in it can be read by another process or a later run:
 
     lock                one whole run at a time
-    plan.json           settings, places and shards that are to be written (`plan`)
+    plan.json           settings, image locations and the shards to write (`plan`)
     planned             its hash, in a bucket: written last, when parts can begin
-    spool, copies/      images of sources that can be read only once, and files of the source that are far
-    keys                hashes of the keys, where the rows' digests are of the content
-    buckets/, rows/SHARD   rows of the survey, and of one shard, in order
-    SHARD               a shard that is whole, but not yet part of a dataset
-    done/NAME.mark      shards that are done as the plan wants them, and hashes of their images (`marks`)
+    spool, copies/      images of sources that can be read only once, and copies of remote source files
+    keys                hashes of the keys, where the records' digests are of the content
+    buckets/, rows/SHARD   records of the survey, and of one shard, in order
+    SHARD               a complete shard that is not yet part of a dataset
+    done/NAME.mark      completion markers of shards, with hashes of their contents (`write.markers`)
     rejected.jsonl, examples.keys   files of the dataset
     publishing          the fingerprint of the dataset whose shards are being moved to OUT
 
-On a mounted bucket each change of a file is an upload of the whole, and a rename a copy. There all this is on
-scratch, a directory of this run on this machine's disk; in the bucket are the lock, marks, what parts on
-other machines need of the plan, and shards, which get their own names at once where no dataset is in the way.
+On a mounted bucket each change of a file uploads all of it, and a rename copies it. There all this is on
+scratch, a directory of this run on this machine's disk. In the bucket are the lock, markers, what parts on
+other machines need of the plan, and shards, under their final names at once unless another dataset is there.
 
-The lock on a disk is flock, which the kernel gives back however its holder ends. In a mounted bucket, where
-flock is known to one machine alone, it is a file that is created exclusively and names its holder. One that a
-killed run has left is taken over where this machine sees that its holder has ended; elsewhere the engine says
-so that starts the task again, or a person removes the file. Whoever has lost it writes nothing more.
+The lock on a disk is flock, which the kernel releases however its holder ends. In a mounted bucket, where
+flock is only known to one machine, it is a file that is created exclusively and names its holder. The lock of
+a killed run is taken over if this machine sees that its holder has ended; otherwise when the engine that
+retries the task says so, or a person removes the file. A run that has lost its lock writes nothing more.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ REJECTED_FILE = "rejected.jsonl"
 
 _SHARD = re.compile(r"[a-z]+-\d{5,}-of-\d{5,}\.tfrecord")
 _UNFINISHED = f"{TEMPORARY}{'[0-9a-f]' * 16}-*"
-# Marks have the names of shards; one that is being written has a temporary name that ends as they do.
+# Completion markers; one that is being written has a temporary name with the same ending.
 _MARKERS = "[!.]*.mark"
 _LOCK = "lock"
 
-# Until a bucket is asked again who holds the lock, and until one without a name is of a run that was killed.
+# Interval of checking who holds a bucket's lock, and age at which one without a name is of a killed run.
 _GUARD_SECONDS, _EMPTY_LOCK_SECONDS = 0.5, 2.0
 _ATTEMPTS = 10
 
@@ -71,8 +71,8 @@ class WorkDirectory:
 
     Attributes:
         is_remote: Whether `out` is on a mounted bucket, or on another file system behind a network.
-        scratch: The directory in `out`, or where that is far, one on this machine's disk that is given.
-        guard: In a bucket, name and content of the file that says who writes.
+        scratch: The directory in `out`, or where that is remote, one on this machine's disk.
+        guard: In a bucket, name and content of the file that names the writing run.
     """
 
     def __init__(self, out: Path, scratch: Path | None = None, guard: Sequence[str] = ()) -> None:
@@ -94,39 +94,39 @@ class WorkDirectory:
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> WorkDirectory:
-        """Returns the one of which another process of a run has given the value of `given`."""
+        """Returns the work directory that another process of the run describes by its `arguments`."""
         return cls(Path(arguments["out"]), Path(arguments["scratch"]), arguments["guard"])
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What another process of the run finds it by."""
+        """Arguments of `from_arguments` in another process of the run, as JSON."""
         return {"out": str(self.out), "scratch": str(self.scratch), "guard": self.guard}
 
     def check(self) -> None:
-        """Ends a run that another one has taken over from, before it changes what is that one's."""
-        now = time.time()  # of all clocks the one that goes on while the machine is stopped
+        """Raises RunError if another run has taken over, before this one changes its files."""
+        now = time.time()  # the only clock that runs on while the machine is suspended
         if not self.guard or now - self._checked < _GUARD_SECONDS:
             return
         if read_small(self.path / self.guard[0]) != self.guard[1]:
-            raise RunError(f"another run has taken over {self.out}, or has planned it anew; look at that one")
+            raise RunError(f"another run has taken over {self.out}, or has planned it again; see that one")
         self._checked = now
 
     @functools.cached_property
     def shards(self) -> Path:
-        """The directory of shards until the dataset is complete: the one where they stay, if it can be."""
-        in_the_way = not self.is_remote or (self.out / MANIFEST_FILE).exists() or self.publishing.exists()
-        return self.path if in_the_way else self.out
+        """The directory of shards until the dataset is complete: the final one where possible."""
+        is_separate = not self.is_remote or (self.out / MANIFEST_FILE).exists() or self.publishing.exists()
+        return self.path if is_separate else self.out
 
     def records_path(self, shard: str) -> Path:
-        """Returns the file with the rows of a shard."""
+        """Returns the path of a shard's records."""
         return self.scratch / "rows" / shard
 
     def shard(self, shard: str) -> Path:
-        """Returns a shard, where it is until the dataset is complete."""
+        """Returns the path of a shard until the dataset is complete."""
         return self.shards / shard
 
     def discard_plan(self) -> None:
-        """Removes what a survey makes, so that a new one starts from nothing; what is done stays."""
+        """Removes the files of a survey, for a new one; completed shards stay."""
         for path in (self.plan, self.spool, self.keys, self.rejected, *self.unfinished_files()):
             path.unlink(missing_ok=True)
         for directory in (self.buckets, self.scratch / "rows", self.copies):
@@ -135,14 +135,14 @@ class WorkDirectory:
             directory.mkdir(exist_ok=True)
 
     def marker_files(self) -> list[Path]:
-        """Returns the files of the marks; of those in a bucket, copies, of all that can be read."""
+        """Returns the files of the markers; for a bucket, local copies of those that can be read."""
         if self.is_remote:
             there = {path.name for path in self.path.glob(_MARKERS)}
             self.fetch(sorted(there - {path.name for path in self.done.glob(_MARKERS)}), self.done)
         return sorted(self.done.glob(_MARKERS))
 
     def fetch(self, names: Iterable[str], directory: Path) -> list[Exception]:
-        """Copies files of the work directory in a bucket to scratch, many at a time; returns what failed."""
+        """Copies files of the work directory in a bucket to scratch, in parallel; returns the errors."""
 
         def copy(name: str) -> int:
             remote_files.fetch(str(self.path / name), str(directory / Path(name).name))
@@ -153,12 +153,12 @@ class WorkDirectory:
         return [each for each in copied if isinstance(each, Exception)]
 
     def unfinished_files(self) -> list[Path]:
-        """Returns the unfinished files of processes that were killed; only where nobody else is at work."""
+        """Returns the unfinished files of killed processes; only valid while no other process writes."""
         directories = {self.out, self.scratch, self.done}
         return [path for directory in directories for path in directory.glob(_UNFINISHED)]
 
     def remove(self) -> None:
-        """Removes all but the lock in a bucket and `publishing`; refused if it is another run's."""
+        """Removes all but the lock in a bucket and `publishing`; RunError if another run holds it."""
         self.check()
         kept = {self.publishing, *([self.path / _LOCK] if self.is_remote else [])}
 
@@ -175,7 +175,7 @@ class WorkDirectory:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """Makes a directory on this disk for a run, and removes it, and those of runs that were killed."""
+    """Makes a directory on this disk for a run, and removes it, and those of killed runs."""
     host, pid, began = _process_identity().split()
     prefix = f"shardline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(host.encode())}-"
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
@@ -187,7 +187,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def check(out: Path, *, overwrite: bool) -> None:
-    """Refuses, before any work is done, a directory that cannot become the dataset."""
+    """Refuses a directory that cannot become the dataset, before any work is done."""
     try:
         if out.is_dir():
             _refuse_content(out, overwrite=overwrite)
@@ -202,16 +202,16 @@ def check(out: Path, *, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def hold(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterator[WorkDirectory]:
-    """Makes the work directory and holds its lock; at the end removes it, and `out`, where they are empty.
+    """Makes the work directory and holds its lock; at the end removes it, and `out`, if they are empty.
 
-    `shared`: whether others that write shards of the same plan may hold it too; in a bucket they need none.
-    `take_over`: whether a run that had it in a bucket is known to have ended. Any other is a RunError.
+    `shared`: whether others that write shards of the same plan may hold it too; in a bucket no lock is used.
+    `take_over`: whether a run that holds it in a bucket is known to have ended. Any other is a RunError.
     """
     work = WorkDirectory(out)
 
     def remove_empty() -> None:
         with contextlib.suppress(OSError):
-            # What says that the dataset is complete goes last: whoever finds it knows what the rest is.
+            # `publishing` is removed last: it says that the rest belongs to a complete dataset.
             if os.listdir(work.path) == [work.publishing.name]:
                 work.publishing.unlink()
             work.path.rmdir()
@@ -236,15 +236,15 @@ def hold(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterato
 
 
 def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
-    """Moves the shards to `out`, in place of what was there, one by one; the manifest is written after that.
+    """Moves the shards to `out`, or copies them to a bucket, before the manifest is written.
 
-    The manifest of an earlier dataset goes first. To a bucket files are copied, as what fails is tried again.
+    The manifest of an earlier dataset is removed first.
     """
     work.check()
-    said = work.scratch / work.publishing.name
-    files.write_text(said, fingerprint)
+    notice = work.scratch / work.publishing.name
+    files.write_text(notice, fingerprint)
     if work.is_remote:
-        remote_files.upload(said, work.publishing)
+        remote_files.upload(notice, work.publishing)
     for name in (MANIFEST_FILE, REJECTED_FILE, KEYS_FILE):
         (work.out / name).unlink(missing_ok=True)
     wanted = set(shards)
@@ -263,7 +263,7 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
 
 
 def is_published(work: WorkDirectory) -> bool:
-    """Returns whether an interrupted run had completed the dataset, and only not removed its traces."""
+    """Returns whether an interrupted run has completed the dataset, and only not removed its work files."""
     try:
         return work.publishing.read_text() == manifests.load(work.out).fingerprint
     except (OSError, DatasetError):
@@ -272,20 +272,20 @@ def is_published(work: WorkDirectory) -> bool:
 
 def _refuse_content(out: Path, *, overwrite: bool) -> None:
     work, own = WorkDirectory(out), {MANIFEST_FILE, REJECTED_FILE, KEYS_FILE}
-    there = sorted(path.name for path in {*out.iterdir()} - {work.path, *work.unfinished_files()})
-    # An empty directory is the last trace of a run, removed after all else.
+    present = sorted(path.name for path in {*out.iterdir()} - {work.path, *work.unfinished_files()})
+    # An empty work directory is the last trace of a run, removed after everything else.
     bare = work.path.is_dir() and not any(work.path.iterdir())
-    if not there or bare or is_published(work):
+    if not present or bare or is_published(work):
         return
     try:
         dataset = manifests.load(out)
     except DatasetError:
-        others = [name for name in there if not _SHARD.fullmatch(name) and name not in own]
+        others = [name for name in present if not _SHARD.fullmatch(name) and name not in own]
         begun = work.publishing.exists() or (work.is_remote and work.path.is_dir())
-        if MANIFEST_FILE in there or others or not begun:
+        if MANIFEST_FILE in present or others or not begun:
             raise SettingsError(
-                f"{out} holds something that is not a complete Shardline dataset ({(others or there)[0]!r}); "
-                "give an empty or new directory"
+                f"{out} holds something that is not a complete Shardline dataset "
+                f"({(others or present)[0]!r}); give an empty or new directory"
             ) from None
         return
     if not overwrite:
@@ -293,16 +293,16 @@ def _refuse_content(out: Path, *, overwrite: bool) -> None:
             f"{out} holds a dataset already ({dataset.source}, {dataset.fingerprint[:15]}); "
             "give another directory, or overwrite it with --overwrite"
         )
-    if others := sorted(set(there) - {shard.file for shard in dataset.shards} - own):
+    if others := sorted(set(present) - {shard.file for shard in dataset.shards} - own):
         raise SettingsError(
-            f"{out} holds {others[0]!r} beside a Shardline dataset; give an empty or new directory"
+            f"{out} holds {others[0]!r} next to a Shardline dataset; give an empty or new directory"
         )
 
 
 @contextlib.contextmanager
 def disk_lock(path: Path, *, shared: bool) -> Iterator[None]:
     """Holds a lock on this machine's disk, and makes its directory; RunError where another run has it."""
-    # The run that was there before may remove the directory, or the lock while we wait for it.
+    # An earlier run may remove the directory, or the lock while we wait for it.
     for attempt in range(_ATTEMPTS):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -330,7 +330,7 @@ def disk_lock(path: Path, *, shared: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bucket_lock(path: Path, *, take_over: bool) -> Iterator[str]:
-    """Holds a lock in a mounted bucket, and yields what it says; RunError where another run has it."""
+    """Holds a lock in a mounted bucket, and yields its content; RunError where another run has it."""
     name = f"{_process_identity()} {secrets.token_hex(8)}"
     if not _create_exclusively(path, name):
         if not (holder := read_small(path)):
@@ -338,8 +338,8 @@ def bucket_lock(path: Path, *, take_over: bool) -> Iterator[str]:
             holder = read_small(path)
         if holder and not take_over:
             host, pid, *rest = [*holder.split(), "", ""]
-            here = host == _process_identity().split()[0] and pid.isdecimal()
-            if not here or _start_time(int(pid)) == rest[0]:  # or else this machine sees that it has ended
+            is_local = host == _process_identity().split()[0] and pid.isdecimal()
+            if not is_local or _start_time(int(pid)) == rest[0]:  # else this machine sees that it has ended
                 raise _in_use(path, holder, f"; if it was killed, remove {path}")
         path.unlink(missing_ok=True)
         if not _create_exclusively(path, name):
@@ -353,7 +353,7 @@ def bucket_lock(path: Path, *, take_over: bool) -> Iterator[str]:
 
 
 def read_small(path: Path) -> str:
-    """Returns what a small file says, "" where there is none."""
+    """Returns the content of a small file, "" where there is none."""
     try:
         return with_retries(Path.read_bytes, path)[:4096].decode(errors="replace")
     except FileNotFoundError:
@@ -361,15 +361,15 @@ def read_small(path: Path) -> str:
 
 
 def _process_identity() -> str:
-    """Returns what tells this process from all others: machine, its start, number, and when it began."""
+    """Returns the unique identity of this process: machine and its boot, process number and start time."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    # Containers may have the machine's name, each with numbers of processes of its own.
+    # Containers may share the machine's name, each with its own process numbers.
     numbers = os.readlink("/proc/self/ns/pid")
     return f"{socket.gethostname()}/{boot}/{numbers} {os.getpid()} {_start_time(os.getpid())}"
 
 
 def _start_time(pid: int) -> str:
-    """Returns when a process of this machine began, "" where there is none with this number."""
+    """Returns the start time of a process of this machine, "" if there is none with this number."""
     try:
         state, *others = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if state == "Z" else others[18]
@@ -384,7 +384,7 @@ def _create_exclusively(path: Path, name: str) -> bool:
                 file.write(name.encode())
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:  # it is there, perhaps by the try before, whose answer was lost
+        except OSError as error:  # it exists, perhaps from an earlier attempt whose response was lost
             if error.errno not in (errno.EEXIST, errno.ESTALE):
                 raise
 

@@ -1,4 +1,4 @@
-"""Storage: files here, in mounted buckets and in Cloud Storage, listed, prefetched and read alike.
+"""Storage: listing, prefetching and reading of local files, mounted buckets and Cloud Storage objects.
 
-It may import `vertex`, for the client; it knows no component.
+It may import `vertex`, for the client, but no component.
 """

@@ -1,4 +1,4 @@
-"""Objects of Cloud Storage: listed 1,000 a request, read by ranges and generations, replaced if unchanged."""
+"""Buckets of Cloud Storage: listing 1,000 objects a request, reading by range and generation, writing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ERROR, _UNAUTHORIZED, _MISSING = 400, 401, 404
 
 
 class Object(NamedTuple):
-    """An object: its name in the bucket, size in bytes, and generation, another one with each write."""
+    """An object: its name in the bucket, size in bytes, and generation, which changes with each write."""
 
     name: str
     size: int
@@ -42,10 +42,10 @@ class Object(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """Up to 1,000 objects, and the folders among them where these were asked for, each sorted.
+    """Up to 1,000 objects, and the folders among them if requested, each sorted.
 
-    A million objects are held as three values a page: `names` has a line each, which no name can hold.
-    `token` is that of the next page, "" of the last one.
+    A page is three values, so that a million objects fit into memory: `names` has a line for each object, as
+    no name contains a line break. `token` is that of the next page, "" on the last one.
     """
 
     names: str
@@ -56,7 +56,7 @@ class Page:
 
     @property
     def weight(self) -> int:
-        """Bytes that it takes, about."""
+        """Approximate size in memory, in bytes."""
         return len(self.names) + 16 * len(self.sizes)
 
     def __iter__(self) -> Iterator[Object]:
@@ -64,7 +64,7 @@ class Page:
 
 
 def storage_client() -> Client:
-    """Returns a client in the name of this process's account; raises PlatformError."""
+    """Returns a client with this process's credentials; raises PlatformError."""
     from google.cloud.storage import Client
 
     with platform_errors("sign in to Google Cloud"):
@@ -72,7 +72,7 @@ def storage_client() -> Client:
 
 
 def parse_uri(uri: str) -> tuple[Bucket, str]:
-    """Returns the bucket of gs://BUCKET/NAME, whose client all threads share, and the name."""
+    """Returns the bucket of gs://BUCKET/NAME, with a client that all threads share, and the name."""
     bucket, _, name = uri.removeprefix("gs://").partition("/")
     return Bucket(bucket, _shared_client(os.environ.get("STORAGE_EMULATOR_HOST", ""))), name
 
@@ -83,7 +83,7 @@ def _shared_client(_: str) -> _Client:
 
 
 class _Client:
-    """Google's client, and connections for many reads: its own take several times the processor's time."""
+    """Google's client, and plain connections for reads, which take a fraction of its processor time."""
 
     def __init__(self) -> None:
         self._idle: deque[HTTPConnection] = deque()
@@ -100,18 +100,18 @@ class _Client:
     def _open(self) -> Callable[[], HTTPConnection]:
         import certifi
 
-        where = urlsplit(self.api.api_endpoint)
-        if where.scheme == "http":  # a fake
-            return functools.partial(HTTPConnection, where.netloc, timeout=_ATTEMPT_S)
+        endpoint = urlsplit(self.api.api_endpoint)
+        if endpoint.scheme == "http":  # a fake
+            return functools.partial(HTTPConnection, endpoint.netloc, timeout=_ATTEMPT_S)
         context = ssl.create_default_context(cafile=certifi.where())
-        return functools.partial(HTTPSConnection, where.netloc, timeout=_ATTEMPT_S, context=context)
+        return functools.partial(HTTPSConnection, endpoint.netloc, timeout=_ATTEMPT_S, context=context)
 
     def get(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
-        """Returns the status and the body of an answer, asked for in the name of this process's account."""
+        """Returns the status and the body of a response to a GET request with this process's credentials."""
         with platform_errors("sign in to Google Cloud"):
             self._sign(path, headers)
         status, body = self._get(path, headers)
-        if status == _UNAUTHORIZED:  # a token that has ended before its time
+        if status == _UNAUTHORIZED:  # a token that expired early
             with platform_errors("sign in to Google Cloud"):
                 self.api._credentials.refresh(self._request)
                 self._sign(path, headers)
@@ -128,21 +128,21 @@ class _Client:
         self.api._credentials.before_request(self._request, "GET", path, headers)
 
     def _get(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
-        """Asks on a connection that is idle, or on a new one where that has been closed meanwhile."""
+        """Uses an idle connection, or a new one if that was closed in the meantime."""
         try:
             connection = self._idle.pop()
         except IndexError:
-            return self._ask_on(self._open(), path, headers)
+            return self._get_on(self._open(), path, headers)
         try:
-            return self._ask_on(connection, path, headers)
+            return self._get_on(connection, path, headers)
         except ConnectionError:
-            return self._ask_on(self._open(), path, headers)
+            return self._get_on(self._open(), path, headers)
 
-    def _ask_on(self, connection: HTTPConnection, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
+    def _get_on(self, connection: HTTPConnection, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
         try:
             connection.request("GET", path, headers=headers)
-            answer = connection.getresponse()
-            found = answer.status, answer.read()
+            response = connection.getresponse()
+            result = response.status, response.read()
         except (HTTPException, socket.gaierror) as error:
             connection.close()
             raise ConnectionError(str(error) or type(error).__name__) from error
@@ -150,52 +150,52 @@ class _Client:
             connection.close()
             raise
         self._idle.append(connection)
-        return found
+        return result
 
 
 @dataclass(frozen=True)
 class Bucket:
     """The objects of a bucket; names are in the order of their UTF-8 bytes.
 
-    Methods ask again where the service was busy, and may raise PlatformError; but `find` and `read`, of which
-    there may be many at the same time, ask once and raise the errors of Google's clients.
+    Methods retry where the service was busy, and may raise PlatformError; but `find` and `read`, which may
+    run many at a time, try once and raise the errors of Google's clients.
     """
 
     name: str
     _client: _Client = field(default_factory=lambda: _Client())
 
     def pages(self, prefix: str, token: str = "", **options: str | int) -> Iterator[Page]:
-        """Yields the pages of the names that begin with a prefix, each asked for when it is wanted.
+        """Yields the pages of the names that begin with a prefix, each requested when it is needed.
 
         Args:
             prefix: Beginning of the names.
-            token: That of the first page.
-            options: `delimiter` "/" lists a folder alone, `start_offset` and `end_offset` are the first name
-                and the one behind the last, `page_size` is the number of names.
+            token: Token of the first page.
+            options: `delimiter` "/" lists one folder only, `start_offset` and `end_offset` are the first name
+                and the one after the last, `page_size` is the number of names.
         """
         while True:
-            page = self._ask(f"list gs://{self.name}/{prefix}", self._page, prefix, token, **options)
+            page = self._call(f"list gs://{self.name}/{prefix}", self._page, prefix, token, **options)
             yield page
             if not (token := page.token):
                 return
 
     def _page(self, prefix: str, token: str, **options: str | int) -> Page:
-        found = self._client.api.list_blobs(
+        listing = self._client.api.list_blobs(
             self.name, prefix=prefix, page_token=token or None, fields=_FIELDS, retry=None, **options
         )
-        found.item_to_value = lambda _, item: item  # a Blob takes longer to make than to read
-        items: list[dict[str, Any]] = list(next(found.pages))
+        listing.item_to_value = lambda _, item: item  # a Blob takes longer to make than to read
+        items: list[dict[str, Any]] = list(next(listing.pages))
         return Page(
             "\n".join([item["name"] for item in items]),
             array("q", [int(item["size"]) for item in items]),
             array("q", [int(item["generation"]) for item in items]),
-            tuple(sorted(found.prefixes)),
-            found.next_page_token or "",
+            tuple(sorted(listing.prefixes)),
+            listing.next_page_token or "",
         )
 
     @property
     def account(self) -> str:
-        """The service account in whose name objects are written; "" where the credentials name none."""
+        """The service account of the credentials; "" where they name none."""
         account = getattr(self._client.api._credentials, "service_account_email", "")
         return account if "@" in account else ""
 
@@ -203,7 +203,7 @@ class Bucket:
         """Returns the content of an object, and its generation; None where there is none."""
         blob = self._blob(name)
         try:
-            data = self._ask(self._doing("read", name), blob.download_as_bytes, retry=None)
+            data = self._call(self._action("read", name), blob.download_as_bytes, retry=None)
         except PlatformError as error:
             if refusal_kind(error.__cause__) is RefusalKind.MISSING:
                 return None
@@ -211,16 +211,16 @@ class Bucket:
         return data, int(blob.generation or 0)
 
     def write(self, name: str, text: str, generation: int | None = None) -> bool:
-        """Writes an object of JSON, which is there whole or not at all.
+        """Writes a JSON object atomically.
 
-        With a generation, only in its place, 0 for an object that is not there; returns whether it was.
+        With a generation it only replaces that one, 0 for a new object; returns whether it was written.
         """
         blob = self._blob(name)
-        blob.cache_control = "no-store"  # a public object would be shown from a cache for an hour
+        blob.cache_control = "no-store"  # a public object would be served from a cache for an hour
         options = {} if generation is None else {"if_generation_match": generation}
         call = functools.partial(blob.upload_from_string, text, content_type="application/json", **options)
         try:
-            self._ask(self._doing("write", name), call, retry=None)
+            self._call(self._action("write", name), call, retry=None)
         except PlatformError as error:
             if generation is None or refusal_kind(error.__cause__) is not RefusalKind.CONFLICT:
                 raise
@@ -229,16 +229,16 @@ class Bucket:
 
     def upload(self, name: str, path: Path) -> None:
         """Writes a file of this disk as an object."""
-        self._ask(self._doing("write", name), self._blob(name).upload_from_filename, str(path), retry=None)
+        self._call(self._action("write", name), self._blob(name).upload_from_filename, str(path), retry=None)
 
     def download(self, name: str, path: Path) -> None:
         """Copies an object to this disk."""
-        self._ask(self._doing("read", name), self._blob(name).download_to_filename, str(path), retry=None)
+        self._call(self._action("read", name), self._blob(name).download_to_filename, str(path), retry=None)
 
     def remove(self, name: str) -> None:
-        """Removes an object, in whatever generation, if it is there."""
+        """Removes an object, in any generation, if it exists."""
         try:
-            self._ask(self._doing("remove", name), self._blob(name).delete, retry=None)
+            self._call(self._action("remove", name), self._blob(name).delete, retry=None)
         except PlatformError as error:
             if refusal_kind(error.__cause__) is not RefusalKind.MISSING:
                 raise
@@ -246,46 +246,48 @@ class Bucket:
     def _blob(self, name: str) -> Blob:
         return self._client.api.bucket(self.name).blob(name)
 
-    def _doing(self, verb: str, name: str) -> str:
+    def _action(self, verb: str, name: str) -> str:
         return f"{verb} gs://{self.name}/{name}"
 
-    def _ask(self, doing: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        with platform_errors(doing):
-            answer: T = retry_policy(doing, self._client.api._credentials)(call)(*args, **options)
+    def _call(self, action: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        with platform_errors(action):
+            answer: T = retry_policy(action, self._client.api._credentials)(call)(*args, **options)
         return answer
 
     def find(self, name: str) -> Object:
-        """Returns what is known of an object; raises FileNotFoundError where there is none."""
+        """Returns name, size and generation of an object; raises FileNotFoundError where there is none."""
         found = json.loads(self._get(f"/storage/v1/b/{self.name}/o", name, "fields=size,generation"))
         return Object(name, int(found["size"]), int(found["generation"]))
 
     def read(self, name: str, generation: int = 0, start: int = 0, end: int = 0) -> bytes:
-        """Returns the content of an object as it is stored, or a range of it.
+        """Returns the content of an object as stored, or a range of it.
 
         Args:
-            name: The object.
-            generation: The only one that is read; 0 for the latest.
+            name: Name of the object.
+            generation: Generation to read; 0 for the latest.
             start: Offset of the first byte.
-            end: Offset behind the last byte; 0 for the whole object.
+            end: Offset after the last byte; 0 for the whole object.
 
         Raises:
             FileNotFoundError: There is no such object, or not in this generation.
         """
         query = f"alt=media&generation={generation}" if generation else "alt=media"
-        part = {"Range": f"bytes={start}-{end - 1}"} if end else {}
-        return self._get(f"/download/storage/v1/b/{self.name}/o", name, query, part)
+        byte_range = {"Range": f"bytes={start}-{end - 1}"} if end else {}
+        return self._get(f"/download/storage/v1/b/{self.name}/o", name, query, byte_range)
 
     def _get(self, path: str, name: str, query: str, headers: dict[str, str] | None = None) -> bytes:
         from google.api_core.exceptions import from_http_status
 
-        asked = {"Accept-Encoding": "gzip"} | (headers or {})  # what is stored so is read as it is
-        status, data = self._client.get(f"{path}/{quote(name, safe='')}?{query}", asked)
+        headers = {"Accept-Encoding": "gzip"} | (
+            headers or {}
+        )  # no decompression of objects stored with gzip
+        status, data = self._client.get(f"{path}/{quote(name, safe='')}?{query}", headers)
         if status == _MISSING:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"gs://{self.name}/{name}")
         if status >= _ERROR:
             try:
-                said = str(json.loads(data)["error"]["message"])
+                message = str(json.loads(data)["error"]["message"])
             except (ValueError, KeyError, TypeError):
-                said = data[:200].decode(errors="replace")
-            raise from_http_status(status, said)  # type: ignore[no-untyped-call]
+                message = data[:200].decode(errors="replace")
+            raise from_http_status(status, message)  # type: ignore[no-untyped-call]
         return data

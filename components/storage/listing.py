@@ -1,8 +1,8 @@
 """Listings of sources: names, sizes and versions of files on this machine and in buckets.
 
-Of a bucket, mounted or not, the API tells of 1,000 files a request, and a mount of one: the API is asked, and
-the mount where it does not answer. In each way hidden files are left out, and the order is that of the bytes
-of the whole names.
+For a bucket, mounted or not, the API returns 1,000 files a request and a mount one: the API is used, and the
+mount only where the API does not answer. Hidden files are left out, and the order is that of the bytes of the
+whole names.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from shardline.trainer.base.errors import PlatformError, SourceError
 
 T = TypeVar("T")
 
-# Names that Cloud Storage FUSE remembers unless told otherwise, and folders that are listed for it.
+# Names that Cloud Storage FUSE caches by default, and the most folders that are listed to fill its cache.
 _LISTED_NAMES, _LISTED_FOLDERS = 20_000, 1_000
 
-# Into how many ranges the names of a bucket are divided at most, how many of these are listed at the same
-# time, and how many bytes are held, about, of those that nobody has taken.
+# Most ranges into which the names of a bucket are divided, ranges listed at the same time, and bytes of pages
+# that wait to be consumed, about.
 _RANGES, _CONCURRENT, _BUFFER_BYTES = 16, 8, 64 << 20
 
 _WILDCARD = re.compile(r"[*?[]")
 
 
 class File(NamedTuple):
-    """One file of a source, here or in a bucket.
+    """One file of a source, local or in a bucket.
 
     `name` is relative to the directory that was listed, else the whole path. `version` is the time of change
-    in nanoseconds, or of an object its generation. Of a file of a `Directory`, size is -1 and version "".
+    in nanoseconds, or an object's generation. Files of a `Directory` have size -1 and version "".
     """
 
     name: str
@@ -56,7 +56,7 @@ def files_below(directory: str) -> Iterator[File]:
 
 
 def open_listing(root: str) -> Objects | Directory:
-    """Returns the listing of a resolved directory, by the API of its bucket if it has one that answers."""
+    """Returns the listing of a resolved directory, by the API of its bucket if that answers."""
     if uri := _uri(root):
         bucket, prefix = parse_uri(uri)
         found = Objects(bucket, prefix and f"{prefix}/", root)
@@ -68,7 +68,7 @@ def open_listing(root: str) -> Objects | Directory:
 
 
 def warm_mount(folders: Sequence[str]) -> None:
-    """Has a mount list folders: of a name that it has not listed lately it asks before each read."""
+    """Lists folders of a mount, which asks the bucket before each read of a name that it has not listed."""
 
     def count(folder: str) -> int:
         with os.scandir(folder) as entries:
@@ -85,22 +85,22 @@ class NoFileError(SourceError):
     """No file matches a pattern."""
 
 
-# Names of which any may match, {2026-11-01,2026-11-02}.
+# Alternative names, {2026-11-01,2026-11-02}.
 _ALTERNATIVES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
 def match_files(pattern: str) -> Iterator[File]:
     """Yields the files that match a pattern with *, ?, [], ** and {a,b}; SourceError where none does.
 
-    Of the names in braces, such as days, some may match nothing, which is said.
+    Some of the names in braces, such as days, may match nothing, which is reported.
     """
-    chosen = _ALTERNATIVES.search(pattern)
-    if not chosen:
+    braces = _ALTERNATIVES.search(pattern)
+    if not braces:
         return _match_files(remote_files.resolve(pattern))
     found, absent = list[Iterator[File]](), list[str]()
-    for name in chosen[1].split(","):
+    for name in braces[1].split(","):
         try:
-            found.append(match_files(pattern[: chosen.start()] + name + pattern[chosen.end() :]))
+            found.append(match_files(pattern[: braces.start()] + name + pattern[braces.end() :]))
         except NoFileError:
             absent.append(name)
     if not found:
@@ -108,7 +108,7 @@ def match_files(pattern: str) -> Iterator[File]:
     if absent:
         shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5:,} more" if absent[5:] else "")
         progress.report(
-            "listing", f"nothing is there for {len(absent)} of {len(absent) + len(found)}: {shown}"
+            "listing", f"no file for {len(absent)} of {len(absent) + len(found)} alternatives: {shown}"
         )
     return itertools.chain.from_iterable(found)
 
@@ -118,7 +118,7 @@ def _match_files(pattern: str) -> Iterator[File]:
     if first := next(found, None):
         return itertools.chain([first], found)
     paths = [] if remote_files.is_remote(pattern) else glob.glob(pattern, recursive=True)
-    # The name itself may have brackets.
+    # The name itself may contain brackets.
     paths = [pattern] if os.path.lexists(pattern) else [path for path in paths if not os.path.isdir(path)]
     if not paths:
         raise NoFileError(f"no file matches {pattern!r}")
@@ -140,26 +140,26 @@ def _uri(path: str) -> str:
 
 
 def _first(found: Iterator[T], bucket: Bucket, path: str) -> T | None:
-    """Returns the first thing that a bucket's API says; where it does not answer for a mount, why is said."""
+    """Returns the first item of a listing by the API; None, and a report, where it fails for a mount."""
     try:
         return next(found, None)
     except PlatformError as error:
         if remote_files.is_remote(path):
             raise
-        _report_no_api(bucket.name, str(error))
+        _report_failed_api(bucket.name, str(error))
         return None
 
 
 @functools.cache
-def _report_no_api(bucket: str, why: str) -> None:
-    way = "through its mount, a request a file"
-    progress.report("listing", f"gs://{bucket} is listed {way}, as its API does not answer: {why}")
+def _report_failed_api(bucket: str, reason: str) -> None:
+    how = "through its mount, a request a file"
+    progress.report("listing", f"gs://{bucket} is listed {how}, as its API does not answer: {reason}")
 
 
 class Objects:
     """Listing of a folder of a bucket by its API.
 
-    `prefix` is that of its names, `root` the path by which its files are read.
+    `prefix` is the prefix of its names, `root` the path by which its files are read.
     """
 
     def __init__(self, bucket: Bucket, prefix: str, root: str) -> None:
@@ -173,7 +173,7 @@ class Objects:
         return page
 
     def top(self) -> Iterator[str]:
-        """Yields the names in the folder, and those of folders with a slash behind."""
+        """Yields the names in the folder; those of folders end with a slash."""
         pages, folders = iter([self._first]), list[str]()
         if token := self._first.token:
             pages = itertools.chain(pages, self._bucket.pages(self._prefix, token, delimiter="/"))
@@ -185,7 +185,7 @@ class Objects:
         self._folders = folders
 
     def files(self) -> Iterator[File]:
-        """Yields all files below the folder, of which several ranges are listed at the same time."""
+        """Yields all files below the folder; several ranges of names are listed at the same time."""
         start, mounted = len(self._prefix), not remote_files.is_remote(self._root)
         cuts = list(self._folders[:: -(-len(self._folders) // _RANGES) or 1])[1:]
         for name, size, generation in itertools.chain.from_iterable(self._pages(cuts)):
@@ -218,17 +218,17 @@ class Objects:
 
 
 class Directory:
-    """Listing of a directory of this machine, or of a mount, of which no file is asked by its name."""
+    """Listing of a directory of this machine or a mount, without a stat of each file."""
 
     def __init__(self, root: str) -> None:
         self._root = root
 
     def top(self) -> Iterator[str]:
-        """Yields the names in the directory, those of folders with a slash behind."""
+        """Yields the names in the directory; those of folders end with a slash."""
         return iter(_names(self._root, follow=True))
 
     def files(self, prefix: str = "") -> Iterator[File]:
-        """Yields all files below the directory; of links, those in it may lead to folders."""
+        """Yields all files below the directory; links to folders are followed only directly in it."""
         directory = f"{self._root.rstrip('/')}/{prefix}"
         for name in _names(directory if prefix else self._root, follow=not prefix):
             if name[-1] == "/":
@@ -247,7 +247,7 @@ def _names(directory: str, *, follow: bool) -> list[str]:
 
 
 def _with_stat(found: Iterable[File], root: str) -> Iterator[File]:
-    """Yields files with size and version; many are asked for at the same time where they are far."""
+    """Yields files with size and version; many at the same time where they are remote."""
 
     def stat(file: File) -> File:
         status = os.stat(file.path)
@@ -267,16 +267,16 @@ def _with_stat(found: Iterable[File], root: str) -> Iterator[File]:
 
 
 def _is_visible(name: str) -> bool:
-    """Returns whether a name, relative to what was listed, is one and no part of it is hidden."""
+    """Returns whether a name, relative to the listed directory, is not empty and has no hidden part."""
     return name != "" and "/." not in f"/{name}"
 
 
 def _match_objects(pattern: str) -> Iterator[File]:
-    """Yields the files of a bucket that match a pattern; none where the API of a mounted one is silent."""
+    """Yields the files of a bucket that match a pattern; none where the API fails for a mounted one."""
     bucket, wanted = parse_uri(_uri(pattern))
     if not wanted or _WILDCARD.search(bucket.name):
         return
-    page = _first(bucket.pages(wanted, page_size=1), bucket, pattern)  # the name itself may have brackets
+    page = _first(bucket.pages(wanted, page_size=1), bucket, pattern)  # the name may contain brackets
     first, wild = next(iter(page or ()), None), _WILDCARD.search(wanted)
     uri = f"gs://{bucket.name}"
     root = uri if remote_files.is_remote(pattern) else str(files.local_path(uri))
@@ -293,7 +293,7 @@ def _match_objects(pattern: str) -> Iterator[File]:
 
 
 def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """Returns whether the parts of a name match those of a pattern, as `glob` has it: ** is any number."""
+    """Returns whether the parts of a name match those of a pattern, as in `glob`: ** is any number."""
     if not parts:
         return not names
     if parts[0] == "**":

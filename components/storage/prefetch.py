@@ -1,6 +1,6 @@
-"""Reads in flight: many at a time where each takes long, their results in the order of the questions.
+"""Prefetching: many slow reads at the same time, their results in the order of the requests; and retries.
 
-A read of a bucket takes 20 to 50 ms, mounted or not, and what limits one after the other is nothing but that.
+A read of a bucket takes 20 to 50 ms, mounted or not, which alone limits sequential reads.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Result = TypeVar("Result")
 
 #: Reads at the same time: at 30 ms each, 4,000 a second.
 IN_FLIGHT = 128
-#: Bytes that are held at most, about, of results that nobody has taken.
+#: Most bytes of results that wait to be consumed, about.
 BUFFER_BYTES = 32 << 20
-#: Seconds during which a request is sent again.
+#: Seconds during which a request is retried.
 RETRY_S = 20.0
 
-# So many reads are sent before the size of any is known.
+# Reads that are sent before the size of any is known.
 _INITIAL_WINDOW = 16
 
 _TRANSIENT_ERRNOS = {
@@ -33,12 +33,12 @@ _TRANSIENT_ERRNOS = {
 }  # fmt: skip
 
 
-#: A 1 for each read and write of this process that was tried again, or numbers of them.
+#: Retried reads and writes of this process: a 1 for each, or numbers of them.
 RETRIES = list[int]()
 
 
 def take_retry_count() -> int:
-    """Returns how many were tried again since the last call."""
+    """Returns the number of retries since the last call."""
     repeated = 0
     while RETRIES:
         repeated += RETRIES.pop()
@@ -46,7 +46,7 @@ def take_retry_count() -> int:
 
 
 class TruncatedError(OSError):
-    """A read that brought less than there is."""
+    """A read returned fewer bytes than requested."""
 
     def __init__(self, path: str, read: int, size: int) -> None:
         super().__init__(errno.EIO, f"{read:,} of {size:,} bytes were read", path)
@@ -61,20 +61,20 @@ def is_transient(error: BaseException) -> bool:
     kind = refusal_kind(error)
     if kind is RefusalKind.UNREACHED:
         return "certificate" not in str(error).lower()
-    # What renews a token raises an error of its own from that of the connection.
+    # Renewing a token raises an error of its own, caused by that of the connection.
     cause = error.__cause__ if type(error).__module__.startswith("google.auth") else None
     return kind in (RefusalKind.BUSY, RefusalKind.LOST) or (cause is not None and is_transient(cause))
 
 
 def with_retries(request: Callable[[Item], Result], item: Item) -> Result:
-    """Returns what a request gives, sent again after errors that may pass, each time after a longer pause."""
+    """Returns the result of a request, retried after transient errors with growing pauses."""
     try:
         return request(item)
     except Exception as error:
         if not is_transient(error):
             raise
         failed = [error]
-    # Only now, as it takes a tenth of a second to load.
+    # Imported late: it takes a tenth of a second to load.
     from google.api_core.exceptions import RetryError
     from google.api_core.retry import Retry
 
@@ -100,10 +100,10 @@ def ordered_map(
     in_flight: int = IN_FLIGHT,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> Iterator[Result | Exception]:
-    """Yields what `read` gives for each item, or the exception that it raises, in the order of the items.
+    """Yields the result of `read` for each item, or the exception that it raises, in the order of the items.
 
-    At most so many are ahead that `in_flight` threads have something to do, and that results have `room`, in
-    bytes, as far as the `size` of those before tells.
+    Reads ahead as far as `in_flight` threads need, and as the results fit into `buffer_bytes`, estimated from
+    the `size` of earlier ones.
     """
     source, waiting = iter(items), deque[Future[Result]]()
     window, mean = min(_INITIAL_WINDOW, 2 * in_flight), 0.0

@@ -1,7 +1,7 @@
-"""Files that are read: on this machine, in a bucket mounted under /gcs/, or in one that is not, gs://.
+"""Reading of files: on this machine, in a bucket mounted under /gcs/, or in one that is not, gs://.
 
-Whatever cannot be found, opened or read is a SourceError of one line. What is far, behind a network, is read
-in ranges that are fetched ahead, or from a copy that a run keeps on this machine's disk while it lasts.
+Files that cannot be found, opened or read raise a SourceError of one line. Remote files, behind a network,
+are read in prefetched ranges, or from a copy that a run keeps on this machine's disk while it lasts.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from shardline.components.storage.prefetch import TruncatedError, ordered_map, w
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ShardlineError, SourceError
 
-#: Characters of a line.
+#: Most characters of a line.
 _LONGEST_LINE = 64 << 20
 
-# Bytes of a range, how many are under way for one file, and the part of one that a single stream copies.
+# Bytes of a range, ranges in flight for one file, and bytes of a file that a single stream copies.
 _RANGE_BYTES, _RANGES, _PART_BYTES = 4 << 20, 6, 64 << 20
 
-# Files that are copied at the same time; of large ones ranges are, too.
+# Files copied at the same time, large ones in parallel ranges.
 _CONCURRENT = 32
 
 
 def resolve(path: str) -> str:
-    """Returns how a path is best read: gs://bucket/x as /gcs/bucket/x where the bucket is mounted."""
+    """Returns the path to read: /gcs/bucket/x for gs://bucket/x where the bucket is mounted."""
     if not is_remote(path):
         if "://" in path:
             raise SourceError(
-                f"cannot read {path!r}: of URLs only gs://BUCKET/PATH is read; copy it into a bucket, or "
+                f"cannot read {path!r}: the only URLs are gs://BUCKET/PATH; copy it into a bucket, or "
                 "read it in a source class of your own"
             )
         return os.path.expanduser(path)
@@ -48,13 +48,13 @@ def resolve(path: str) -> str:
 
 
 def is_remote(path: str) -> bool:
-    """Returns whether a resolved path is an object, to be read by the API of Cloud Storage."""
+    """Returns whether a resolved path is an object, read by the API of Cloud Storage."""
     return path.startswith("gs://")
 
 
 @contextlib.contextmanager
 def as_source_error(path: str, what: str = "") -> Iterator[None]:
-    """Turns what reading a file raises into one line; of a bucket that is anything (HTTP, credentials)."""
+    """Turns errors of reading a file into a SourceError; for a bucket, any exception (HTTP, credentials)."""
     try:
         yield
     except ShardlineError:
@@ -71,15 +71,15 @@ def is_on_network(path: str) -> bool:
 
 
 def open_read(path: str) -> BinaryIO:
-    """Opens a file for reading; a local one without a buffer, as its readers ask for large blocks."""
+    """Opens a file for reading; a local one without a buffer, as its readers request large blocks."""
     with as_source_error(path):
-        if near := local_copy(path) if is_on_network(path) else path:
-            return _open_local(near)
+        if local := local_copy(path) if is_on_network(path) else path:
+            return _open_local(local)
         return cast(BinaryIO, io.BufferedReader(RangeReader(path), _RANGE_BYTES))
 
 
 def fetch(path: str, target: str) -> None:
-    """Copies a file that is far to this disk, parts of a large one side by side."""
+    """Copies a remote file to this disk, parts of a large one in parallel."""
     source = RangeReader(path)
     with source, open(target, "wb") as file:
 
@@ -98,20 +98,20 @@ def fetch(path: str, target: str) -> None:
 
 
 def upload(source: Path, target: Path, before: Callable[[], None] = lambda: None) -> None:
-    """Copies a file of this disk to where it belongs, and again where that fails, after `before`."""
+    """Copies a file of this disk to a remote path, with retries; calls `before` before each attempt."""
 
     def write(_: Path) -> None:
         before()
         with source.open("rb") as file, target.open("wb") as copy:
             shutil.copyfileobj(file, copy, _RANGE_BYTES)
             copy.flush()
-            os.fsync(copy.fileno())  # what the bucket does not take is said here
+            os.fsync(copy.fileno())  # raises if the bucket refuses the file
 
     with_retries(write, source)
 
 
 def read_bytes(path: str, generation: int = 0) -> bytes:
-    """Returns the content of a file, far or near, in one request; of an object, perhaps of one generation."""
+    """Returns the content of a file in one request; of an object, optionally of one generation."""
     if is_remote(path):
         bucket, name = parse_uri(path)
         return bucket.read(name, generation)
@@ -120,7 +120,7 @@ def read_bytes(path: str, generation: int = 0) -> bytes:
 
 
 def _open_local(path: str) -> BinaryIO:
-    # A pipe would be waited for, and a device read without end.
+    # A pipe would block, and a device never end.
     file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -129,7 +129,7 @@ def _open_local(path: str) -> BinaryIO:
 
 
 class RangeReader(io.RawIOBase):
-    """A file that is far, of which the ranges behind the one that is read are on their way already."""
+    """A remote file that is read in ranges; those after the current one are prefetched."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -137,10 +137,10 @@ class RangeReader(io.RawIOBase):
         self._blocks: Iterator[bytes | Exception] = iter(())
         self._block = memoryview(b"")
         self._position = 0
-        self._follows = False
+        self._is_prefetching = False
 
     def parts(self, start: int, end: int) -> Iterator[bytes]:
-        """Yields a part of the file, in one request where it is mounted: that of a handle that reads on."""
+        """Yields a part of the file; on a mount in one request, by one handle that reads sequentially."""
         if is_remote(self._path):
             for offset in range(start, end, _RANGE_BYTES):
                 yield self._range(offset, min(offset + _RANGE_BYTES, end))
@@ -161,13 +161,13 @@ class RangeReader(io.RawIOBase):
         )
 
     def readinto(self, buffer: Any) -> int:
-        """Reads what the next block has, into a buffer."""
+        """Reads from the next block into a buffer."""
         if not self._block and self._position < self.size:
-            if not self._follows:
+            if not self._is_prefetching:
                 first, *rest = range(self._position, self.size, _RANGE_BYTES)
-                # The first one alone: of many files only the beginning is wanted.
+                # The first one alone: often only the beginning of a file is needed.
                 others = ordered_map(self._range, rest, in_flight=_RANGES)
-                self._blocks, self._follows = chain([with_retries(self._range, first)], others), True
+                self._blocks, self._is_prefetching = chain([with_retries(self._range, first)], others), True
             if isinstance(block := next(self._blocks), Exception):
                 raise block
             self._block = memoryview(block)
@@ -177,22 +177,22 @@ class RangeReader(io.RawIOBase):
         return count
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves; where it comes to another place, what was fetched ahead is thrown away."""
+        """Moves to a position; if it is another one, prefetched ranges are discarded."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
         if base + offset != self._position:
-            self._position, self._block, self._follows = base + offset, memoryview(b""), False
+            self._position, self._block, self._is_prefetching = base + offset, memoryview(b""), False
         return self._position
 
     def tell(self) -> int:
-        """Returns the position."""
+        """Returns the position in bytes."""
         return self._position
 
     def readable(self) -> bool:
-        """Returns that it can be read."""
+        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """Returns that it can be moved in."""
+        """Returns True."""
         return True
 
     def _range(self, start: int, end: int = 0) -> bytes:
@@ -210,7 +210,7 @@ class RangeReader(io.RawIOBase):
 
 
 def size_and_version(path: str) -> tuple[int, int]:
-    """Returns the size of a file in bytes, and its time of change in ns, or the generation of an object."""
+    """Returns the size of a file in bytes, and its time of change in ns, or an object's generation."""
 
     def ask(path: str) -> tuple[int, int]:
         if is_remote(path):
@@ -229,15 +229,15 @@ def _size_and_mtime(file: BinaryIO) -> tuple[int, int]:
 
 
 def open_text(path: str) -> TextIO:
-    """Opens a UTF-8 file for reading, line ends as they are; bytes that are not UTF-8 survive as in names."""
-    # A byte-order mark is what spreadsheets write.
+    """Opens a UTF-8 file for reading, with its line ends; other bytes become surrogates, as in file names."""
+    # Spreadsheets write a byte-order mark.
     return io.TextIOWrapper(
         io.BufferedReader(cast(io.RawIOBase, open_read(path))), "utf-8-sig", "surrogateescape", newline=""
     )
 
 
 def lines(text: TextIO, path: str) -> Iterator[str]:
-    """Yields the lines of a text file; SourceError where one is longer than any row of a table."""
+    """Yields the lines of a text file; SourceError for one that is too long."""
     for number, line in enumerate(iter(lambda: text.readline(_LONGEST_LINE + 1), ""), start=1):
         if len(line) > _LONGEST_LINE:
             raise SourceError(
@@ -247,28 +247,28 @@ def lines(text: TextIO, path: str) -> Iterator[str]:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the words of the operating system, or the first line of another message."""
-    words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(words).strip().partition("\n")[0]
+    """Returns the message of the operating system, or the first line of another error's."""
+    message = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(message).strip().partition("\n")[0]
 
 
 class _LocalCopies:
-    """Copies of files that are far in a directory of this disk, each made once, some at the same time."""
+    """Copies of remote files in a directory of this disk, each made once, some at the same time."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.pool = ThreadPoolExecutor(_CONCURRENT, "copies")
-        self._begun: dict[str, Future[str]] = {}
+        self._started: dict[str, Future[str]] = {}
         self._lock = threading.Lock()
 
-    def begin(self, path: str) -> Future[str]:
-        """Has a file copied, unless it is being or has been; the result is the path of the copy."""
+    def start(self, path: str) -> Future[str]:
+        """Starts to copy a file unless that was done before; the result is the path of the copy."""
 
         def copy() -> str:
             copy = self.directory / hashlib.sha256(os.fsencode(path)).hexdigest()
             if not copy.exists():
                 copy.parent.mkdir(exist_ok=True)
-                temporary = files.temporary_name(copy)  # another process of this machine may be at it
+                temporary = files.temporary_name(copy)  # another process of this machine may be copying it
                 try:
                     fetch(path, str(temporary))
                     temporary.replace(copy)
@@ -277,9 +277,9 @@ class _LocalCopies:
             return str(copy)
 
         with self._lock:
-            if path not in self._begun:
-                self._begun[path] = self.pool.submit(copy)
-            return self._begun[path]
+            if path not in self._started:
+                self._started[path] = self.pool.submit(copy)
+            return self._started[path]
 
 
 _copies: _LocalCopies | None = None
@@ -287,7 +287,7 @@ _copies: _LocalCopies | None = None
 
 @contextlib.contextmanager
 def local_copies(directory: Path) -> Iterator[None]:
-    """Has files that are far copied to a directory when they are opened, while the context lasts."""
+    """Copies remote files to a directory when they are opened, while the context lasts."""
     global _copies
     if _copies and _copies.directory == directory:
         yield
@@ -301,12 +301,12 @@ def local_copies(directory: Path) -> Iterator[None]:
 
 
 def prefetch_copies(paths: Iterable[str]) -> None:
-    """Begins to copy files that will be opened, in this order; where no copies are kept, nothing happens."""
+    """Starts to copy files that will be opened, in this order; does nothing where no copies are kept."""
     if _copies:
         for path in paths:
-            _copies.begin(path)
+            _copies.start(path)
 
 
 def local_copy(path: str) -> str:
-    """Returns the path of the copy of a file, once it is whole; "" where no copies are kept."""
-    return _copies.begin(path).result() if _copies else ""
+    """Returns the path of a file's copy, once it is complete; "" where no copies are kept."""
+    return _copies.start(path).result() if _copies else ""

@@ -474,7 +474,7 @@ def test_the_card_tells_of_rejections_conversions_and_leakage(dataset: Path) -> 
     assert re.search(r"the file is empty\s*3", text)
     assert re.search(r"cmyk\s*4", text)
     assert "5 examples have the same content as an earlier one" in text
-    assert "Leakage: 1 group of equal examples lies in more than one split" in text
+    assert "Leakage: 1 group of equal examples is in more than one split" in text
     assert "train: a<b>.png = test: c.png" in text
 
 

@@ -43,7 +43,7 @@ def test_files_beside_a_dataset_are_left_alone(tmp_path: Path) -> None:
     run("digits", tmp_path / "out")
     (tmp_path / "out" / "notes.txt").write_text("mine")
     before = contents(tmp_path / "out")
-    with pytest.raises(SettingsError, match=r"holds 'notes\.txt' beside a Shardline dataset"):
+    with pytest.raises(SettingsError, match=r"holds 'notes\.txt' next to a Shardline dataset"):
         run("digits", tmp_path / "out", seed=1, overwrite=True)
     assert contents(tmp_path / "out") == before
 
@@ -100,7 +100,7 @@ def test_a_directory_inside_the_source_is_refused(tmp_path: Path, source: str, o
     photos = write_images(tmp_path / "photos")
     (tmp_path / "link").symlink_to(photos)
     before = sorted(photos.rglob("*"))
-    with pytest.raises(SettingsError, match=r"lies inside the source|holds something that is not a complete"):
+    with pytest.raises(SettingsError, match=r"is inside the source|holds something that is not a complete"):
         run(source.format(photos), tmp_path / out)
     assert sorted(photos.rglob("*")) == before
 

@@ -272,7 +272,7 @@ def test_a_bucket_that_fails_now_and_then_costs_time_and_nothing_else(
     with mounted(tmp_path, FAULTS="0.05") as bucket:
         run(f"images:{bucket.path / 'photos'}", bucket.path / "out", shards=40, processes=2)
     assert same(tmp_path / "out", near)
-    repeated = next(event.text for event in events if "sent again" in event.text)
+    repeated = next(event.text for event in events if "retried" in event.text)
     assert int(repeated.split()[0]) > 10
 
 

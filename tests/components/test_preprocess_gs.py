@@ -82,7 +82,7 @@ def test_a_bucket_that_fails_now_and_then_costs_time_and_nothing_else(
     manifest = run(PHOTOS, tmp_path / "out", **settings)
     assert same(tmp_path / "out", tmp_path / "near")
     assert not manifest.rejected
-    repeated = next(event.text for event in events if "sent again" in event.text)
+    repeated = next(event.text for event in events if "retried" in event.text)
     assert int(repeated.split()[0]) >= 10
 
 

@@ -149,7 +149,7 @@ def test_records_behind_a_url(tmp_path: Path, bucket: str) -> None:
         ("images:gs://bucket/absent", "cannot read the directory 'gs://bucket/absent': there is no file"),
         ("tfrecord:gs://absent/x*", r"cannot list gs://absent/x\*: not found"),
         ("table:gs://bucket/absent.csv", "cannot read 'gs://bucket/absent.csv': No such file"),
-        ("tfrecord:s3://bucket/x", "cannot read 's3://bucket/x': of URLs only gs://BUCKET/PATH is read"),
+        ("tfrecord:s3://bucket/x", "cannot read 's3://bucket/x': the only URLs are gs://BUCKET/PATH"),
     ],
 )
 def test_urls_that_cannot_be_read(bucket: str, source: str, message: str) -> None:

@@ -337,7 +337,7 @@ def test_a_type_that_the_values_have_not_is_refused(
     with pytest.raises(SourceError, match=message):
         table(tmp_path, "x,y,label\n1,1.5,a\nfoo,2,b\n", columns=said)
     with pytest.raises(
-        SettingsError, match="columns says that 'x' is 'float'; there are text, integer, number"
+        SettingsError, match="columns has the unknown type 'float' for 'x'; there are text, integer, number"
     ):
         table(tmp_path, "", columns={"x": "float"})
     with pytest.raises(SettingsError, match="columns is for tfrecord:GLOB, table:PATH"):

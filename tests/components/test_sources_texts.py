@@ -83,5 +83,5 @@ def test_what_cannot_be_text_files(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"label is for .* with labels"):
         opened(tmp_path, label="stars")
     root = write(tmp_path / "in", {"a/1.txt": b"one", "b/1.txt": b"two"})
-    with pytest.raises(SettingsError, match="lies inside the source text:"):
+    with pytest.raises(SettingsError, match="is inside the source text:"):
         run(f"text:{root}", root / "out")

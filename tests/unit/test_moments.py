@@ -78,7 +78,7 @@ def test_splits_follow_each_other_and_a_gap_is_left_out() -> None:
     "times", [[1_767_225_600_000, 1_767_225_700_000], [20_260_101, 20_260_301], [2020, 2026]]
 )
 def test_a_duration_needs_numbers_that_are_seconds(times: list[int]) -> None:
-    with pytest.raises(SourceError, match="which are no seconds since 1970; give split_gap as a number in"):
+    with pytest.raises(SourceError, match="which are not seconds since 1970; give split_gap as a number in"):
         splits(times, gap="7d")
     splits(times, gap="7")
     seconds = [1_767_225_600, 1_777_225_600]

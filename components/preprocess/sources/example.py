@@ -127,7 +127,7 @@ def read_remote(path: str, key: str, surveyed: int, size: int = 0, generation: i
         if is_transient(error):
             raise SourceError(
                 f"cannot read {path!r} after several tries: {remote_files.reason(error)}; "
-                "run again, it goes on from there"
+                "run again to continue from there"
             ) from None
         raise BadRecordError(key, f"cannot be read ({remote_files.reason(error)})") from None
     if changed_at > surveyed or (size and len(data) != size):

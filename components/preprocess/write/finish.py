@@ -1,4 +1,4 @@
-"""Finishing: the marks of all shards become the manifest of the dataset."""
+"""Finishing: the manifest of a dataset, from the completion markers of its shards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NAMED, _NAMED_KEYS = 20, 10
 
 
 def describe(plan: Plan, work: WorkDirectory) -> Manifest:
-    """Returns the manifest of a dataset whose shards are all done; refuses one of which some are not."""
+    """Returns the manifest of a dataset; RunError if any of its shards is not done."""
     done = find_done(plan, plan.shards, work)
     missing = [shard.file for shard in plan.shards if shard.file not in done]
     if missing:
@@ -79,7 +79,7 @@ def describe(plan: Plan, work: WorkDirectory) -> Manifest:
 
 
 def _write_keys(plan: Plan, work: WorkDirectory) -> Shard | None:
-    """Writes what each example is known by in other datasets, in the order of the shards, if by anything."""
+    """Writes the key hash of each example, in the order of the shards; None if the source has no keys."""
     size = checksum = 0
     has_keys = False
     with files.replacing(work.key_hashes) as temporary, temporary.open("wb") as file:
@@ -97,7 +97,7 @@ def _write_keys(plan: Plan, work: WorkDirectory) -> Shard | None:
 
 
 def recorded_settings(settings: PreprocessSettings, schema: str) -> dict[str, object]:
-    """Returns the settings that shape the bytes, and the digest of the schema that these were checked by."""
+    """Returns the settings that determine the bytes, and the digest of the schema that was checked."""
     names = (
         "split", "stratify", "split_by_time", "split_gap", "split_salt", "seed", "key", "group", "image_size",
         "resize_mode", "encoding", "readers", "shards", "shard_size", "compression",
@@ -109,26 +109,26 @@ def recorded_settings(settings: PreprocessSettings, schema: str) -> dict[str, ob
 
 
 def find_done(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory) -> dict[str, FoundMarker]:
-    """Returns the marks of those shards that are done exactly as the plan wants them, by file."""
+    """Returns the markers of the shards that are done exactly as planned, by file."""
     known = markers.load(work)
-    # To ask a bucket for each one would be a request; its mount knows the sizes of what it has listed.
-    there = set(os.listdir(work.shards)) if work.is_remote else set()
+    # A mount caches the sizes of files that it has listed; otherwise each shard costs a request.
+    listed = set(os.listdir(work.shards)) if work.is_remote else set()
     return {
         shard.file: found
         for shard in shards
         for found in known.get(shard.file, ())
-        if _is_done(shard, found.marker, plan, work, there)
+        if _is_done(shard, found.marker, plan, work, listed)
     }
 
 
-def _is_done(shard: PlannedShard, marker: Marker, plan: Plan, work: WorkDirectory, there: set[str]) -> bool:
+def _is_done(shard: PlannedShard, marker: Marker, plan: Plan, work: WorkDirectory, listed: set[str]) -> bool:
     if marker.identity != plan.identity(shard) or marker.shard.records != shard.records:
         return False
     if marker.labels.keys() != {label.name for label in plan.labels}:
         return False
     try:
         path = work.shard(shard.file)
-        if shard.file not in there and work.publishing.exists() and not path.exists():
+        if shard.file not in listed and work.publishing.exists() and not path.exists():
             path = work.out / shard.file  # an interrupted run has moved it
         if path.stat().st_size != marker.shard.bytes:
             return False
@@ -138,27 +138,27 @@ def _is_done(shard: PlannedShard, marker: Marker, plan: Plan, work: WorkDirector
 
 
 def _are_unchanged(shard: PlannedShard, plan: Plan, work: WorkDirectory, since: int) -> bool:
-    """Returns whether the image files of a shard, which must be there, are those that were read."""
-    prefixes = [os.fsencode(place.path) for place in plan.places]
+    """Returns whether the image files of a shard are unchanged; OSError if one is missing."""
+    prefixes = [os.fsencode(location.path) for location in plan.places]
     paths = (
-        prefixes[place] + (path or key)
+        prefixes[location] + (path or key)
         for block in records.read(work.records_path(shard.file))
-        for key, path, _, _, place, generation, length in block.fields()
-        if place != NO_LOCATION and length <= WHOLE_FILE and not generation
+        for key, path, _, _, location, generation, length in block.fields()
+        if location != NO_LOCATION and length <= WHOLE_FILE and not generation
     )
-    first = next(paths, None)  # objects whose generation is known are part of the plan
+    first = next(paths, None)  # the generations of objects are part of the plan
     if first is None:
         return True
     if not remote_files.is_on_network(os.fsdecode(os.path.dirname(first))):
         return all(os.stat(path).st_ctime_ns <= since for path in chain([first], paths))
-    found = ordered_map(os.stat, chain([first], paths), size=lambda status: 1)
-    return all(not isinstance(each, Exception) and each.st_ctime_ns <= since for each in found)
+    statuses = ordered_map(os.stat, chain([first], paths), size=lambda status: 1)
+    return all(not isinstance(each, Exception) and each.st_ctime_ns <= since for each in statuses)
 
 
 def _fingerprint(
     labels: Sequence[Label], features: Sequence[Feature], splits: Mapping[str, Split], compression: str
 ) -> str:
-    """Returns the identity of a dataset, its bytes and what they mean; not where and when it was read."""
+    """Returns the hash of a dataset's bytes and their meaning; not of its source and the time of reading."""
     content = {
         "labels": [asdict(label) for label in labels],
         "features": [asdict(feature) for feature in features],
@@ -170,7 +170,7 @@ def _fingerprint(
 
 
 def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, FoundMarker]) -> Duplicates:
-    """Finds the examples of a dataset whose stored content is the same to the byte."""
+    """Finds the examples of a dataset whose stored content is identical."""
     shards = plan.shards
     starts = np.array([0, *accumulate(shard.records for shard in shards)])
     split_bits = np.array([1 << SPLITS.index(shard.split) for shard in shards], np.uint8)
@@ -181,10 +181,10 @@ def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, FoundMa
         begins = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]]))
         repeats += len(hashes) - len(begins)
         of_shard = np.searchsorted(starts, numbers, side="right") - 1
-        there = np.bitwise_or.reduceat(split_bits[of_shard], begins).astype(np.int64)
-        splits = (there & 1) + (there >> 1 & 1) + (there >> 2)
+        split_masks = np.bitwise_or.reduceat(split_bits[of_shard], begins).astype(np.int64)
+        splits = (split_masks & 1) + (split_masks >> 1 & 1) + (split_masks >> 2)
         straddling += int((splits > 1).sum())
-        # Those that straddle splits first: they are what must be looked at.
+        # Those that straddle splits come first: they need attention.
         ends = np.append(begins[1:], len(hashes))
         for group in np.lexsort((numbers[begins], -splits))[:_NAMED].tolist():
             members = numbers[begins[group] : min(ends[group], begins[group] + _NAMED_KEYS)].tolist()
@@ -192,8 +192,8 @@ def _find_duplicates(plan: Plan, work: WorkDirectory, done: Mapping[str, FoundMa
         groups = heapq.nsmallest(_NAMED, groups)
 
     def name(number: int) -> str:
-        place = int(np.searchsorted(starts, number, side="right")) - 1
-        shard, position = shards[place], number - int(starts[place])
+        index = int(np.searchsorted(starts, number, side="right")) - 1
+        shard, position = shards[index], number - int(starts[index])
         for block in records.read(work.records_path(shard.file)):
             if position < block.count:
                 key = records.key_text(block.keys()[position]).encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""Marks: what says that a shard is done, in files of a line of JSON and the hashes of what is in the shards.
+"""Completion markers of shards: files of a line of JSON, and hashes of the contents of the shards' examples.
 
-One that was cut off, or is of another plan, says nothing. In a mounted bucket, where each file is a request
-or two, the markers of a few seconds share one.
+A marker that is cut off, or of another plan, is ignored. In a mounted bucket, where each file takes a request
+or two, the markers of a few seconds share one file.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from shardline.trainer.data.manifest import Shard
 
 _BATCH_SECONDS = 5.0
 
-# Shards that wait to be brought to a bucket, on this disk; so many streams share its bandwidth.
+# Shards on this disk that are uploaded to a bucket at the same time, sharing its bandwidth.
 _UPLOADS = 4
 
 
 @dataclass(frozen=True)
 class Images:
-    """Properties that the stored images of some shards have in common; a side is None where they differ.
+    """Common properties of the stored images of some shards; a side is None where they differ.
 
-    `channels` is the largest number, 0 without images; `converted` counts images by what was done to them.
+    `channels` is the largest number, 0 without images; `converted` counts images by conversion.
     """
 
     height: int | None = None
@@ -78,7 +78,7 @@ class Images:
 
     @classmethod
     def from_kinds(cls, kinds: Mapping[Kind, int]) -> Images:
-        """Returns the common properties of images, given how many there are of each kind."""
+        """Returns the common properties of images, from the number of images of each kind."""
         return cls.merge(
             [
                 cls(height, width, channels, (encoding,), dict.fromkeys(converted, count))
@@ -87,14 +87,14 @@ class Images:
         )
 
     def feature(self, resize: str) -> Feature:
-        """Returns the feature of the manifest."""
+        """Returns the image feature of the manifest."""
         encoding = self.encodings[0] if len(self.encodings) == 1 else "image"
         return Feature("image", "uint8", (self.height, self.width, self.channels), encoding, resize)
 
 
 @dataclass(frozen=True)
 class Marker:
-    """Facts about a shard that is done, if its plan gives this `identity`; `surveyed` is that of the plan."""
+    """Facts about a completed shard; `identity` and `surveyed` are those of its plan."""
 
     identity: str
     surveyed: int
@@ -117,7 +117,7 @@ class FoundMarker:
 
 
 class LabelCounts:
-    """What the labels are in rows, counted block by block; `records` is the number of rows so far."""
+    """Counts of label values in records, block by block; `records` is the number of records so far."""
 
     def __init__(self, labels: Sequence[Label]) -> None:
         self._labels = labels
@@ -126,7 +126,7 @@ class LabelCounts:
         self.records = 0
 
     def add(self, block: Records) -> None:
-        """Counts some rows."""
+        """Counts some records."""
         self.records += block.count
         if self._classes is not None:
             self._classes += np.bincount(block.heads["label"], minlength=len(self._classes))
@@ -137,14 +137,14 @@ class LabelCounts:
                 values.append(stored[name][1])
 
     def tallies(self) -> dict[str, Tally]:
-        """Returns what each label is in the rows, one or more."""
+        """Returns the tally of each label; there must be at least one record."""
         if self._classes is not None:
             return {LABEL: Tally(tuple(self._classes.tolist()))}
         return {label.name: tally(label, self._values[label.name]) for label in self._labels}
 
 
 class ShardUpload:
-    """Brings shards to where they belong and markers them, while the next are written. A context manager."""
+    """Moves or uploads shards and writes their markers, while the next are written. A context manager."""
 
     def __init__(self, work: WorkDirectory) -> None:
         self._work = work
@@ -164,11 +164,11 @@ class ShardUpload:
         finally:
             if self._pool:
                 self._pool.shutdown(cancel_futures=True)
-            if self._markers:  # what is done stays done, whatever else went wrong
+            if self._markers:  # uploaded shards stay done, even after an error
                 write(self._work, self._markers)
 
     def add(self, temporary: Path, marker: Marker, hashes: bytes) -> None:
-        """Takes a shard that is whole on this machine's disk, and the hashes of what is in it."""
+        """Adds a complete shard on this machine's disk, and the hashes of its contents."""
         if self._pool is None:
             temporary.replace(self._work.shard(marker.shard.file))
             write(self._work, [(marker, hashes)])
@@ -195,14 +195,14 @@ class ShardUpload:
 def unwritable(path: Path, error: OSError) -> RunError:
     """Returns the error of a shard that cannot be written."""
     return RunError(
-        f"cannot write {path}: {error.strerror or error}; make room and run again, it will go on from there"
+        f"cannot write {path}: {error.strerror or error}; make room and run again to continue from there"
     )
 
 
 def write(work: WorkDirectory, markers: Sequence[tuple[Marker, bytes]]) -> None:
-    """Marks shards that lie whole where they belong, given the hashes of each."""
+    """Writes the markers of shards that are complete and in place, with the hashes of each."""
     facts = json.dumps([asdict(marker) for marker, _ in markers])
-    # Of a part that is written twice at once, markers of several shards are not the same ones.
+    # Two runs of the same part may write markers of different groups of shards.
     name = secrets.token_hex(8) if work.is_remote else markers[0][0].shard.file
     path = work.done / f"{name}.mark"
     files.write_bytes(path, b"".join((facts.encode(), b"\n", *(hashes for _, hashes in markers))))
@@ -211,7 +211,7 @@ def write(work: WorkDirectory, markers: Sequence[tuple[Marker, bytes]]) -> None:
 
 
 def load(work: WorkDirectory) -> dict[str, list[FoundMarker]]:
-    """Returns all markers that can be read, by the file of their shard."""
+    """Returns all readable markers, by the file of their shard."""
     found: dict[str, list[FoundMarker]] = {}
     for each in (each for path in work.marker_files() for each in _read(path)):
         found.setdefault(each.marker.shard.file, []).append(each)
@@ -219,11 +219,11 @@ def load(work: WorkDirectory) -> dict[str, list[FoundMarker]]:
 
 
 def remove_other_markers(plan: Plan, work: WorkDirectory) -> None:
-    """Removes markers that another plan wanted, before their shards are written anew."""
-    wanted = {(shard.file, plan.identity(shard)) for shard in plan.shards}
+    """Removes markers of other plans, before their shards are written again."""
+    planned = {(shard.file, plan.identity(shard)) for shard in plan.shards}
     for path in work.marker_files():
         found = {(each.marker.shard.file, each.marker.identity) for each in _read(path)}
-        if not found or not found <= wanted:
+        if not found or not found <= planned:
             for copy in {path, work.path / path.name}:
                 copy.unlink(missing_ok=True)
 
@@ -244,20 +244,20 @@ def _read(path: Path) -> list[FoundMarker]:
 
 
 def tally(label: Label, values: Sequence[Sequence[Any]]) -> Tally:
-    """Returns what a label is in some examples, one or more, whose stored values are given."""
+    """Returns the tally of a label from its stored values in some examples, at least one."""
     table = np.asarray(values, np.float64).reshape(len(values), -1)
     if label.kind == CLASS:
         return Tally(tuple(np.bincount(table[:, 0].astype(np.int64), minlength=len(label.outputs)).tolist()))
     if label.kind == MULTILABEL:
         return Tally(tuple(int(count) for count in table.sum(axis=0)))
     columns = zip(
-        *(found(table, axis=0).tolist() for found in (np.min, np.max, np.mean, np.std)), strict=True
+        *(function(table, axis=0).tolist() for function in (np.min, np.max, np.mean, np.std)), strict=True
     )
     return Tally(spreads=tuple(Spread(*numbers) for numbers in columns))
 
 
 def describe(label: Label, tallies: Sequence[Tally]) -> str:
-    """Returns a label in a line: "fare, regression, 3.25 to 88 USD"."""
+    """Describes a label in one line: "fare, regression, 3.25 to 88 USD"."""
     name = f"{label.name}, " if label.name != LABEL else ""
     if label.kind != REGRESSION:
         named = printable(", ".join(label.outputs[:5])) + (", ..." if len(label.outputs) > 5 else "")

@@ -1,7 +1,7 @@
-"""Shard writer: the innermost loop of preprocessing, and before it the search for bad images.
+"""Shard writer: the innermost loop of preprocessing, and the check for bad images before it.
 
-The loop runs once per example, millions of times: so bare system calls, no objects but bytes, and everything
-that can be known before is known before.
+The loop runs once per example, millions of times: it uses bare system calls and bytes only, and computes as
+much as possible beforehand.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from shardline.trainer.base.progress import Meter
 from shardline.trainer.data.features import LABEL, is_class
 from shardline.trainer.data.manifest import Shard
 
-# Bytes that are collected before a write: they should not leave the processor's cache.
+# Bytes collected before a write: they should fit into the processor's cache.
 _BLOCK = 1 << 18
-# A system call takes at most 1,024 pieces (IOV_MAX), three for a record.
+# A system call takes at most 1,024 buffers (IOV_MAX), three for a record.
 _PIECES = 1000 // 3
-# Images up to this size, on average, are copied into their records, which saves calls.
+# Images up to this average size are copied into their records, which saves calls.
 _SMALL = 8192
 _GZIP = 31
 
-# Objects that are made before Python looks for cycles among them, of which examples have none: with its own
-# number, 700, that takes a tenth of the time that a survey takes.
+# Allocations before Python collects garbage, as examples have no reference cycles: with its default, 700,
+# that takes a tenth of the time of a survey.
 _GC_THRESHOLD = 50_000
 
 
@@ -64,12 +64,12 @@ class ShardWriter:
         self._images = images
         self._report = report
         self._codec = plan.make_codec(checked=plan.settings.on_bad_record == "skip")
-        # Any other label is stored as features are.
+        # Any other label is stored like features.
         classes = plan.labels[0].outputs if is_class(plan.labels) else ()
         self._labels = [entries({LABEL: index}) for index in range(len(classes))]
 
     def write(self, shard: PlannedShard, uploads: ShardUpload) -> None:
-        """Writes a shard under a temporary name, fsyncs it and hands it to `uploads` with its mark."""
+        """Writes a shard under a temporary name, fsyncs it and adds it to `uploads` with its marker."""
         temporary = files.temporary_name(self._work.scratch / shard.file)
         try:
             counts, kinds = LabelCounts(self._plan.labels), Counter[Kind | None]()
@@ -86,14 +86,14 @@ class ShardWriter:
         except BaseException as error:
             temporary.unlink(missing_ok=True)
             if isinstance(error, BadRecordError) and self._plan.settings.on_bad_record == "skip":
-                # When it was checked, it was good.
+                # It was valid when it was checked.
                 raise changed_error(error.name, f"became unusable ({error.reason})") from None
             if isinstance(error, OSError):
                 raise unwritable(self._work.shard(shard.file), error) from None
             raise
 
     def _write_block(self, block: Records, output: ShardFile, kinds: Counter[Kind | None]) -> Iterator[bytes]:
-        """Writes records, counts kinds of images, and yields the hashes of the contents, many together."""
+        """Writes records, counts kinds of images, and yields the hashes of the contents, batch by batch."""
         keys, extras = block.keys(), block.features()
         labels = (
             [self._labels[label] for label in block.heads["label"].tolist()]
@@ -109,23 +109,23 @@ class ShardWriter:
             hashed = contents = self._stored(contents, keys[start:end], have, kinds)
             sizes = list(map(len, contents))
             if not all(have):
-                sizes = [size if there else NO_IMAGE for size, there in zip(sizes, have, strict=True)]
+                sizes = [size if has else NO_IMAGE for size, has in zip(sizes, have, strict=True)]
                 others = map(operator.add, labels[start:end], extras[start:end])
-                hashed = [a if there else b for a, b, there in zip(contents, others, have, strict=True)]
+                hashed = [a if has else b for a, b, has in zip(contents, others, have, strict=True)]
             yield np.fromiter(map(xxhash.xxh3_64_intdigest, hashed), "<u8", len(hashed)).tobytes()
             self._report(len(contents), output.add(contents, sizes, tails[start:end]))
 
     def _stored(
         self, contents: list[bytes], keys: Sequence[bytes], have: Sequence[bool], kinds: Counter[Kind | None]
     ) -> list[bytes]:
-        """Returns images as they are stored, and counts their kinds; `have` says which examples have one."""
+        """Returns images as stored, and counts their kinds; `have` says which examples have one."""
         found: list[Kind | None] = [None] * len(contents)
-        for number, there in enumerate(have):
-            if not there:
+        for number, has in enumerate(have):
+            if not has:
                 continue
             image = self._codec.store(contents[number], records.key_text(keys[number]))
             contents[number], found[number] = image.data, image.kind
-        if found.count(found[0]) == len(found):  # most are, and comparing is faster than counting
+        if found.count(found[0]) == len(found):  # mostly true, and faster than counting
             kinds[found[0]] += len(found)
         else:
             kinds.update(found)
@@ -144,9 +144,12 @@ def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Re
         ShardUpload(work) as uploads,
     ):
         writer = ShardWriter(plan, work, images, report)
-        items, ahead = tee(items)
+        items, upcoming = tee(items)
         images.prefetch(
-            row for file in ahead for block in records.read(work.records_path(file)) for row in block.fields()
+            record
+            for file in upcoming
+            for block in records.read(work.records_path(file))
+            for record in block.fields()
         )
         for file in items:
             writer.write(planned[file], uploads)
@@ -156,7 +159,7 @@ def write_planned(arguments: Mapping[str, Any], items: Iterable[str], report: Re
 def drop_bad_images(
     found: Survey, plan: Plan, work: WorkDirectory, processes: Processes, rejected: Rejected
 ) -> Survey:
-    """Takes examples whose image cannot be stored out of the buckets, before any of them is planned."""
+    """Removes examples whose image cannot be stored from the buckets, before they are planned."""
     plan.save(work.plan)
     found.buckets.flush()
     paths = found.buckets.paths
@@ -172,7 +175,7 @@ def drop_bad_images(
 
 
 def check_buckets(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
-    """Takes rows whose image cannot be stored out of bucket files, into NAME.bad: a job of the pool."""
+    """Moves records whose image cannot be stored from bucket files to NAME.bad: a job of the process pool."""
     work = WorkDirectory.from_arguments(arguments)
     plan = Plan.load(work.plan)
     codec = plan.make_codec()
@@ -183,11 +186,11 @@ def check_buckets(arguments: Mapping[str, Any], items: Iterable[str], report: Re
             checked.touch()
             for block in records.read(path):
                 good = list[int]()
-                for number, (key, where, _, _, location, offset, length) in enumerate(block.fields()):
+                for number, (key, image_path, _, _, location, offset, length) in enumerate(block.fields()):
                     data = b""
                     try:
                         if location != NO_LOCATION:
-                            data = images.read(location, offset, length, where, key)
+                            data = images.read(location, offset, length, image_path, key)
                             codec.store(data, records.key_text(key))
                         good.append(number)
                     except BadRecordError as error:
@@ -202,7 +205,7 @@ def check_buckets(arguments: Mapping[str, Any], items: Iterable[str], report: Re
 
 @contextlib.contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Has Python look for cycles seldom, as examples make none."""
+    """Makes Python collect garbage rarely, as examples have no reference cycles."""
     thresholds = gc.get_threshold()
     if 0 < thresholds[0] < _GC_THRESHOLD:
         gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
@@ -223,7 +226,7 @@ class ShardFile:
     def add(self, contents: Sequence[bytes], sizes: Sequence[int], tails: Sequence[bytes]) -> int:
         """Writes records and returns their size in bytes.
 
-        Each has an image, or b"" and the size `NO_IMAGE`; `tails` are what comes behind the images.
+        Each has an image, or b"" and the size `NO_IMAGE`; `tails` are the bytes after the images.
         """
         frames, starts, in_all = zip(*map(image_start, sizes, map(len, tails)), strict=True)
         size: int = sum(in_all)
@@ -243,7 +246,7 @@ class ShardFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Writes the rest, to the disk itself."""
+        """Writes the rest and fsyncs the file."""
         try:
             if self._compressor and not kind:
                 self._write_through([self._compressor.flush()])
@@ -262,7 +265,7 @@ class ShardFile:
             crc = extend(crc, piece)
         self.checksum = crc
         written = os.writev(self.file, pieces)
-        if written < size:  # a full disk says so at the next call
+        if written < size:  # the next call raises if the disk is full
             rest = memoryview(b"".join(pieces))[written:]
             while rest:
                 rest = rest[os.write(self.file, rest) :]
