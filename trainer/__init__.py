@@ -1,4 +1,4 @@
-"""The training ring: the programs that every replica runs, from a dataset directory to a saved model.
+"""The trainer: the programs that every replica runs, from a dataset directory to a saved model.
 
-It may import numpy, TensorFlow and Keras; it knows neither Kubeflow Pipelines nor Google Cloud.
+It may import numpy, TensorFlow and Keras, but neither Kubeflow Pipelines nor Google Cloud.
 """

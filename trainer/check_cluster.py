@@ -1,6 +1,6 @@
-"""Check of a cluster: `python -m shardline.trainer.check_cluster`: replicas add up ones.
+"""Check of a cluster: `python -m shardline.trainer.check_cluster`, an all-reduce over all replicas.
 
-It shows that TensorFlow loads here, that replicas find each other, and that a collective works.
+It shows that TensorFlow loads, that the replicas reach each other, and that a collective works.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardline.trainer.base.errors import RunError
 
 
 def main() -> None:
-    """Adds up a one of every replica, with the cluster that TF_CONFIG describes."""
+    """Sums the number 1 over the replicas of the cluster in TF_CONFIG."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 

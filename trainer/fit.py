@@ -1,6 +1,6 @@
 """Fit: `keras.Model.fit` on the workers of a cluster, for any program.
 
-`docs/fit.md` has a table of what is the same as Keras' own, more, and refused.
+`docs/fit.md` has a table of arguments that are the same as Keras', additional, or refused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class _FitRun(TrainingRun):
-    """A run on a stream of batches, validated after some epochs."""
+    """A training run on batches of any data, validated after some epochs."""
 
     judges_end: ClassVar[bool] = False  # as in `keras.Model.fit`
     data: Batches
@@ -60,7 +60,7 @@ class _FitRun(TrainingRun):
         return self.data.steps
 
     def epoch(self, at: Position) -> RunPlan:
-        """Returns what is left of the epoch of a position."""
+        """Returns the remaining steps of a position's epoch."""
         done = at.steps - at.epoch * self.data.steps
         return RunPlan(at.examples, done, self.data.sizes(at.epoch)[done:])
 
@@ -97,9 +97,9 @@ def fit(
 ) -> keras.callbacks.History:
     """Trains a compiled Keras 3 model on all workers of the cluster that TF_CONFIG describes, or on this one.
 
-    Every process runs the same program and comes here with the same arguments. Each reads all of the data and
-    trains on its replicas' parts of every batch, so that N processes train on exactly what one does. Shuffles
-    of a `tf.data.Dataset` are seeded by `seed` and the number of the pass.
+    Every process runs the same program and calls this with the same arguments. Each reads all data and trains
+    on its replicas' parts of every batch, so N processes train on exactly the same batches as one. Shuffles
+    of a `tf.data.Dataset` are seeded by `seed` and the number of the epoch.
 
     Args:
         build_model: A function without arguments that returns a compiled model, called in the scope of the
@@ -107,36 +107,36 @@ def fit(
         train_data: A `tf.data.Dataset` of global batches (x, y) or (x, y, sample_weight); a function that
             takes a `tf.distribute.InputContext` and returns this process's dataset of batches of one replica;
             a tuple of arrays; a `keras.utils.PyDataset`; or a dataset directory: its training split.
-        batch_size: Examples of a global batch of arrays or of a dataset directory, 32 unless given.
+        batch_size: Examples in a global batch of arrays or of a dataset directory; None for 32.
         epochs: Number of the epoch after which training ends; with 0 the model is built and not trained.
         verbose: "auto", 0 for nothing, 1 for a bar, 2 for a line an epoch; on the chief.
-        callbacks: Keras callbacks, which every process makes alike. Those that write run on the chief.
-        validation_split: Share of arrays, from their end, that is held out for validation; nothing beside
+        callbacks: Keras callbacks, the same in every process. Those that write files run on the chief.
+        validation_split: Fraction of arrays, from their end, that is held out for validation; ignored with
             `validation_data`.
-        validation_data: As `train_data`; of a dataset directory the validation split.
+        validation_data: Like `train_data`; of a dataset directory the validation split.
         shuffle: Whether arrays are shuffled in every epoch.
         class_weight: Weight of each class in the loss.
-        initial_epoch: Epoch, from 0, with which a run without a checkpoint begins.
-        steps_per_epoch: Batches of an epoch, from data that is repeated without end; one pass unless given.
-        validation_steps: Batches of a validation, always the first; all unless given.
-        validation_batch_size: Examples of a global batch of the validation's arrays; else `batch_size`.
-        validation_freq: Epochs between validations, or the numbers, from 1, of those that have one.
-        checkpoint_dir: Directory that all processes see; a run that finds a checkpoint there goes on from it,
-            at the step. None keeps no checkpoint, unless there is a BackupAndRestore, whose directory it is.
+        initial_epoch: Epoch, from 0, at which a run without a checkpoint begins.
+        steps_per_epoch: Batches in an epoch, from data that is repeated without end; None for all data once.
+        validation_steps: Batches in a validation, always the first ones; None for all.
+        validation_batch_size: Examples in a global batch of the validation arrays; None for `batch_size`.
+        validation_freq: Epochs between validations, or the numbers, from 1, of the epochs to validate.
+        checkpoint_dir: Directory shared by all processes; a run resumes at the step of a checkpoint in it.
+            None for the directory of a BackupAndRestore callback, or for no checkpoints.
         options: Settings of the trainer by name: strategy, seed, checkpoint_steps and others (`OPTIONS`).
 
     Returns:
         The history, the same on every process.
 
     Raises:
-        SettingsError: An argument, or the place in the cluster, is not as it has to be.
-        ModelError: The model is not compiled, or cannot be trained in this way.
+        SettingsError: An argument is wrong, or differs from another process's.
+        ModelError: The model is not compiled, or cannot be trained.
         DivergedError: The loss is no longer finite.
         RunError: Another process is lost.
-        RestartError: SIGTERM has come, and a checkpoint was saved if there is a directory for it.
+        RestartError: SIGTERM was received; a checkpoint was saved if there is a directory for it.
     """
-    given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
-    chosen = keras.tree.flatten(given) if given else []
+    passed = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
+    chosen = keras.tree.flatten(passed) if passed else []
     for callback in chosen:
         check_callback(callback, "callbacks has to be a list of keras.callbacks.Callback, it holds a")
     check_counts(
@@ -148,10 +148,10 @@ def fit(
     if not isinstance(shuffle, bool | np.bool):
         raise SettingsError(f"shuffle must be true or false, not {shuffle!r}")
     frequency, shown = _validation_epochs(validation_freq), verbosity(verbose)
-    backups = [one for one in chosen if isinstance(one, keras.callbacks.BackupAndRestore)]
-    if backups and checkpoint_dir is None:  # whose part checkpoints take, as often
-        checkpoint_dir, often = str(backups[0].backup_dir), backups[0].save_freq
-        options = {**({} if often == "epoch" else {"checkpoint_steps": often}), **options}
+    backups = [callback for callback in chosen if isinstance(callback, keras.callbacks.BackupAndRestore)]
+    if backups and checkpoint_dir is None:  # checkpoints replace it, with its directory and frequency
+        checkpoint_dir, save_freq = str(backups[0].backup_dir), backups[0].save_freq
+        options = {**({} if save_freq == "epoch" else {"checkpoint_steps": save_freq}), **options}
     settings = _settings(build_model, epochs=epochs, initial_epoch=initial_epoch, options=options)
     process = this_process(options)
     with process.errors_named():
@@ -164,18 +164,20 @@ def fit(
             size = validation_batch_size or (
                 None if isinstance(validation_data, tf.data.Dataset | keras.utils.PyDataset) else batch_size
             )
-            judged = process.data_adapter(settings.seed, size)
-            validation = judged.read(validation_data, "validation_data", steps=validation_steps, restart=True)
+            adapter = process.data_adapter(settings.seed, size)
+            validation = adapter.read(
+                validation_data, "validation_data", steps=validation_steps, restart=True
+            )
         steps = {"train_step": data, **({"test_step": validation} if validation else {})}
         model = built(process, build_model, settings, **steps)
         run = _make_run(process.with_(model), settings, data, checkpoint_dir, frequency)
         _check_same_call(run, model, validation)
-        held = [callback for callback in chosen if callback not in backups]
-        with undo_patches(model), run.watchdog, _sigterm(settings) as asked:
-            history = _train(run, model, held, validation, asked, int(initial_epoch), shown)
+        others = [callback for callback in chosen if callback not in backups]
+        with undo_patches(model), run.watchdog, _sigterm(settings) as sigterm:
+            history = _train(run, model, others, validation, sigterm, int(initial_epoch), shown)
         run.collectives.barrier()
         if run.cluster.is_chief and not settings.max_steps and not settings.max_time:
-            for backup in backups:  # which removes the checkpoints of a training that is done
+            for backup in backups:  # BackupAndRestore removes its checkpoints after training
                 if backup.delete_checkpoint and files.local_path(str(backup.backup_dir)) == run.checkpoints:
                     shutil.rmtree(run.checkpoints)
     return history
@@ -184,7 +186,7 @@ def fit(
 def _settings(
     build_model: BuildModel, *, epochs: int, initial_epoch: int, options: Mapping[str, Any]
 ) -> TrainSettings:
-    """Returns the settings of the trainer; an option that it does not have is a SettingsError."""
+    """Returns the settings of the trainer; raises SettingsError for an unknown option."""
     for taken in sorted({"x", "y", "sample_weight"} & set(options)):
         raise SettingsError(f"fit has no argument {taken!r}; give train_data=(x, y) or (x, y, sample_weight)")
     check_options("fit", options, OPTIONS)
@@ -199,11 +201,11 @@ def _settings(
     return TrainSettings(dataset="", model=model, epochs=epochs, **options)
 
 
-def _validation_epochs(given: int | Collection[int]) -> int | Collection[int]:
-    """Returns the number of epochs between validations, or the numbers of those that have one."""
-    if isinstance(given, Collection) and not isinstance(given, str | bytes):
-        return frozenset(check_whole_number("validation_freq", epoch) for epoch in given)
-    return check_whole_number("validation_freq", given)
+def _validation_epochs(validation_freq: int | Collection[int]) -> int | Collection[int]:
+    """Returns the number of epochs between validations, or the numbers of the epochs to validate."""
+    if isinstance(validation_freq, Collection) and not isinstance(validation_freq, str | bytes):
+        return frozenset(check_whole_number("validation_freq", epoch) for epoch in validation_freq)
+    return check_whole_number("validation_freq", validation_freq)
 
 
 def _make_run(
@@ -229,7 +231,7 @@ def _make_run(
 
 
 def _check_same_call(run: _FitRun, model: keras.Model, validation: Batches | None) -> None:
-    """Ends a call that is not the same on all processes, before the first step. A collective."""
+    """Raises SettingsError when the call differs between processes, before the first step. A collective."""
     if run.collectives.processes == 1:
         return
     call: dict[str, Any] = {
@@ -237,16 +239,15 @@ def _check_same_call(run: _FitRun, model: keras.Model, validation: Batches | Non
         "weights": sum(int(np.prod(weight.shape)) for weight in model.weights),
         "steps_per_epoch": run.data.steps,
     }
-    found = {"call": call, "data": {}}
+    config = {"call": call, "data": {}}
     for name, data in (("train_data", run.data), ("validation_data", validation)):
-        call[name], found["data"][f"a first batch of {name} of sum"] = data.digest if data else ("", "")
-    blob = json.dumps(found, default=repr).encode()
+        call[name], config["data"][f"a first batch of {name} with sum"] = data.digest if data else ("", "")
+    blob = json.dumps(config, default=repr).encode()
     sizes = [int(row[0]) for row in run.collectives.gather_values([len(blob)])]
-    told = [json.loads(each) for each in run.collectives.gather_bytes(blob, sizes)]
-    own = told[run.process]
-    for name, theirs in zip(run.processes, told, strict=True):
-        if words := describe_difference(run.cluster.name, own, name, theirs):
-            raise SettingsError(words)
+    configs = [json.loads(each) for each in run.collectives.gather_bytes(blob, sizes)]
+    for name, theirs in zip(run.processes, configs, strict=True):
+        if difference := describe_difference(run.cluster.name, configs[run.process], name, theirs):
+            raise SettingsError(difference)
 
 
 def _train(
@@ -254,14 +255,14 @@ def _train(
     model: keras.Model,
     callbacks: Sequence[keras.callbacks.Callback],
     validation: Batches | None,
-    asked: Any,
+    sigterm: Any,
     initial_epoch: int,
     verbose: int,
 ) -> keras.callbacks.History:
     counters = Counters(run.replicas)
     history = keras.callbacks.History()
-    shows = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
-    bars = [keras.callbacks.ProgbarLogger()] if verbose and run.cluster.is_chief and not shows else []
+    has_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
+    bars = [keras.callbacks.ProgbarLogger()] if verbose and run.cluster.is_chief and not has_bar else []
     hooks = Hooks(run, [*callbacks, history], bars)
     with run.strategy.scope():
         weigh_output_losses(model)
@@ -277,7 +278,7 @@ def _train(
         Position(initial_epoch, 0, steps),
     )
     training = Training(
-        run, model, hooks, beginning, engine, counters=counters, preemption=asked, verbose=verbose
+        run, model, hooks, beginning, engine, counters=counters, preemption=sigterm, verbose=verbose
     )
     training.run()
     return history
@@ -285,17 +286,17 @@ def _train(
 
 @contextlib.contextmanager
 def _sigterm(settings: TrainSettings) -> Iterator[Any]:
-    """Yields what notices SIGTERM: that of the program that has started this one, or a handler."""
+    """Yields the Preemption of `shardline.trainer.program` if it runs this program, else a Termination."""
     if preemption.current is not None:
         preemption.current.grace_period = settings.grace_period
         yield preemption.current
         return
-    with preemption.Termination() as asked:
-        yield asked
+    with preemption.Termination() as termination:
+        yield termination
 
 
 def verbosity(verbose: str | int) -> int:
-    """Returns how much is shown, with "auto" resolved: a bar where somebody looks, else lines."""
+    """Returns `verbose` as a number, "auto" as 1 (a bar) on a terminal or in a notebook, else as 2."""
     if verbose == "auto":
         return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
     if verbose not in (0, 1, 2):

@@ -1,4 +1,4 @@
-"""Scoring: `keras.Model.evaluate` and `predict` on the workers of a cluster, every example once."""
+"""Predict: `keras.Model.evaluate` and `predict` on the workers of a cluster, each example once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardline.trainer.loop.build import BuildModel, built
 from shardline.trainer.loop.process import OF_STRATEGY, Process, check_options, this_process
 from shardline.trainer.loop.step import EvaluationLoop, Logs
 
-# Parts of a pass after each of which the bar moves.
+# Updates of the progress bar.
 _BAR_UPDATES = 20
 
 
@@ -31,33 +31,33 @@ def evaluate(
     verbose: str | int = "auto",
     **options: Any,
 ) -> Logs:
-    """Evaluates a compiled model on all workers; every process comes here with the same arguments.
+    """Evaluates a compiled model on all workers; every process calls this with the same arguments.
 
     Args:
-        model: As `fit` takes it.
-        data: As `fit` takes it; of a dataset directory the test split.
-        batch_size: Examples of a global batch of arrays, 32 unless given.
-        steps: Batches that are evaluated, the first; all unless given.
-        verbose: "auto", 0 for nothing, 1 for a bar, 2 for nothing but the result; on the chief.
-        options: Of `shardline.strategy`.
+        model: Model, or function that builds it, as in `fit`.
+        data: Data as in `fit`; of a dataset directory the test split.
+        batch_size: Examples in a global batch of arrays; None for 32.
+        steps: Batches to evaluate, the first ones; None for all.
+        verbose: "auto", 0 for nothing, 1 for a bar, 2 for the result only; on the chief.
+        options: Options of `shardline.strategy`.
 
     Returns:
-        Loss and metrics by name over all examples, the same on every process. Raises as `fit` does.
+        Loss and metrics by name over all examples, the same on every process. Raises the errors of `fit`.
     """
     shown = verbosity(verbose)
     check_counts(batch_size=batch_size, steps=steps)
     process = _process("evaluate", options)
     with process.errors_named():
-        found = process.data_adapter(0, batch_size).read(data, "data", steps=steps, restart=True)
-        compiled = built(process, model, process.settings, test_step=found)
+        batches = process.data_adapter(0, batch_size).read(data, "data", steps=steps, restart=True)
+        compiled = built(process, model, process.settings, test_step=batches)
         process = process.with_(compiled)
         with undo_patches(compiled):
             with process.strategy.scope():
                 weigh_output_losses(compiled)
-            batches = found.distribute(process.strategy, process.process, len(process.processes))
-            evaluation = EvaluationLoop(compiled, process.strategy, batches, found.steps)
+            distributed = batches.distribute(process.strategy, process.process, len(process.processes))
+            evaluation = EvaluationLoop(compiled, process.strategy, distributed, batches.steps)
             evaluation.begin()
-            for count in _step_counts(found.steps, process, shown):
+            for count in _step_counts(batches.steps, process, shown):
                 evaluation.take(count)
             return evaluation.read()
 
@@ -71,51 +71,51 @@ def predict(
     verbose: str | int = "auto",
     **options: Any,
 ) -> Any:
-    """Predicts with a model on all workers; every process comes here with the same arguments.
+    """Predicts with a model on all workers; every process calls this with the same arguments.
 
     Args:
-        model: As `fit` takes it.
-        data: A `tf.data.Dataset` of global batches of inputs, or of (x, y), of which x alone is taken; a
-            function of an input context; or arrays, all of which are inputs.
-        batch_size: Examples of a global batch of arrays, 32 unless given.
-        steps: Batches that are predicted, the first; all unless given.
+        model: Model, or function that builds it, as in `fit`.
+        data: A `tf.data.Dataset` of global batches of inputs, or of (x, y), whose y is ignored; a function of
+            an input context; or arrays, all of them inputs.
+        batch_size: Examples in a global batch of arrays; None for 32.
+        steps: Batches to predict, the first ones; None for all.
         verbose: "auto", 0 for nothing, 1 for a bar; on the chief.
-        options: Of `shardline.strategy`.
+        options: Options of `shardline.strategy`.
 
     Returns:
-        What the model returns, as arrays of all examples in the order of the data, the same on every process;
-        of a function of an input context first those of the chief, then those of each worker. Raises as
-        `fit` does.
+        The model's outputs for all examples as arrays in the order of the data, the same on every process;
+        with a function of an input context first the chief's, then each worker's. Raises the errors of `fit`.
     """
     shown = verbosity(verbose)
     check_counts(batch_size=batch_size, steps=steps)
     process = _process("predict", options)
     if isinstance(data, str | Path):
         raise SettingsError(
-            "predict takes a tf.data.Dataset, a function of an input context, or arrays; what a model says "
-            "of a dataset directory is in the report of 'shardline validate'"
+            "predict takes a tf.data.Dataset, a function of an input context, or arrays; for a dataset "
+            "directory see the report of 'shardline validate'"
         )
     with process.errors_named():
         if not callable(data) and not isinstance(data, tf.data.Dataset | keras.utils.PyDataset):
             data = (tuple(data) if isinstance(data, list) else data,)
-        found = process.data_adapter(0, batch_size).read(data, "data", steps=steps, restart=True, pad=True)
-        loaded = built(process, model, process.settings, predict_step=found)
+        batches = process.data_adapter(0, batch_size).read(data, "data", steps=steps, restart=True, pad=True)
+        loaded = built(process, model, process.settings, predict_step=batches)
         process = process.with_(loaded)
         strategy = process.strategy
-        batches = iter(found.distribute(strategy, process.process, len(process.processes)))
+        iterator = iter(batches.distribute(strategy, process.process, len(process.processes)))
 
         @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
-        def step(batches: Any) -> Any:
-            said = strategy.run(lambda batch: loaded.predict_step(batch), args=(next(batches),))
+        def step(iterator: Any) -> Any:
+            outputs = strategy.run(lambda batch: loaded.predict_step(batch), args=(next(iterator),))
             local = strategy.experimental_local_results
-            return tf.nest.map_structure(lambda one: tf.concat(local(one), 0), said)
+            return tf.nest.map_structure(lambda values: tf.concat(local(values), 0), outputs)
 
-        # What this process's replicas say of their parts of each batch, one behind the other.
-        looks = _step_counts(found.steps, process, shown)
-        parts = [tf.nest.map_structure(np.asarray, step(batches)) for count in looks for _ in range(count)]
+        # Outputs of this process's replicas for their parts of each batch, concatenated.
+        counts = _step_counts(batches.steps, process, shown)
+        parts = [tf.nest.map_structure(np.asarray, step(iterator)) for count in counts for _ in range(count)]
         leaves = zip(*map(tf.nest.flatten, parts), strict=True)
-        kept = getattr(found, "padded", None)
-        return tf.nest.pack_sequence_as(parts[0], [_gather(process, found, one)[:kept] for one in leaves])
+        size = getattr(batches, "padded", None)
+        arrays = [_gather(process, batches, leaf)[:size] for leaf in leaves]
+        return tf.nest.pack_sequence_as(parts[0], arrays)
 
 
 def _process(call: str, options: Mapping[str, Any]) -> Process:
@@ -123,14 +123,14 @@ def _process(call: str, options: Mapping[str, Any]) -> Process:
     process = this_process(options)
     if process.strategy_name == "parameter_server":
         raise SettingsError(
-            f"{call} needs replicas that step together, and this job has parameter servers; call it "
-            "in a program of one process, or of workers alone"
+            f"{call} needs synchronous replicas, but this job has parameter servers; call it in a program of "
+            "one process, or of workers only"
         )
     return process
 
 
 def _step_counts(steps: int, process: Process, verbose: int) -> Iterator[int]:
-    """Yields how many steps come next, the same on all processes, and moves the bar."""
+    """Yields the steps of each update of the bar, the same on all processes, and moves the bar."""
     shown = verbose == 1 and process.cluster.is_chief
     bar = keras.utils.Progbar(steps, verbose=1, unit_name="step") if shown else None
     each, done = max(1, steps // _BAR_UPDATES), 0
@@ -152,8 +152,8 @@ def _gather(process: Process, data: Batches, parts: Sequence[np.ndarray[Any, Any
     counts = [[int(count) for count in row] for row in table]
     width = own.itemsize * int(np.prod(own.shape[1:]))
     packed = collectives.gather_bytes(own.tobytes(), [sum(row) * width for row in counts])
-    found = [np.frombuffer(one, own.dtype).reshape(-1, *own.shape[1:]) for one in packed]
+    arrays = [np.frombuffer(each, own.dtype).reshape(-1, *own.shape[1:]) for each in packed]
     if data.is_per_process:
-        return np.concatenate(found)
-    divided = [np.split(one, np.cumsum(row)[:-1]) for one, row in zip(found, counts, strict=True)]
+        return np.concatenate(arrays)
+    divided = [np.split(array, np.cumsum(row)[:-1]) for array, row in zip(arrays, counts, strict=True)]
     return np.concatenate([part for step in zip(*divided, strict=True) for part in step])

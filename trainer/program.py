@@ -1,7 +1,7 @@
-"""Program: `python -m shardline.trainer.program [-m] PROGRAM ARGS`, anybody's program as a replica runs it.
+"""Program: `python -m shardline.trainer.program [-m] PROGRAM ARGS` runs a user's program in a replica.
 
-SIGTERM is waited for from the beginning; in a cluster the process's strategy is made first, so that the
-program may make tensors and datasets before it trains; an error of Shardline's is one line and an exit code.
+It handles SIGTERM from the start; in a cluster it creates the strategy first, so that the program may create
+tensors and datasets before it trains; an error of Shardline becomes one line and an exit code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> None:
     """Entry point."""
     try:
         cluster = read_cluster(os.environ)
-        # Before NumPy and TensorFlow start threads: they must not take the signal.
+        # Before NumPy and TensorFlow start threads, which must not receive the signal.
         with Preemption(TrainSettings.grace_period) as preemption.current:
             from shardline.trainer.keras_compat import tensorflow_internals
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
                 runpy.run_path(os.path.abspath(sys.argv[0]), run_name="__main__")
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code:
-            sys.last_value = error  # as Python sets it: what is done at exit does not wait for others then
+            sys.last_value = error  # as Python sets it: exit handlers then do not wait for peers
         if isinstance(error, ShardlineError):
             progress.fail("train", error)
             raise SystemExit(error.exit_code) from None

@@ -1,4 +1,4 @@
-"""`python -m shardline.trainer.task`: the program that every replica of a training job runs."""
+"""Task: `python -m shardline.trainer.task`, the program that every replica of a training job runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.cluster.cluster import read_cluster
 from shardline.trainer.loop import fail_fast
 
-# The first setting of each group of `--help`, in the order of the settings.
+# Groups of `--help` by their first setting, in the order of the settings.
 _GROUPS = {
     "dataset": "data, model and output",
     "epochs": "duration",
@@ -30,19 +30,19 @@ _GROUPS = {
 }
 
 
-# Directories below --job-dir, as the platform's AIP_* variables name them below the job's base directory.
+# Subdirectories of --job-dir, as in the platform's AIP_* variables below the job's base directory.
 _JOB_SUBDIRECTORIES = {"model_dir": "model", "checkpoint_dir": "checkpoints", "tensorboard_log_dir": "logs"}
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with the flags as every other mistake is said."""
+    """Parser whose errors are SettingsErrors."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"{message}; see python -m shardline.trainer.task --help")
 
 
 def parse(arguments: Sequence[str] | None = None) -> TrainSettings:
-    """Turns command-line flags into settings; a wrong one is a SettingsError."""
+    """Returns the settings of command-line flags; raises SettingsError for a wrong one."""
     values: dict[str, Any] = vars(parser().parse_args(arguments))
     base = values.pop("job_dir").rstrip("/")
     for name, part in _JOB_SUBDIRECTORIES.items():
@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str] | None = None) -> TrainSettings:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser: a flag for every field of `TrainSettings`, explained by its annotation."""
+    """Returns the parser: a flag for every field of `TrainSettings`, with its annotation as help."""
     parser = _Parser(
         prog="python -m shardline.trainer.task",
         usage="%(prog)s --dataset DIR --model MODEL [OPTIONS]",
@@ -67,10 +67,10 @@ def parser() -> argparse.ArgumentParser:
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         required = default is MISSING
         text = hints[field.name].__metadata__[0].replace("%", "%%")
-        shown = f" (default {default})" if default not in (MISSING, "", False, (), {}) else ""
+        suffix = f" (default {default})" if default not in (MISSING, "", False, (), {}) else ""
         options = {"default": None if required else default, **_argument_options(field.name, default)}
         group.add_argument(
-            flag_name(field.name), dest=field.name, required=required, help=text + shown, **options
+            flag_name(field.name), dest=field.name, required=required, help=text + suffix, **options
         )
         if field.name == "model":
             parts = ", ".join(f"{part} ({flag_name(name)})" for name, part in _JOB_SUBDIRECTORIES.items())
@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _argument_options(name: str, default: Any) -> dict[str, Any]:
-    """Says how argparse reads the value of a setting."""
+    """Returns the options of argparse for a setting's value."""
     if name in CHOICES:
         return {"choices": CHOICES[name]}
     if isinstance(default, bool):
@@ -104,9 +104,9 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def run(settings: TrainSettings) -> dict[str, float]:
-    """Takes part in a training run as `train.train` does, in a process made ready for it."""
-    cluster = read_cluster(os.environ)  # its mistakes are said before TensorFlow is loaded
-    # Before NumPy and TensorFlow start threads: they must not take the signal.
+    """Runs `train.train` after preparing the process: signals, memory and the import of TensorFlow."""
+    cluster = read_cluster(os.environ)  # raises its errors before TensorFlow is loaded
+    # Before NumPy and TensorFlow start threads, which must not receive the signal.
     with (
         fail_fast.refuse_repeated_failure(settings, cluster, os.environ),
         Preemption(settings.grace_period) as preemption,
@@ -115,7 +115,7 @@ def run(settings: TrainSettings) -> dict[str, float]:
 
         tensorflow_internals.keep_freed_memory()
         tensorflow_internals.import_tensorflow()
-        from shardline.trainer.train import train  # only once the settings are known to be good
+        from shardline.trainer.train import train  # after the settings have been checked
 
         return train(settings, os.environ, preemption)
 

@@ -1,4 +1,4 @@
-"""Train: one training run from settings to a saved model; every process of a job runs this program."""
+"""Train: one training run from settings to a saved model, in any process of a job."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mix
 
 
 def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption) -> Logs:
-    """Takes part in a training run, in the role that the environment (TF_CONFIG, AIP_*) gives.
+    """Takes part in a training run, in this process's role in the environment (TF_CONFIG, AIP_*).
 
-    Returns the metrics of the last epoch, the same on every replica that trains; nothing on any other.
+    Returns the metrics of the last epoch, the same on every replica that trains; empty on any other.
     """
     cluster = read_cluster(environ)
     strategies.announce(cluster, environ)
-    asked, settings = settings, replace(settings, evaluator=settings.evaluator or has_evaluator(environ))
+    requested, settings = settings, replace(settings, evaluator=settings.evaluator or has_evaluator(environ))
     settings, name = resolved(settings, cluster, environ)
     if serves(cluster, name):
         run_server(cluster, settings.startup_timeout)
         return {}
     dirs = output_dirs(settings, environ)
-    # Where workers take whole steps each, no step is shared out.
+    # With parameter servers each worker takes whole steps.
     sharing = 1 if name == "parameter_server" else cluster.num_workers
     manifest = load_data(settings, sharing, evaluator=cluster.role == "evaluator")
     data = manifest.fingerprint
@@ -63,10 +63,12 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     model_function(settings.model)
     if settings.deterministic:
         tf.config.experimental.enable_op_determinism()
-    own = peer_config(asked, data, len(tf.config.list_physical_devices("GPU")))
+    own = peer_config(requested, data, len(tf.config.list_physical_devices("GPU")))
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(joined(settings, cluster, name, own))
-        made = None if cluster.is_chief else tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-")
+        scratch = None
+        if not cluster.is_chief:
+            scratch = tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-")
         run = DatasetRun(
             settings=settings,
             cluster=cluster,
@@ -77,7 +79,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
             watchdog=Watchdog(cluster.name, settings.stall_timeout),
             dirs=dirs,
             manifest=manifest,
-            scratch=Path(stack.enter_context(made)) if made else None,
+            scratch=Path(stack.enter_context(scratch)) if scratch else None,
         )
         with _explain_errors(run):
             if cluster.role == "evaluator":
@@ -85,7 +87,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
                 return {}
             stack.enter_context(run.watchdog)
             logs = _train(run, preemption)
-        # A peer that leaves early would look like a failure to those that still write.
+        # A peer that ends early would look lost to those that still write.
         run.collectives.barrier()
         if name == "multi_worker_mirrored":
             run.peers.leave()
@@ -94,10 +96,10 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
 
 @contextlib.contextmanager
 def _explain_errors(run: DatasetRun) -> Iterator[None]:
-    """Says of an error from inside TensorFlow which record or which peer it comes from, where one does."""
+    """Turns an error of TensorFlow into one about the record or the lost peer that caused it, if known."""
     try:
         yield
-    except SystemExit as exit:  # of a model's or a callback's own code: nothing is trained
+    except SystemExit as exit:  # from a model's or a callback's code: nothing is trained
         raise ModelError(f"the run's own code ended it: {plugins.describe(exit)}") from exit
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         directory = files.local_path(run.settings.dataset)
@@ -136,11 +138,13 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     )
     training = Training(run, model, hooks, beginning, engine, counters=counters, preemption=preemption)
     if settings.early_stopping or settings.tuning_metric:
-        # What callbacks get after an epoch.
-        metrics, judged = metric_shapes(model), training.engine.evaluation
-        of_validation = (judged.own_shapes or metrics) if judged else {}
-        shown = {f"val_{name}": shape for name, shape in of_validation.items()}
-        check_metrics(settings, chosen, (training.engine.own_shapes or metrics) | shown)
+        # The logs that callbacks get after an epoch.
+        metrics, evaluation = metric_shapes(model), training.engine.evaluation
+        validated = (evaluation.own_shapes or metrics) if evaluation else {}
+        logs = (training.engine.own_shapes or metrics) | {
+            f"val_{name}": each for name, each in validated.items()
+        }
+        check_metrics(settings, chosen, logs)
     if chief:
         transforms.save(prepared, run.dirs.model)
         write_settings(run, interface, training.state.record["changes"])
@@ -152,12 +156,12 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
 
 
 def _evaluate(run: DatasetRun) -> None:
-    """Evaluates the checkpoints of a run until it has ended: the evaluator's part."""
+    """Evaluates the checkpoints of a run until it has ended, in the evaluator."""
     feed = run.feed("validation")
     model, _, interface = _assemble(run, feed, run.preparation(), evaluate_only=True)
     feed = replace(feed, forms=interface.forms, order=interface.order)
     evaluation = EvaluationLoop(model, run.strategy, feed.distribute(run.strategy, 0, 1), feed.steps)
-    # An optimizer that was set up for training has variables that this one lacks: none are compared.
+    # No variables are compared: this model lacks those of the optimizer in training.
     identity = Identity(run.settings.model, run.manifest.fingerprint, {})
     evaluator.Evaluator(
         model,
@@ -174,12 +178,12 @@ def _evaluate(run: DatasetRun) -> None:
 def _assemble(
     run: DatasetRun, feed: InputPipeline, prepared: tf.Module | None, *, evaluate_only: bool = False
 ) -> tuple[keras.Model, FrozenLayers | None, Interface]:
-    """Returns a model built in the strategy's scope, its layers that are to be trained later, its interface.
+    """Returns a model built in the strategy's scope, its frozen layers to train later, and its interface.
 
-    The model will take data as the feed has it, prepared; `evaluate_only` when its weights will be restored.
+    The model takes batches of `feed` after `prepared`; with `evaluate_only` its weights are restored later.
     """
     settings = run.settings
-    # One up: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.
+    # seed + 1: tf.data cannot compare a global seed of 0 with the tensor that seeds each epoch's shuffle.
     keras.utils.set_random_seed(settings.seed + 1)
     keras.config.set_dtype_policy(_POLICIES[settings.precision])
     element, exported = feed.element_spec, not settings.allow_unexportable
@@ -196,31 +200,31 @@ def _assemble(
         if interface.forms or interface.order:
             element = replace(feed, forms=interface.forms, order=interface.order).element_spec
         with frozen.thawed() if frozen else contextlib.nullcontext():
-            judged = {"test_step": element} if "validation" in run.manifest.splits else {}
-            create_variables(model, train_step=element, **judged)
+            test_step = {"test_step": element} if "validation" in run.manifest.splits else {}
+            create_variables(model, train_step=element, **test_step)
     if not evaluate_only:
         check_export(model, info, prepare=prepare, exported=exported)
     with run.strategy.scope():
         weigh_output_losses(model)
-        if settings.initial_model:  # in the evaluator, too: vocabularies are in no checkpoint
+        if settings.initial_model:  # also in the evaluator: checkpoints have no vocabularies
             saving.warm_start(model, settings.initial_model)
     return model, frozen, interface
 
 
 def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
-    """Saves the model. A collective; the chief's copy is kept."""
+    """Saves the model and, on the chief, its metrics. A collective; only the chief's copy is kept."""
     position, logs, checkpoints = training.position, training.logs, training.checkpoints
     checkpoints.check_writer()
     run.watchdog.at("saving the model")
     saving.save_model(model, run.dirs.model, scratch=run.scratch)
-    run.watchdog.rest()  # the chief waits for the evaluator, and all others for the chief
+    run.watchdog.rest()  # the chief waits for the evaluator, the others for the chief
     if run.cluster.is_chief:
         if run.settings.evaluator:
             logs |= evaluator.wait_for_last(run, position)
         checkpoints.check_writer()
         metrics = {"epochs": position.epoch, "steps": position.steps, **as_json(logs)}
-        if unknown := [name for name, value in metrics.items() if value is None]:
-            progress.report("train", f"warning: {', '.join(unknown)} of the model is not finite")
+        if not_finite := [name for name, value in metrics.items() if value is None]:
+            progress.report("train", f"warning: {', '.join(not_finite)} of the model is not finite")
         files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
         progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
         progress.fact("TensorBoard logs", str(run.dirs.logs))

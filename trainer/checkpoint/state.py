@@ -164,7 +164,7 @@ class Position:
 
     Attributes:
         epoch: Epochs trained.
-        examples: Examples of the next epoch trained so far, over all replicas.
+        examples: Examples trained of the next epoch, over all replicas.
         steps: Steps in total.
         closed: False when an epoch has ended, perhaps at a limit, but has not been validated yet, nor have
             callbacks seen its end.
@@ -189,7 +189,7 @@ class Snapshot:
         position: The position.
         arrays: Variables by name ("model/0003/conv2d/kernel") and arrays of callbacks.
         host: JSON: the run's record, its replicas, the callbacks' state, whether one has stopped the
-            training, the epoch's metrics so far (`logs`), and the seconds trained.
+            training, the current epoch's metrics (`logs`), and the seconds trained.
     """
 
     position: Position
