@@ -26,9 +26,9 @@ from shardline.components.configure.fingerprint import (
     fingerprint,
     initial_model_digest,
 )
-from shardline.components.model_store import Measured, Verdict, read_part
-from shardline.components.model_store.catalog import champion_directory, refuse_container
-from shardline.components.model_store.champions import check_champion, published_by, where
+from shardline.components.model_store import EvaluationSummary, Verdict, read_part
+from shardline.components.model_store.catalog import champion_directory, refuse_container_path
+from shardline.components.model_store.champions import check_champion, published_by, version_location
 from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, columns
@@ -203,8 +203,8 @@ def detect_changes(
     # Fail before the training, which takes hours.
     _check_formats(gate.formats, data)
     gate.gate.check_champion(gate.champion_uri)
-    refuse_container("champion_uri", gate.champion_uri)
-    refuse_container("history_uri", history_uri)
+    refuse_container_path("champion_uri", gate.champion_uri)
+    refuse_container_path("history_uri", history_uri)
     if gate.champion_uri:
         check_champion(gate.champion_uri)
 
@@ -280,7 +280,7 @@ def _report_unchanged(last: RecordedRun, content: Fingerprint) -> str:
         fact("quality", reached, f"{reached} (of {last.run})")
     fact("blessed", last.blessed, f"{'yes' if last.blessed else 'no'}: {last.verdict} (of {last.run})")
     if last.champion:
-        published = where(last.state.settings["champion_uri"], last.champion)
+        published = version_location(last.state.settings["champion_uri"], last.champion)
         fact("champion", published, f"{published} (of {last.run})")
     return reason
 
@@ -329,7 +329,7 @@ def write_history(
     if not history_uri:
         return
     verdict = read_part(exported, model_store.BLESSING_FILE, Verdict)
-    evaluation = read_part(exported, model_store.EVALUATION_FILE, Measured)
+    evaluation = read_part(exported, model_store.EVALUATION_FILE, EvaluationSummary)
     published = published_by(champion_uri, job_name) if verdict.blessed and champion_uri else None
     run = RecordedRun(
         run=job_name,

@@ -1,19 +1,19 @@
-"""Model directory: what a validation writes, and a published version has.
+"""Model store: the files of a validated model, which a published version has as well, and its records.
 
 A validation fills one directory:
 
     OUT/saved_model/      the exported model
-    OUT/model.keras       the trained model it was made from, with the settings.json of its training
-    OUT/transform/        what makes the model's inputs of the dataset's, where a transformation did it
-    OUT/training.keys     what the training examples are known by, 8 bytes each, where the dataset says it
-    OUT/model.tflite      the export converted for LiteRT, where it was asked for; model.int8.tflite, the same
-                          with whole numbers of 8 bits inside, and model.onnx for ONNX
-    OUT/profile.json      how the training data are distributed (`components.validate.metrics.drift`)
-    OUT/export.json       what was exported (`Export`); written when all of these are complete
-    OUT/evaluation.json   what was measured
-    OUT/report.html       both, for a person
-    OUT/model_card.html   what the model is for, takes, returns and is worth; also model_card.md
-    OUT/blessing.json     the verdict; written last: without it, nothing was decided
+    OUT/model.keras       the trained model that was exported, with the settings.json of its training
+    OUT/transform/        the transformation of the model's inputs, where training used one
+    OUT/training.keys     keys of the training examples, 8 bytes each, where the dataset has keys
+    OUT/model.tflite      the export converted to LiteRT, if requested; model.int8.tflite with 8-bit integers
+                          inside, and model.onnx for ONNX
+    OUT/profile.json      distributions of the training data (`components.validate.metrics.drift`)
+    OUT/export.json       description of the export (`Export`), written when all of these are complete
+    OUT/evaluation.json   the evaluation
+    OUT/report.html       report on the evaluation and the verdict
+    OUT/model_card.html   use, inputs, outputs and quality of the model; also model_card.md
+    OUT/blessing.json     the verdict, written last
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ CARD_FILE = "model_card.html"
 CARD_TEXT_FILE = "model_card.md"
 BLESSING_FILE = "blessing.json"
 
-# The verdict goes first. Model and settings are not listed: they may be those that are being validated.
-_EARLIER = (
+# The verdict is removed first. Model and settings are not listed: they may be those under validation.
+_CLEARED_FILES = (
     *(BLESSING_FILE, REPORT_FILE, CARD_FILE, CARD_TEXT_FILE),
     *(EVALUATION_FILE, EXPORT_FILE, KEYS_FILE, PROFILE_FILE, ONNX_FILE, INT8_FILE, TFLITE_FILE),
 )
@@ -58,16 +58,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """What a model was trained on, as far as a fair comparison with a later one needs it.
+    """Record of the data that a model was trained on, for a fair comparison with a later model.
 
     Attributes:
-        salt: Salt of the split; None where the dataset does not say it.
+        salt: Salt of the split; None where the dataset does not record it.
         shares: Shares of the splits.
-        key: What the split follows from: path or content.
-        rules: Settings that decide the split beside them, by name: stratify, group, split_by_time, split_gap.
+        key: What is hashed to split: path or content.
+        rules: Further settings of the split, by name: stratify, group, split_by_time, split_gap.
         records: Number of keys in training.keys.
         keys: Fingerprint of these keys; "" where none are known.
-        complete: Whether these are all; not where the training started from a model without known keys.
+        complete: Whether all keys are known; False where the initial model had no known keys.
     """
 
     salt: int | None = None
@@ -81,27 +81,26 @@ class TrainingData:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Description of an export, the content of export.json; None where something was not done or is unknown.
+    """Description of an export, the content of export.json; None where a step was skipped or is unknown.
 
     Attributes:
-        labels: What the model predicts.
+        labels: Labels that the model predicts.
         deviations: Standard deviation of each number in training, by name of the label.
-        quantiles: Shares of the quantiles that the model gives, by name of the label, of those of which it
-            does.
+        quantiles: Quantiles that the model predicts, by name of the label, without labels that have none.
         inputs: The model's inputs by name: a feature of the dataset each, with its "argument" in
             `serving_default`.
         signatures: By name, the "inputs" and "outputs" of each signature: "dtype" and "shape" by name.
         softmax_added: Whether the model returns logits of classes, and the export added a softmax.
         bytes: Size of the SavedModel in bytes.
-        versions: Releases of the packages it was exported with, by name.
+        versions: Versions of the packages that exported it, by name.
         settings: Content of the training's settings.json.
         compared_examples: Number of examples on which the export was compared with the model.
         max_difference: Largest difference on those examples, of a probability, or of a number in standard
             deviations.
-        formats: What the export was converted into, by name.
-        golden: Requests with their answers, by which a deployment is recognized as this model.
-        training_data: What the model was trained on; None in exports of earlier releases, and where it was
-            validated on another dataset.
+        formats: Records of the converted formats, by name.
+        golden: Requests with their predictions, which verify that a deployment serves this model.
+        training_data: Data that the model was trained on; None in exports of earlier releases, and where it
+            was validated on another dataset.
     """
 
     fingerprint: str = ""
@@ -130,7 +129,7 @@ class Export:
 
     @classmethod
     def read(cls, out: Path) -> Export:
-        """Reads export.json, with defaults for what it lacks; raises ModelError as `read_part` does."""
+        """Reads export.json, with defaults for missing fields; raises ModelError as `read_part` does."""
         return read_part(out, EXPORT_FILE, cls)
 
     @property
@@ -140,17 +139,19 @@ class Export:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What others read of evaluation.json; all of it is `shardline.components.validate.metrics.evaluation`.
+class EvaluationSummary:
+    """Fields of evaluation.json that are read outside of validation; `Evaluation` there has the others.
 
     Attributes:
-        split: The split that was measured on, which has so many `examples`.
-        accuracy: Share of right predictions, 0..1; None where there is not one class.
+        split: The split that was measured.
+        examples: Number of its examples.
+        accuracy: Share of right predictions, 0..1; None where the label is not of kind class.
         log_loss: Mean natural-log loss over the examples with finite outputs; None if there are none.
-        class_names: Class names in the order of the labels; () of numbers.
-        confusion: Examples by true class (row) and predicted class (column); () where there is not one class.
-        label: Name of the label, as `kind` is its kind; "" of several.
-        parts: The same of each of several labels.
+        class_names: Class names in the order of the labels; () for numbers.
+        confusion: Examples by true class (row) and predicted class (column); () where the label is no class.
+        label: Name of the label, "" where there are several.
+        kind: Kind of the label, "" where there are several.
+        parts: The summary of each label, where there are several.
     """
 
     fingerprint: str
@@ -163,19 +164,19 @@ class Measured:
     confusion: tuple[tuple[int, ...], ...] = ()
     label: str = LABEL
     kind: str = CLASS
-    parts: tuple[Measured, ...] = ()
+    parts: tuple[EvaluationSummary, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What others read of blessing.json; all of it is `shardline.components.validate.gate.verdict`.
+    """Fields of blessing.json that are read outside of validation; `Blessing` there has the others.
 
     Attributes:
         blessed: Whether the model may be published.
         reason: Reason for the verdict, in one sentence.
-        headline: The verdict in a few words: "Worse than the champion by 4.8 points: not registered".
+        headline: The verdict in short: "Worse than the champion by 4.8 points: not registered".
         champion: Version of the champion that the model was compared with; "" where there was none yet, None
-            where no place for champions was given.
+            where no champion_uri was set.
     """
 
     blessed: bool
@@ -190,14 +191,14 @@ class Verdict:
 
 
 def clear(out: Path) -> None:
-    """Makes `out` and removes an earlier validation from it, the verdict first.
+    """Creates `out`, or removes an earlier validation from it, the verdict first.
 
-    A verdict must never stand beside a model that it was not reached on, however this process ends.
-    Raises SettingsError when `out` is a file or cannot be written to.
+    A directory never has a verdict on another model, even if this process is killed. Raises SettingsError
+    when `out` is a file or cannot be written to.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name in _EARLIER:
+        for name in _CLEARED_FILES:
             (out / name).unlink(missing_ok=True)
         if (out / SAVED_MODEL).exists():
             shutil.rmtree(out / SAVED_MODEL)

@@ -1,9 +1,9 @@
-"""Places of a model store, a disk or a bucket: one file is replaced only as it was read, others never change.
+"""Backends of a model store, disk and bucket: compare-and-swap of one file, and directories written once.
 
-Both have the same methods, which raise SettingsError, RunError or PlatformError where the place cannot be
-used; names of files are relative, with slashes. On a disk the file is compared and renamed over while a lock
-is held. In a bucket its generation is compared, through the storage client: a mounted bucket has no rename of
-one step, and shows what others have written with a delay. A mount is used to read large files.
+Both have the same methods, which raise SettingsError, RunError or PlatformError where the store cannot be
+used; names of files are relative, with slashes. On a disk, the file is compared and renamed over while a lock
+is held. In a bucket its generation is compared, through the storage client: a mounted bucket has no atomic
+rename, and shows the writes of others with a delay. The mount is used to read large files.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 
 #: The file that is locked, on a disk, while another one is replaced.
 LOCK_FILE = ".lock"
-#: Seconds for which a lock is waited for; it is held for one write.
-_PATIENCE_S = 60.0
-_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EPERM, errno.EMLINK}
+#: Seconds to wait for the lock, which is held for one write.
+_LOCK_TIMEOUT_S = 60.0
+_NO_LOCK_ERRORS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EPERM, errno.EMLINK}
 _CHECK_FILE = f"{files.TEMPORARY}check"
 
 
@@ -44,19 +44,19 @@ class DiskBackend:
 
     Attributes:
         path: The directory; it need not be there.
-        mounted: Whether it stands for one in a bucket, of which nothing above it may be writable.
+        mounted: Whether it stands in for a prefix of a bucket, whose parents may not be writable.
     """
 
     def __init__(self, path: Path, *, mounted: bool = False) -> None:
         self.path = path
         self.mounted = mounted
 
-    def where(self, name: str) -> str:
+    def location(self, name: str) -> str:
         """Returns a local path."""
         return str(self.path / name)
 
     def read(self, name: str) -> TextFile:
-        """Returns a text file; a link that leads nowhere is unreadable, not missing."""
+        """Returns a text file; a broken link is unreadable, not missing."""
         path = self.path / name
         try:
             os.lstat(path)
@@ -67,10 +67,10 @@ class DiskBackend:
         return TextFile(files.read_text(path, ModelError))
 
     def replace(self, name: str, text: str, seen: TextFile) -> bool:
-        """Compares and renames while the lock is held, and clears what a killed process has left."""
+        """Compares and renames while the lock is held, and removes temporary files of killed processes."""
         path = self.path / name
         with self._writing(), self._locked():
-            with contextlib.suppress(ModelError):  # as it was when it was seen: damaged
+            with contextlib.suppress(ModelError):  # damaged, as it was when it was read
                 if self.read(name).text != seen.text:
                     return False
             for left in path.parent.glob(f"{files.TEMPORARY}*-{path.name}"):
@@ -85,7 +85,7 @@ class DiskBackend:
         """Returns the names of files and directories in a directory, sorted."""
         try:
             return sorted(os.listdir(self.path / directory))
-        except (FileNotFoundError, NotADirectoryError):  # writing says what is wrong
+        except (FileNotFoundError, NotADirectoryError):  # writing reports what is wrong
             return []
         except OSError as error:
             raise crash.output_error(
@@ -114,7 +114,7 @@ class DiskBackend:
         """Removes a directory with all that is in it."""
         try:
             shutil.rmtree(self.path / directory)
-        except FileNotFoundError:  # another process removes it, too
+        except FileNotFoundError:  # removed by another process meanwhile
             pass
         except OSError as error:
             text = f"cannot remove {self.path / directory}: {error.strerror}"
@@ -127,24 +127,24 @@ class DiskBackend:
 
     def check(self) -> None:
         """Makes a file, locks it and removes it."""
-        place = next(path for path in (self.path, *self.path.parents) if path.exists())
-        # In a bucket an account may write below a prefix only, and what is above it says nothing.
-        if place != self.path and place.is_dir() and self.mounted:
+        existing = next(path for path in (self.path, *self.path.parents) if path.exists())
+        # In a bucket, an account may be allowed to write below the prefix only, not to its parents.
+        if existing != self.path and existing.is_dir() and self.mounted:
             return
-        with self._writing(), tempfile.NamedTemporaryFile(dir=place, prefix=files.TEMPORARY) as file:
+        with self._writing(), tempfile.NamedTemporaryFile(dir=existing, prefix=files.TEMPORARY) as file:
             _lock(file.fileno(), Path(file.name))
 
-    def who(self) -> str:
-        """Returns who writes here: user@host."""
+    def author(self) -> str:
+        """Returns the author of changes: user@host."""
         return _user_and_host()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         self.path.mkdir(parents=True, exist_ok=True)
-        # Open for writing, without which a network file system gives no lock to one process alone.
+        # Opened for writing: otherwise a network file system grants no exclusive lock.
         descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
-            with contextlib.suppress(OSError):  # for all who may write here
+            with contextlib.suppress(OSError):  # other users may write here, too
                 os.fchmod(descriptor, 0o666)
             _lock(descriptor, self.path / LOCK_FILE)
             yield
@@ -153,7 +153,7 @@ class DiskBackend:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Says in one line that the directory cannot be written to."""
+        """Converts an OSError into a message that the directory cannot be written to."""
         try:
             yield
         except OSError as error:
@@ -162,25 +162,25 @@ class DiskBackend:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    """Locks an open file until it is closed, where all who use the disk see its locks and renames.
+    """Locks an open file until it is closed; refuses file systems whose locks others do not see.
 
-    A mounted bucket shows what it is by having no hard links.
+    A mounted bucket is recognized by its lack of hard links.
     """
-    end, link = time.monotonic() + _PATIENCE_S, Path(f"{path}.link")
+    end, link = time.monotonic() + _LOCK_TIMEOUT_S, Path(f"{path}.link")
     try:
         while not files.lock(descriptor):
             if time.monotonic() > end:
-                raise RunError(f"{path} has been locked for {_PATIENCE_S:.0f} s; try again")
+                raise RunError(f"{path} has been locked for {_LOCK_TIMEOUT_S:.0f} s; try again")
             time.sleep(0.01)
         link.unlink(missing_ok=True)
         link.hardlink_to(path)
         link.unlink()
     except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
+        if error.errno not in _NO_LOCK_ERRORS:
             raise
         raise SettingsError(
-            f"{path.parent} is on a file system without locks or hard links, by which publishers are kept "
-            "apart; give a directory on another one, or a bucket by its name, gs://BUCKET/PATH"
+            f"{path.parent} is on a file system without locks or hard links, which a model store needs; give "
+            "a directory on another one, or a bucket by its name, gs://BUCKET/PATH"
         ) from None
 
 
@@ -196,32 +196,32 @@ class BucketBackend:
             raise SettingsError(f"{uri!r} names no bucket; write gs://BUCKET/PATH")
         self._objects = bucket.Bucket(self.bucket)
 
-    def where(self, name: str) -> str:
+    def location(self, name: str) -> str:
         """Returns a URI, gs://."""
         return f"gs://{PurePosixPath(self.bucket, self.prefix, name)}"
 
     def read(self, name: str) -> TextFile:
-        """Returns an object as text with its generation; a bucket that is not there is an error."""
+        """Returns an object as text with its generation; a bucket that does not exist is an error."""
         found = self._objects.content(self._key(name))
         if found is None:
             next(self._objects.pages(self._key(""), page_size=1))
             return TextFile(None)
         data, generation = found
         if len(data) > files.MAX_TEXT_BYTES:
-            raise ModelError(f"{self.where(name)} has more than {files.MAX_TEXT_BYTES >> 20} MiB")
-        # What is not UTF-8 is not JSON either, and can be replaced by hand.
+            raise ModelError(f"{self.location(name)} has more than {files.MAX_TEXT_BYTES >> 20} MiB")
+        # Text that is not UTF-8 is not JSON either, and is reported as damaged.
         return TextFile(data.decode("utf-8-sig", "replace"), generation)
 
     def replace(self, name: str, text: str, seen: TextFile) -> bool:
-        """Replaces an object in the generation that was seen, and in no other."""
-        # After an attempt whose answer was lost, the next one finds its own.
+        """Replaces an object if it still has the generation that was read."""
+        # A retry after a lost answer finds the text that was written.
         written = self._objects.write(self._key(name), text, seen.generation)
         return written or self.read(name).text == text
 
     def names(self, directory: str) -> list[str]:
         """Returns the names of objects and directories below a prefix, sorted."""
         prefix, found = self._key(f"{directory}/") if directory else self._key(""), set[str]()
-        # Of the place itself, the first thousand tell what it is.
+        # For the store itself, the first thousand names are enough.
         for page in islice(self._objects.pages(prefix, delimiter="/"), None if directory else 1):
             found.update(page.folders, (item.name for item in page))
         return sorted(PurePosixPath(item).name for item in found - {prefix})  # but for the directory's own
@@ -233,15 +233,15 @@ class BucketBackend:
             self._objects.upload(self._key(name), path)
 
     def remove(self, directory: str) -> None:
-        """Removes all below a prefix."""
+        """Removes all objects below a prefix."""
         for item in self._below(self._key(f"{directory}/")):
             self._objects.remove(item.name)
 
     @contextlib.contextmanager
     def fetched(self, directory: str) -> Iterator[Path]:
-        """Yields a directory through the mount /gcs, where there is one, or a copy that is removed again."""
+        """Yields a directory in the mount /gcs, or a temporary copy where there is no mount."""
         if files.local_path(f"gs://{self.bucket}").is_dir():
-            yield files.local_path(self.where("")) / directory
+            yield files.local_path(self.location("")) / directory
             return
         prefix = self._key(f"{directory}/".lstrip("/"))
         with tempfile.TemporaryDirectory(prefix="shardline-") as temporary:
@@ -254,11 +254,11 @@ class BucketBackend:
             yield target
 
     def check(self) -> None:
-        """Writes an object and removes it, which takes the permissions that publishing takes."""
+        """Writes an object and removes it, which requires the same permissions as publishing."""
         self._objects.write(self._key(_CHECK_FILE), "")
         self._objects.remove(self._key(_CHECK_FILE))
 
-    def who(self) -> str:
+    def author(self) -> str:
         """Returns the service account of the credentials, or user@host where they have none."""
         return self._objects.account or _user_and_host()
 

@@ -1,11 +1,10 @@
-"""The catalog of a model store: its versions, which of them is the champion, and the place that has them.
+"""The catalog of a model store, champion.json: its versions, and which of them is the champion.
 
     CHAMPION/champion.json         `Catalog`: the records of all versions, and which is the champion
     CHAMPION/versions/<version>/   a version: a copy of the directory that a validation fills
 
-A version never changes, and is one because champion.json lists it; any other directory is a copy that is
-being made, or that a killed publisher has left. champion.json is replaced in one step and only as it was read
-(`places`).
+A version never changes, and exists once champion.json lists it; any other directory is an unfinished copy.
+champion.json is replaced atomically, and only if it is unchanged since it was read (`backends`).
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from shardline.trainer.base.errors import ModelError, SettingsError
 CHAMPION_FILE = "champion.json"
 VERSIONS = "versions"
 
-PROMOTE = "shardline champion promote"
+PROMOTE_COMMAND = "shardline champion promote"
 
-Place = DiskBackend | BucketBackend
+Store = DiskBackend | BucketBackend
 
-#: How the URI of a place in a bucket begins.
-_MOUNTED = ("gs://", "/gcs/")
-#: The name of a version, as anybody may give it.
-NAME = re.compile(r"\w[\w-]*")
-#: What may lie beside the first champion: what was begun, the history of runs, and what a new disk has.
-_BESIDE = {VERSIONS, "runs", "datasets", "latest.json", "lost+found"}
+#: Beginnings of the URI of a model store in a bucket.
+_BUCKET_PREFIXES = ("gs://", "/gcs/")
+#: Form of the name of a version.
+VERSION_NAME = re.compile(r"\w[\w-]*")
+#: Names that a directory without champions may have: unfinished copies, the history of runs, a new disk's.
+_ALLOWED_NAMES = {VERSIONS, "runs", "datasets", "latest.json", "lost+found"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ class Commit:
         serial: Its number in the model store, from 1; 0 where there has been none.
         how: "published", "promoted" or "rolled back".
         replaced: The version that was the champion before; "" where there was none.
-        by: Who did it, user@host or the service account, `at` (ISO 8601, UTC).
+        by: Author: user@host, or the service account.
+        at: Time, ISO 8601, UTC.
     """
 
     serial: int = 0
@@ -63,15 +63,15 @@ class Version:
     """Record of a version.
 
     Attributes:
-        version: Time at which it was put there, a short digest, a random end: they sort by time.
-        quality: How good it is on the test split: "accuracy 0.9812", "rmse 53.2".
+        version: Name: time of creation, a short digest and a random suffix. Names sort by time.
+        quality: Quality on the test split: "accuracy 0.9812", "rmse 53.2".
         fingerprint: Fingerprint of the dataset that it was judged on.
-        created: Time at which it was put there, ISO 8601, UTC.
-        previous: The version that it replaced as champion; "" where there was none, or it never was.
-        run: Name of the run that has published it; "" where none has.
-        by: Who has put it there: user@host, or the service account.
+        created: Time of creation, ISO 8601, UTC.
+        previous: The version that it replaced as champion; "" where there was none, or it was never champion.
+        run: Name of the run that published it; "" for none.
+        by: Author: user@host, or the service account.
         source: Directory that it was copied from.
-        override: Reason for which it was promoted all the same; "" for a blessed one.
+        override: Reason for promoting a model that is not blessed; "" for a blessed one.
         commit: The last change that made it the champion.
     """
 
@@ -91,7 +91,7 @@ class Version:
 
     def __post_init__(self) -> None:
         for name in (self.version, self.previous, self.commit.replaced):
-            if name and not NAME.fullmatch(name):
+            if name and not VERSION_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is not the name of a version")
 
     @property
@@ -100,7 +100,7 @@ class Version:
         return f"{VERSIONS}/{self.version}"
 
     @property
-    def been_champion(self) -> bool:
+    def was_champion(self) -> bool:
         """Whether it is the champion or has been."""
         return bool(self.commit.serial)
 
@@ -111,7 +111,7 @@ class Catalog:
 
     Attributes:
         version: The champion; "" where there is none yet.
-        path: Its directory, for whoever reads nothing else.
+        path: Its directory, for readers of this field only.
         versions: All versions, oldest first.
     """
 
@@ -135,37 +135,37 @@ class Catalog:
         """Returns a version by its name."""
         return next((item for item in self.versions if item.version == name), None)
 
-    def require(self, name: str, place: Place) -> Version:
-        """Returns a version by its name; raises ModelError, with those that there are."""
+    def require(self, name: str, store: Store) -> Version:
+        """Returns a version by its name; raises ModelError, with the known names, if there is none."""
         if found := self.find(name):
             return found
         known = ", ".join(item.version for item in self.versions) or "none"
-        raise ModelError(f"no version {name} in {place.where('')}; there are {known}")
+        raise ModelError(f"no version {name} in {store.location('')}; there are {known}")
 
-    def published(self, mark: str) -> Version | None:
-        """Returns the version of a run or a source, and of this content, by the digest in its name."""
-        return next((item for item in self.versions if f"-{mark}-" in item.version), None)
+    def find_by_digest(self, digest: str) -> Version | None:
+        """Returns the version whose name has this digest of content and run or source."""
+        return next((item for item in self.versions if f"-{digest}-" in item.version), None)
 
-    def having(self, version: Version) -> Catalog:
-        """Returns the catalog with a version added, or in the place of its earlier record."""
+    def with_version(self, version: Version) -> Catalog:
+        """Returns the catalog with a version added, or its record replaced."""
         others = [item for item in self.versions if item.version != version.version]
         return replace(self, versions=tuple(sorted([*others, version], key=lambda item: item.version)))
 
-    def committed(self, version: Version, how: str, by: str) -> Catalog:
-        """Returns the catalog in which a version is the champion."""
+    def with_champion(self, version: Version, how: str, by: str) -> Catalog:
+        """Returns the catalog with a version as champion."""
         serial = max((item.commit.serial for item in self.versions), default=0) + 1
         at = datetime.now(UTC).isoformat(timespec="microseconds")
         done = replace(version, commit=Commit(serial, how, self.version, by, at))
-        return replace(self.having(done), version=done.version, path=done.path)
+        return replace(self.with_version(done), version=done.version, path=done.path)
 
 
 def champion_directory(uri: str) -> Path:
-    """Returns the local path of a directory's URI: a local directory, or gs:// or /gcs/ through the mount.
+    """Returns the local path of a URI: a local directory, or gs:// or /gcs/ in the mount.
 
     Raises SettingsError when the bucket is not mounted: a directory made in its place would be lost.
     """
     path = files.local_path(uri)
-    if uri.startswith(_MOUNTED):
+    if uri.startswith(_BUCKET_PREFIXES):
         bucket = files.local_path(f"gs://{uri.removeprefix('gs://').removeprefix('/gcs/').partition('/')[0]}")
         if not bucket.is_dir():
             raise SettingsError(
@@ -175,26 +175,26 @@ def champion_directory(uri: str) -> Path:
     return path
 
 
-def refuse_container(name: str, uri: str) -> None:
-    """Refuses a directory of the container, on the platform: what is written there ends with the task.
+def refuse_container_path(name: str, uri: str) -> None:
+    """Raises SettingsError, on the platform, for a directory of the container, which is lost with the task.
 
-    `name` is the parameter's. Raises SettingsError.
+    `name` is the name of the parameter.
     """
-    if uri and not uri.startswith(_MOUNTED) and on_platform():
+    if uri and not uri.startswith(_BUCKET_PREFIXES) and on_platform():
         raise SettingsError(
             f"{name} is {uri!r}, a directory of this container, which is thrown away with it; give "
             f"{name}=gs://BUCKET/PATH"
         )
 
 
-def open_store(champion: str | os.PathLike[str]) -> Place:
-    """Returns the model store at a path or URI: a bucket goes through the storage client.
+def open_store(champion: str | os.PathLike[str]) -> Store:
+    """Returns the model store at a path or URI; a bucket is used through the storage client.
 
-    Where SHARDLINE_GCS_ROOT stands in for the mount, a bucket is a directory there. Raises SettingsError when
-    it lacks the bucket, or a URI names none.
+    Where SHARDLINE_GCS_ROOT replaces the mount, a bucket is a directory there. Raises SettingsError when that
+    directory is missing, or a URI names no bucket.
     """
     uri = os.fspath(champion)
-    if not uri.startswith(_MOUNTED):
+    if not uri.startswith(_BUCKET_PREFIXES):
         return DiskBackend(Path(uri))
     if os.environ.get(files.GCS_ROOT_VARIABLE):
         return DiskBackend(champion_directory(uri), mounted=True)
@@ -202,46 +202,46 @@ def open_store(champion: str | os.PathLike[str]) -> Place:
 
 
 def require_store(uri: str | os.PathLike[str]) -> None:
-    """Refuses a local directory that is not there, and any that holds something other than champions.
+    """Raises SettingsError for a missing local directory, and for one with other content than champions.
 
-    A disk that is not mounted, and the directory of one model, would look like a place without a champion. A
-    prefix in a bucket is there as soon as the bucket is. Raises SettingsError.
+    An unmounted disk, or the directory of one model, would look like a store without a champion. A prefix in
+    a bucket needs not exist.
     """
-    place = open_store(uri)
-    if isinstance(place, DiskBackend) and not place.mounted and not place.path.is_dir():
+    store = open_store(uri)
+    if isinstance(store, DiskBackend) and not store.mounted and not store.path.is_dir():
         raise SettingsError(
-            f"there is no directory {place.path} for champions: mount the disk that it is on, or begin anew "
-            f"with mkdir -p {place.path}"
+            f"there is no directory {store.path} for champions: mount the disk that it is on, or begin anew "
+            f"with mkdir -p {store.path}"
         )
-    refuse_others(place)
+    refuse_other_content(store)
 
 
-def refuse_others(place: Place) -> None:
-    """Refuses a place that holds something, but no champions: the directory of one model, or of a dataset."""
-    found = [name for name in place.names("") if not name.startswith(".")]
-    others = [name for name in found if name not in _BESIDE]
-    if not others or VERSIONS in found or place.read(CHAMPION_FILE).text is not None:
+def refuse_other_content(store: Store) -> None:
+    """Raises SettingsError for a directory with other content and no champions, such as that of a model."""
+    names = [name for name in store.names("") if not name.startswith(".")]
+    others = [name for name in names if name not in _ALLOWED_NAMES]
+    if not others or VERSIONS in names or store.read(CHAMPION_FILE).text is not None:
         return
     there = f"{CHAMPION_FILE}, {VERSIONS}/), but {truncate(', '.join(others), 80)}"
     raise SettingsError(
-        f"{place.where('')} holds no champions ({there}; give the directory of champions, or a new one, "
-        f"in which '{PROMOTE} DIR MODEL/' makes a model the champion"
+        f"{store.location('')} holds no champions ({there}; give the directory of champions, or a new one, "
+        f"in which '{PROMOTE_COMMAND} DIR MODEL/' makes a model the champion"
     )
 
 
-def read_catalog(place: Place) -> tuple[Catalog, TextFile]:
-    """Returns the catalog, and champion.json as it was seen.
+def read_catalog(store: Store) -> tuple[Catalog, TextFile]:
+    """Returns the catalog, and champion.json as it was read.
 
-    Raises ModelError where champion.json is damaged or gone: that is no empty place, in which the first model
-    would be blessed. Its versions are there still, and can be published anew elsewhere.
+    Raises ModelError where champion.json is damaged or gone: that is no empty store, in which the first model
+    would be blessed. Its versions remain, and can be published to another store.
     """
-    file, seen = place.where(CHAMPION_FILE), place.read(CHAMPION_FILE)
-    command = f"{PROMOTE} ANOTHER {place.where(VERSIONS)}/VERSION/"
+    file, seen = store.location(CHAMPION_FILE), store.read(CHAMPION_FILE)
+    command = f"{PROMOTE_COMMAND} ANOTHER {store.location(VERSIONS)}/VERSION/"
     remedy = f"restore it, or begin anew with one of its versions: {command}"
     if seen.text is None:
-        if not place.names(VERSIONS):
+        if not store.names(VERSIONS):
             return Catalog(versions=()), seen
-        seen = place.read(CHAMPION_FILE)  # the first one may have come meanwhile
+        seen = store.read(CHAMPION_FILE)  # the first one may have been written meanwhile
         if seen.text is None:
             raise ModelError(f"{file} is gone, but there are versions; {remedy}")
     try:
@@ -251,7 +251,7 @@ def read_catalog(place: Place) -> tuple[Catalog, TextFile]:
     return restore(Catalog, content, file, ModelError, remedy), seen
 
 
-def write_catalog(place: Place, catalog: Catalog, seen: TextFile) -> bool:
-    """Replaces champion.json if it is as it was seen, and returns whether it was."""
+def write_catalog(store: Store, catalog: Catalog, seen: TextFile) -> bool:
+    """Replaces champion.json if it is unchanged since it was read, and returns whether it was."""
     text = json.dumps(asdict(catalog), indent=2, allow_nan=False, ensure_ascii=False)
-    return place.replace(CHAMPION_FILE, f"{text}\n", seen)
+    return store.replace(CHAMPION_FILE, f"{text}\n", seen)

@@ -1,4 +1,4 @@
-"""The task that publishes a blessed model: in the model store, the Model Registry, and on an endpoint.
+"""Registration of a blessed model: in the model store, in the Model Registry, and on an endpoint.
 
 It may import `model_store`, `vertex`, and the golden examples of `validate`.
 """

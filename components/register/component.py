@@ -34,7 +34,7 @@ def register(
 
     Args:
         exported: SavedModel with its evaluation, report and verdict.
-        quality: How good it is on the test split, in words: "accuracy 0.9812".
+        quality: Quality on the test split, as text: "accuracy 0.9812".
         gate: Where it is published: the fields of `components.validate.gate.GateSettings`.
         job_name: Name of the run.
     """
@@ -58,15 +58,15 @@ def serving_model(
     gate: dict,  # type: ignore[type-arg]
     job_name: str = "",
 ) -> str:
-    """Makes a blessed model ready to be uploaded to the Model Registry.
+    """Prepares a blessed model for its upload to the Model Registry.
 
-    It is refused here, before anything is served, where the champion is another than it was judged against.
+    It is refused here, before anything is served, if the champion has changed since the validation.
 
     Args:
         exported: SavedModel with its evaluation, report and verdict.
         serving: Base path of the model for TensorFlow Serving, with the container that serves it.
-        quality: How good it is on the test split, in words: "accuracy 0.9812".
-        image_uri: TensorFlow Serving.
+        quality: Quality on the test split, as text: "accuracy 0.9812".
+        image_uri: Image of TensorFlow Serving.
         gate: Where it will be published: the fields of `components.validate.gate.GateSettings`.
         job_name: Name of the run.
 
@@ -76,16 +76,16 @@ def serving_model(
     from pathlib import Path
 
     from shardline.components.model_store.champions import check_judged
-    from shardline.components.register.deployment import container_spec, describe, lay_out
+    from shardline.components.register.deployment import container_spec, copy_saved_model, describe_model
     from shardline.components.validate.gate.gate import GateSettings
     from shardline.trainer.base.deserialize import read
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("register"):
         check_judged(Path(exported.path), read(GateSettings, gate, "gate").champion_uri, job_name)
-        lay_out(Path(exported.path), Path(serving.path))
+        copy_saved_model(Path(exported.path), Path(serving.path))
         serving.metadata["containerSpec"] = container_spec(image_uri)
-        return describe(Path(exported.path), quality)
+        return describe_model(Path(exported.path), quality)
 
 
 def model_deploy(
@@ -99,20 +99,20 @@ def model_deploy(
     project: str,
     location: str,
 ) -> None:
-    """Deploys a model that gives its golden answers, once in a run.
+    """Deploys a model after probing it with its golden examples, once in a run.
 
-    It gets no traffic where the champion is another than it was judged against.
+    It gets no traffic if the champion has changed since the validation.
 
     Args:
         exported: SavedModel with its golden examples.
         model: The uploaded model.
-        endpoint: Where it is deployed.
+        endpoint: The endpoint that it is deployed to.
         deploy: The fields of `shardline.components.register.settings.Deploy`.
-        labels: Labels of the endpoint on which the model is asked.
+        labels: Labels of the endpoint on which the model is probed.
         gate: Where it will be published: the fields of `components.validate.gate.GateSettings`.
         job_name: Name of the run.
-        project: Where the pipeline runs.
-        location: Its region.
+        project: Project of the pipeline.
+        location: Region of the pipeline.
     """
     from pathlib import Path
 
@@ -142,12 +142,12 @@ def model_deploy(
 def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[str, str]) -> dsl.PipelineTask:
     """Adds the upload to the pipeline that is being defined, in the pipeline's own project and location.
 
-    `ready` is the task of `serving_model`; `labels` are the model's, beside those of `upload`, which win.
+    `ready` is the task of `serving_model`; `labels` are added to those of `upload`, which take precedence.
     """
     parent = {}
-    if found := MODEL.match(upload.parent_model):
+    if match := MODEL.match(upload.parent_model):
         parent["parent_model"] = dsl.importer(
-            artifact_uri=f"https://{found[1]}-aiplatform.googleapis.com/v1/{upload.parent_model}",
+            artifact_uri=f"https://{match[1]}-aiplatform.googleapis.com/v1/{upload.parent_model}",
             artifact_class=VertexModel,
             metadata={"resourceName": upload.parent_model},
         ).output
@@ -174,7 +174,7 @@ def deploy_task(
     """Adds the deployment of an uploaded model to the pipeline that is being defined, and returns its task.
 
     `component` makes a component of a function; `exported` is the validated model, `labels` are those of the
-    endpoint on which it is asked, `gate` says where champions are.
+    endpoint on which it is probed, `gate` has the champion_uri.
     """
     return component(model_deploy)(
         exported=exported,

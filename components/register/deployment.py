@@ -1,10 +1,10 @@
-"""Registration of a blessed model: made the champion, laid out for the Model Registry, and deployed.
+"""Registration of a blessed model: publishes it as champion, prepares its upload, and deploys it.
 
-No request can ask for a deployed model that has no traffic (`probe.endpoint_server`). So a model is first
-deployed to an endpoint of its own, which is removed after the probe; only one that agrees is deployed to the
-endpoint that others use, without traffic, and then gets it.
+A deployed model without traffic receives no requests (`probe.endpoint_server`). So a model is first deployed
+to a temporary endpoint and probed there; only if it passes is it deployed to the configured endpoint, first
+without traffic.
 
-Endpoints and deployed models have ids that follow from the run: what an earlier attempt has made is found.
+The ids of endpoints and deployed models follow from the run: a retry finds what an earlier attempt made.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.trainer.base.errors import ModelError, PlatformError, RunError
 from shardline.trainer.base.progress import fact, report
 
-_NAME = "model"
+_SERVED_NAME = "model"
 _A_YEAR_S = 31_536_000
-#: What a run on this machine has in the place of a region.
-_LOCAL = "local"
-#: Seconds that the platform may take to start the machines of a model, and how often it is asked meanwhile.
+#: Location of a run on this machine.
+_LOCAL_LOCATION = "local"
+#: Seconds that the platform may take to start the machines of a model, and seconds between polls.
 _DEPLOYMENT_S, _POLL_S = 3600.0, 20.0
-#: The ids of deployed models have ten digits at most; those of this size are ours.
+#: Smallest id of a deployed model that is made here, and their number; ids have at most ten digits.
 _FIRST_ID, _IDS = 1_000_000_000, 9_000_000_000
 
 
 def share_traffic(present: Mapping[str, int], new: str, percent: int) -> dict[str, int]:
-    """Returns the traffic of each deployed model in percent, by id, once a new one has its share.
+    """Returns the traffic of each deployed model in percent, by id, after a new one got `percent`.
 
-    The others keep their proportions in the rest; where none of them has traffic, the new one gets all.
+    The others share the rest in their proportions; where none of them has traffic, the new one gets all.
     """
     whole, rest = sum(present.values()), 100 - percent
     shares, upto, used = {new: percent if whole else 100}, 0, 0
@@ -64,8 +64,8 @@ class Deployment:
         model: Resource name of the registered model's version; "" where nothing was uploaded.
         exported: Directory of the export with its golden examples.
         run: Name of the run.
-        labels: Labels of the endpoint on which the model is asked.
-        check: Raises ModelError where the model can be the champion no more; asked before it gets traffic.
+        labels: Labels of the endpoint on which the model is probed.
+        check: Raises ModelError where the model can no longer become champion; called before it gets traffic.
     """
 
     platform: Platform
@@ -84,41 +84,41 @@ class Deployment:
         Raises:
             ModelError: When the export has no golden examples, or of `check`.
             RunError: When the deployed model does not agree with them.
-            PlatformError: When the API refuses or is not reached.
+            PlatformError: When the API refuses a call or cannot be reached.
         """
         name = self.settings.endpoint
-        if self.platform.location == _LOCAL or not self.model:
+        if self.platform.location == _LOCAL_LOCATION or not self.model:
             count = f"{self.settings.min_replica_count} to {self.settings.max_replica_count}"
-            where = f"to {name}, on {count} {self.settings.machine_type}"
-            report("deploy", f"a local run: the model is not deployed; on Vertex AI it would be, {where}")
+            target = f"to {name}, on {count} {self.settings.machine_type}"
+            report("deploy", f"a local run: the model is not deployed; on Vertex AI it would be, {target}")
             return ""
-        before = self._deploy_beside_others(name)
+        before = self._deploy_to_endpoint(name)
         try:
             self._undeploy_idle(name, before)
-        except PlatformError as error:  # the model serves, and is to become the champion
-            report("deploy", f"warning: {error}; models without traffic stay, and cost machines")
+        except PlatformError as error:  # no failure: the model serves, and becomes the champion
+            report("deploy", f"warning: {error}; models without traffic stay deployed, and cost machines")
         fact("endpoint", name)
         return name
 
     @cached_property
     def id(self) -> str:
-        """Id of the deployed model, on whichever endpoint."""
-        return str(_FIRST_ID + int(self._mark, 16) % _IDS)
+        """Id of the deployed model, the same on both endpoints."""
+        return str(_FIRST_ID + int(self._run_hash, 16) % _IDS)
 
     @cached_property
-    def _mark(self) -> str:
+    def _run_hash(self) -> str:
         return hashlib.sha256(self.run.encode()).hexdigest()[:32]
 
-    def _deploy_beside_others(self, name: str) -> dict[str, int]:
-        """Deploys the model once it has agreed on an endpoint of its own; returns the traffic of before."""
+    def _deploy_to_endpoint(self, name: str) -> dict[str, int]:
+        """Deploys the model after a probe on a temporary endpoint; returns the earlier traffic split."""
         endpoint = self._get(name)
-        if self.id in _ids(endpoint):
+        if self.id in _deployed_ids(endpoint):
             report("deploy", f"{self.model} was deployed to {name} by an earlier attempt of this run")
         else:
-            self._prove(endpoint)
+            self._probe_on_own_endpoint(endpoint)
         try:
             self._deploy(name, self.settings, {})
-            before = _split(self._get(name))
+            before = _traffic_split(self._get(name))
             if self.id in before:
                 return before
             self.check()
@@ -132,57 +132,57 @@ class Deployment:
                 call_api(f"set the traffic of {name}", self.platform.endpoints.update_endpoint, request)
         except BaseException:
             with contextlib.suppress(PlatformError):
-                if self.id not in _split(self._get(name)):
+                if self.id not in _traffic_split(self._get(name)):
                     self._undeploy(name, self.id)
             raise
         return before
 
-    def _prove(self, beside: Any) -> None:
-        """Probes the model on an endpoint of its own, which is removed again."""
+    def _probe_on_own_endpoint(self, target: Any) -> None:
+        """Probes the model on a temporary endpoint with the encryption key of `target`."""
         from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import gcp_labels_util
 
-        parent, endpoint_id = self.platform.parent, f"probe-{self._mark}"
-        name, key = f"{parent}/endpoints/{endpoint_id}", beside.encryption_spec.kms_key_name
+        parent, endpoint_id = self.platform.parent, f"probe-{self._run_hash}"
+        name, key = f"{parent}/endpoints/{endpoint_id}", target.encryption_spec.kms_key_name
         content = {
-            "display_name": f"probe for {beside.display_name}"[:MAX_DISPLAY_NAME],
-            # With those that the platform gives to all that a run makes, by which it is billed.
+            "display_name": f"probe for {target.display_name}"[:MAX_DISPLAY_NAME],
+            # With the labels that the platform attaches to all resources of a run, for billing.
             "labels": dict(gcp_labels_util.attach_system_labels(dict(self.labels))),
             "encryption_spec": {"kms_key_name": key} if key else None,
         }
         request = {"parent": parent, "endpoint": content, "endpoint_id": endpoint_id}
-        self._do(
+        self._run_operation(
             f"make the endpoint {name}",
             self.platform.endpoints.create_endpoint,
             request,
             RefusalKind.CONFLICT,
         )
         try:
-            one = replace(self.settings, min_replica_count=1, max_replica_count=1)
-            self._deploy(name, one, {"0": 100})
+            single = replace(self.settings, min_replica_count=1, max_replica_count=1)
+            self._deploy(name, single, {"0": 100})
             found = probe(endpoint_server(name), self.exported)
             if not found.agrees:
                 raise RunError(
-                    f"{self.model} on {name} does not answer as it did when it was judged: {found}; compare "
-                    "the serving image's TensorFlow with the one in export.json"
+                    f"{self.model} on {name} does not answer as it did in validation: {found}; compare the "
+                    "serving image's TensorFlow with the one in export.json"
                 )
-            report("deploy", f"{name} answers as the model did when it was judged: {found}")
+            report("deploy", f"{name} answers as the model did in validation: {found}")
             self.check()
         finally:
             self._undeploy(name, self.id, delete=True)
 
     def _undeploy_idle(self, name: str, before: Mapping[str, int]) -> None:
-        """Undeploys models without traffic, but for the newest, those that had some until now first."""
+        """Undeploys models without traffic, except the newest; those that had some before count as newest."""
         endpoint = self._get(name)
-        serving = {self.id, *_split(endpoint)}
-        idle = [one for one in endpoint.deployed_models if one.id not in serving]
-        idle.sort(key=lambda one: (one.id in before, str(one.create_time)), reverse=True)
-        for one in idle[self.settings.keep :]:
-            self._undeploy(name, one.id)
-        if kept := [one.id for one in idle[: self.settings.keep]]:
-            report("deploy", f"kept without traffic, at the price of machines: {', '.join(kept)}")
+        serving = {self.id, *_traffic_split(endpoint)}
+        idle = [model for model in endpoint.deployed_models if model.id not in serving]
+        idle.sort(key=lambda model: (model.id in before, str(model.create_time)), reverse=True)
+        for model in idle[self.settings.keep :]:
+            self._undeploy(name, model.id)
+        if kept := [model.id for model in idle[: self.settings.keep]]:
+            report("deploy", f"kept without traffic, at the cost of machines: {', '.join(kept)}")
 
     def _deploy(self, name: str, settings: Deploy, traffic: Mapping[str, int]) -> None:
-        if self.id in _ids(self._get(name)):
+        if self.id in _deployed_ids(self._get(name)):
             return
         report("deploy", f"deploying {self.model} to {name}; the platform takes some minutes for machines")
         machine: dict[str, Any] = {"machine_type": settings.machine_type}
@@ -201,30 +201,34 @@ class Deployment:
             },
         }
         request = {"endpoint": name, "deployed_model": deployed, "traffic_split": dict(traffic)}
-        doing, end = f"deploy {self.model} to {name}", time.monotonic() + _DEPLOYMENT_S
-        self._do(doing, self.platform.endpoints.deploy_model, request, RefusalKind.CONFLICT)
-        while self.id not in _ids(self._get(name)):  # what an earlier attempt has begun
+        action, end = f"deploy {self.model} to {name}", time.monotonic() + _DEPLOYMENT_S
+        self._run_operation(action, self.platform.endpoints.deploy_model, request, RefusalKind.CONFLICT)
+        while self.id not in _deployed_ids(self._get(name)):  # an earlier attempt is deploying it
             if time.monotonic() > end:
-                raise PlatformError(f"cannot {doing}: an earlier attempt's deployment does not end")
+                raise PlatformError(f"cannot {action}: an earlier attempt's deployment does not end")
             time.sleep(_POLL_S)
 
-    def _do(self, doing: str, method: Callable[..., Any], request: Any, settled: RefusalKind) -> None:
-        """Has the platform do what takes minutes; an error of the kind `settled` says that it is done."""
+    def _run_operation(
+        self, action: str, method: Callable[..., Any], request: Any, done_kind: RefusalKind
+    ) -> None:
+        """Runs an operation of the platform and waits; an error of kind `done_kind` means that it is done."""
         try:
-            wait_for_operation(doing, call_api(doing, method, request), _DEPLOYMENT_S)
+            wait_for_operation(action, call_api(action, method, request), _DEPLOYMENT_S)
         except PlatformError as error:
-            if refusal_kind(error.__cause__) is not settled:
+            if refusal_kind(error.__cause__) is not done_kind:
                 raise
 
     def _undeploy(self, name: str, deployed_id: str, *, delete: bool = False) -> None:
-        """Undeploys a model, and with `delete` its endpoint; what cannot be is said, and fails nothing."""
+        """Undeploys a model, and with `delete` deletes its endpoint; a failure is only reported."""
         endpoints, model = self.platform.endpoints, {"endpoint": name, "deployed_model_id": deployed_id}
         try:
-            self._do(
+            self._run_operation(
                 f"undeploy {deployed_id} from {name}", endpoints.undeploy_model, model, RefusalKind.MISSING
             )
             if delete:
-                self._do(f"delete {name}", endpoints.delete_endpoint, {"name": name}, RefusalKind.MISSING)
+                self._run_operation(
+                    f"delete {name}", endpoints.delete_endpoint, {"name": name}, RefusalKind.MISSING
+                )
         except PlatformError as error:
             report("deploy", f"warning: {error}; it costs machines until it is gone")
 
@@ -232,11 +236,11 @@ class Deployment:
         return call_api(f"read the endpoint {name}", self.platform.endpoints.get_endpoint, {"name": name})
 
 
-def _ids(endpoint: Any) -> list[str]:
+def _deployed_ids(endpoint: Any) -> list[str]:
     return [deployed.id for deployed in endpoint.deployed_models]
 
 
-def _split(endpoint: Any) -> dict[str, int]:
+def _traffic_split(endpoint: Any) -> dict[str, int]:
     return {key: share for key, share in endpoint.traffic_split.items() if share}
 
 
@@ -246,31 +250,31 @@ def register_model(exported: Path, quality: str, champion_uri: str, run: str = "
     Repeated in the same `run`, it publishes once.
 
     Raises:
-        ModelError: When `exported` is incomplete or not blessed, the present champion is damaged, or is no
-            longer the one that the model was judged against.
-        SettingsError, PlatformError: When the champion's place cannot be reached or written to.
+        ModelError: When `exported` is incomplete or not blessed, the catalog is damaged, or the champion has
+            changed since the validation.
+        SettingsError, PlatformError: When the model store cannot be reached or written to.
         RunError: When copying fails.
     """
     if not champion_uri:
         report("register", "champion_uri is empty: the blessed model is not published")
         return
-    catalog.refuse_container("champion_uri", champion_uri)
+    catalog.refuse_container_path("champion_uri", champion_uri)
     try:
         published = champions.publish(exported, champion_uri, quality=quality, run=run)
     except ModelError as error:
-        raise ModelError(f"{error}; an endpoint to which this run has deployed it serves it") from error
+        raise ModelError(f"{error}; if this run deployed it, the endpoint serves it") from error
     now = champions.require_current(champion_uri).version
     if now != published.version:
-        how = f"was the champion, {now} is so since"
+        status = f"was the champion until {now} replaced it"
     elif published.commit.replaced:
-        how = f"is the champion, replacing {published.commit.replaced}"
+        status = f"is the champion, replacing {published.commit.replaced}"
     else:
-        how = "is the champion"
-    report("register", f"version {published.version} {how}")
-    fact("champion", champions.where(champion_uri, published.version))
+        status = "is the champion"
+    report("register", f"version {published.version} {status}")
+    fact("champion", champions.version_location(champion_uri, published.version))
 
 
-def lay_out(exported: Path, target: Path) -> None:
+def copy_saved_model(exported: Path, target: Path) -> None:
     """Copies an exported model to `target`/1; `target` is a base path for TensorFlow Serving.
 
     Raises:
@@ -282,7 +286,7 @@ def lay_out(exported: Path, target: Path) -> None:
     if not saved_model.is_dir():
         raise ModelError(f"no {model_store.SAVED_MODEL} in {exported}; validate the model again")
     try:
-        # Contents only: a Cloud Storage mount keeps neither modes nor times. A version's name is a number.
+        # Contents only: a Cloud Storage mount keeps neither modes nor times. TF Serving wants a number.
         shutil.copytree(saved_model, target / "1", copy_function=shutil.copyfile, dirs_exist_ok=True)
     except OSError as error:
         raise RunError(
@@ -293,8 +297,8 @@ def lay_out(exported: Path, target: Path) -> None:
 def container_spec(image_uri: str) -> dict[str, Any]:
     """Returns the ModelContainerSpec that serves a model over REST, in the API's camel case.
 
-    The platform puts the directory of the model in AIP_STORAGE_URI, and sends requests to port 8080,
-    which is its default. A deployed model never changes: the server need not look for a newer version.
+    The platform sets AIP_STORAGE_URI to the directory of the model, and sends requests to port 8080 by
+    default. A deployed model never changes: the server does not poll for newer versions.
 
     Source: https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
     """
@@ -304,16 +308,16 @@ def container_spec(image_uri: str) -> dict[str, Any]:
         "args": [
             "--port=8500",
             "--rest_api_port=8080",
-            f"--model_name={_NAME}",
+            f"--model_name={_SERVED_NAME}",
             "--model_base_path=$(AIP_STORAGE_URI)",
             f"--file_system_poll_wait_seconds={_A_YEAR_S}",
         ],
-        "predictRoute": f"/v1/models/{_NAME}:predict",
-        "healthRoute": f"/v1/models/{_NAME}",
+        "predictRoute": f"/v1/models/{_SERVED_NAME}:predict",
+        "healthRoute": f"/v1/models/{_SERVED_NAME}",
     }
 
 
-def describe(exported: Path, quality: str) -> str:
+def describe_model(exported: Path, quality: str) -> str:
     """Returns a line that describes an exported model in the registry.
 
     It is escaped as in JSON: the launcher's payload pastes it between quotes.

@@ -1,6 +1,6 @@
-"""Probe: golden examples of an export, sent to a server, whose answers are compared.
+"""Probe: sends the golden examples of an export to a server, and compares the predictions.
 
-A server is a REST predict endpoint as TensorFlow Serving has it, or an endpoint of the platform.
+A server is a REST predict endpoint of TensorFlow Serving, or an endpoint of the platform.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ TIMEOUT_S = 30.0
 
 # The platform takes 1.5 MB a request.
 _LARGEST_REQUEST, _LARGEST_ANSWER = 1_000_000, 64 << 20
-_SHOWN = 200
+_MAX_REASON_LENGTH = 200
 _ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d+)?/([^\s?#@]*/)?models/[^\s?#@]+")
 
 
-#: Sends instances, in the form of TensorFlow Serving's REST interface, and returns the answer, a list of
-#: objects if all is well, and the id of the deployed model that gave it; "" where the server does not say.
+#: Sends instances, in the form of TensorFlow Serving's REST interface, and returns the predictions, a list of
+#: objects if the server is right, and the id of the deployed model, "" where the server does not name it.
 Server = Callable[[Sequence[Any]], tuple[Any, str]]
 
 
@@ -46,7 +46,7 @@ class Probe:
         words: What differs most; "" where nothing does.
         examples: Number of golden examples that were sent.
         tolerance: Largest difference with which they agree.
-        models: Ids of the deployed models that answered; none where the server does not say.
+        models: Ids of the deployed models that answered; empty where the server does not name them.
     """
 
     difference: float
@@ -65,13 +65,13 @@ class Probe:
         return {"agrees": self.agrees, **asdict(self)}
 
     def __str__(self) -> str:
-        what = f"largest difference {self.difference:.2g} on {self.examples} golden examples"
-        limit = f"tolerance {self.tolerance:g}"
-        return f"{what} ({limit})" + ("" if self.agrees or not self.words else f": {self.words}")
+        largest = f"largest difference {self.difference:.2g} on {self.examples} golden examples"
+        detail = "" if self.agrees or not self.words else f": {self.words}"
+        return f"{largest} (tolerance {self.tolerance:g}){detail}"
 
 
 def probe(server: Server, exported: Path, *, tolerance: float = TOLERANCE) -> Probe:
-    """Sends the golden examples to a server, and compares the answers.
+    """Sends the golden examples to a server, and compares the predictions.
 
     Raises:
         ModelError: When the export has no golden examples.
@@ -82,9 +82,10 @@ def probe(server: Server, exported: Path, *, tolerance: float = TOLERANCE) -> Pr
         raise SettingsError(f"the tolerance must be from 0 to 1, got {tolerance}; 0.01 is a percent")
     export, instances = _read_golden(exported)
     report("probe", f"sending {len(instances)} golden examples")
-    # One by one only where they are too long for one request.
-    together = len(json.dumps(instances)) <= _LARGEST_REQUEST
-    answers = [server(some) for some in ([instances] if together else [[one] for one in instances])]
+    # One by one only where they are too large for one request.
+    fits = len(json.dumps(instances)) <= _LARGEST_REQUEST
+    requests = [instances] if fits else [[instance] for instance in instances]
+    answers = [server(request) for request in requests]
     agreement = compare(export, [row for rows, _ in answers if isinstance(rows, list) for row in rows])
     return Probe(
         difference=agreement.difference,
@@ -96,34 +97,34 @@ def probe(server: Server, exported: Path, *, tolerance: float = TOLERANCE) -> Pr
 
 
 def _read_golden(exported: Path) -> tuple[Export, list[Any]]:
-    """Returns an export and its golden instances, but for those with a number that JSON does not have."""
-    export, named = Export.read(exported), exported / model_store.EXPORT_FILE
+    """Returns an export and its golden instances, without those with a number that JSON does not have."""
+    export, path = Export.read(exported), exported / model_store.EXPORT_FILE
     golden, remedy = export.golden or {}, "validate the model again"
     instances, predictions = golden.get("instances"), golden.get("predictions")
     if not instances or not predictions:
-        raise ModelError(f"{named} has no golden examples; {remedy}")
+        raise ModelError(f"{path} has no golden examples; {remedy}")
     both = (
         isinstance(instances, list) and isinstance(predictions, list) and len(instances) == len(predictions)
     )
     if not both or not all(is_answer(row, export) for row in predictions):
-        raise ModelError(f"the golden examples in {named} are damaged; {remedy}")
-    pairs = [pair for pair in zip(instances, predictions, strict=True) if not _has_none(pair[0])]
+        raise ModelError(f"the golden examples in {path} are damaged; {remedy}")
+    pairs = [pair for pair in zip(instances, predictions, strict=True) if not _contains_none(pair[0])]
     if not pairs:
-        raise ModelError(f"no golden example in {named} has finite numbers only, and JSON has no others")
+        raise ModelError(f"no golden example in {path} has finite numbers only, and JSON has no others")
     sent, expected = zip(*pairs, strict=True)
     return replace(export, golden={"predictions": list(expected)}), list(sent)
 
 
-def _has_none(value: Any) -> bool:
+def _contains_none(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return any(map(_has_none, value.values()))
-    return value is None or (isinstance(value, list) and any(map(_has_none, value)))
+        return any(map(_contains_none, value.values()))
+    return value is None or (isinstance(value, list) and any(map(_contains_none, value)))
 
 
 def rest_server(url: str, *, timeout_s: float = TIMEOUT_S) -> Server:
     """Returns the server of a REST predict endpoint, http(s)://HOST/v1/models/NAME[:predict].
 
-    It is sent no credentials, whatever this machine has for its host, and is not followed elsewhere.
+    It is sent no credentials, not even those that this machine has for its host, and redirects are refused.
 
     Raises:
         SettingsError: When the address is no such endpoint.
@@ -140,7 +141,7 @@ def rest_server(url: str, *, timeout_s: float = TIMEOUT_S) -> Server:
     pool = PoolManager(timeout=Timeout(timeout_s), retries=False)
 
     def server(instances: Sequence[Any]) -> tuple[Any, str]:
-        # Timeouts of a connection begin anew with each byte, and none holds before the answer's status.
+        # A thread, because urllib3's timeout restarts with each byte that it receives.
         done: queue.SimpleQueue[tuple[int, bytes] | Exception] = queue.SimpleQueue()
 
         def post() -> None:
@@ -165,7 +166,7 @@ def rest_server(url: str, *, timeout_s: float = TIMEOUT_S) -> Server:
             raise SettingsError(f"{address!r} names no host; write http://HOST:8501/v1/models/NAME") from None
         except HTTPError as error:
             raise PlatformError(
-                f"{address} is not reached ({type(error).__name__}); is the server running?"
+                f"{address} cannot be reached ({type(error).__name__}); is the server running?"
             ) from None
         return _predictions(address, *found), ""
 
@@ -178,9 +179,9 @@ def _predictions(address: str, status: int, content: bytes) -> Any:
     except (ValueError, RecursionError):
         answer = None
     if status != 200:
-        said = answer.get("error") if isinstance(answer, dict) else None
-        reason = f": {' '.join(str(said).split())[:_SHOWN]}" if said else ""
-        # A server that cannot take the examples serves another model.
+        cause = answer.get("error") if isinstance(answer, dict) else None
+        reason = f": {' '.join(str(cause).split())[:_MAX_REASON_LENGTH]}" if cause else ""
+        # A server that rejects the examples serves another model.
         kind = RunError if status == 400 else PlatformError
         raise kind(f"{address} refuses the golden examples (status {status}){reason}")
     if not isinstance(answer, dict) or "predictions" not in answer:
@@ -189,21 +190,20 @@ def _predictions(address: str, status: int, content: bytes) -> Any:
 
 
 def endpoint_server(name: str, *, api_endpoint: str = "", timeout_s: float = TIMEOUT_S) -> Server:
-    """Returns the server behind an endpoint of the platform.
+    """Returns the server of an endpoint of the platform.
 
-    Requests go to an endpoint as a whole; its traffic decides which deployed model answers, and no request
-    can ask for another.
+    The endpoint's traffic split decides which deployed model answers; a request cannot name one.
 
     Source: googleapis/python-aiplatform#827; PredictRequest has no deployed_model_id, PredictResponse has.
 
     Raises:
-        PlatformError: When the endpoint is not there.
+        PlatformError: When the endpoint does not exist.
         SettingsError: When no model that is deployed to it has traffic.
     """
     platform = Platform.of_resource(name, endpoint=api_endpoint)
     found = call_api(f"read the endpoint {name}", platform.endpoints.get_endpoint, {"name": name})
     if not any(found.traffic_split.get(deployed.id) for deployed in found.deployed_models):
-        raise SettingsError(f"no deployed model of {name} has traffic, by which alone requests go")
+        raise SettingsError(f"no deployed model of {name} has traffic, so none can answer requests")
     # Source: Endpoint.dedicated_endpoint_dns; the shared host does not serve such an endpoint.
     if found.dedicated_endpoint_enabled:
         platform = replace(platform, endpoint=found.dedicated_endpoint_dns)
@@ -216,16 +216,16 @@ def endpoint_server(name: str, *, api_endpoint: str = "", timeout_s: float = TIM
         json_format.ParseDict({"instances": list(instances)}, PredictRequest.pb(request))
         response = call_api(f"ask {name}", platform.predictions.predict, request, timeout_s=timeout_s)
         content = type(response).pb(response)
-        return [_plain(value) for value in content.predictions], content.deployed_model_id
+        return [_to_python(value) for value in content.predictions], content.deployed_model_id
 
     return server
 
 
-def _plain(value: Any) -> Any:
-    """Returns a protobuf Value as a plain one; its own conversion refuses numbers that are not finite."""
+def _to_python(value: Any) -> Any:
+    """Returns a protobuf Value as a Python value; protobuf's conversion refuses non-finite numbers."""
     kind = value.WhichOneof("kind")
     if kind == "list_value":
-        return [_plain(item) for item in value.list_value.values]
+        return [_to_python(item) for item in value.list_value.values]
     if kind == "struct_value":
-        return {name: _plain(item) for name, item in value.struct_value.fields.items()}
+        return {name: _to_python(item) for name, item in value.struct_value.fields.items()}
     return None if kind in (None, "null_value") else getattr(value, kind)

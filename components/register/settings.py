@@ -23,8 +23,8 @@ _ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
 class Deploy:
     """Deployment of a blessed model, after its upload to the Model Registry: [deploy].
 
-    settings/vertex.toml.example explains the fields. `endpoint` is in the region of the run; the models
-    deployed to it before keep the rest of the traffic in their proportions.
+    settings/vertex.toml.example explains the fields. `endpoint` is in the region of the run; models deployed
+    to it before share the rest of the traffic in their proportions.
     """
 
     endpoint: str
@@ -60,8 +60,8 @@ class Deploy:
 class ModelUpload:
     """Upload of a blessed model to the Vertex AI Model Registry: [model_upload].
 
-    `parent_model` "" registers a new model with each upload; with the alias "default" the new version is the
-    one that is deployed where none is named.
+    `parent_model` "" registers a new model with each upload; the alias "default" makes the new version the
+    one that is deployed when no version is named.
     """
 
     display_name: str

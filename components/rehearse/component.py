@@ -16,30 +16,29 @@ def rehearse(
     fingerprint: str = "",
     job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
 ) -> str:
-    """Tries on a few examples what a training job and the tasks after it will do, before it is paid for.
+    """Runs training, export and gate on a few examples, before the training job is paid for.
 
     Args:
         dataset: Dataset directory.
-        job: Nothing is written there; its place is that of this run.
-        training: What is trained, and how: the fields of
-            `components.train.settings.TrainingSettings`.
+        job: Nothing is written there; its path names the directory of this run.
+        training: Model and training: the fields of `components.train.settings.TrainingSettings`.
         gate: When the model is good enough, and where it is published: the fields of
             `components.validate.gate.GateSettings`.
         readers: Replicas that will train; 0 where that is not known.
         parameter_servers: Replicas that will hold the variables.
-        job_directory: Where the job keeps its checkpoints; "" for a directory beside this run's.
-        continue_run: Run whose checkpoints the training goes on from, or their directory; "" begins anew.
-        history_uri: Where runs are remembered; "" remembers none.
-        fingerprint: What the dataset is known by in a cache, as `configure` gives it; "" for nothing.
+        job_directory: Directory for the job's checkpoints; "" for a directory next to this run's.
+        continue_run: Run whose checkpoints the training continues from, or their directory; "" starts anew.
+        history_uri: Directory for the history of runs; "" keeps none.
+        fingerprint: Key of the dataset in the cache, from `configure`; "" for none.
         job_name: Name of the run.
 
     Returns:
-        Where the job keeps its checkpoints, the same in all of its attempts: its base_output_directory.
+        Directory of the job's checkpoints, the same in all of its attempts: its base_output_directory.
     """
-    given = dict(locals())
+    arguments = dict(locals())
     from shardline.trainer.base.progress import exit_on_error
 
     with exit_on_error("rehearse"):
         from shardline.components.rehearse.rehearsal import rehearse_run
 
-        return rehearse_run(**given)
+        return rehearse_run(**arguments)

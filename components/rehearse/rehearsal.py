@@ -1,6 +1,6 @@
-"""Rehearsal on a few examples: one step of training, the saved model, its export, and the gate's judgement.
+"""Rehearsal on a few examples: one step of training, the saved model, its export, and the gate.
 
-What would fail after the cluster has been paid for fails here, with the message that it would have had.
+Errors that would occur after the cluster has been paid for occur here, with the same message.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.manifest import Manifest, Split
 
 _TOPIC = "rehearse"
-#: Examples of each split that are tried, at most.
-_EXAMPLES = 32
-#: Calls of each kind that are timed, of a model that nobody will see.
-_CALLS = 3
-#: What the validation alone measures: with a process of its own, and with the profile of a whole dataset.
-_NOT_HERE = ("golden_difference", "max_difference", "leaked", "constant_labels", "drifted")
+#: Examples of each split that are used, at most.
+_MAX_EXAMPLES = 32
+#: Timed calls of each kind; the latencies are not reported.
+_TIMED_CALLS = 3
+#: Metrics that only the validation measures: with a clean process, and on a whole dataset.
+_NOT_REHEARSED = ("golden_difference", "max_difference", "leaked", "constant_labels", "drifted")
 #: Directories of the job below a run's own.
 _JOBS, _CHECKPOINTS = "jobs", "checkpoints"
 _INDEX = "ckpt-*.index"
@@ -50,20 +50,20 @@ def rehearse_run(
     job_directory: str = "",
     continue_run: str = "",
     job_name: str = "",
-    **known: str,
+    **history: str,
 ) -> str:
-    """Rehearses a run and returns what `component.rehearse` does; the arguments are as there.
+    """Rehearses a run; arguments and result are those of `component.rehearse`.
 
-    Two more may be `known`: `history_uri` and, with it, `fingerprint`.
+    `history` are `history_uri` and `fingerprint`, where a history of runs is kept.
 
     Raises:
-        ShardlineError: As training, export and judgement would, or when an output cannot be written to.
+        ShardlineError: As training, export and gate would, or when an output cannot be written to.
     """
-    base = job_directory or place_of_job(job.uri, job_name)
+    base = job_directory or training_job_directory(job.uri, job_name)
     checked = read(TrainingSettings, training, "training")
     manifest = manifests.load_whole(Path(dataset.path))
-    if known.get("history_uri"):  # also of a run that is refused: the next one need not make it again
-        record_dataset(known["history_uri"], known["fingerprint"], dataset.uri)
+    if history.get("history_uri"):  # before the checks: a refused run leaves the dataset for the next one
+        record_dataset(history["history_uri"], history["fingerprint"], dataset.uri)
     directory = champion_directory(base)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def rehearse_run(
             "another base_output_directory"
         ) from None
     if continue_run:
-        _continue(continue_run, base, job_name, checked)
+        _copy_checkpoints(continue_run, base, job_name, checked)
     rehearse(
         Path(dataset.path),
         checked,
@@ -87,10 +87,10 @@ def rehearse_run(
     return base
 
 
-def place_of_job(job_uri: str, job_name: str) -> str:
-    """Returns the directory of a run's training job: jobs/RUN beside the directory of the run's artifacts.
+def training_job_directory(job_uri: str, job_name: str) -> str:
+    """Returns the directory of a run's training job: jobs/RUN, next to the directory of the run's artifacts.
 
-    An artifact lies in ROOT/PROJECT NUMBER/RUN/TASK/NAME on the platform, in ROOT/RUN/TASK/NAME elsewhere.
+    An artifact is in ROOT/PROJECT NUMBER/RUN/TASK/NAME on the platform, in ROOT/RUN/TASK/NAME elsewhere.
     """
     root, found, _ = job_uri.partition(f"/{job_name}/")
     if not job_name or not found:
@@ -98,27 +98,30 @@ def place_of_job(job_uri: str, job_name: str) -> str:
     return f"{re.sub(r'/[0-9]+$', '', root)}/{_JOBS}/{job_name}"
 
 
-def _continue(run: str, base: str, job_name: str, training: TrainingSettings) -> None:
-    """Copies the checkpoints of another run to where this one's job looks for its own, unless it has some."""
+def _copy_checkpoints(run: str, base: str, job_name: str, training: TrainingSettings) -> None:
+    """Copies the checkpoints of another run to the directory of this run's job, unless that has some."""
     if training.train_options.get("checkpoint_dir"):
         raise SettingsError("continue_run and checkpoint_dir exclude each other; leave one of them out")
     if "/" not in run and job_name not in base:
         raise SettingsError(
-            f"{base} does not tell runs apart; give the directory of the checkpoints of {run}"
+            f"{base} is the same for all runs; give the directory of the checkpoints of {run}"
         )
-    given = local_path(run if "/" in run else base.replace(job_name, run))
-    source = next((place for place in (given, given / _CHECKPOINTS) if any(place.glob(_INDEX))), None)
+    directory = local_path(run if "/" in run else base.replace(job_name, run))
+    candidates = directory, directory / _CHECKPOINTS
+    source = next((path for path in candidates if any(path.glob(_INDEX))), None)
     if source is None:
-        raise SettingsError(f"there are no checkpoints of the run {run} in {given}; leave out continue_run")
+        raise SettingsError(
+            f"there are no checkpoints of the run {run} in {directory}; leave out continue_run"
+        )
     own = local_path(base) / _CHECKPOINTS
     if not any(own.glob(_INDEX)):
         own.mkdir(exist_ok=True)
-        # The index comes last, which completes a checkpoint; whose it is stands in run.json.
+        # The index, which completes a checkpoint, is copied last; run.json names the run of the checkpoints.
         paths = [*source.glob("ckpt-*"), *source.glob("run.json")]
         for path in sorted(paths, key=lambda path: path.match(_INDEX)):
             with files.replacing(own / path.name) as temporary:
                 shutil.copyfile(path, temporary)
-    progress.report(_TOPIC, f"the training goes on from the checkpoints in {source}")
+    progress.report(_TOPIC, f"the training continues from the checkpoints in {source}")
 
 
 def rehearse(
@@ -132,9 +135,9 @@ def rehearse(
 ) -> None:
     """Trains for one step on a few examples, and exports and judges the model, in a temporary directory.
 
-    Checkpoints are neither read nor written; the champion is measured on the few examples. `readers` replicas
-    will train, 0 where that is not known. The `manifest` is given where the dataset is known to be whole.
-    Raises ShardlineError as training, export and judgement would.
+    Checkpoints are neither read nor written; the champion is measured on the same examples. `readers` is the
+    number of replicas that will train, 0 if not known. `manifest` is that of a dataset already checked to be
+    complete. Raises ShardlineError as training, export and gate would.
     """
     from shardline.trainer import task
     from shardline.trainer.keras_compat import tensorflow_internals
@@ -154,14 +157,14 @@ def rehearse(
     if readers:
         hosts, servers = ("replica",) * readers, ("server",) * parameter_servers
         cluster = ClusterConfig(hosts=hosts if readers > 1 or servers else (), ps_hosts=servers)
-        # Whether there are GPUs for NCCL, the replicas will see.
-        asked = settings if settings.communication != "nccl" else replace(settings, communication="auto")
-        choose(asked, cluster)
-    progress.report(_TOPIC, f"one step of {training.model}, its export and its judgement on a few examples")
+        # Whether there are GPUs for NCCL is checked by the replicas.
+        checked = settings if settings.communication != "nccl" else replace(settings, communication="auto")
+        choose(checked, cluster)
+    progress.report(_TOPIC, f"one step of {training.model}, its export and its verdict on a few examples")
     with tempfile.TemporaryDirectory(prefix="shardline-rehearsal-") as scratch:
         few, model = Path(scratch, "dataset"), Path(scratch, "model")
         sample = write_sample(dataset, manifest, few)
-        with progress.sink(lambda event: None):  # of a model that nobody will see
+        with progress.sink(lambda event: None):  # the reports are about a temporary model
             task.run(_one_step(settings, few, model, sample))
             _judge(model, few, sample, training.model, gate)
     progress.report(
@@ -170,7 +173,7 @@ def rehearse(
 
 
 def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: GateSettings) -> None:
-    """Exports a model, measures the export and the champion, and refuses rules that cannot be judged."""
+    """Exports a model, measures the export and the champion, and raises for rules that cannot be judged."""
     from shardline.components.validate.evaluate import Examples, measure
     from shardline.components.validate.export.formats import measure_formats
     from shardline.components.validate.gate.champion import ChampionEvaluation, evaluate_champion
@@ -186,21 +189,21 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     export, loaded = export_trained(
         model / MODEL_FILE, examples, out, formats=gate.formats, model_function=function, settings=None
     )
-    few: dict[str, Any] = {"min_slice": 1, "calls": _CALLS}
+    few: dict[str, Any] = {"min_slice": 1, "calls": _TIMED_CALLS}
     measured = measure(out / SAVED_MODEL, examples, loaded=loaded, **few)
     measured = measure_formats(out, export.formats or (), examples, measured)
-    challenge = ChampionEvaluation(measured.evaluation)
+    champion = ChampionEvaluation(measured.evaluation)
     if gate.champion_uri:
-        challenge = evaluate_champion(measured, gate.champion_uri, examples, **few)
-        wanted = any(rule.reference == "champion" and rule.operator != OFF for rule in rules.rules)
-        if wanted and challenge.absence and not challenge.absence.first:
-            raise ModelError(f"the champion cannot be compared with: {challenge.absence.text}")
-    # On so few examples a class may be missing, or a model of one step give no number.
-    missing = any(0 in found.counts for found in examples.split.labels.values())
-    if missing or challenge.evaluation.metrics.get("non_finite"):
+        champion = evaluate_champion(measured, gate.champion_uri, examples, **few)
+        needed = any(rule.reference == "champion" and rule.operator != OFF for rule in rules.rules)
+        if needed and champion.absence and not champion.absence.first:
+            raise ModelError(f"the champion cannot be compared with: {champion.absence.text}")
+    # A class may be missing in so few examples, or the outputs after one step not be finite.
+    missing = any(0 in tally.counts for tally in examples.split.labels.values())
+    if missing or champion.evaluation.metrics.get("non_finite"):
         return
-    for rule in judge(challenge.evaluation, rules, absence=challenge.absence).rules:
-        if rule.note == NOT_MEASURED and rule.metric not in _NOT_HERE:
+    for rule in judge(champion.evaluation, rules, absence=champion.absence).rules:
+        if rule.note == NOT_MEASURED and rule.metric not in _NOT_REHEARSED:
             raise SettingsError(f"the rule {rule.rule!r} can never be judged: {rule.metric} is not measured")
 
 
@@ -216,7 +219,7 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
     out.mkdir()
     splits = {}
     for name in manifest.splits:
-        examples = take_samples(manifest, dataset, _EXAMPLES, [name])
+        examples = take_samples(manifest, dataset, _MAX_EXAMPLES, [name])
         parsed = [parse(example) for example in examples]
         path = out / f"{name}-00000-of-00001.tfrecord"
         with tf.io.TFRecordWriter(str(path)) as writer:
@@ -233,7 +236,7 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
 
 
 def _one_step(settings: TrainSettings, dataset: Path, model: Path, sample: Manifest) -> TrainSettings:
-    """Returns the settings of the rehearsed training: those of the job, but for its size and its places."""
+    """Returns the settings of the rehearsed training: those of the job with other size and directories."""
     records = sample.splits["train"].records
     return replace(
         settings,

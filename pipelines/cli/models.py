@@ -302,20 +302,20 @@ def _tell(present: Version, as_json: bool) -> None:
 
 def _row(item: Version, mark: str) -> tuple[str, ...]:
     created = item.created.removesuffix("+00:00").replace("T", " ")
-    note = "" if item.been_champion else _NEVER
+    note = "" if item.was_champion else _NEVER
     if not item.blessed:
         note = f"blocked by the gate{f', promoted all the same: {item.override}' if item.override else ''}"
     return mark, item.version, item.quality, created, item.by, item.run, note
 
 
 def _facts(directory: str, version: Version) -> dict[str, str]:
-    from shardline.components.model_store.champions import read_export, where
+    from shardline.components.model_store.champions import read_export, version_location
 
     export, commit = read_export(directory, version), version.commit
     # The first metrics are those of quality; `list --json` has all.
     metrics = [f"{name} {value:.4g}" for name, value in version.metrics.items() if value is not None]
     known = {
-        "path": where(directory, version.version),
+        "path": version_location(directory, version.version),
         "quality": version.quality,
         "metrics": ", ".join(metrics[:8]),
         "dataset": version.fingerprint,
@@ -325,7 +325,7 @@ def _facts(directory: str, version: Version) -> dict[str, str]:
         "verdict": version.verdict,
         "override": version.override,
         "committed": f"{commit.how} {commit.at} by {commit.by}" if commit.how else _NEVER,
-        "replaced": version.previous or "nothing" if version.been_champion else "",
+        "replaced": version.previous or "nothing" if version.was_champion else "",
         "parameters": f"{export.parameters:,}",
         "size": f"{export.bytes / 1e6:.1f} MB",
         "revision": export.git_revision or "unknown",

@@ -237,7 +237,7 @@ def test_a_directory_in_a_bucket_is_promoted_without_a_mount(champion, storage, 
     place.put(exported, "exported")
     champion.mkdir(parents=True)
 
-    answer("promote", champion, place.where("exported"))
+    answer("promote", champion, place.location("exported"))
 
     assert contents(champion / current(champion).path) == contents(exported)
 
@@ -250,7 +250,10 @@ def test_a_blocked_model_needs_a_reason_which_is_kept_and_shown(shelf, tmp_path)
     for override in ([], ["--override", " "]):
         done = invoke("promote", shelf, blocked, *override)
         assert done.exit_code == 2
-        assert "is not blessed (accuracy 0.9 is not >= 0.95); give --override REASON" in done.output
+        assert (
+            "is not blessed (accuracy 0.9 is not >= 0.95); to make it the champion anyway, give"
+            in done.output
+        )
     assert (current(shelf), len(complete_versions(shelf))) == (first, 1)
 
     promoted = answer("promote", shelf, blocked, "--override", "the labels were wrong")

@@ -201,11 +201,13 @@ def test_a_record_that_is_gone_damaged_or_of_an_earlier_release_is_no_first_run(
 
     actions = (current, lambda of: publish(exported, of, **NEXT), lambda of: promote(of, first.version))
     for use in (*actions, lambda of: prune(of, 0), champions.check_champion):
-        with pytest.raises(ModelError, match=f"champion promote ANOTHER {place.where('versions')}/VERSION/"):
+        with pytest.raises(
+            ModelError, match=f"champion promote ANOTHER {place.location('versions')}/VERSION/"
+        ):
             use(shelf)
     other = tmp_path / "other"
     other.mkdir()
-    assert promote(other, place.where(first.path) + "/").fingerprint == first.fingerprint
+    assert promote(other, place.location(first.path) + "/").fingerprint == first.fingerprint
 
 
 def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +240,7 @@ def test_a_version_says_which_service_account_has_published_it() -> None:
     for email, expected in ((account, account), ("default", f"@{socket.gethostname()}")):
         credentials = SimpleNamespace(service_account_email=email)
         shelf._objects._client.__dict__["api"] = SimpleNamespace(_credentials=credentials)
-        assert shelf.who().endswith(expected)
+        assert shelf.author().endswith(expected)
 
 
 PUBLISHER = """
@@ -433,7 +435,7 @@ def test_a_file_system_without_locks_is_refused_before_anything_is_trained(
 def test_a_lock_that_is_never_given_back_is_waited_for_no_longer_than_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(backends, "_LOCK_TIMEOUT_S", 0.1)
     publish_next(write_export(tmp_path / "model"), tmp_path / "shelf")
     with (tmp_path / "shelf" / ".lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -109,7 +109,7 @@ def test_a_server_that_fails_is_one_line(server, exported, status, body, code, w
         ("middle", "gave no answer for 0.3 s"),
         ("bytes", "gave no answer for 0.3 s"),
         ("continue", "gave no answer for 0.3 s"),
-        ("drops", "is not reached (ProtocolError)"),
+        ("drops", "cannot be reached (ProtocolError)"),
     ],
 )
 def test_a_server_that_hangs_is_left_in_time(server, exported, hangs, words):
@@ -143,7 +143,9 @@ def test_a_server_that_is_not_there_is_one_line(exported):
     result = probe("http://127.0.0.1:9/v1/models/digits", exported)
 
     assert result.exit_code == 3
-    assert "http://127.0.0.1:9/v1/models/digits:predict is not reached (NewConnectionError)" in error(result)
+    assert "http://127.0.0.1:9/v1/models/digits:predict cannot be reached (NewConnectionError)" in error(
+        result
+    )
 
 
 def test_no_password_of_this_machine_is_sent(server, exported, tmp_path, monkeypatch):

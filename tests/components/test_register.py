@@ -156,7 +156,7 @@ def test_the_component_ends_with_one_line_and_exit_code_2(champion, tmp_path, ev
 def test_a_model_that_lost_the_race_may_be_served(exported, champion, tmp_path):
     publish(write_export(tmp_path / "other"), champion, quality="accuracy 0.9000")
 
-    with pytest.raises(ModelError, match=r"; an endpoint to which this run has deployed it serves it$"):
+    with pytest.raises(ModelError, match=r"; if this run deployed it, the endpoint serves it$"):
         register_model(exported, 0.97, str(champion))
 
 

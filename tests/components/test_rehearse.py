@@ -9,7 +9,7 @@ from kfp import dsl
 
 from shardline.components.configure import changes
 from shardline.components.rehearse import rehearsal
-from shardline.components.rehearse.rehearsal import place_of_job, rehearse, rehearse_run
+from shardline.components.rehearse.rehearsal import rehearse, rehearse_run, training_job_directory
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.trainer.base import progress
@@ -113,7 +113,7 @@ def test_a_champion_that_cannot_be_read_is_found_before_the_training_not_after_i
 
 def test_a_rule_that_the_few_examples_cannot_answer_is_left_to_the_validation(dataset, monkeypatch):
     """Without an example of some class there is no ROC curve, which says nothing of all examples."""
-    monkeypatch.setattr(rehearsal, "_EXAMPLES", 2)
+    monkeypatch.setattr(rehearsal, "_MAX_EXAMPLES", 2)
 
     rehearse(dataset, training(), GateSettings(rules=("roc_auc >= 0.7",)))
 
@@ -151,12 +151,12 @@ def test_a_run_is_continued_from_a_copy_of_the_checkpoints_of_another(dataset, t
 
 def test_the_place_of_a_job_is_the_same_for_all_attempts_of_a_run():
     """The platform puts the number of the project and of the task's attempt into the artifact's place."""
-    first = place_of_job("gs://b/runs/123456/retrain-7/rehearse_-52/job", "retrain-7")
+    first = training_job_directory("gs://b/runs/123456/retrain-7/rehearse_-52/job", "retrain-7")
 
     assert first == "gs://b/runs/jobs/retrain-7"
-    assert place_of_job("gs://b/runs/123456/retrain-7/rehearse_99/job", "retrain-7") == first
+    assert training_job_directory("gs://b/runs/123456/retrain-7/rehearse_99/job", "retrain-7") == first
     with pytest.raises(RunError, match="in no directory of the run 'retrain-8'"):
-        place_of_job("gs://b/runs/123456/retrain-7/rehearse_99/job", "retrain-8")
+        training_job_directory("gs://b/runs/123456/retrain-7/rehearse_99/job", "retrain-8")
 
 
 def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path, said, monkeypatch):

@@ -115,14 +115,14 @@ def test_traffic_moves_after_a_probe_that_nobody_else_sees(
     assert splits(services, new)[0] == {"new": 10, "5": 54, "6": 36}
     assert ids(services) == ["5", "6", "8", new]
     assert list(services.endpoints) == [ENDPOINT]
-    assert "kept without traffic, at the price of machines: 8" in said
+    assert "kept without traffic, at the cost of machines: 8" in said
     machines = services.endpoints[ENDPOINT].deployed_models[-1].dedicated_resources
     assert machines.machine_spec.machine_type == "n1-standard-2"
 
 
 def test_a_model_that_answers_otherwise_never_gets_traffic(services: FakeServices, tmp_path: Path) -> None:
     services.serving.serve = lambda endpoint, model, instances: wrong(instances)
-    with pytest.raises(RunError, match=r"does not answer as it did when it was judged: .* instead of"):
+    with pytest.raises(RunError, match=r"does not answer as it did in validation: .* instead of"):
         deploy(tmp_path)
 
     assert splits(services, "") == []

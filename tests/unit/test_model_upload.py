@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from shardline.components.register.deployment import (
-    describe,
-    lay_out,
+    copy_saved_model,
+    describe_model,
 )
 from shardline.components.register.settings import ModelUpload
 from shardline.pipelines import settings
@@ -59,8 +59,8 @@ def test_what_is_wrong_is_said(tmp_path, table, message):
 
 def test_the_model_is_the_first_version_of_its_base_path(tmp_path):
     exported = write_export(tmp_path / "exported")
-    lay_out(exported, tmp_path / "serving")
-    lay_out(exported, tmp_path / "serving")  # the task is tried again
+    copy_saved_model(exported, tmp_path / "serving")
+    copy_saved_model(exported, tmp_path / "serving")  # the task is tried again
 
     assert [path.name for path in (tmp_path / "serving").iterdir()] == ["1"]
     assert contents(tmp_path / "serving" / "1") == contents(exported / "saved_model")
@@ -72,7 +72,7 @@ def test_half_an_export_is_not_uploaded(tmp_path, missing):
     (exported / missing).rename(tmp_path / "elsewhere")
 
     with pytest.raises(ModelError, match=f"no {missing} in .*; validate the model again"):
-        lay_out(exported, tmp_path / "serving")
+        copy_saved_model(exported, tmp_path / "serving")
     assert not (tmp_path / "serving").exists()
 
 
@@ -80,12 +80,12 @@ def test_a_place_that_cannot_be_written_to_is_said(tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(RunError, match=r"cannot copy to .*: Not a directory; upload the model again"):
-        lay_out(write_export(tmp_path / "exported"), tmp_path / "file" / "serving")
+        copy_saved_model(write_export(tmp_path / "exported"), tmp_path / "file" / "serving")
 
 
 def test_the_description_says_what_was_measured_and_can_be_pasted_into_json(tmp_path):
     exported = write_export(tmp_path / "exported")
     (exported / "export.json").write_text('{"fingerprint": "sha256:abc", "parameters": 12345}')
 
-    description = describe(exported, 'recall of "\\☃" 0.97')
+    description = describe_model(exported, 'recall of "\\☃" 0.97')
     assert json.loads(f'"{description}"') == 'recall of "\\☃" 0.97, 12,345 parameters, dataset sha256:abc'

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardline.components.configure.changes import describe_changes, read_latest
-from shardline.components.model_store import Export, Measured, champions, read_part
+from shardline.components.model_store import EvaluationSummary, Export, champions, read_part
 from shardline.components.model_store.catalog import Version
 from shardline.components.preprocess.inspect.profile import summarize
 from shardline.components.runs.directory import read_local_record
@@ -119,7 +119,7 @@ def publish(place: Path, content: Any) -> Any:
 
 def evaluate(place: Path, content: Any) -> Any:
     write(place / "evaluation.json", content)
-    return read_part(place, "evaluation.json", Measured).metrics
+    return read_part(place, "evaluation.json", EvaluationSummary).metrics
 
 
 def read_history(place: Path, content: Any) -> Any:

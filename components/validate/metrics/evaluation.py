@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from shardline.components import text
-from shardline.components.model_store import Measured
+from shardline.components.model_store import EvaluationSummary
 from shardline.trainer.data.features import CLASS
 
 #: A value's 95 % interval: its lower and its upper end.
@@ -172,7 +172,7 @@ class Converted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Measured):
+class Evaluation(EvaluationSummary):
     """All measurements of an exported model, on every example of a split once.
 
     With several labels, `parts` has an evaluation of each, and the metrics have the label's name before
