@@ -1,4 +1,4 @@
-"""Local SGD: workers go their own ways between two averages, and end with the same weights."""
+"""Local SGD: workers train apart between two averages, and end with the same weights."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Callbacks on two workers: what one of them decides holds for all, and each runs where it should."""
+"""Callbacks on two workers: a decision of one holds for all, and each runs where it should."""
 
 import json
 
@@ -163,7 +163,7 @@ def sleeper():
 
 
 @pytest.mark.matrix  # takes seconds; of one process test_watchdog asks for the same
-def test_a_run_that_stands_still_ends_and_says_where_each_replica_waits(dataset, tmp_path):
+def test_a_run_that_hangs_ends_and_names_where_each_replica_waits(dataset, tmp_path):
     codes, outputs = finish(start(dataset, tmp_path, "sleeper", "--stall-timeout", 10))
 
     assert codes == [EXIT_FAILED] * 2, outputs

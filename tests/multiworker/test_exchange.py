@@ -1,4 +1,4 @@
-"""Two processes train as one with twice the batch, whatever the optimizer does with the gradients."""
+"""Gradient exchange: two processes train as one with twice the batch, for every use of an optimizer."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`shardline.fit` on several processes: one's result, exact resume, and mistakes that end all of them."""
+"""`shardline.fit` on several processes: the same result, exact resume, and errors that end all of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def start(
     out: Path, case: str, count: int = 2, *, environ: Mapping[str, str] | None = None, **options: Any
 ) -> Any:
     given = [f"{name}={json.dumps(value)}" for name, value in options.items()]
-    return replicas.start(["-m", "tests.helpers.fits", case, str(out), *given], count, environ=environ)
+    return replicas.start(
+        ["-m", "tests.helpers.fit_programs", case, str(out), *given], count, environ=environ
+    )
 
 
 def finish(processes: Any, seconds: float = 180) -> tuple[list[int], list[str]]:
@@ -111,7 +113,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
 
 
 @pytest.mark.parametrize("victim", ["chief-0", pytest.param("worker-0", marks=pytest.mark.matrix)])
-def test_what_was_killed_goes_on_to_the_bit(
+def test_a_killed_run_resumes_bit_for_bit(
     tmp_path: Path, undisturbed: list[dict[str, Any]], victim: str
 ) -> None:
     codes, outputs = finish(start(tmp_path, "killed", kill=victim))
@@ -181,7 +183,8 @@ def test_workers_alone_and_parameter_servers(tmp_path: Path) -> None:
         codes, outputs = finish(
             [
                 replicas.start_one(
-                    ["-m", "tests.helpers.fits", "plain", str(out)], {"cluster": cluster, "task": task}
+                    ["-m", "tests.helpers.fit_programs", "plain", str(out)],
+                    {"cluster": cluster, "task": task},
                 )
                 for task in tasks
             ]
@@ -201,7 +204,7 @@ def test_a_cluster_resolver_takes_the_place_of_tf_config(tmp_path: Path) -> None
         "SLURM_STEP_TASKS_PER_NODE": "2",
         "PORT": str(port),
     }
-    arguments = ["-m", "tests.helpers.fits", "plain", str(tmp_path)]
+    arguments = ["-m", "tests.helpers.fit_programs", "plain", str(tmp_path)]
     codes, outputs = finish(
         [
             replicas.start_one(arguments, None, {**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})

@@ -1,4 +1,4 @@
-"""The programs in examples/fit: two processes train as one, and what was killed goes on to the bit."""
+"""Programs in examples/fit: two processes train as one, and a killed run resumes bit for bit."""
 
 from __future__ import annotations
 

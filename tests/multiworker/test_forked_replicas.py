@@ -1,4 +1,4 @@
-"""Replicas that are forked from a process with TensorFlow loaded train as those that load it themselves."""
+"""Replicas forked from a process that has loaded TensorFlow train as those that load it themselves."""
 
 from __future__ import annotations
 

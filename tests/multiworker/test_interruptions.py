@@ -1,4 +1,4 @@
-"""Replicas that are told to stop, or killed, at any step: the job goes on with the very next example."""
+"""Replicas that are stopped or killed at any step: the job continues with the very next example."""
 
 import json
 

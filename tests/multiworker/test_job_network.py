@@ -1,4 +1,4 @@
-"""TensorFlow's servers of a running local job, looked at from outside."""
+"""Network of a running local job: TensorFlow's servers, seen from outside."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def test_no_server_of_a_job_is_reached_from_outside(serving: set[int], output: P
 
 
 @pytest.mark.parametrize("serving", [("self", "--replicas", "2", "--network", "host")], indirect=True)
-def test_in_the_machines_network_they_are_reached_and_it_is_said(serving: set[int], output: Path) -> None:
+def test_in_the_network_of_the_machine_they_are_reachable_and_reported(
+    serving: set[int], output: Path
+) -> None:
     by_port = {int(place.rpartition(":")[2]) for place in open_from_outside(serving)}
     assert by_port == serving
     (said,) = [line for line in output.read_text().splitlines() if "warning" in line]

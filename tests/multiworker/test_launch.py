@@ -83,7 +83,7 @@ def loss_of_one(tmp_path_factory: pytest.TempPathFactory) -> float:
         (15, 0, r"(?s)for at most 20 s\n.* asks .*; all replicas start again \(preemption 1 of 6\)"),
     ],
 )
-def test_a_program_that_fits_goes_on_where_it_was_ended(
+def test_a_program_that_fits_resumes_where_it_was_ended(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

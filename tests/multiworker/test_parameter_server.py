@@ -1,4 +1,4 @@
-"""A chief, workers and parameter servers as real processes: exact counts, and what each one's death means."""
+"""Chief, workers and parameter servers as real processes: exact counts, and the effect of a lost one."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a process says about peers that are missing, gone or in the way."""
+"""Peers: what a process reports when peers are missing or lost, or its port is in use."""
 
 import os
 import signal
@@ -46,8 +46,8 @@ with progress.exit_on_error("train"):
 @pytest.fixture
 def pair(request, tmp_path):
     """Two processes that sum, over TensorFlow or the ring, until there is a file `end`."""
-    timeout, way = request.param
-    processes = replicas.start(["-c", PROGRAM, timeout, str(tmp_path / "end"), way], 2)
+    timeout, transport = request.param
+    processes = replicas.start(["-c", PROGRAM, timeout, str(tmp_path / "end"), transport], 2)
     for process in processes:
         lines = []
         while "together\n" not in lines:
@@ -59,7 +59,7 @@ def pair(request, tmp_path):
         process.communicate()
 
 
-def assert_says_who_is_lost(process, name, within):
+def assert_names_the_lost_peer(process, name, within):
     output = process.communicate(timeout=within)[0]
     assert process.returncode == 1
     assert f"train: error: lost {name} (127.0.0.1:" in output
@@ -74,11 +74,11 @@ def assert_says_who_is_lost(process, name, within):
     ],
     indirect=["pair"],
 )
-def test_a_peer_that_dies_is_named_at_once(pair, dead, name):
-    """Whatever the patience with one that is silent."""
+def test_a_killed_peer_is_named_at_once(pair, dead, name):
+    """Independent of the peer_timeout."""
     os.kill(pair[dead].pid, signal.SIGKILL)
 
-    assert_says_who_is_lost(pair[1 - dead], name, within=20)
+    assert_names_the_lost_peer(pair[1 - dead], name, within=20)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_a_peer_that_dies_is_named_at_once(pair, dead, name):
     ],
     indirect=["pair"],
 )
-def test_a_peer_that_stands_still_for_too_long_is_named(pair, still, name):
+def test_a_peer_that_hangs_for_too_long_is_named(pair, still, name):
     """After the time that is set, and not after TensorFlow's own 10 s."""
     os.kill(pair[still].pid, signal.SIGSTOP)
 
-    assert_says_who_is_lost(pair[1 - still], name, within=60)
+    assert_names_the_lost_peer(pair[1 - still], name, within=60)
 
 
 @pytest.mark.matrix  # takes seconds; that the time is the one that is set shows above
@@ -102,7 +102,7 @@ def test_a_peer_that_stands_still_for_too_long_is_named(pair, still, name):
     [(("60", "tensorflow"), 0), (("60", "tensorflow"), 1), (("60", "ring"), 1)],
     indirect=["pair"],
 )
-def test_a_standstill_is_survived(pair, still, tmp_path):
+def test_a_short_pause_is_survived(pair, still, tmp_path):
     """One that is longer than TensorFlow's own 10 s."""
     os.kill(pair[still].pid, signal.SIGSTOP)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -129,7 +129,7 @@ def test_replicas_with_other_flags_end_before_they_train(tmp_path):
     assert "chief-0 has --per-replica-batch-size 16, worker-0 has 8: all replicas take the same" in outputs[1]
 
 
-def test_a_replica_without_its_accelerators_waits_for_nobody(tmp_path):
+def test_a_replica_without_its_accelerators_ends_at_once(tmp_path):
     """Here there is no GPU, and the other process never starts."""
     arguments = ["-m", "shardline.trainer.task", "--dataset", str(tmp_path), "--model", "mnist_cnn"]
     arguments += ["--model-dir", str(tmp_path / "out")]

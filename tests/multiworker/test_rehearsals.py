@@ -1,4 +1,4 @@
-"""Jobs that lose each kind of replica on the way, as a user rehearses it: every example once all the same."""
+"""Rehearsed jobs that lose each kind of replica: every example is trained once all the same."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Callbacks: what they remember survives an interruption, and those that a user brings are checked."""
+"""Callbacks: their state survives an interruption, and those of a user are checked."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Checkpoint files: written beside the training, whole or not at all, read only when undamaged."""
+"""Checkpoint files: written during training, whole or not at all, and read only when undamaged."""
 
 import os
 import shutil
@@ -55,7 +55,7 @@ def in_a_child(script, directory):
     )
 
 
-def test_what_is_saved_is_read_and_the_oldest_go(tmp_path):
+def test_checkpoints_are_read_back_and_the_oldest_are_removed(tmp_path):
     written = save(tmp_path, 1, 2, 10, keep=2)
 
     assert written.steps() == [2, 10]
@@ -70,7 +70,7 @@ def test_what_is_saved_is_read_and_the_oldest_go(tmp_path):
     )
 
 
-def test_all_others_than_the_chief_only_read(tmp_path):
+def test_only_the_chief_writes(tmp_path):
     reader = save(tmp_path, 5, write=False)
     assert os.listdir(tmp_path) == []
     assert reader.restore() is None
@@ -107,8 +107,8 @@ def test_a_process_that_was_thought_dead_writes_no_more(tmp_path):
     new.check_writer()
 
 
-def test_who_takes_over_and_who_was_writing_keep_apart(tmp_path, monkeypatch):
-    """The new one removes what is being written; that is no full disk, and its own files stay."""
+def test_a_process_that_takes_over_and_the_previous_writer_do_not_mix_files(tmp_path, monkeypatch):
+    """The new one removes what is being written; which is not a full disk, and its own files stay."""
     old = save(tmp_path, 1)
     sync, taken = store.files.sync, []
 
@@ -136,7 +136,7 @@ def cut_short(path):
 
 
 @pytest.mark.parametrize("damage", [replaced_by_a_directory, cut_short])
-def test_a_writer_file_that_cannot_be_read_for_a_moment_is_read_again(tmp_path, monkeypatch, damage):
+def test_reading_the_writer_file_is_retried(tmp_path, monkeypatch, damage):
     written = save(tmp_path, 1)
     path = tmp_path / "writer.json"
     shutil.copy(path, tmp_path / "kept.json")
@@ -238,7 +238,7 @@ def test_without_its_index_a_checkpoint_does_not_exist(tmp_path, said):
     assert said == []
 
 
-def test_when_all_are_damaged_the_run_begins_anew(tmp_path, said):
+def test_when_all_are_damaged_the_run_starts_over(tmp_path, said):
     save(tmp_path, 1, 2)
     for steps in (1, 2):
         truncate(tmp_path / f"ckpt-{steps}")

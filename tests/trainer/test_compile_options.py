@@ -1,4 +1,4 @@
-"""What a model asks of `compile`, and settings of its optimizer: done, or refused before training."""
+"""Options of `compile` and settings of the optimizer: applied, or refused before training."""
 
 from types import SimpleNamespace
 
@@ -157,7 +157,7 @@ def test_what_settings_ask_of_an_optimizer_that_cannot_is_refused(dataset, optim
         (losses.subclassed(losses.ByHand), False),
     ],
 )
-def test_a_loss_that_takes_a_batch_as_one_is_found(build, differs):
+def test_a_loss_that_couples_examples_is_detected(build, differs):
     random = np.random.default_rng(0)
     x, y = (random.normal(size=(16, width)).astype("float32") for width in (6, 1))
     batch = (tf.constant(x), tf.constant(y), tf.constant(np.arange(16.0, dtype="float32")))
@@ -169,7 +169,7 @@ def test_a_loss_that_takes_a_batch_as_one_is_found(build, differs):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
-def test_layers_that_normalize_by_their_part_of_a_batch_are_found():
+def test_layers_that_normalize_over_the_batch_are_detected():
     normalization = keras.layers.BatchNormalization
     inner = keras.Sequential(
         [keras.Input((2,)), normalization(name="inside"), normalization(synchronized=True)]

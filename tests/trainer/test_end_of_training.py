@@ -1,4 +1,4 @@
-"""The end of an epoch and of a run: what is saved when, and that the metrics are those of the saved model."""
+"""End of an epoch and of a run: when what is saved, and that the metrics are those of the saved model."""
 
 import json
 

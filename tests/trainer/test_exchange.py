@@ -1,4 +1,4 @@
-"""Gradient exchange on one replica: nothing changes but that an optimizer may be built late."""
+"""Gradient exchange on one replica: it changes nothing, except that an optimizer may be built late."""
 
 import keras
 import numpy as np

@@ -308,7 +308,7 @@ def test_lists_of_a_sequence_are_several_inputs_too():
     check_alike(fitted(listed_inputs, Listed()), theirs)
 
 
-def test_an_epoch_of_some_steps_goes_on_in_the_next_pass():
+def test_an_epoch_of_some_steps_continues_in_the_next():
     """Keras cuts the epoch short where the data ends, with a warning, and begins with a new pass."""
     ours = fitted(line, as_dataset(numbers)(), steps_per_epoch=3, epochs=4)
     check_alike(ours, fitted_by_keras(line, repeated(), steps_per_epoch=3, epochs=4))

@@ -1,4 +1,4 @@
-"""Callbacks given to `shardline.fit` see and do what `keras.Model.fit` lets them see and do."""
+"""Callbacks passed to `shardline.fit` see and do the same as with `keras.Model.fit`."""
 
 from __future__ import annotations
 

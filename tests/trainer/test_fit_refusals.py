@@ -1,4 +1,4 @@
-"""What `shardline.fit` cannot train is refused in one line that says what to do."""
+"""Refusals of `shardline.fit`: one line that says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training by `shardline.fit` that is cut and called again is, to the bit, one that was never cut."""
+"""An interrupted training by `shardline.fit`, called again, is bit for bit one that was never interrupted."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def check_states(ours: keras.callbacks.History, whole: keras.callbacks.History) 
         ("plateau", 8),
     ],
 )
-def test_a_run_cut_by_its_number_of_steps_goes_on(run, steps, whole, tmp_path):
+def test_a_run_cut_by_its_number_of_steps_resumes(run, steps, whole, tmp_path):
     cut = train(run, tmp_path, max_steps=steps)
     assert int(cut.model.optimizer.iterations) == steps
     ours = train(run, tmp_path)
@@ -131,7 +131,7 @@ def test_a_run_cut_by_its_number_of_steps_goes_on(run, steps, whole, tmp_path):
         ("none", 1),
     ],
 )
-def test_a_run_that_was_asked_to_stop_goes_on(run, step, whole, tmp_path):
+def test_a_run_that_was_asked_to_stop_resumes(run, step, whole, tmp_path):
     with pytest.raises(RestartError, match=f"a checkpoint was saved at step {step}; start the same"):
         train(run, tmp_path, [Terminated(step)])
     check(train(run, tmp_path, [Terminated(0)]), whole(run))
@@ -194,7 +194,7 @@ class Noise(keras.layers.Layer):
     ("layer", "directory", "said"),
     [(Noise, True, 1), (Noise, False, 0), (lambda: keras.layers.GaussianNoise(0.1), True, 0)],
 )
-def test_random_numbers_that_no_checkpoint_holds_are_said(layer, directory, said, tmp_path, capsys):
+def test_random_numbers_outside_checkpoints_are_reported(layer, directory, said, tmp_path, capsys):
     def build() -> keras.Model:
         model = keras.Sequential([keras.Input((WIDTH,)), layer(), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
@@ -212,7 +212,7 @@ ALWAYS = {"wgan_gp", "metric_learning"}
 @pytest.mark.parametrize(
     "name", with_matrix({name: name for name in own_steps.PROGRAMS}, own_steps.PROGRAMS.keys() - ALWAYS)
 )
-def test_a_model_that_its_own_step_has_built_goes_on(name, tmp_path):
+def test_a_model_built_by_its_own_step_resumes(name, tmp_path):
     program = own_steps.PROGRAMS[name]
 
     def fit(directory: Path | None, **options: Any) -> keras.callbacks.History:

@@ -1,4 +1,4 @@
-"""What a compiled model takes and gives: the form of its labels, and what its outputs are."""
+"""Interface of a compiled model: the form of its labels, and the meaning of its outputs."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Each workaround for Keras or TensorFlow is still needed: a test that fails here says which one may go."""
+"""Each workaround for Keras or TensorFlow is still needed: a failing test names one that may be removed."""
 
 import functools
 import inspect
@@ -42,11 +42,11 @@ def test_keras_asks_each_replica_alone_whether_its_gradients_are_finite():
     assert "all_reduce" not in inspect.getsource(keras.optimizers.LossScaleOptimizer)
 
 
-def test_keras_draws_alike_on_all_replicas():
+def test_keras_draws_the_same_numbers_on_all_replicas():
     assert "replica" not in inspect.getsource(keras.random.SeedGenerator)
 
 
-def test_keras_forgets_whether_xla_was_asked_for():
+def test_keras_forgets_the_requested_jit_compile():
     compiled = []
     for asked in ("auto", False):
         with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), keras_internals.record_jit_compile():
@@ -118,7 +118,7 @@ def test_a_stateless_scope_keeps_every_assignment_back():
     assert [float(one.value) for one in (kept, counter, shared)] == [1.0, 2.0, 5.0]
 
 
-def test_tensorflow_has_what_is_reached_for():
+def test_the_internals_of_tensorflow_exist():
     """Without public names: the health of a peer, branches outside the replicas, messages of lost workers."""
     assert callable(context.Context.check_collective_ops_peer_health)
     assert callable(tf.__internal__.distribute.strategy_supports_no_merge_call)
@@ -128,7 +128,7 @@ def test_tensorflow_has_what_is_reached_for():
     assert "Worker %s has been recovered" in source
 
 
-def test_variables_of_several_replicas_are_no_numbers_and_keras_meets_all_workers():
+def test_distributed_variables_do_not_convert_and_keras_exchanges_in_predict():
     assert "__float__" not in inspect.getsource(values)
     reduce = inspect.getsource(keras_trainer.reduce_per_replica)
     assert "_collective_all_reduce_multi_worker(strategy)" in reduce  # keras-team/keras#20585
@@ -150,7 +150,7 @@ def test_lost_workers_are_reported_and_nothing_else():
     assert said == ["worker-1 is lost; the other workers take over its step", "worker-1 is back"]
 
 
-def test_an_import_of_tensorflow_prints_notices_and_loads_what_no_training_uses():
+def test_an_import_of_tensorflow_prints_notices_and_loads_unused_modules():
     program = (
         "import os, sys\n"
         "os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n"
@@ -171,7 +171,7 @@ def test_an_import_of_tensorflow_prints_notices_and_loads_what_no_training_uses(
     assert (quiet.stdout.strip(), quiet.stderr) == ("[]", "")
 
 
-def test_tensorflow_leaves_the_patience_with_silent_peers_at_its_default():
+def test_the_strategy_does_not_set_the_heartbeat_timeout():
     """Else `set_heartbeat_timeout` would have to agree with it; or has become an option of the strategy."""
     source = inspect.getsource(collective_all_reduce_strategy)
     assert "context.context().coordination_service is None" in source

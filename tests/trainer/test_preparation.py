@@ -1,4 +1,4 @@
-"""A transformation of inputs: traced before training, saved beside the model, and served with it."""
+"""Transform of inputs: traced before training, saved next to the model, and served with it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Quantiles of a number: the loss, the head, and the way of diabetes from the table to a judged export."""
+"""Quantile regression: the loss, the head, and a model of diabetes from the table to its validation."""
 
 import csv
 import json

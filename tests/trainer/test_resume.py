@@ -1,4 +1,4 @@
-"""A run that goes on with other settings than it began with."""
+"""A run that resumes with other settings."""
 
 import json
 

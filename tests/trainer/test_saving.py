@@ -1,4 +1,4 @@
-"""Saved models: what of a file that may be anybody's is read, and what is never run."""
+"""Saved models: which parts of an untrusted file are read, and what is never run."""
 
 import json
 import sys

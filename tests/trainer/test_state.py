@@ -1,4 +1,4 @@
-"""State of a run: captured and put into a model built anew, training goes on bit for bit."""
+"""Training state: captured and restored into a new model, training continues bit for bit."""
 
 import keras
 import numpy as np
@@ -37,7 +37,7 @@ def test_names_do_not_depend_on_the_models_built_before():
     assert {name.split("/")[0] for name in first} == {"model", "optimizer", "metric", "random"}
 
 
-def test_a_model_that_is_not_trained_takes_the_weights_alone():
+def test_an_evaluated_model_takes_the_weights_only():
     strategy = tf.distribute.get_strategy()
     model = build(strategy, seed=1)
     train(strategy, model, range(2))

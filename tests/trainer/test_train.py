@@ -66,7 +66,7 @@ def test_a_run_that_was_cut_short_within_an_epoch_ends_with_the_same_weights_and
     assert [row["examples"] for row in rows(tmp_path / "parts")] == ["96"] * 3
 
 
-def test_a_run_goes_on_with_another_batch_size_in_the_middle_of_an_epoch(dataset, tmp_path):
+def test_a_run_resumes_with_another_batch_size_within_an_epoch(dataset, tmp_path):
     run(dataset, tmp_path, epochs=1, max_steps=2)
     run(dataset, tmp_path, epochs=1, per_replica_batch_size=7)
 

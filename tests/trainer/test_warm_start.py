@@ -1,4 +1,4 @@
-"""A new run that begins with the weights of a trained model."""
+"""Warm start: a new run that begins with the weights of a trained model."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A process that makes no progress ends itself, and says where it stands."""
+"""Watchdog: a process without progress ends itself and reports where it hangs."""
 
 import sys
 

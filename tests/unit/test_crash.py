@@ -1,4 +1,4 @@
-"""The last resort: whatever reaches the end of a process is one line, an exit code, and at most one file."""
+"""Crashes: any exception at the end of a process is one line, an exit code, and at most one file."""
 
 import errno
 import os
@@ -56,7 +56,7 @@ def test_an_exception_is_one_line(
     assert crashes.exists() == (code == EXIT_CRASH)
 
 
-def test_the_crash_file_has_all_that_is_known_and_is_for_its_owner(
+def test_the_crash_file_has_the_traceback_and_is_readable_by_its_owner_only(
     crashes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "the value of a variable"
@@ -105,6 +105,6 @@ def test_a_crash_file_that_cannot_be_written(
     assert "a crash file could not be written (Not a directory)" in capsys.readouterr().err
 
 
-def test_a_line_shows_what_a_terminal_would_obey() -> None:
-    """A name in it may come from a file of somebody else."""
+def test_control_characters_are_escaped() -> None:
+    """A name in it may come from an untrusted file."""
     assert SettingsError("\x1b[31mred\x07\nÄ '").line == r"\x1b[31mred\x07 Ä '"

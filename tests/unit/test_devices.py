@@ -1,4 +1,4 @@
-"""Devices of a replica: named in its first line, and compared with what its worker pool was given."""
+"""Devices of a replica: reported in its first line, and compared with those of its worker pool."""
 
 import ctypes
 import importlib.metadata
@@ -37,14 +37,14 @@ def test_names_the_gpus(seen, models, words):
 
 
 @pytest.mark.parametrize(("cores", "words"), [({0}, "CPU, 1 core"), ({0, 3}, "CPU, 2 cores")])
-def test_names_the_cores_that_it_may_use(seen, monkeypatch, cores, words):
+def test_names_the_available_cores(seen, monkeypatch, cores, words):
     seen()
     monkeypatch.setattr(strategy.os, "sched_getaffinity", lambda pid: cores)
     assert strategy.describe_devices() == words
 
 
 @pytest.mark.parametrize("asked", ["", "1 NVIDIA_TESLA_T4", "4 TPU"])
-def test_what_was_given_is_there(seen, asked):
+def test_the_requested_accelerators_are_there(seen, asked):
     seen("Tesla T4")
     strategy.check_devices({"SHARDLINE_ACCELERATORS": asked})
 
@@ -70,7 +70,7 @@ def test_a_missing_gpu_is_a_mistake_only_where_no_machine_would_have_it(
         strategy.check_devices({"SHARDLINE_ACCELERATORS": "1 NVIDIA_TESLA_T4"})
 
 
-def test_fewer_gpus_than_were_given_are_refused(seen):
+def test_fewer_gpus_than_requested_are_refused(seen):
     seen("Tesla T4")
     with pytest.raises(RunError, match="should have 2 NVIDIA_TESLA_T4, but TensorFlow sees 1 GPU"):
         strategy.check_devices({"SHARDLINE_ACCELERATORS": "2 NVIDIA_TESLA_T4"})

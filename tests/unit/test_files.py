@@ -81,7 +81,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert target.read_text() == "content"
 
 
-def test_what_is_no_file_is_written_to_as_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_devices_and_pipes_are_written_to_directly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files.write_text(Path("/dev/stdout"), "to the terminal")
     files.write_text(Path("/dev/null"), "to nobody")
     assert capfd.readouterr().out == "to the terminal"
@@ -113,7 +113,7 @@ def test_files_that_hold_no_object(
 
 
 @pytest.mark.timeout(20)
-def test_many_keys_of_which_the_last_is_there_twice_take_no_time(tmp_path: Path) -> None:
+def test_a_duplicate_key_among_many_is_found_quickly(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text("{" + ", ".join(f'"{number}": 0' for number in (*range(200_000), 199_999)) + "}")
     with pytest.raises(DatasetError, match="the key '199999' is there twice"):
@@ -121,7 +121,7 @@ def test_many_keys_of_which_the_last_is_there_twice_take_no_time(tmp_path: Path)
 
 
 @pytest.mark.timeout(20)
-def test_what_cannot_be_written_to_is_named_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SettingsError, match=r"pipe .*nothing reads this pipe; name a file"):
         files.write_text(tmp_path / "pipe", "x")
@@ -129,7 +129,7 @@ def test_what_cannot_be_written_to_is_named_and_not_waited_for(tmp_path: Path) -
         files.write_text(tmp_path, "x")
 
 
-def test_things_that_are_no_files(tmp_path: Path) -> None:
+def test_paths_that_are_not_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     places = {
         "no file ": tmp_path / "missing",
@@ -143,7 +143,7 @@ def test_things_that_are_no_files(tmp_path: Path) -> None:
             files.read_toml(path, SettingsError)
 
 
-def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     path.write_bytes(b"\xef\xbb\xbfa = 1\n")
     assert files.read_toml(path, SettingsError) == {"a": 1}
@@ -160,7 +160,7 @@ def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
         ('{"a": 1, "b": 2, "a": 3}', "record is not JSON: the key 'a' is there twice"),
     ],
 )
-def test_json_that_would_mislead_or_exhaust_its_reader_is_refused(text, message):
+def test_ambiguous_or_too_deep_json_is_refused(text, message):
     with pytest.raises(SettingsError, match=message):
         files.parse_json(text, "record", SettingsError)
 

@@ -1,4 +1,4 @@
-"""Which directory belongs to which run."""
+"""Identity: which directories belong to which run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ RUN = Identity(
 )
 
 
-def given(directory: Path, identity: Identity, *, allow_new_data: bool = False, write: bool = True) -> None:
+def _claim(directory: Path, identity: Identity, *, allow_new_data: bool = False, write: bool = True) -> None:
     claim(directory, identity, allow_new_data=allow_new_data, write=write)
 
 
 def test_a_directory_is_claimed_once_and_known_again(tmp_path: Path) -> None:
-    given(tmp_path / "new", RUN)
-    given(tmp_path / "new", RUN)
-    given(tmp_path / "new", RUN, write=False)
+    _claim(tmp_path / "new", RUN)
+    _claim(tmp_path / "new", RUN)
+    _claim(tmp_path / "new", RUN, write=False)
 
     assert json.loads((tmp_path / "new" / "run.json").read_text())["variables"] == RUN.variables
 
 
 def test_only_the_writer_claims(tmp_path: Path) -> None:
-    given(tmp_path / "new", RUN, write=False)
+    _claim(tmp_path / "new", RUN, write=False)
     assert not (tmp_path / "new").exists()
 
 
@@ -52,11 +52,11 @@ def test_only_the_writer_claims(tmp_path: Path) -> None:
 def test_another_run_is_refused(
     tmp_path: Path, changes: dict[str, object], message: str, write: bool
 ) -> None:
-    given(tmp_path, RUN)
+    _claim(tmp_path, RUN)
     before = (tmp_path / "run.json").read_bytes()
 
     with pytest.raises(SettingsError) as caught:
-        given(tmp_path, replace(RUN, **changes), write=write)  # type: ignore[arg-type]
+        _claim(tmp_path, replace(RUN, **changes), write=write)  # type: ignore[arg-type]
     assert str(caught.value) == (
         f"{tmp_path} holds checkpoints of another run: {message}; choose another directory or delete that one"
     )
@@ -64,25 +64,25 @@ def test_another_run_is_refused(
 
 
 def test_new_data_can_be_allowed_but_not_another_model(tmp_path: Path) -> None:
-    given(tmp_path, RUN)
-    given(tmp_path, replace(RUN, dataset="bb22"), allow_new_data=True)
-    given(tmp_path, replace(RUN, dataset="bb22"))
+    _claim(tmp_path, RUN)
+    _claim(tmp_path, replace(RUN, dataset="bb22"), allow_new_data=True)
+    _claim(tmp_path, replace(RUN, dataset="bb22"))
 
     with pytest.raises(SettingsError, match="model was"):
-        given(tmp_path, replace(RUN, model="resnet50"), allow_new_data=True)
+        _claim(tmp_path, replace(RUN, model="resnet50"), allow_new_data=True)
 
 
 def test_the_evaluator_compares_no_variables(tmp_path: Path) -> None:
-    given(tmp_path, RUN)
-    given(tmp_path, replace(RUN, variables={}), write=False)
+    _claim(tmp_path, RUN)
+    _claim(tmp_path, replace(RUN, variables={}), write=False)
     with pytest.raises(SettingsError, match="dataset was"):
-        given(tmp_path, replace(RUN, variables={}, dataset="bb22"), write=False)
+        _claim(tmp_path, replace(RUN, variables={}, dataset="bb22"), write=False)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(SettingsError, match=r"/run.json is not JSON: .*; choose another directory"):
-        given(tmp_path, RUN)
+        _claim(tmp_path, RUN)
 
 
 def test_a_model_directory_of_another_run_is_refused(tmp_path: Path) -> None:

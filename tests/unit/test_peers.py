@@ -1,4 +1,4 @@
-"""Meeting peers over real sockets: those that are missing are named, in time."""
+"""Settings handshake over real sockets: missing, differing and lost peers are named in time."""
 
 import contextlib
 import re
@@ -27,7 +27,7 @@ def clusters(ports, secret="of the job"):
 
 @contextlib.contextmanager
 def tensorflow(port):
-    """Answers as a peer does that has met the others, in HTTP/2."""
+    """Answers as TensorFlow does after the handshake, in HTTP/2."""
     with socket.create_server(("127.0.0.1", port)) as server:
 
         def answer():
@@ -44,34 +44,34 @@ def tensorflow(port):
         thread.join()
 
 
-def meet(*facts, ports=(), before=lambda: None):
-    """Lets peers with these facts meet, and returns by peer the error with which it left, or None.
+def handshake(*configs, ports=(), before=lambda: None):
+    """Runs the handshake of peers with these configurations; returns the error of each, or None.
 
-    The last one comes when `before` has returned.
+    The last one starts when `before` has returned.
     """
-    found, everybody = [None] * len(facts), threading.Barrier(len(facts))
+    errors, barrier = [None] * len(configs), threading.Barrier(len(configs))
 
     def start(rank, cluster):
-        if rank == len(facts) - 1:
+        if rank == len(configs) - 1:
             before()
         try:
-            Peers(cluster).handshake(30, facts[rank])
+            Peers(cluster).handshake(30, configs[rank])
         except ShardlineError as error:
-            found[rank] = error
+            errors[rank] = error
             return
         with tensorflow(int(cluster.hosts[rank].rpartition(":")[2])):
-            everybody.wait(30)
+            barrier.wait(30)
 
-    items = enumerate(clusters(ports or free_ports(len(facts))))
+    items = enumerate(clusters(ports or free_ports(len(configs))))
     threads = [threading.Thread(target=start, args=item) for item in items]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return errors
 
 
-def made(fingerprint="one", gpus=0, **settings):
+def config(fingerprint="one", gpus=0, **settings):
     return peers.peer_config(TrainSettings(dataset="-", model="-", **settings), fingerprint, gpus)
 
 
@@ -92,7 +92,7 @@ def made(fingerprint="one", gpus=0, **settings):
 )
 def test_a_difference_is_named_on_both_sides(monkeypatch, chief, worker, name, message):
     monkeypatch.setattr(peers, "_LINGER_S", 1.0)
-    first, second = meet(made(**chief), made(**worker))
+    first, second = handshake(config(**chief), config(**worker))
 
     assert isinstance(first, SettingsError)
     assert isinstance(second, SettingsError)
@@ -100,21 +100,21 @@ def test_a_difference_is_named_on_both_sides(monkeypatch, chief, worker, name, m
     assert f"chief-0 has {name} " in str(second)
 
 
-def test_places_may_differ():
-    assert meet(made(model_dir="a"), made(model_dir="b", evaluator=True)) == [None, None]
+def test_paths_may_differ():
+    assert handshake(config(model_dir="a"), config(model_dir="b", evaluator=True)) == [None, None]
 
 
-def test_all_hear_of_one_that_differs(monkeypatch):
+def test_all_replicas_report_a_difference(monkeypatch):
     monkeypatch.setattr(peers, "_LINGER_S", 2.0)
-    found = meet(made(), made(seed=1), made())
+    errors = handshake(config(), config(seed=1), config())
 
-    assert [isinstance(error, SettingsError) for error in found] == [True] * 3
-    assert "worker-0 has --seed 1, worker-1 has 0" in str(found[2])
+    assert [isinstance(error, SettingsError) for error in errors] == [True] * 3
+    assert "worker-0 has --seed 1, worker-1 has 0" in str(errors[2])
 
 
-@pytest.mark.parametrize("said", [b"", b"shardline facts 2\n[[[", b"shardline facts 2\n" + b"0" * 200])
-def test_strangers_and_damaged_answers_are_harmless(monkeypatch, said):
-    """A stranger's connection to this process, and an answer that breaks off."""
+@pytest.mark.parametrize("answer", [b"", b"shardline facts 2\n[[[", b"shardline facts 2\n" + b"0" * 200])
+def test_unknown_clients_and_damaged_answers_are_harmless(monkeypatch, answer):
+    """An unknown connection to this process, and an answer that is cut."""
     monkeypatch.setattr(peers, "_TIMEOUT_S", 0.2)
     ports = free_ports(2)
 
@@ -122,15 +122,15 @@ def test_strangers_and_damaged_answers_are_harmless(monkeypatch, said):
         with socket.create_server(("127.0.0.1", ports[1])) as server:
             connection = server.accept()[0]
             with connection, socket.create_connection(("127.0.0.1", ports[0])) as stranger:
-                stranger.sendall(said)
-                connection.sendall(said)
+                stranger.sendall(answer)
+                connection.sendall(answer)
 
-    assert meet(made(), made(), ports=ports, before=disturb) == [None, None]
+    assert handshake(config(), config(), ports=ports, before=disturb) == [None, None]
 
 
-def test_who_does_not_know_the_secret_is_told_nothing_and_keeps_nobody_waiting():
-    """One says nothing at all, one proves with another secret, and the last is of the job."""
-    ports, own = free_ports(2), made(seed=42)
+def test_a_client_without_the_secret_gets_no_answer_and_blocks_no_one():
+    """The first sends nothing, the second signs with another secret, the third is of the job."""
+    ports, own = free_ports(2), config(seed=42)
     chief, _ = clusters(ports)
     _, stranger = clusters(ports, "another")
     with ring.listen(chief.own_host, ports[0]) as listener, peers.serve_config(listener, own, chief.sign):
@@ -147,7 +147,7 @@ def test_who_does_not_know_the_secret_is_told_nothing_and_keeps_nobody_waiting()
 
 
 class Dripping(socket.socket):
-    """A connection on which everything comes in pieces."""
+    """A connection that receives all data in pieces."""
 
     def recv(self, size, *flags):
         return super().recv(min(size, 10))
@@ -162,23 +162,23 @@ def test_a_greeting_that_comes_in_pieces_is_accepted():
         assert ring._accept(listener, b"g" * 32) is connection
 
 
-def test_what_somebody_without_the_secret_tells_is_not_believed():
+def test_an_answer_without_the_secret_is_rejected():
     ports = free_ports(2)
     chief, _ = clusters(ports)
     _, stranger = clusters(ports, "another")
     with (
         ring.listen("127.0.0.1", ports[1]) as listener,
-        peers.serve_config(listener, made(seed=1), stranger.sign),
+        peers.serve_config(listener, config(seed=1), stranger.sign),
         pytest.raises(RunError, match="no answer from worker-0"),
     ):
-        Peers(chief).handshake(0.1, made())
+        Peers(chief).handshake(0.1, config())
 
 
 @pytest.mark.parametrize(
     ("hosts", "reached"),
     [(("127.0.0.1", "localhost"), False), (("127.0.0.1", "192.0.2.1"), True), (("127.0.0.1", "a.b"), True)],
 )
-def test_peers_that_are_all_here_listen_on_loopback_alone(hosts, reached):
+def test_peers_on_one_machine_listen_on_loopback_only(hosts, reached):
     cluster = ClusterConfig("chief", 0, tuple(f"{host}:2222" for host in hosts))
     with ring.listen(cluster.own_host) as listener:
         address = f"127.0.0.2:{listener.getsockname()[1]}"  # another one of this machine
@@ -190,11 +190,11 @@ def test_the_secret_is_not_shown():
     assert "of the job" not in f"{chief!r} {chief}"
 
 
-def test_all_meet():
-    assert meet(None, None, None) == [None] * 3
+def test_all_peers_complete_the_handshake():
+    assert handshake(None, None, None) == [None] * 3
 
 
-def test_names_the_host_that_is_missing():
+def test_a_missing_peer_is_named():
     chief, *_ = clusters(ports := free_ports(3))
     with tensorflow(ports[1]):
         expected = f"within 0.1 s: no answer from worker-1 (127.0.0.1:{ports[2]})"
@@ -202,15 +202,15 @@ def test_names_the_host_that_is_missing():
             Peers(chief).handshake(0.1)
 
 
-def test_each_says_for_whom_it_waits(monkeypatch):
+def test_each_reports_the_peers_that_it_waits_for(monkeypatch):
     monkeypatch.setattr("shardline.trainer.cluster.peers._REPORT_AFTER_S", 0.0)
     chief, worker = clusters(free_ports(2))
-    said = []
+    lines = []
     for cluster in (chief, worker):
-        with progress.sink(lambda event: said.append(event.text)), pytest.raises(RunError):
+        with progress.sink(lambda event: lines.append(event.text)), pytest.raises(RunError):
             Peers(cluster).handshake(0.5)
 
-    assert said == [f"waiting for worker-0 ({chief.hosts[1]})", f"waiting for chief-0 ({chief.hosts[0]})"]
+    assert lines == [f"waiting for worker-0 ({chief.hosts[1]})", f"waiting for chief-0 ({chief.hosts[0]})"]
 
 
 def test_a_port_in_use_is_named():
@@ -222,7 +222,7 @@ def test_a_port_in_use_is_named():
 
 
 @pytest.mark.parametrize("cluster", [ClusterConfig(), ClusterConfig("evaluator", 0, ("a:1", "b:1"))])
-def test_without_peers_nobody_is_waited_for(cluster):
+def test_without_peers_there_is_no_wait(cluster):
     Peers(cluster).handshake(60)
 
     assert Peers(cluster).explain(ValueError("no")) is None
@@ -235,28 +235,28 @@ def test_a_lost_peer_that_still_accepts_connections_is_named(monkeypatch):
     monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda seconds: None))
     _, worker = clusters(free_ports(2))
 
-    said = Peers(worker).explain(tf.errors.AbortedError(None, None, "Connection reset by peer"))
+    error = Peers(worker).explain(tf.errors.AbortedError(None, None, "Connection reset by peer"))
 
-    assert str(said).startswith("lost chief-0 (127.0.0.1:")
+    assert str(error).startswith("lost chief-0 (127.0.0.1:")
 
 
 def late(task, timeout_ms):
     raise tf.errors.DeadlineExceededError(None, None, "late")
 
 
-def test_only_who_is_silent_throughout_one_wait_is_lost(monkeypatch):
+def test_only_a_peer_that_is_silent_throughout_one_wait_is_lost(monkeypatch):
     """Silent once in each of two waits, an hour apart: between them it must have answered."""
     now = 5.0
     monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(peers, "refuses_connections", lambda address: False)
     monkeypatch.setattr(peers, "check_peer", late)
     chief, _ = clusters(free_ports(2))
-    looked = Health(chief, peer_timeout=60.0)
-    looked.check(began=0.0)
+    health = Health(chief, peer_timeout=60.0)
+    health.check(began=0.0)
     for seconds in (3605.0, 3660.0):
         now = seconds
-        looked.check(began=3600.0)
+        health.check(began=3600.0)
 
     now = 3661.0 + 5.0
     with pytest.raises(LostPeerError, match="no answer from /job:worker/replica:0/task:0"):
-        looked.check(began=3600.0)
+        health.check(began=3600.0)

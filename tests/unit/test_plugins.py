@@ -1,4 +1,4 @@
-"""Import strings: what is found, and what is said when nothing is."""
+"""Plug-ins: import strings that are loaded, and the errors of those that cannot be."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_modules_of_the_working_directory_can_be_imported(working_directory: Pat
     assert plugins.load("my_model:build_model", "model")() == "built"
 
 
-def test_no_module_of_the_working_directory_hides_one_of_python(
+def test_no_module_of_the_working_directory_shadows_the_standard_library(
     working_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (working_directory / "tabnanny.py").write_text("check = 'hidden'\n")
@@ -37,7 +37,7 @@ def test_no_module_of_the_working_directory_hides_one_of_python(
 
 
 @pytest.mark.parametrize("name", ["build", "Built", "made", "either", "given"])
-def test_what_a_module_defines_is_seen_without_running_it(working_directory: Path, name: str) -> None:
+def test_definitions_are_checked_without_running_the_module(working_directory: Path, name: str) -> None:
     (working_directory / "looked_at.py").write_text(
         "raise SystemExit\nfrom x import given\ndef build(): hidden = 1\nclass Built: ...\nmade = 1\n"
         "try: either = 1\nexcept E: pass\n"
@@ -47,7 +47,7 @@ def test_what_a_module_defines_is_seen_without_running_it(working_directory: Pat
         plugins.check_reference("looked_at:hidden", "model")
 
 
-def test_a_module_that_is_not_there_or_no_python_is_refused(working_directory: Path) -> None:
+def test_a_module_that_is_missing_or_not_python_is_refused(working_directory: Path) -> None:
     (working_directory / "half.py").write_text("def build(:\n")
     (working_directory / "all_of_it.py").write_text("from half import *\n")
     plugins.check_reference("all_of_it:anything", "model")
@@ -129,7 +129,7 @@ def test_a_module_that_fails(working_directory: Path, source: str, reason: str) 
         plugins.load("broken:x", "source", SourceError)
 
 
-def test_a_plug_in_may_be_called_as_a_package_is_but_not_as_a_module_of_python(
+def test_a_plug_in_may_shadow_a_package_but_not_the_standard_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed, here = tmp_path / "installed", tmp_path / "here"

@@ -98,12 +98,12 @@ with Preemption(600) as preemption:
     assert output.splitlines()[-1] == "saved"
 
 
-def test_afterwards_the_signal_does_what_it_did():
+def test_afterwards_the_previous_signal_handling_is_restored():
     process = start("with Preemption(600) as p: p.ready()\nassert not p.requested\ndeaf()")
     assert terminate_at(process, "deaf") == (-signal.SIGTERM, "")
 
 
-def test_threads_of_tensorflow_leave_the_signal_alone(monkeypatch):
+def test_threads_of_tensorflow_do_not_receive_the_signal(monkeypatch):
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS")  # as many threads as TensorFlow likes
     body = """
 with Preemption(0.2) as preemption:

@@ -13,7 +13,7 @@ from shardline.trainer.cluster.ring import LostPeerError, Ring
 
 
 def connections(size):
-    """Returns, for every place of a ring, its connection to the next and from the previous one."""
+    """Returns, for every process of a ring, its connections to the next and from the previous one."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         outgoing, incoming = [], []
         for _ in range(size):
@@ -50,7 +50,7 @@ def values(rank, count):
 # Nothing; less than there are places; one part not whole; more than the kernel takes at once.
 @pytest.mark.parametrize("count", [0, 1, 100, 3_000_001])
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_everybody_gets_the_same_sum(size, count):
+def test_all_processes_get_the_same_sum(size, count):
     def work(place, rank):
         own = values(rank, count)
         place.sum(own)
@@ -65,7 +65,7 @@ def test_everybody_gets_the_same_sum(size, count):
 
 @pytest.mark.parametrize("wire", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("size", [2, 3])
-def test_numbers_are_taken_from_where_they_lie(size, wire):
+def test_numbers_are_sent_without_a_copy(size, wire):
     """Arrays within a part, over the border of two, and at the end; around them what `values` has."""
     count, cuts = 300_000, [(5, 70_000), (90_000, 160_007), (200_000, 300_000)]
 
@@ -83,7 +83,7 @@ def test_numbers_are_taken_from_where_they_lie(size, wire):
         np.testing.assert_array_equal(apart, found[0][0])
 
 
-def test_shorter_numbers_on_the_way_are_added_up_whole():
+def test_compressed_numbers_are_added_up_in_float32():
     def work(place, rank):
         own = values(rank, 10_000)
         place.sum(own, ml_dtypes.bfloat16)
@@ -97,7 +97,7 @@ def test_shorter_numbers_on_the_way_are_added_up_whole():
         np.testing.assert_array_equal(other, first)
 
 
-def test_what_is_not_finite_arrives_without_a_warning():
+def test_values_that_are_not_finite_cause_no_warning():
     def work(place, rank):
         own = np.array([np.inf, np.nan, 1, np.inf], np.float32) * (1 - 2 * rank)
         place.sum(own, ml_dtypes.bfloat16)
@@ -120,12 +120,12 @@ def test_a_neighbour_that_ends_is_noticed():
     assert "replica is gone" in str(third)
 
 
-def test_places_that_are_out_of_step_do_not_mix_their_numbers():
+def test_processes_at_different_calls_do_not_mix_their_numbers():
     found = together(2, lambda place, rank: place.sum(values(rank, 100 + rank)))
     assert all("out of step" in str(error) for error in found)
 
 
-def test_in_a_long_silence_it_is_asked_whether_the_others_are_there(monkeypatch):
+def test_peers_are_checked_during_a_long_silence(monkeypatch):
     monkeypatch.setattr(ring, "_SILENCE_S", 0.01)
     asked, looks, start = threading.Event(), [], time.monotonic()
 

@@ -38,7 +38,7 @@ def test_a_value_out_of_range_is_refused(changes, message):
         settings(**changes)
 
 
-def test_learning_rate_zero_keeps_the_models_own():
+def test_learning_rate_zero_keeps_the_default_of_the_model():
     assert settings(hparams={"units": 3}).model_arguments == {"units": 3}
     assert settings(learning_rate=0.1).model_arguments == {"learning_rate": 0.1}
 
@@ -112,7 +112,7 @@ def test_a_settings_file_is_read(tmp_path):
         ("replica_count", 'accelerator_type = "T4"\nreplica_count', "go together"),
     ],
 )
-def test_a_wrong_settings_file_says_where_and_why(tmp_path, old, new, message):
+def test_a_wrong_settings_file_is_explained(tmp_path, old, new, message):
     path = tmp_path / "s.toml"
     path.write_text(GOOD.replace(old, new))
 

@@ -77,7 +77,7 @@ def test_refuses_contradictions(asked, cluster, cpu_devices, message):
         ("nccl", EVALUATOR, 0, ""),
     ],
 )
-def test_a_communication_that_cannot_be_had_is_refused(monkeypatch, asked, cluster, gpus, message):
+def test_an_impossible_communication_is_refused(monkeypatch, asked, cluster, gpus, message):
     monkeypatch.setattr(strategy.tf.config, "list_physical_devices", lambda kind: [kind] * gpus)
     refused = pytest.raises(SettingsError, match=message) if message else contextlib.nullcontext()
     with refused:
@@ -98,7 +98,7 @@ def between_two_devices(resolver, options):
         ("ring", 2, "ring"),
     ],
 )
-def test_the_collectives_of_a_step_say_how_they_travel(monkeypatch, asked, gpus, hint):
+def test_the_collectives_of_a_step_have_a_communication_hint(monkeypatch, asked, gpus, hint):
     """TensorFlow takes NCCL for no other hint than "nccl"."""
     with monkeypatch.context() as patch:
         patch.setattr(strategy.tf.distribute, "MultiWorkerMirroredStrategy", between_two_devices)
@@ -115,7 +115,7 @@ def test_the_collectives_of_a_step_say_how_they_travel(monkeypatch, asked, gpus,
     assert hints == {hint.encode()}
 
 
-def test_no_tpu_is_said_in_one_line():
+def test_a_missing_tpu_is_one_line():
     with pytest.raises(SettingsError, match=r"strategy tpu found no TPU on this machine: \S+"):
         strategy.create(settings(strategy="tpu"), ALONE)
 

@@ -97,16 +97,16 @@ def check_reference(reference: str, kind: str, error: type[ShardlineError] = Mod
     module_name = reference.partition(":")[0]
     _make_working_directory_importable()
     first, *others = module_name.split(".")
-    found = _find_local_module(first) or importlib.util.find_spec(first)
+    spec = _find_local_module(first) or importlib.util.find_spec(first)
     for name in others:
-        if found is not None:
+        if spec is not None:
             # Only the last name: a namespace package would look up its parent, which is not imported.
-            found = PathFinder.find_spec(name, list(found.submodule_search_locations or ()))
-    if found is None:
+            spec = PathFinder.find_spec(name, list(spec.submodule_search_locations or ()))
+    if spec is None:
         raise error(
             f"unknown {kind} {reference!r}: no module {module_name!r}{_available_modules(module_name)}"
         )
-    check_defined_in(Path(found.origin or ""), reference, kind, error)
+    check_defined_in(Path(spec.origin or ""), reference, kind, error)
 
 
 def check_defined_in(file: Path, reference: str, kind: str, error: type[ShardlineError] = ModelError) -> None:
@@ -168,8 +168,8 @@ def _find_local_module(name: str) -> ModuleSpec | None:
     """Returns a module of the working directory, even if an installed package has its name; or None."""
     if name in sys.modules or name in sys.stdlib_module_names:
         return None
-    found = PathFinder.find_spec(name, [str(Path.cwd())])
-    return found if found is not None and found.loader is not None else None
+    spec = PathFinder.find_spec(name, [str(Path.cwd())])
+    return spec if spec is not None and spec.loader is not None else None
 
 
 def _load_local_module(name: str) -> None:

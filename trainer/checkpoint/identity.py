@@ -157,5 +157,5 @@ def _format_rate(rate: Any) -> Any:
 
 def _format_value(value: Any) -> str:
     if isinstance(value, str):
-        return value or "not given"
+        return value or "not set"
     return f"{value:g}" if isinstance(value, float) else json.dumps(value)

@@ -254,16 +254,18 @@ def make_ring(
         following = (rank + 1) % size
         port, next_nonce = announced[2 * following : 2 * following + 2]
         host = cluster.addresses[names[following]].rpartition(":")[0].strip("[]")
-        made: list[socket.socket] = []
+        connections: list[socket.socket] = []
         with contextlib.suppress(OSError):
-            made.append(_unix_socket(port) if unix else socket.create_connection((host, port), _TIMEOUT_S))
-            made[0].sendall(_greeting(cluster, rank, next_nonce))
-            made.append(_accept(listener, _greeting(cluster, (rank - 1) % size, nonce)))
-    if total([len(made)])[0] < 2 * size:
-        for connection in made:
+            connections.append(
+                _unix_socket(port) if unix else socket.create_connection((host, port), _TIMEOUT_S)
+            )
+            connections[0].sendall(_greeting(cluster, rank, next_nonce))
+            connections.append(_accept(listener, _greeting(cluster, (rank - 1) % size, nonce)))
+    if total([len(connections)])[0] < 2 * size:
+        for connection in connections:
             connection.close()
         return None
-    to_next, from_previous = made
+    to_next, from_previous = connections
     return Ring(rank, size, to_next, from_previous, check)
 
 

@@ -152,9 +152,9 @@ def has_one_cpu(strategy: tf.distribute.Strategy) -> bool:
 
 def announce(cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
     """Says what this machine computes on, on the chief and wherever it is no CPU, and checks it."""
-    found = describe_devices()
-    if cluster.is_chief or not found.startswith("CPU"):
-        progress.report("train", f"device: {found}")
+    devices = describe_devices()
+    if cluster.is_chief or not devices.startswith("CPU"):
+        progress.report("train", f"device: {devices}")
     check_devices(environ)
 
 

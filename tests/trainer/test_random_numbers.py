@@ -1,4 +1,4 @@
-"""Dropout, random layers and `keras.random`: each replica draws numbers of its own, the same in every run."""
+"""Dropout, random layers and `keras.random`: each replica draws its own numbers, the same in every run."""
 
 import json
 
@@ -12,7 +12,7 @@ KERAS = ("dropout", "noise", "flip", "keras.random")
 
 def drawn(kind, directory, processes=1):
     """Returns, by replica, what each way drew in each step, and the state of the generators."""
-    replicas.run(["-m", "tests.helpers.draws", kind, str(directory)], processes)
+    replicas.run(["-m", "tests.helpers.random_layers", kind, str(directory)], processes)
     files = [json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))]
     found = []
     for file in files:

@@ -1,4 +1,4 @@
-"""Faults of a dataset that training comes upon: one line that names split, shard, record and key."""
+"""Faults of a dataset found in training: one line that names split, shard, record and key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room for sums: aligned, and never handed out while somebody holds a part of it."""
+"""Sum buffers: aligned, and reused only when no longer referenced."""
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +11,7 @@ def gradients():
     return np.ones((3, 5), np.float32), np.float32(2) * np.ones((), np.float32), np.ones(40, np.float32)
 
 
-def test_every_gradient_has_an_aligned_place_of_its_shape():
+def test_every_gradient_has_an_aligned_view_of_its_shape():
     flat, parts = SumBuffers().lay_out(gradients())
 
     assert [part.shape for part in parts] == [(3, 5), (), (40,)]
@@ -21,7 +21,7 @@ def test_every_gradient_has_an_aligned_place_of_its_shape():
     assert flat.sum() == 15 + 2 + 3 * 40  # what lies between is 0
 
 
-def test_room_is_used_again_only_when_nobody_holds_a_part():
+def test_a_buffer_is_reused_only_when_unreferenced():
     buffers = SumBuffers()
     flat, parts = buffers.lay_out(gradients())
     first = flat.ctypes.data
@@ -35,7 +35,7 @@ def test_room_is_used_again_only_when_nobody_holds_a_part():
     assert again.ctypes.data == first
 
 
-def test_large_gradients_are_given_to_the_ring_where_they_lie():
+def test_large_gradients_are_passed_to_the_ring_without_a_copy():
     class Twice:
         def sum(self, values, wire, own):
             self.starts = [start for start, _ in own]

@@ -1,4 +1,4 @@
-"""`python -m tests.helpers.draws STRATEGY DIRECTORY `: what layers draw at random on each replica.
+"""`python -m tests.helpers.random_layers STRATEGY DIRECTORY`: random numbers of layers on each replica.
 
 STRATEGY is one, mirrored (two logical CPUs), or tcp, the communication of workers (TF_CONFIG). Every process
 writes what its replicas drew in each step, and the state of the generators behind it, to `NAME.json`.

@@ -1,4 +1,4 @@
-"""What has changed between a checkpoint and the run that goes on from it, and what of it is identity."""
+"""Identity record: changes between a checkpoint and the run that resumes it, and what may not change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def scaled(factor: float, rate: float = 0.1) -> dict[str, Any]:
         (
             record(),
             record(augment="my.module:f", epochs=5),
-            "epochs was 4, is 5, augment was not given, is my.module:f from step 121 on",
+            "epochs was 4, is 5, augment was not set, is my.module:f from step 121 on",
         ),
         (record(), record(replicas=3), "replicas was 2, is 3 from step 121 on"),
         # What the optimizer has counts, not the setting, of which 0 is the model's own.
@@ -50,7 +50,7 @@ def scaled(factor: float, rate: float = 0.1) -> dict[str, Any]:
         (record(scaled(2.0)), record(scaled(3.0), replicas=3), "replicas was 2, is 3 from step 121 on"),
     ],
 )
-def test_what_changes_is_one_line_with_its_first_step(
+def test_changes_are_one_line_with_their_first_step(
     before: IdentityRecord, now: IdentityRecord, line: str
 ) -> None:
     assert now.continuing(before, 121)[1] == line
@@ -66,12 +66,12 @@ def test_changes_are_recorded_over_all_continuations() -> None:
     ]
 
 
-def test_settings_that_came_or_went_between_two_releases_are_not_compared() -> None:
+def test_settings_added_or_removed_by_a_release_are_not_compared() -> None:
     older = {name: value for name, value in record().settings.items() if name != "seed"}
     assert record(seed=3).continuing(IdentityRecord({**older, "gone": 1}, 2, [0.001]), 121)[1] == ""
 
 
-def test_what_decides_the_variables_and_the_examples_to_come_is_identity() -> None:
+def test_settings_of_variables_and_example_order_are_identity() -> None:
     assert record(gradient_accumulation_steps=2, unfreeze_at_epoch=3, seed=5).fixed == {
         "fine_tuning_learning_rate": 0.0,
         "gradient_accumulation_steps": 2,

@@ -1,4 +1,4 @@
-"""TF_CONFIG, in its two shapes and in the wrong ones."""
+"""TF_CONFIG: the shapes that are read, and errors for malformed ones."""
 
 import json
 
@@ -68,7 +68,7 @@ def test_names_every_address():
         ('{"cluster": {"boss": ["a:1"]}}', "type 'boss'"),
     ],
 )
-def test_says_what_is_malformed(text, message):
+def test_names_what_is_malformed(text, message):
     with pytest.raises(ClusterError, match=message):
         read_cluster({"TF_CONFIG": text})
 
@@ -90,7 +90,7 @@ def test_says_what_is_malformed(text, message):
         ({"worker": ["a:1"], "ps": ["p:1"]}, "ps", 0, "need a chief and at least one worker"),
     ],
 )
-def test_says_what_does_not_fit(cluster, kind, index, message):
+def test_names_contradictions(cluster, kind, index, message):
     with pytest.raises(ClusterError, match=message):
         read_cluster(environ(cluster, kind, index))
 

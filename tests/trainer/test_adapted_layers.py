@@ -1,4 +1,4 @@
-"""Layers that a model function adapts to training examples: what it is given, and what a run keeps of it."""
+"""Adapted layers: the examples that a model function adapts them to, and what a run keeps of them."""
 
 import dataclasses
 import shutil

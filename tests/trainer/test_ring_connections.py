@@ -1,4 +1,4 @@
-"""The connections of a ring, each process played by a thread."""
+"""Connections of a ring, each process in a thread."""
 
 import socket
 import threading
@@ -74,7 +74,7 @@ def test_processes_connect_in_a_ring(hosts, unix):
         one.close()
 
 
-def test_where_one_cannot_be_reached_nobody_has_a_ring(monkeypatch):
+def test_without_a_connection_no_process_has_a_ring(monkeypatch):
     monkeypatch.setattr(ring, "_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = server.getsockname()[1]
@@ -87,7 +87,7 @@ def test_where_one_cannot_be_reached_nobody_has_a_ring(monkeypatch):
 
 
 @pytest.mark.parametrize("knows_the_number", [False, True])
-def test_a_stranger_is_turned_away(knows_the_number):
+def test_an_unknown_client_is_rejected(knows_the_number):
     strangers = []
 
     def intrude(values):

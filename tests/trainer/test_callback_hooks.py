@@ -100,8 +100,8 @@ def run(dataset, out, model="compiled", callback="recorder", epochs=2, **changes
     settings = TrainSettings(
         dataset=str(dataset),
         model_dir=str(out),
-        model=f"tests.trainer.test_hooks:{model}",
-        callbacks=(f"tests.trainer.test_hooks:{callback}",),
+        model=f"tests.trainer.test_callback_hooks:{model}",
+        callbacks=(f"tests.trainer.test_callback_hooks:{callback}",),
         per_replica_batch_size=BATCH,
         epochs=epochs,
         **changes,
@@ -208,7 +208,7 @@ def unreachable():
         (
             "failing",
             SettingsError,
-            r"^callback LambdaCallback failed in .*: KeyError: 'val_f1' \(test_hooks.py, line \d+\)$",
+            r"^callback LambdaCallback failed in .*: KeyError: 'val_f1' \(test_callback_hooks.py, .*\)$",
         ),
         ("unreachable", RunError, "ConnectionRefusedError"),  # may work later
     ],

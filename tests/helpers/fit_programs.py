@@ -1,4 +1,4 @@
-"""Programs that call `shardline.fit`, each `python -m tests.helpers.fits CASE OUT [OPTION=JSON ...]`.
+"""Programs that call `shardline.fit`, each `python -m tests.helpers.fit_programs CASE OUT [OPTION=JSON ...]`.
 
 Each process writes what it has seen to OUT/NAME.json, NAME being its task.
 """

@@ -1,4 +1,4 @@
-"""The environment of each replica has the platform's exact shapes."""
+"""Environment of each replica: TF_CONFIG and CLUSTER_SPEC as the platform sets them."""
 
 from __future__ import annotations
 
