@@ -15,9 +15,9 @@ _OUT = _HERE.parent / "docs" / "_static"
 _WAYS = {"TensorFlow's ring": "#9a6700", "ring of sockets": "#1a7f37", "sockets, every 4 steps": "#0969da"}
 #: Bytes of gradients by work.
 _GRADIENTS = {"tutorial CNN": 11.1e6, "ResNet50 96 px": 94.4e6}
-#: Of a loopback connection between two pinned processes, as RESULTS.md has it.
+#: Loopback between two pinned processes: bytes per second (13.6 Gbit/s), seconds. From docs/performance.md.
 _BANDWIDTH, _LATENCY = 1.7e9, 0.1e-3
-#: Seconds to lay out and add up a byte of gradients, as RESULTS.md has it.
+#: Seconds to lay out and add up a byte of gradients. From docs/performance.md.
 _HANDLING = 0.4e-9
 
 

@@ -67,30 +67,28 @@ def read(path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
 _HEAD = """\
 # What `shardline check` looks at
 
-The rules that `shardline check` applies to a file before anything runs:
+`shardline check` finds mistakes in a file before anything runs. This page lists its rules.
 
     shardline check compiled/retrain.yaml
-    shardline check settings/vertex.toml --json
-    shardline check settings/schedules.toml settings/tune.toml
+    shardline check settings/vertex.toml settings/schedules.toml settings/tune.toml
     shardline check anybodys.yaml --param epochs=3 --cron 'TZ=Europe/Vienna 0 6 * * 1'
 
-It reads compiled pipelines (KFP 2, YAML or JSON, Shardline's or not), settings files, schedules with their
-pipelines and parameters, and studies. It needs no network, no TensorFlow and no Google Cloud client. Each
-finding prints what was found and how to fix it.
+It reads compiled pipelines (KFP 2, YAML or JSON, Shardline's or not), settings, schedules with their
+pipelines and parameters, and studies. It needs no network, TensorFlow or Google Cloud client. A finding says
+what was found and how to fix it.
 
 - An **error** is refused by the platform, fails, or does something other than you meant. A **warning** works,
   and you will probably regret it. Codes never change their meaning.
-- The exit code is 0 without errors, 1 with errors, and 2 for a file of another kind or an unreadable one.
+- The exit code is 1 with errors, else 0; 2 if a file is of another kind or cannot be read.
 - `shardline compile`, `run`, `submit`, `upload` and `schedule apply` refuse errors, too.
-- A custom job is checked as the API receives it: with its parameters filled in, and without the empty fields
-  that the launcher drops. A value that is known only at run time, such as another task's output, is not
-  checked.
+- A custom job is checked as the API receives it. Values known only at run time, such as another task's
+  output, are not checked.
 
 The last column names the source of a rule:
 
-- `training/`, `pipelines/` and `general/`: pages of docs.cloud.google.com, below
+- `training/`, `pipelines/`, `general/`: docs.cloud.google.com, below
   gemini-enterprise-agent-platform/machine-learning (formerly vertex-ai/docs)
-- other paths: pages of docs.cloud.google.com
+- other paths: docs.cloud.google.com
 - `CustomJobSpec` and other types: google.cloud.aiplatform_v1.types
 - SDK: google-cloud-aiplatform; GCPC: google_cloud_pipeline_components 2.22
 - `pipeline_spec.proto`: kubeflow/pipelines

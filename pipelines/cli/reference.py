@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import click
 
@@ -17,73 +17,105 @@ _WIDTH = 110
 _HEAD = """\
 # The command line
 
-All commands with their options; `shardline COMMAND -h` prints the same.
+Every command and its options, as `shardline COMMAND -h` prints them. All commands use the same
+[exit codes](troubleshooting.md#exit-codes).
 
-## Exit codes
-
-| code | meaning |
+| to | commands |
 |---|---|
-| 0 | success |
-| 1 | the run failed, or the answer is negative: not blessed, damaged, errors found, differs |
-| 2 | the input is wrong; another try does not help |
-| 3 | the platform refused, failed or was not reached |
-| 4 | the run was cancelled |
-| 75 | interrupted; the same command continues |
-
-This page is generated: `python -m shardline.pipelines.cli.reference > docs/cli.md`.
-
-## Commands
-
 """
+_FOOT = """
+This page is generated: `python -m shardline.pipelines.cli.reference > docs/cli.md`.
+"""
+#: What a reader wants to do, and the commands or groups of commands for it.
+_TASKS = {
+    "start a project": ("new",),
+    "make and compare datasets": ("preprocess", "dataset", "drift"),
+    "train and judge a model": ("train", "rehearse", "validate", "champion", "probe"),
+    "run on this machine": ("run", "launch"),
+    "compile and check": ("compile", "check", "settings", "doctor"),
+    "release": ("image", "upload"),
+    "run on the platform": ("submit", "schedule", "cancel"),
+    "look at runs": ("runs", "status", "logs", "explain"),
+}
 _PLATFORM = "Platform options"
-_SHARED = f"Also takes [{_PLATFORM.lower()}](#{_PLATFORM.lower().replace(' ', '-')})."
+_SHARED = "Shared options"
+#: Options that mean the same in every command that has them.
+_SHARED_OPTIONS = ("--json", "--params", "--param", "--runs-dir", "--proven", "--network", "--inject")
 
 
 def reference() -> str:
-    """Returns the page with the help of all commands, and of the program that every replica runs."""
+    """Returns the page with the help of all commands, and of the program that every replica runs.
+
+    Raises:
+        ValueError: When `_TASKS` lacks a command.
+    """
     from shardline.trainer import task
 
     contexts = commands()
-    index = [_entry(context) for context in contexts]
-    index.append(
-        "- [`python -m shardline.trainer.task`](#options-of-the-trainer): The program of every replica."
-    )
     parser = task.parser()
     parser.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=_WIDTH)
     sections = [_section(context) for context in contexts]
-    sections.append(_text(_PLATFORM, _platform_options()))
+    sections.append(_text(_SHARED, _options(_is_shared)))
+    sections.append(_text(_PLATFORM, _options(_is_platform)))
     sections.append(_text("Options of the trainer", parser.format_help()))
-    return "\n".join([_HEAD + "\n".join(index) + "\n", *sections])
+    return "\n".join([_HEAD + _index(contexts) + _FOOT, *sections])
 
 
-def _entry(context: click.Context) -> str:
-    path = context.command_path
-    text = context.command.get_short_help_str(200)
-    return f"- [`{path.removeprefix('shardline ')}`](#{path.replace(' ', '-')}): {text}"
+def _index(contexts: Sequence[click.Context]) -> str:
+    """Returns the rows of the table of commands, with the program of a replica."""
+    rows = []
+    names = [context.command_path.removeprefix("shardline ") for context in contexts]
+    for aim, wanted in _TASKS.items():
+        found = [name for name in names if name.split()[0] in wanted]
+        found.sort(key=lambda name: wanted.index(name.split()[0]))
+        links = [f"[`{name}`](#{_anchor(f'shardline {name}')})" for name in found]
+        rows.append(f"| {aim} | {', '.join(links)} |\n")
+    if missing := {name.split()[0] for name in names}.difference(*_TASKS.values()):
+        raise ValueError(f"no task has the commands {sorted(missing)}")
+    rows.append(
+        "| start a replica yourself | [`python -m shardline.trainer.task`](#options-of-the-trainer) |\n"
+    )
+    return "".join(rows)
 
 
 def _section(context: click.Context) -> str:
-    """Returns the section of a command; the platform options have a section of their own."""
+    """Returns the section of a command; shared options and platform options have sections of their own."""
     command = copy.copy(context.command)
-    if not _takes_platform(command):
-        return _text(context.command_path, command.get_help(context))
-    command.params = [param for param in command.params if param.name not in PLATFORM_OPTIONS]
-    return f"{_text(context.command_path, command.get_help(context))}\n{_SHARED}\n"
+    also = [f"[`{param.opts[0]}`](#{_anchor(_SHARED)})" for param in command.params if _is_shared(param)]
+    command.params = [param for param in command.params if not _is_shared(param)]
+    if _takes_platform(command):
+        also.append(f"[{_PLATFORM.lower()}](#{_anchor(_PLATFORM)})")
+        command.params = [param for param in command.params if not _is_platform(param)]
+    text = _text(context.command_path, command.get_help(context))
+    return f"{text}\nAlso takes {', '.join(also)}.\n" if also else text
+
+
+def _is_shared(param: click.Parameter) -> bool:
+    return any(name in _SHARED_OPTIONS for name in param.opts)
+
+
+def _is_platform(param: click.Parameter) -> bool:
+    return param.name in PLATFORM_OPTIONS
 
 
 def _takes_platform(command: click.Command) -> bool:
     return {param.name for param in command.params}.issuperset(PLATFORM_OPTIONS)
 
 
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
 def _text(title: str, text: str) -> str:
     return f"## {title}\n\n{textwrap.indent(text.rstrip(), '    ')}\n"
 
 
-def _platform_options() -> str:
-    """Returns the help of the options that name settings, project and region."""
+def _options(wanted: Callable[[click.Parameter], bool]) -> str:
+    """Returns the help of the wanted options of all commands, each once."""
     context = next(context for context in commands() if _takes_platform(context.command))
+    found = {param.opts[0]: param for each in commands() for param in each.command.params if wanted(param)}
     command = copy.copy(context.command)
-    command.params = [param for param in command.params if param.name in PLATFORM_OPTIONS]
+    command.params = list(found.values())
     formatter = context.make_formatter()
     command.format_options(context, formatter)
     return formatter.getvalue().strip()

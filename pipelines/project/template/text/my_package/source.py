@@ -13,7 +13,7 @@ TABLE = Path(__file__).with_name("sentences.csv")
 
 
 class Source:
-    """322 sentences, and the language of each to be told."""
+    """321 sentences, each with its language as the label."""
 
     class_names = ("English", "French", "German", "Italian", "Spanish")
     features = (Feature("text", "string"),)
