@@ -44,7 +44,7 @@ class DiskBackend:
 
     Attributes:
         path: The directory; it need not be there.
-        mounted: Whether it stands in for a prefix of a bucket, whose parents may not be writable.
+        mounted: Whether it replaces a prefix of a bucket, whose parents may not be writable.
     """
 
     def __init__(self, path: Path, *, mounted: bool = False) -> None:
@@ -202,11 +202,11 @@ class BucketBackend:
 
     def read(self, name: str) -> TextFile:
         """Returns an object as text with its generation; a bucket that does not exist is an error."""
-        found = self._objects.content(self._key(name))
-        if found is None:
+        content = self._objects.content(self._key(name))
+        if content is None:
             next(self._objects.pages(self._key(""), page_size=1))
             return TextFile(None)
-        data, generation = found
+        data, generation = content
         if len(data) > files.MAX_TEXT_BYTES:
             raise ModelError(f"{self.location(name)} has more than {files.MAX_TEXT_BYTES >> 20} MiB")
         # Text that is not UTF-8 is not JSON either, and is reported as damaged.
@@ -220,11 +220,11 @@ class BucketBackend:
 
     def names(self, directory: str) -> list[str]:
         """Returns the names of objects and directories below a prefix, sorted."""
-        prefix, found = self._key(f"{directory}/") if directory else self._key(""), set[str]()
+        prefix, names = self._key(f"{directory}/") if directory else self._key(""), set[str]()
         # For the store itself, the first thousand names are enough.
         for page in islice(self._objects.pages(prefix, delimiter="/"), None if directory else 1):
-            found.update(page.folders, (item.name for item in page))
-        return sorted(PurePosixPath(item).name for item in found - {prefix})  # but for the directory's own
+            names.update(page.folders, (item.name for item in page))
+        return sorted(PurePosixPath(item).name for item in names - {prefix})  # but for the directory's own
 
     def put(self, source: Path, directory: str) -> None:
         """Uploads the files of a local directory."""

@@ -137,8 +137,8 @@ class Catalog:
 
     def require(self, name: str, store: Store) -> Version:
         """Returns a version by its name; raises ModelError, with the known names, if there is none."""
-        if found := self.find(name):
-            return found
+        if version := self.find(name):
+            return version
         known = ", ".join(item.version for item in self.versions) or "none"
         raise ModelError(f"no version {name} in {store.location('')}; there are {known}")
 
@@ -222,10 +222,10 @@ def refuse_other_content(store: Store) -> None:
     others = [name for name in names if name not in _ALLOWED_NAMES]
     if not others or VERSIONS in names or store.read(CHAMPION_FILE).text is not None:
         return
-    there = f"{CHAMPION_FILE}, {VERSIONS}/), but {truncate(', '.join(others), 80)}"
+    contents = f"{CHAMPION_FILE}, {VERSIONS}/), but {truncate(', '.join(others), 80)}"
     raise SettingsError(
-        f"{store.location('')} holds no champions ({there}; give the directory of champions, or a new one, "
-        f"in which '{PROMOTE_COMMAND} DIR MODEL/' makes a model the champion"
+        f"{store.location('')} holds no champions ({contents}; give the directory of champions, or a new "
+        f"one, in which '{PROMOTE_COMMAND} DIR MODEL/' makes a model the champion"
     )
 
 

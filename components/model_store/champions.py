@@ -151,15 +151,15 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
     digest, copied = _digest(exported, run), None
     while True:
         catalog, seen = read_catalog(store)
-        found = catalog.find_by_digest(digest) if run else None
-        if found and copied and found != copied:
+        listed = catalog.find_by_digest(digest) if run else None
+        if listed and copied and listed != copied:
             store.remove(copied.path)  # another attempt of this run was faster
-        if found and found.was_champion:  # published by an earlier attempt, and perhaps replaced since
-            return found
-        if not (found or copied):
+        if listed and listed.was_champion:  # published by an earlier attempt, and perhaps replaced since
+            return listed
+        if not (listed or copied):
             copied = _copy_version(store, seen, exported, verdict, digest, quality=quality, run=run)
             continue
-        version = found or copied
+        version = listed or copied
         assert version is not None
         if catalog.version == (verdict.champion or ""):
             after = catalog.with_champion(
@@ -167,7 +167,7 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
             )
             if write_catalog(store, after, seen):
                 return after.require(version.version, store)
-        elif found or write_catalog(store, catalog.with_version(version), seen):
+        elif listed or write_catalog(store, catalog.with_version(version), seen):
             raise _outdated(verdict, catalog, store, version.version)
 
 
@@ -197,26 +197,26 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
     store = open_store(champion)
     catalog, seen = read_catalog(store)
     if VERSION_NAME.fullmatch(wanted):
-        found = catalog.require(wanted, store)
-        blessed, reason = found.blessed, found.verdict
+        version = catalog.require(wanted, store)
+        blessed, reason = version.blessed, version.verdict
     else:
         with open_store(wanted).fetched("") as exported:
             verdict = read_part(exported, BLESSING_FILE, Verdict)
             blessed, reason = verdict.blessed, verdict.reason
             if blessed or override.strip():
                 digest = _digest(exported, wanted)
-                found = catalog.find_by_digest(digest) or _copy_version(
+                version = catalog.find_by_digest(digest) or _copy_version(
                     store, seen, exported, verdict, digest, source=wanted
                 )
     if not blessed and not override.strip():
         raise ModelError(
             f"{wanted} is not blessed ({reason}); to make it the champion anyway, give --override REASON"
         )
-    found, before = replace(found, override="" if found.blessed else override), catalog.version
+    version, before = replace(version, override="" if version.blessed else override), catalog.version
     catalog, seen = read_catalog(store)  # copying took time
     if catalog.version != before:
         raise ModelError(f"{store.location('')} has been changed meanwhile; look at it and try again")
-    return _commit_manually(store, catalog, seen, found, "promoted", previous=catalog.version)
+    return _commit_manually(store, catalog, seen, version, "promoted", previous=catalog.version)
 
 
 def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
@@ -235,13 +235,13 @@ def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
             f"{present.version} replaced no version; name the one to go to, 'shardline champion list "
             f"{store.location('')}' lists them"
         )
-    found = catalog.require(wanted, store)
-    if not found.was_champion:
+    target = catalog.require(wanted, store)
+    if not target.was_champion:
         raise ModelError(
             f"{wanted} never was the champion; look at it, then: {PROMOTE_COMMAND} {store.location('')} "
             f"{wanted}"
         )
-    return _commit_manually(store, catalog, seen, found, "rolled back", previous=found.previous)
+    return _commit_manually(store, catalog, seen, target, "rolled back", previous=target.previous)
 
 
 def _commit_manually(

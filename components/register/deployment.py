@@ -159,13 +159,13 @@ class Deployment:
         try:
             single = replace(self.settings, min_replica_count=1, max_replica_count=1)
             self._deploy(name, single, {"0": 100})
-            found = probe(endpoint_server(name), self.exported)
-            if not found.agrees:
+            result = probe(endpoint_server(name), self.exported)
+            if not result.agrees:
                 raise RunError(
-                    f"{self.model} on {name} does not answer as it did in validation: {found}; compare the "
+                    f"{self.model} on {name} does not answer as it did in validation: {result}; compare the "
                     "serving image's TensorFlow with the one in export.json"
                 )
-            report("deploy", f"{name} answers as the model did in validation: {found}")
+            report("deploy", f"{name} answers as the model did in validation: {result}")
             self.check()
         finally:
             self._undeploy(name, self.id, delete=True)

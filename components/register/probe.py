@@ -155,9 +155,9 @@ def rest_server(url: str, *, timeout_s: float = TIMEOUT_S) -> Server:
 
         threading.Thread(target=post, daemon=True).start()
         try:
-            found = done.get(timeout=timeout_s)
-            if isinstance(found, Exception):
-                raise found
+            result = done.get(timeout=timeout_s)
+            if isinstance(result, Exception):
+                raise result
         except (ReadTimeoutError, queue.Empty):
             raise PlatformError(
                 f"{address} gave no answer for {timeout_s:g} s; is the model loaded?"
@@ -168,7 +168,7 @@ def rest_server(url: str, *, timeout_s: float = TIMEOUT_S) -> Server:
             raise PlatformError(
                 f"{address} cannot be reached ({type(error).__name__}); is the server running?"
             ) from None
-        return _predictions(address, *found), ""
+        return _predictions(address, *result), ""
 
     return server
 
@@ -201,12 +201,12 @@ def endpoint_server(name: str, *, api_endpoint: str = "", timeout_s: float = TIM
         SettingsError: When no model that is deployed to it has traffic.
     """
     platform = Platform.of_resource(name, endpoint=api_endpoint)
-    found = call_api(f"read the endpoint {name}", platform.endpoints.get_endpoint, {"name": name})
-    if not any(found.traffic_split.get(deployed.id) for deployed in found.deployed_models):
+    endpoint = call_api(f"read the endpoint {name}", platform.endpoints.get_endpoint, {"name": name})
+    if not any(endpoint.traffic_split.get(deployed.id) for deployed in endpoint.deployed_models):
         raise SettingsError(f"no deployed model of {name} has traffic, so none can answer requests")
     # Source: Endpoint.dedicated_endpoint_dns; the shared host does not serve such an endpoint.
-    if found.dedicated_endpoint_enabled:
-        platform = replace(platform, endpoint=found.dedicated_endpoint_dns)
+    if endpoint.dedicated_endpoint_enabled:
+        platform = replace(platform, endpoint=endpoint.dedicated_endpoint_dns)
 
     def server(instances: Sequence[Any]) -> tuple[Any, str]:
         from google.cloud.aiplatform_v1.types import PredictRequest

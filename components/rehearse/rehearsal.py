@@ -92,8 +92,8 @@ def training_job_directory(job_uri: str, job_name: str) -> str:
 
     An artifact is in ROOT/PROJECT NUMBER/RUN/TASK/NAME on the platform, in ROOT/RUN/TASK/NAME elsewhere.
     """
-    root, found, _ = job_uri.partition(f"/{job_name}/")
-    if not job_name or not found:
+    root, separator, _ = job_uri.partition(f"/{job_name}/")
+    if not job_name or not separator:
         raise RunError(f"the artifact {job_uri} is in no directory of the run {job_name!r}")
     return f"{re.sub(r'/[0-9]+$', '', root)}/{_JOBS}/{job_name}"
 
@@ -228,7 +228,10 @@ def write_sample(dataset: Path, manifest: Manifest, out: Path) -> Manifest:
         data = path.read_bytes()
         checksum = f"{google_crc32c.value(data):08x}"
         shard = manifests.Shard(path.name, len(examples), len(data), checksum)
-        tallies = {one.name: tally(one, [found[one.name][1] for found in parsed]) for one in manifest.labels}
+        tallies = {
+            label.name: tally(label, [example[label.name][1] for example in parsed])
+            for label in manifest.labels
+        }
         splits[name] = Split((shard,), tallies)
     sample = replace(manifest, splits=splits, compression="", keys=None)
     manifests.save(sample, out)

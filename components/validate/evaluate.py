@@ -99,7 +99,7 @@ class Examples:
             for serialized, parsed in batches:
                 batch = Batch(
                     images=parsed.pop("image", None),
-                    labels={one.name: parsed.pop(one.name).numpy() for one in self.manifest.labels},
+                    labels={label.name: parsed.pop(label.name).numpy() for label in self.manifest.labels},
                     keys=tuple(_decode_text(parsed.pop("key").numpy()).tolist()),
                     records=serialized,
                     columns={

@@ -185,9 +185,9 @@ def measure_difference(
             expected = [(names[label][0], label, values.numpy()) for label, values in answers.items()]
             expected += [(names[label][-1], label, values.numpy()) for label, values in quantiles.items()]
             for name, request in signatures.make_requests(manifest, examples, inputs).items():
-                found = loaded.signatures[name](**request)
+                answer = loaded.signatures[name](**request)
                 for output, label, wanted in expected:
-                    exported = found[output].numpy().reshape(wanted.shape)
+                    exported = answer[output].numpy().reshape(wanted.shape)
                     largest = max(largest, max_difference(wanted, exported, deviations.get(label, ())))
     except tf.errors.InvalidArgumentError as error:
         raise DatasetError(

@@ -138,19 +138,21 @@ def read_deviations(manifest: Manifest) -> dict[str, tuple[float, ...]]:
     }
 
 
-def differences(expected: npt.NDArray[Any], found: npt.NDArray[Any], deviations: Sequence[float] = ()) -> Any:
+def differences(
+    expected: npt.NDArray[Any], actual: npt.NDArray[Any], deviations: Sequence[float] = ()
+) -> Any:
     """Returns the absolute differences; at least 1 where only one of the two values is finite."""
-    finite = np.isfinite(expected), np.isfinite(found)
-    gaps = np.abs(np.where(finite[0], expected, 0) - np.where(finite[1], found, 0))
+    finite = np.isfinite(expected), np.isfinite(actual)
+    gaps = np.abs(np.where(finite[0], expected, 0) - np.where(finite[1], actual, 0))
     gaps = gaps / np.asarray(deviations or 1.0)
     return np.where(finite[0] == finite[1], gaps, np.maximum(gaps, 1.0))
 
 
 def max_difference(
-    expected: npt.NDArray[Any], found: npt.NDArray[Any], deviations: Sequence[float] = ()
+    expected: npt.NDArray[Any], actual: npt.NDArray[Any], deviations: Sequence[float] = ()
 ) -> float:
     """Returns the largest of the `differences`."""
-    return float(differences(expected, found, deviations).max(initial=0.0))
+    return float(differences(expected, actual, deviations).max(initial=0.0))
 
 
 def max_difference_of(
@@ -211,13 +213,13 @@ def compare(export: Export, predictions: Any) -> Comparison:
         count = len(predictions) if isinstance(predictions, Sequence) else "no"
         return Comparison(1.0, f"{count} answers to {len(expected)} examples")
     rows = []
-    for wanted, found in zip(expected, predictions, strict=True):
-        if not isinstance(found, Mapping):
+    for wanted, actual in zip(expected, predictions, strict=True):
+        if not isinstance(actual, Mapping):
             rows.append(Comparison(1.0, "no outputs"))
-        elif missing := [name for name in wanted if name not in found]:
+        elif missing := [name for name in wanted if name not in actual]:
             rows.append(Comparison(1.0, f"no {', '.join(missing)}"))
         else:
-            labels = [_compare_label(wanted, found, label, export) for label in export.labels]
+            labels = [_compare_label(wanted, actual, label, export) for label in export.labels]
             rows.append(max(labels, key=lambda comparison: comparison.difference))
     number, worst = max(enumerate(rows), key=lambda item: item[1].difference)
     return Comparison(worst.difference, f"example {number}: {worst.description}" if worst.description else "")
@@ -248,15 +250,15 @@ def is_answer(row: Any, export: Export) -> bool:
 
 
 def _compare_label(
-    expected: Mapping[str, Any], found: Mapping[str, Any], label: Label, export: Export
+    expected: Mapping[str, Any], actual: Mapping[str, Any], label: Label, export: Export
 ) -> Comparison:
     names = name_outputs(export.labels, export.quantiles)[label.name]
-    wanted, values, outputs = expected[names[0]], found[names[0]], label.outputs
+    wanted, values, outputs = expected[names[0]], actual[names[0]], label.outputs
     deviations = export.deviations.get(label.name, ())
     if label.kind == REGRESSION and len(label.outputs) == 1:
         wanted, values = [wanted], [values]
         if shares := export.quantiles.get(label.name, ()):
-            quantiles = found[names[1]] if isinstance(found[names[1]], Sequence) else ()
+            quantiles = actual[names[1]] if isinstance(actual[names[1]], Sequence) else ()
             wanted, values = [*wanted, *expected[names[1]]], [*values, *quantiles]
             outputs += tuple(f"{label.outputs[0]}, quantile {share:g}" for share in shares)
             deviations = deviations[:1] * len(outputs)
@@ -267,7 +269,7 @@ def _compare_label(
     gaps = differences(np.array(golden), np.array(numbers), deviations)
     index, gap = int(gaps.argmax()), float(gaps.max())
     if np.isfinite([*golden, *numbers]).all() and (
-        wrong := _describe_wrong_class(found, label, names, numbers)
+        wrong := _describe_wrong_class(actual, label, names, numbers)
     ):
         return Comparison(max(1.0, gap), wrong)
     largest = f"{noun[0]} of {outputs[index]!r} is {_SHORT.repr(values[index])} instead of {wanted[index]}"
@@ -275,13 +277,13 @@ def _compare_label(
 
 
 def _describe_wrong_class(
-    found: Mapping[str, Any], label: Label, names: Sequence[str], probabilities: Sequence[Any]
+    actual: Mapping[str, Any], label: Label, names: Sequence[str], probabilities: Sequence[Any]
 ) -> str:
     """Returns which predicted class or labels do not follow from the probabilities; "" where they do."""
-    predicted = found[names[1]] if len(names) > 1 else None
+    predicted = actual[names[1]] if len(names) > 1 else None
     if label.kind == CLASS:
         index = max(range(len(probabilities)), key=probabilities.__getitem__)
-        name, best = found[names[2]], label.outputs[index]
+        name, best = actual[names[2]], label.outputs[index]
         return "" if (predicted, name) == (index, best) else f"{_SHORT.repr(name)} instead of {best!r}"
     if label.kind == MULTILABEL and predicted != [int(value >= THRESHOLD) for value in probabilities]:
         return f"{names[1]} {_SHORT.repr(predicted)} are not those from {THRESHOLD} on"

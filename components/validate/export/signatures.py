@@ -140,7 +140,7 @@ def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> di
         columns = {names[column]: values for column, values in inputs.items()}
         return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: columns}
     stored = tf.io.parse_example(examples, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
-    images = tf.stack([encode_stored(one, manifest.image) for one in stored])
+    images = tf.stack([encode_stored(image, manifest.image) for image in stored])
     return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: {IMAGES: images}, TENSOR: {PIXELS: inputs}}
 
 
@@ -193,8 +193,8 @@ class ServedModel:
         except (ModelError, MemoryError):
             raise
         except Exception as error:  # of a damaged one TensorFlow raises anything
-            why = " ".join(str(error).split())
-            raise ModelError(f"cannot load the exported model {path}: {why}; export it again") from None
+            reason = " ".join(str(error).split())
+            raise ModelError(f"cannot load the exported model {path}: {reason}; export it again") from None
         outputs = self._signature(DEFAULT).structured_outputs
         self.quantiles = self._read_quantiles(outputs)
         self._names = name_outputs(manifest.labels, self.quantiles)
@@ -204,10 +204,10 @@ class ServedModel:
             )
         for label in self._labels:
             shape, wanted = outputs[self._names[label.name][0]].shape, len(label.outputs)
-            if (found := shape[-1] if len(shape) > 1 else 1) not in (None, wanted):
+            if (width := shape[-1] if len(shape) > 1 else 1) not in (None, wanted):
                 noun = "classes" if label.class_names else "numbers"
                 raise ModelError(
-                    f"the exported model {path} has {found} {noun}, the dataset has {wanted}; "
+                    f"the exported model {path} has {width} {noun}, the dataset has {wanted}; "
                     "evaluate it on the data that it was made for"
                 )
 
@@ -251,9 +251,9 @@ class ServedModel:
         return Predictions(outputs, classes, quantiles)
 
     def _signature(self, name: str) -> Any:
-        if (found := self._loaded.signatures.get(name)) is None:
+        if (function := self._loaded.signatures.get(name)) is None:
             raise ModelError(f"the SavedModel {self.path} has no signature {name!r}; export it again")
-        return found
+        return function
 
 
 def measure_costs(

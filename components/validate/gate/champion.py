@@ -132,10 +132,10 @@ def check_comparable(export: Export, version: str, manifest: Manifest) -> None:
     if theirs == ours:
         pairs = zip(export.labels, manifest.labels, strict=True)
         compared += [("classes" if a.class_names else "numbers", a.outputs, b.outputs) for a, b in pairs]
-    for kind, found, wanted in compared:
-        if found != wanted:
+    for kind, present, wanted in compared:
+        if present != wanted:
             raise ModelError(
-                f"the champion {version} has other {kind} ({enumerate_names(found)}) than the dataset "
+                f"the champion {version} has other {kind} ({enumerate_names(present)}) than the dataset "
                 f"({enumerate_names(wanted)}); publish this model to another champion_uri"
             )
 

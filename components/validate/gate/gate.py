@@ -202,9 +202,9 @@ class Gate:
             has = quantile_metric_names(quantiles.get(_find_label(rule, labels).name, ()))
             if rule.metric in {metric.name for metric in QUANTILE_METRICS} - {*has}:
                 fitting = [metric.name for metric in BY_KIND[REGRESSION] if metric not in QUANTILE_METRICS]
-                found = "one quantile" if has else "no quantiles"
+                predicted = "one quantile" if has else "no quantiles"
                 raise SettingsError(
-                    f"the rule {rule.text!r} is about quantiles, and the model predicts {found}; it has "
+                    f"the rule {rule.text!r} is about quantiles, and the model predicts {predicted}; it has "
                     f"{', '.join([*fitting, *has])}: train it with quantiles, or leave the rule out"
                 )
 

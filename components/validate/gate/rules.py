@@ -256,11 +256,11 @@ def evaluate_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float |
         score = next((each for each in part.numbers if f"number={each.name}" == rule.slice), None)
         value = getattr(score, rule.metric) if score else None
     elif rule.slice:
-        found = next((item for item in part.slices if item.name == rule.slice), None)
-        interval = found.interval if found and rule.metric == MAIN.get(part.kind) else interval
-        if found and found.decided:
-            return _slice_metric(rule.metric, found, part), interval, ""
-        note = f"{found.examples if found else 0:,} examples are too few"
+        chosen = next((item for item in part.slices if item.name == rule.slice), None)
+        interval = chosen.interval if chosen and rule.metric == MAIN.get(part.kind) else interval
+        if chosen and chosen.decided:
+            return _slice_metric(rule.metric, chosen, part), interval, ""
+        note = f"{chosen.examples if chosen else 0:,} examples are too few"
     else:
         value = evaluation.metrics.get(rule.expression)
         note = note if value is None else evaluation.notes.get(rule.metric, "")

@@ -66,11 +66,11 @@ class ClassOutcomes(Probabilities):
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
         """Returns the fields of an evaluation that follow from the outcomes."""
-        found, names = super().summarize(min_slice), self.label.outputs
+        summary, names = super().summarize(min_slice), self.label.outputs
         confusion = metrics.confusion_matrix(self.true, self.predicted, labels=list(range(len(names))))
         return {
-            **found,
-            "accuracy": found["metrics"]["accuracy"],
+            **summary,
+            "accuracy": summary["metrics"]["accuracy"],
             "confusion": tuple(map(tuple, confusion.tolist())),
             "calibration": self.calibration,
             **_draw_curves(self.finite_only),
@@ -85,19 +85,19 @@ class ClassOutcomes(Probabilities):
         `top5_accuracy` for five classes or fewer. The expected calibration error (ECE) is the mean distance
         of accuracy and confidence, 0..1.
         """
-        found = {"accuracy": float(metrics.accuracy_score(self.true, self.predicted))}
-        found |= resampling.macro_averages(self.true, self.predicted)
+        scores = {"accuracy": float(metrics.accuracy_score(self.true, self.predicted))}
+        scores |= resampling.macro_averages(self.true, self.predicted)
         weighted = metrics.f1_score(self.true, self.predicted, average="weighted", zero_division=0.0)
-        found["weighted_f1"] = float(weighted)
+        scores["weighted_f1"] = float(weighted)
         if total := len(self.finite_only.true):
             losses, has_loss = self.finite_only.losses
             if has_loss.any():
-                found["log_loss"] = float(losses[has_loss].mean())
-            distances = (one.examples * abs(one.accuracy - one.confidence) for one in self.calibration)
-            found["ece"] = sum(distances) / total
+                scores["log_loss"] = float(losses[has_loss].mean())
+            distances = (each.examples * abs(each.accuracy - each.confidence) for each in self.calibration)
+            scores["ece"] = sum(distances) / total
             if self._among_top is not None:
-                found["top5_accuracy"] = self._among_top / len(self.true)
-        return found | self.means
+                scores["top5_accuracy"] = self._among_top / len(self.true)
+        return scores | self.means
 
     @cached_property
     def _among_top(self) -> int | None:
@@ -167,11 +167,11 @@ class ClassOutcomes(Probabilities):
         classes = len(self.label.outputs)
         values = np.concatenate([_values(drawn * size, true, predicted, classes) for drawn in _draw(counts)])
         columns, names = zip(*self._measured(), strict=True)
-        found = dict(zip(names, resampling.percentile_intervals(values[:, columns]), strict=True))
-        found |= resampling.intervals(self.finite_only.terms, self.measure)
+        intervals = dict(zip(names, resampling.percentile_intervals(values[:, columns]), strict=True))
+        intervals |= resampling.intervals(self.finite_only.terms, self.measure)
         if self._among_top is not None:
-            found["top5_accuracy"] = proportion_interval(self._among_top, len(self.true), self.copies)
-        return found
+            intervals["top5_accuracy"] = proportion_interval(self._among_top, len(self.true), self.copies)
+        return intervals
 
     def lead_counts(self, predicted: Ints) -> dict[str, Lead]:
         """Returns the lead over these predictions, [n] too, in each counted metric."""
@@ -252,7 +252,7 @@ def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[Curve, ...]]:
         return x, y, np.append(thresholds, 1.0)
 
     def draw(values: Floats, curve: Callable[..., tuple[Any, ...]]) -> tuple[Curve, ...]:
-        smallest, found = np.sort(np.argsort(values, kind="stable")[:MAX_CURVES]), []
+        smallest, curves = np.sort(np.argsort(values, kind="stable")[:MAX_CURVES]), []
         for index, label in zip(smallest, finite.areas.classes[smallest], strict=True):
             parts = curve(finite.true == label, finite.outputs[:, label])
             # Thinned evenly along the curve, not along x: it may rise at a single x.
@@ -261,8 +261,8 @@ def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[Curve, ...]]:
             wanted = np.searchsorted(length, np.linspace(0.0, length[-1], MAX_CURVE_POINTS))
             kept = np.unique([0, *wanted.clip(0, len(length) - 1), len(length) - 1])
             thinned = (tuple(part[kept].astype(float).tolist()) for part in parts)
-            found.append(Curve(finite.label.outputs[label], float(values[index]), *thinned))
-        return tuple(found)
+            curves.append(Curve(finite.label.outputs[label], float(values[index]), *thinned))
+        return tuple(curves)
 
     areas = finite.areas
     return {"roc": draw(areas.roc, roc), "precision_recall": draw(areas.pr, precision_recall)}
@@ -275,18 +275,18 @@ class MultilabelOutcomes(Probabilities):
     def score(self) -> dict[str, float]:
         """Returns the metrics by name; areas are means over the labels that some, not all, examples have."""
         true, predicted = self.true, self.predicted
-        found = resampling.macro_averages(true, predicted)
-        found["micro_f1"] = metrics.f1_score(true, predicted, average="micro", zero_division=0.0)
-        found["subset_accuracy"] = metrics.accuracy_score(true, predicted)
-        found["hamming_loss"] = metrics.hamming_loss(true, predicted)
+        scores = resampling.macro_averages(true, predicted)
+        scores["micro_f1"] = metrics.f1_score(true, predicted, average="micro", zero_division=0.0)
+        scores["subset_accuracy"] = metrics.accuracy_score(true, predicted)
+        scores["hamming_loss"] = metrics.hamming_loss(true, predicted)
         if len(self.finite_only.true):
-            found["log_loss"] = self.finite_only.losses[0].mean()
-        return {name: float(value) for name, value in (found | self.means).items()}
+            scores["log_loss"] = self.finite_only.losses[0].mean()
+        return {name: float(value) for name, value in (scores | self.means).items()}
 
     def intervals(self) -> dict[str, Interval]:
         """Returns the 95 % intervals of the counted metrics, also of each label: "f1[label=cat]"."""
-        found = resampling.intervals(self._terms(self.predicted), self._measure_counts)
-        return found | resampling.intervals(self.finite_only.terms, self.measure)
+        counted = resampling.intervals(self._terms(self.predicted), self._measure_counts)
+        return counted | resampling.intervals(self.finite_only.terms, self.measure)
 
     @cached_property
     def losses(self) -> tuple[Floats, Mask]:
@@ -337,10 +337,10 @@ class MultilabelOutcomes(Probabilities):
             right / examples,
             wrong / (examples * len(names)),
         ]
-        found = dict(zip(_MULTILABEL_METRICS, values, strict=True))
+        measured = dict(zip(_MULTILABEL_METRICS, values, strict=True))
         for part, scores in zip(_CLASS_METRICS, (precision, recall, f1), strict=True):
-            found |= {f"{part}[label={name}]": scores[..., i] for i, name in enumerate(names)}
-        return found
+            measured |= {f"{part}[label={name}]": scores[..., i] for i, name in enumerate(names)}
+        return measured
 
     def _f1_of_present(self, sums: Floats) -> Floats:
         """Returns macro F1 over the labels that occur; 1 where none does, as nothing is wrong then.

@@ -135,7 +135,7 @@ def _compare(name: str, before: Profile, after: Profile, chance: float) -> Drift
 def _drift_of_numbers(name: str, before: Numbers, after: Numbers, chance: float) -> Drift:
     from scipy import stats
 
-    values = [[math.inf if item is None else item for item in one.values] for one in (before, after)]
+    values = [[math.inf if item is None else item for item in sample.values] for sample in (before, after)]
     distance = float(stats.ks_2samp(*values, method="asymp").statistic)
     expected = stats.kstwobign.isf(chance) * math.sqrt(1 / before.examples + 1 / after.examples)
     return _with_threshold(name, distance, expected, _describe(before), _describe(after))
@@ -155,7 +155,7 @@ def _drift_of_categories(name: str, before: Categories, after: Categories, chanc
     farthest = int(apart.argmax())
     # Distance by chance: a gamma distribution fitted to the distances of simulated pairs of samples.
     random, pooled = np.random.default_rng(0), both.sum(axis=1) / both.sum()
-    drawn = [random.multinomial(one.examples, pooled, _DRAWS) / one.examples for one in (before, after)]
+    drawn = [random.multinomial(each.examples, pooled, _DRAWS) / each.examples for each in (before, after)]
     distances = np.abs(drawn[0] - drawn[1]).sum(axis=1) / 2
     mean, variance = distances.mean(), distances.var()
     expected = 0.0  # there is one category

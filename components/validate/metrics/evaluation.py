@@ -240,15 +240,15 @@ class Evaluation(EvaluationSummary):
     @property
     def never_predicted(self) -> tuple[Slice, ...]:
         """Slices of the classes that have examples but are never predicted."""
-        found: list[Slice] = []
+        slices: list[Slice] = []
         for part in self.each:
             if part.kind == CLASS:
                 columns = zip(part.class_names, zip(*part.confusion, strict=True), strict=True)
                 missed = {f"class={name}" for name, column in columns if not any(column)}
             else:
                 missed = {f"label={score.name}" for score in part.classes if not score.f1}
-            found += (item for item in part.slices if item.name in missed and item.examples)
-        return tuple(found)
+            slices += (item for item in part.slices if item.name in missed and item.examples)
+        return tuple(slices)
 
     @property
     def blind_to(self) -> tuple[str, ...]:

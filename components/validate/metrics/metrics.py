@@ -74,7 +74,8 @@ BY_KIND = {
     ),
 }
 #: All of them, each name once.
-QUALITY = tuple({one.name: one for kind in (*BY_KIND.values(), BY_KIND[CLASS]) for one in kind}.values())
+_ALL = (metric for metrics in (*BY_KIND.values(), BY_KIND[CLASS]) for metric in metrics)
+QUALITY = tuple({metric.name: metric for metric in _ALL}.values())
 
 #: The main metric, by kind of label.
 MAIN = {CLASS: "accuracy", MULTILABEL: "macro_f1", REGRESSION: "rmse"}

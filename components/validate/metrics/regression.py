@@ -63,18 +63,18 @@ class RegressionOutcomes(Outcomes):
         """Returns the metrics by name, means over the numbers; empty without examples."""
         if not len(self.true):
             return {}
-        found = {
+        scores = {
             "rmse": metrics.root_mean_squared_error(self.true, self.outputs),
             "mae": metrics.mean_absolute_error(self.true, self.outputs),
             "median_absolute_error": metrics.median_absolute_error(self.true, self.outputs),
             "p90_absolute_error": np.quantile(np.abs(self.outputs - self.true), 0.9, axis=0).mean(),
         }
         if (self.true != 0).all():  # undefined for a truth of 0
-            found["mape"] = metrics.mean_absolute_percentage_error(self.true, self.outputs)
+            scores["mape"] = metrics.mean_absolute_percentage_error(self.true, self.outputs)
         if len(self.true) > 1 and (np.ptp(self.true, axis=0) > 0).all():
-            found["r2"] = metrics.r2_score(self.true, self.outputs)
-        found |= self._measure_quantiles(self._quantile_terms().sum(axis=0), float(len(self.true)))
-        return {name: float(value) for name, value in found.items()}
+            scores["r2"] = metrics.r2_score(self.true, self.outputs)
+        scores |= self._measure_quantiles(self._quantile_terms().sum(axis=0), float(len(self.true)))
+        return {name: float(value) for name, value in scores.items()}
 
     def intervals(self) -> dict[str, Interval]:
         """Returns the 95 % intervals of the metrics that follow from sums, and of each number of several."""
@@ -85,9 +85,11 @@ class RegressionOutcomes(Outcomes):
         both = self.finite & other.finite
         ours, theirs = self.select(both), other.select(both)
         if self.shares != other.shares:  # losses of different quantiles cannot be compared
-            ours, theirs = (replace(one, quantiles=None, shares=()) for one in (ours, theirs))
-        found = resampling.leads(ours._terms(), theirs._terms(), ours._measure)
-        return {name: lead for name, lead in found.items() if name.partition("[")[0] in CHAMPION_LEAD_METRICS}
+            ours, theirs = (replace(each, quantiles=None, shares=()) for each in (ours, theirs))
+        measured = resampling.leads(ours._terms(), theirs._terms(), ours._measure)
+        return {
+            name: lead for name, lead in measured.items() if name.partition("[")[0] in CHAMPION_LEAD_METRICS
+        }
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the baseline that always predicts the means in training."""
@@ -121,11 +123,11 @@ class RegressionOutcomes(Outcomes):
         with np.errstate(divide="ignore", invalid="ignore"):
             r2 = 1 - squares / around
         measured = {"rmse": rmse, "mae": mae, "mape": relatives / count, "r2": r2}
-        found = {name: values.mean(axis=-1) for name, values in measured.items()}
+        means = {name: values.mean(axis=-1) for name, values in measured.items()}
         if len(names) > 1:
-            found |= {f"rmse[number={name}]": rmse[..., i] for i, name in enumerate(names)}
-            found |= {f"mae[number={name}]": mae[..., i] for i, name in enumerate(names)}
-        return found | self._measure_quantiles(sums[..., width:], count[..., 0])
+            means |= {f"rmse[number={name}]": rmse[..., i] for i, name in enumerate(names)}
+            means |= {f"mae[number={name}]": mae[..., i] for i, name in enumerate(names)}
+        return means | self._measure_quantiles(sums[..., width:], count[..., 0])
 
     def _quantile_terms(self) -> Floats:
         """Returns the loss, whether the truth is inside, and whether quantiles cross, [n, 3] or [n, 0]."""

@@ -106,20 +106,20 @@ class Outcomes(ABC):
 
     def slices(self, min_slice: int, parts: Iterable[tuple[str, Mask]] = ()) -> tuple[Slice, ...]:
         """Returns the slices `parts` and those by feature; they are decided from `min_slice` examples on."""
-        found = []
+        slices = []
         for name, mask in (*parts, *_slices(self.columns)):
             examples = int(mask.sum())
             copies = None if self.copies is None else self.copies[mask]
             decided = len(distinct_groups(copies, examples)[0]) >= min_slice
             value, interval = self.measure_slice(mask, decided=decided)
-            found.append(Slice(name, examples, value, decided, interval))
-        return tuple(found)
+            slices.append(Slice(name, examples, value, decided, interval))
+        return tuple(slices)
 
 
 def macro_averages(true: Ints, predicted: Ints) -> dict[str, float]:
     """Returns the means over classes, or labels, of precision, recall and F1, by name of the metric."""
-    found = metrics.precision_recall_fscore_support(true, predicted, average="macro", zero_division=0.0)
-    return dict(zip(("macro_precision", "macro_recall", "macro_f1"), map(float, found[:3]), strict=True))
+    averages = metrics.precision_recall_fscore_support(true, predicted, average="macro", zero_division=0.0)
+    return dict(zip(("macro_precision", "macro_recall", "macro_f1"), map(float, averages[:3]), strict=True))
 
 
 def score_classes(names: Sequence[str], true: Ints, predicted: Ints) -> tuple[ClassScore, ...]:
@@ -141,7 +141,7 @@ def divide(over: Floats, under: Floats) -> Floats:
 def _slices(columns: Mapping[str, npt.NDArray[Any]]) -> Iterator[tuple[str, Mask]]:
     """Yields the names of slices, "camera=left", "height=96..128", and the masks of their examples, [n]."""
     for name, column in columns.items():
-        floats, numbers = (np.issubdtype(column.dtype, one) for one in (np.floating, np.number))
+        floats, numbers = (np.issubdtype(column.dtype, dtype) for dtype in (np.floating, np.number))
         finite = np.isfinite(column) if floats else np.full(len(column), True)
         values = np.unique(column[finite])
         if len(values) <= (_MAX_NUMBERS if numbers else _MAX_CATEGORIES):
@@ -177,10 +177,10 @@ def intervals(terms: npt.NDArray[Any], measure: Measure) -> dict[str, Interval]:
     """Returns the 95 % interval of each metric from the terms of examples, [examples, sums], where finite."""
     if not len(terms):
         return {}
-    found = {
+    by_metric = {
         name: percentile_intervals(values[:, None])[0] for name, values in measure(_resample(terms)).items()
     }
-    return {name: ends for name, ends in found.items() if np.isfinite(ends).all()}
+    return {name: ends for name, ends in by_metric.items() if np.isfinite(ends).all()}
 
 
 def leads(ours: npt.NDArray[Any], theirs: npt.NDArray[Any], measure: Measure) -> dict[str, Lead]:
@@ -190,11 +190,11 @@ def leads(ours: npt.NDArray[Any], theirs: npt.NDArray[Any], measure: Measure) ->
     width = ours.shape[1]
     both = _resample(np.concatenate([ours, theirs], axis=1))
     first, second = measure(both[:, :width]), measure(both[:, width:])
-    here, there = measure(ours.sum(axis=0)), measure(theirs.sum(axis=0))
+    ours_total, theirs_total = measure(ours.sum(axis=0)), measure(theirs.sum(axis=0))
     return {
-        name: lead(name, float(here[name] - there[name]), first[name] - second[name])
+        name: lead(name, float(ours_total[name] - theirs_total[name]), first[name] - second[name])
         for name in first
-        if np.isfinite(here[name] - there[name])
+        if np.isfinite(ours_total[name] - theirs_total[name])
     }
 
 
@@ -353,8 +353,8 @@ class Probabilities(Outcomes):
     def leads(self, other: Probabilities) -> dict[str, Lead]:
         """Returns the lead over another model on the same examples in each metric with an interval."""
         both = self.finite & other.finite
-        found = leads(self.select(both).terms, other.select(both).terms, self.measure)
-        return self.lead_counts(other.predicted) | found
+        measured = leads(self.select(both).terms, other.select(both).terms, self.measure)
+        return self.lead_counts(other.predicted) | measured
 
     @cached_property
     @abstractmethod

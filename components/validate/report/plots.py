@@ -75,7 +75,7 @@ def draw_reliability(points: Sequence[tuple[float, float]], x: str, y: str, desc
 def draw_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str], most: int) -> str:
     """Draws a confusion matrix, a row per true class; a cell shows its share of the row's examples.
 
-    Of more than `most` classes those with the most mistakes, missed and wrongly given together, are drawn.
+    Of more than `most` classes those with the most mistakes, missed or wrongly predicted, are drawn.
     """
     counts = np.asarray(matrix, dtype=np.int64)
     wrong = counts.sum(axis=0) + counts.sum(axis=1) - 2 * counts.diagonal()
