@@ -35,7 +35,7 @@ _BLOCK = re.compile(
 )
 #: What differs from run to run, in the order in which it is replaced.
 _VARIES = (
-    (r"^.*: at work, for .*\n| +input wait \d+%", ""),
+    (r"^.*: running; no output for .*\n| +input wait \d+%", ""),
     (r"\d{4}-\d\d-\d\d[T ]\d\d[:-]\d\d([:-]\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d)?|\d{8}T\d{6,}", "TIME"),
     (r"\b(?=[a-f]*\d)[0-9a-f]{8,}(-[0-9a-f]{4})?\b", "HASH"),
     (r"\b[\d,.]+( ?(ms|s|min|h)\b| ?(examples|records|images)/s| ?[KMG]i?B\b|%)", "AMOUNT"),

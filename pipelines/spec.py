@@ -43,7 +43,7 @@ class PipelineFile:
     platforms: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def of_other_platforms(self) -> list[str]:
+    def other_platform_features(self) -> list[str]:
         """What tasks have on another platform alone, as in secretAsEnv; a workspace is the pipeline's."""
         tasks = [mapping_at(found, "deploymentSpec", "executors") for found in self.platforms.values()]
         return sorted({kind for found in tasks for label in found for kind in mapping_at(found, label)})

@@ -24,8 +24,8 @@ class Diagnosis:
 
     Attributes:
         what: What was checked: "bucket".
-        level: "ok", "warning" (it may do, or could not be checked) or "error" (runs will fail).
-        found: What was found, in one line.
+        level: "ok", "warning" (it may suffice, or could not be checked) or "error" (runs will fail).
+        found: Result of the check, in one line.
         fix: What to do; "" where there is nothing to do.
     """
 
@@ -36,12 +36,12 @@ class Diagnosis:
 
 
 def ok(what: str, found: str) -> Diagnosis:
-    """Returns the diagnosis of something in order."""
+    """Returns a diagnosis without a problem."""
     return Diagnosis(what, "ok", found)
 
 
 def warning(what: str, found: str, fix: str) -> Diagnosis:
-    """Returns the diagnosis of something that may do, or could not be checked."""
+    """Returns the diagnosis of something that may suffice, or could not be checked."""
     return Diagnosis(what, "warning", found, fix)
 
 
@@ -57,15 +57,15 @@ _DISK = (1 * _GIB, 5 * _GIB)
 _PYTHON = ((3, 11), (3, 13))
 _REPLICAS = 2
 _TOY_TIMEOUT_S = 120.0
-#: Stands at the root of a checkout; an installed package has none.
+#: At the root of a checkout; an installed package has none.
 _CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 _PIN = re.compile(r"^([\w.-]+)==(\S+)$", re.MULTILINE)
-#: Packages that a run depends on most; of the others a difference rarely matters.
+#: Packages whose versions matter most.
 _MAIN = ("tensorflow", "keras", "kfp", "google-cloud-pipeline-components", "google-cloud-aiplatform", "numpy")
 
 
 def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
-    """Yields what is found; without the toy, a job of two replicas that takes some seconds, says so."""
+    """Yields a diagnosis of each check; `toy` runs a job of two replicas, which takes some seconds."""
     here, (low, high) = sys.version.split()[0], _PYTHON
     if low <= sys.version_info[:2] < high:
         yield ok("python", here)
@@ -76,18 +76,19 @@ def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
         )
     yield from _versions()
     if (cores := len(os.sched_getaffinity(0))) < _REPLICAS:
-        yield warning("cores", str(cores), "replicas will take turns; a run is slow, not wrong")
+        yield warning("cores", str(cores), "replicas share cores; a run is slow, not wrong")
     else:
         yield ok("cores", str(cores))
     yield from _disk(runs_dir)
     if installed_version("psutil") is None:
         what = "memory, ports, network, toy job: psutil is not installed"
-        yield warning("not looked at", what, "pip install 'shardline[local]'")
+        yield warning("not checked", what, "pip install 'shardline[local]'")
         return
     yield from _memory_and_network()
     if not toy:
         yield ok(
-            "toy job", "not tried, as it takes longer than all the rest: 'shardline doctor --local' does"
+            "toy job",
+            "not run, since it takes longer than all other checks: 'shardline doctor --local' runs it",
         )
     elif installed_version("tensorflow"):
         yield _toy_job()
@@ -100,9 +101,9 @@ def _versions() -> Iterator[Diagnosis]:
         found = f"not installed: {', '.join(missing)}; nothing can run on this machine"
         yield warning("packages", found, "pip install -c constraints.txt 'shardline[local]'")
         return
-    words = ", ".join(f"{name} {installed[name]}" for name in ("tensorflow", "keras", "kfp"))
+    versions = ", ".join(f"{name} {installed[name]}" for name in ("tensorflow", "keras", "kfp"))
     if not _CONSTRAINTS.is_file():
-        yield ok("packages", words)
+        yield ok("packages", versions)
         return
     pins = dict(_PIN.findall(_CONSTRAINTS.read_text(encoding="utf-8")))
     differing = [
@@ -115,23 +116,23 @@ def _versions() -> Iterator[Diagnosis]:
         found = f"other versions than tested: {', '.join(differing[:4])}{more}"
         yield warning("packages", found, "pip install -c constraints.txt 'shardline[local]'")
     else:
-        yield ok("packages", f"{words}, all as in constraints.txt")
+        yield ok("packages", f"{versions}, all as in constraints.txt")
 
 
 def _disk(runs_dir: Path) -> Iterator[Diagnosis]:
     runs = runs_dir.absolute()
-    existing = next(place for place in (runs, *runs.parents) if place.is_dir())
-    places = {"run directory": existing, "TMPDIR": Path(tempfile.gettempdir())}
-    for what, place in places.items():
-        if not os.access(place, os.W_OK):
-            yield error("disk", f"{what}: {place} cannot be written", "choose another directory")
+    existing = next(path for path in (runs, *runs.parents) if path.is_dir())
+    directories = {"run directory": existing, "TMPDIR": Path(tempfile.gettempdir())}
+    for what, path in directories.items():
+        if not os.access(path, os.W_OK):
+            yield error("disk", f"{what}: {path} cannot be written", "choose another directory")
             continue
-        free = shutil.disk_usage(place).free
-        found = f"{what}: {free / _GIB:.1f} GiB free in {place}"
-        yield _judge("disk", found, free, _DISK, "make room, or choose another directory")
+        free = shutil.disk_usage(path).free
+        found = f"{what}: {free / _GIB:.1f} GiB free in {path}"
+        yield _compare("disk", found, free, _DISK, "make room, or choose another directory")
 
 
-def _judge(what: str, found: str, amount: int, limits: tuple[int, int], fix: str) -> Diagnosis:
+def _compare(what: str, found: str, amount: int, limits: tuple[int, int], fix: str) -> Diagnosis:
     least, enough = limits
     if amount < least:
         return error(what, found, fix)
@@ -145,18 +146,18 @@ def _memory_and_network() -> Iterator[Diagnosis]:
 
     free = psutil.virtual_memory().available
     found = f"{free / _GIB:.1f} GiB available"
-    yield _judge("memory", found, free, _MEMORY, "close other programs, or use fewer replicas")
+    yield _compare("memory", found, free, _MEMORY, "close other programs, or use fewer replicas")
     try:
         with processes.reserve_ports(_REPLICAS):
             yield ok("ports", "loopback ports can be taken")
     except OSError as refused:
         found = f"no loopback port can be taken: {refused.strerror}"
-        yield error("ports", found, "look at the sandbox's rules")
+        yield error("ports", found, "check the rules of the sandbox")
     if reason := network.isolation_unavailable():
-        found = f"jobs share this machine's network, where all who reach it reach their servers: {reason}"
+        found = f"jobs share this machine's network, which exposes their servers: {reason}"
         yield warning("network", found, network.REMEDY)
     else:
-        found = "a job with several replicas has a network of its own, which nobody outside reaches"
+        found = "a job with several replicas has its own network, which cannot be reached from outside"
         yield ok("network", found)
 
 

@@ -1,7 +1,7 @@
 """Process in which stock kfp.local runs a localized pipeline: `python -m shardline.pipelines.local.execute`.
 
-It is a process of its own so that kfp's chatter, its warnings and its patched `print` stay out of the
-command's own, and so that all of a run can be stopped at one place.
+A separate process keeps kfp's output, its warnings and its patched `print` out of the command's, and is the
+one process to end in order to stop a run.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from shardline.pipelines.local.process.start import EXECUTOR_VARIABLE
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RunError, SettingsError
 
-#: Topic of the error that this process itself reports; a task's own error says more.
+#: Topic of this process's own errors; a task's error says more.
 TOPIC = "pipeline"
 
-#: Modules that tasks forked from the server would import, and where the sources of components name more.
+#: Modules that tasks forked from the server import, and a pattern for those that components' sources name.
 _PRELOADED = ("shardline.trainer.train", "kfp.dsl.executor", "shardline.pipelines.local.job.supervisor")
 _IMPORTED = re.compile(r"from (shardline\.components\.(?:rehearse|train|validate)\.\w+) import")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -42,20 +42,20 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -> None:
     """Runs the pipeline in a localized YAML file with the parameters in a JSON file.
 
-    Outputs of tasks are below `root`. The directory `scratch` is for temporary files, and removed at the end,
-    as `parent`, the process that started this one, does too: whoever is left.
+    Outputs of tasks are below `root`. The directory `scratch` is for temporary files, and removed at the end
+    by this process or by `parent`, which started it.
     """
 
     def end(signum: int, _frame: FrameType | None) -> None:
         signal.signal(signum, signal.SIG_IGN)
         processes.stop_descendants()
         shutil.rmtree(scratch, ignore_errors=True)
-        # Not SystemExit: kfp would wait for its threads, which may start the next task meanwhile.
+        # Not SystemExit: kfp would wait for its threads, which may start the next task.
         os._exit(128 + signum)
 
     guardian.exit_with_parent(int(parent), signal.SIGTERM)
     signal.signal(signal.SIGTERM, end)
-    # Lightweight components leave their source behind among the temporary files.
+    # Lightweight components leave their source in temporary files.
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     os.environ[EXECUTOR_VARIABLE] = str(os.getpid())
     kfp_internals.keep_python3_in_texts()
@@ -72,7 +72,7 @@ def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -
 
 @contextlib.contextmanager
 def _fork_server(pipeline: str) -> Iterator[None]:
-    """Has TensorFlow loaded for the tasks that need it, while the first ones, which do not, are at work."""
+    """Loads TensorFlow in a fork server for later tasks, while the first tasks, without TensorFlow, run."""
     if start.__name__ not in pipeline:
         yield
         return
@@ -107,7 +107,7 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
         text = _COLOUR.sub("", str(error))
         task = kfp_internals.failed_task(text)
         raise RunError(f"the task {task} failed" if task else text) from None
-    except Exception as error:  # kfp.local raises whatever it stumbles over
+    except Exception as error:  # kfp.local raises any exception
         for line in traceback.format_exc().splitlines():
             print(f"kfp.local: {line}")
         raise RunError(f"kfp.local cannot run the pipeline: {type(error).__name__}: {error}") from None
@@ -122,6 +122,6 @@ if __name__ == "__main__":
     with progress.exit_on_error(TOPIC):
         if len(sys.argv) != 6 or not sys.argv[5].isdecimal():
             raise SettingsError(
-                "takes PIPELINE PARAMETERS ROOT SCRATCH PARENT, as 'shardline run' gives them"
+                "arguments are PIPELINE PARAMETERS ROOT SCRATCH PARENT, as of 'shardline run'"
             )
         main(*sys.argv[1:])

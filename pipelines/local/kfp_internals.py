@@ -1,26 +1,26 @@
-"""KFP from the inside: what a local run relies on, or works around, beyond KFP's documented interface.
+"""Internals of KFP that a local run relies on or works around.
 
-Checked with kfp 2.17; tests/e2e/test_kfp_internals.py notices when one of these has changed. Files are in
-kfp/local, unless another place is named.
+Checked with kfp 2.17; tests/e2e/test_kfp_internals.py fails when one of these has changed. Files are in
+kfp/local, unless another path is named.
 
-* `SubprocessRunner` refuses container components, which it recognizes by the lack of a word in their command
+* `SubprocessRunner` refuses container components, which it recognizes by a word that their command lacks
   (subprocess_task_handler.py, `validate_not_container_component`): `MARKER` holds that word.
 * It replaces "python3" everywhere in a command, values of parameters included (same file,
   `replace_python_executable`): `keep_python3_in_texts`.
 * A mere directory called docker in the current directory, which a repository often has, is imported as a
-  namespace package and taken for the Docker client (kubeflow/pipelines#12552; the fix, #12553, catches
+  namespace package and used as the Docker client (kubeflow/pipelines#12552; the fix, #12553, catches
   ImportError only): `hide_directory_docker`.
 * `import kfp` loads its client and with it that of Kubernetes, more than half of the time that it takes
   (kfp/__init__.py): `skip_client_import`.
 * Conditions: the output NAME of TASK is only found where NAME is "Output", or is written
-  `pipelinechannel--TASK--NAME`; else the condition is taken for false and the pipeline succeeds without its
+  `pipelinechannel--TASK--NAME`; else the condition counts as false and the pipeline succeeds without its
   tasks (orchestrator/enhanced_dag_orchestrator.py; kubeflow/pipelines#13313): `name_outputs_in_conditions`,
   and `SkippedConditions` for what still cannot be evaluated.
-* An importer's gs:// leads to /gcs/, wherever tasks have written (importer_handler.py, `get_importer_uri`):
+* An importer's gs:// becomes /gcs/, although tasks write elsewhere (importer_handler.py, `get_importer_uri`):
   `resolve_imports_in`.
 * A failed task of a nested pipeline is named in the text of a RuntimeError only: `failed_task`.
 * Lightweight components start by a shell script of KFP's (kfp/dsl/component_factory.py), `component_source`,
-  and by another before that, which installs packages that stand in single quotes: `split_installation`.
+  and by another before that, which installs packages in single quotes: `split_installation`.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _INNER_TASK = re.compile(r"Inner task failed: (.*?)\.?$", re.DOTALL)
 
 
 def component_source(command: Sequence[str]) -> str | None:
-    """Returns the source of the component that a command runs and nothing else; its arguments follow."""
+    """Returns the source of the component that a command runs, None for other commands; arguments follow."""
     if list(command[:2]) == ["sh", "-ec"] and len(command) > 3 and command[2].split() == _SCRIPT:
         return command[3]
     return None
 
 
 def split_installation(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns what a lightweight component has pip install before it starts, and its command without that."""
+    """Returns the packages that a lightweight component installs with pip, and its command without that."""
     if list(command[:2]) != ["sh", "-c"] or component_source(command[3:]) is None:
         return [], list(command)
     quoted = re.findall(r"'([^']*)'", command[2])
@@ -68,9 +68,9 @@ def split_installation(command: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def keep_python3_in_texts() -> None:
-    """Makes kfp.local leave "python3" alone.
+    """Keeps kfp.local from replacing "python3".
 
-    With its own directory first in PATH the word already means this interpreter.
+    With this interpreter's directory first in PATH, the word already means it.
     """
     here = os.path.dirname(sys.executable)
     if os.access(os.path.join(here, "python3"), os.X_OK):
@@ -80,8 +80,8 @@ def keep_python3_in_texts() -> None:
 
 def hide_directory_docker() -> None:
     """Makes `import docker` fail where it would find no module."""
-    found = importlib.util.find_spec("docker")
-    if found is not None and found.origin is None:
+    spec = importlib.util.find_spec("docker")
+    if spec is not None and spec.origin is None:
         sys.modules["docker"] = None  # type: ignore[assignment]
 
 
@@ -93,9 +93,9 @@ def skip_client_import() -> None:
 
 
 def resolve_imports_in(buckets: Path) -> None:
-    """Makes importers find what is in a bucket below the directory that stands in for /gcs/.
+    """Makes importers find objects of buckets in the local directory for /gcs/.
 
-    Of what is not there, tasks get the URI, as from kfp.local, and a line says so.
+    Where there is none, tasks receive the URI, as from kfp.local, and a line reports it.
     """
     from kfp.local import importer_handler
 
@@ -116,7 +116,7 @@ def resolve_imports_in(buckets: Path) -> None:
 
 
 class SkippedConditions(logging.Handler):
-    """Notes where kfp.local takes a condition that it cannot evaluate for false, and goes on."""
+    """Collects the conditions that kfp.local cannot evaluate, and takes as false."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -131,8 +131,8 @@ class SkippedConditions(logging.Handler):
 
 def failed_task(text: str) -> str | None:
     """Returns the name of the inner task whose failure an error of kfp.local reports."""
-    found = _INNER_TASK.search(text)
-    return found.group(1) if found else None
+    match = _INNER_TASK.search(text)
+    return match[1] if match else None
 
 
 def components_with_tasks(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:

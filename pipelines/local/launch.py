@@ -1,4 +1,4 @@
-"""Launch: a cluster on this machine for any Python program, each replica a process with its TF_CONFIG."""
+"""Launch of any Python program as a cluster on this machine: each replica a process with its TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -34,28 +34,27 @@ def launch(
     network: str | None = None,
     strategy: bool | None = None,
 ) -> None:
-    """Runs a program as every replica of a cluster on this machine, and returns when all have ended with 0.
+    """Runs a program as every replica of a cluster on this machine; returns when all have ended with 0.
 
-    Each replica is `python PROGRAM ARGUMENTS` with the TF_CONFIG that the platform would give it: the first
-    is the chief, the others are workers. When one fails all are stopped, and start again where that is
-    allowed. No process is left, however this one ends.
+    Each replica is `python PROGRAM ARGUMENTS` with its TF_CONFIG as on the platform: the first is the chief,
+    the others are workers. When one fails, all are stopped, and restarted as `restarts` allows. No process is
+    left, however this one ends.
 
     Args:
         program: Path of a Python program, or the name of a module.
-        replicas: Processes that run it, the chief included, at least 1; one alone has no TF_CONFIG.
+        replicas: Number of processes, the chief included, at least 1; a single one has no TF_CONFIG.
         arguments: Its command line.
-        module: Whether `program` is the name of a module, as of `python -m`.
-        ps: Parameter servers beside the replicas, which run the same program; the job then ends with its
-            chief, since its servers and workers never end.
-        restarts: How often all replicas start again after a failure. A replica that asks for it (exit code
-            75) has them start again up to six times, whatever this is.
+        module: Whether `program` is the name of a module, as with `python -m`.
+        ps: Number of further replicas that are parameter servers; the job then ends with its chief, since
+            servers and workers never end.
+        restarts: Restarts of all replicas after failures. A replica that asks for a restart (exit code 75)
+            has up to six more.
         timeout: Seconds after which the replicas are stopped, or None for no limit.
-        logs: Directory for a log of each replica, to which a further launch appends; a new temporary one
-            unless given.
-        network: "auto", "isolated" or "host", as of `shardline train`; what SHARDLINE_NETWORK says unless
-            given.
-        strategy: Whether each replica makes `shardline.strategy()` before the program begins; unless
-            given, where the program, or a module beside it that it imports, imports shardline.
+        logs: Directory for a log of each replica, which later launches append to; None for a new temporary
+            one.
+        network: "auto", "isolated" or "host", as for `shardline train`; None for SHARDLINE_NETWORK.
+        strategy: Whether each replica creates `shardline.strategy()` before the program begins; None where
+            the program, or a module of its directory that it imports, imports shardline.
 
     Raises:
         SettingsError: When there is no such program, or a number is out of range.
@@ -70,7 +69,7 @@ def launch(
             f"there is no {kind} {name!r} here; name one that python runs from {os.getcwd()!r}"
         )
     if restarts < 0 or (timeout is not None and not timeout > 0):
-        raise SettingsError(f"restarts are 0 or more and timeout above 0, not {restarts} and {timeout}")
+        raise SettingsError(f"restarts must be 0 or more and timeout above 0, got {restarts} and {timeout}")
     if strategy is None:
         strategy = _imports_shardline(source, Path.cwd() if module else source.parent, set())
     job = CustomJob.with_roles(
@@ -96,13 +95,13 @@ def launch(
 
 
 def _find_module(name: str) -> Path | None:
-    """Returns the file that `python -m NAME` runs, or None; no package is imported for it."""
+    """Returns the file that `python -m NAME` runs, or None; imports no package."""
     first, *others = parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return None
     spec = PathFinder.find_spec(first, [os.getcwd()])
     if spec is None:
-        with contextlib.suppress(ValueError):  # a module that is loaded, and says not whence: __main__
+        with contextlib.suppress(ValueError):  # a loaded module without a spec: __main__
             spec = importlib.util.find_spec(first)
     for part in others:
         spec = spec and PathFinder.find_spec(part, spec.submodule_search_locations or [])
@@ -112,9 +111,9 @@ def _find_module(name: str) -> Path | None:
 
 
 def _imports_shardline(source: Path, root: Path, seen: set[Path]) -> bool:
-    """Whether a file, or a module below `root` that it imports, imports Shardline, anywhere in it.
+    """Whether a file, or a module below `root` that it imports, imports Shardline anywhere.
 
-    One that is no Python will say so itself.
+    False for a file that is not Python, which will fail by itself.
     """
     seen.add(source)
     try:
@@ -131,9 +130,9 @@ def _imports_shardline(source: Path, root: Path, seen: set[Path]) -> bool:
         for parts in (name.split(".") for name in names):
             if parts[0] == "shardline" and not getattr(node, "level", 0):
                 return True
-            places = [base.joinpath(*parts[: end + 1]) for end in range(len(parts))]  # with its packages
+            paths = [base.joinpath(*parts[: end + 1]) for end in range(len(parts))]  # with its packages
             for file in {
-                file for at in places for file in (at.with_suffix(".py"), at / "__init__.py")
+                file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py")
             } - seen:
                 if file.is_file() and _imports_shardline(file, root, seen):
                     return True

@@ -1,9 +1,9 @@
 """Stubs for GCPC's launchers and for containers: `python -m shardline.pipelines.local.launcher_stubs NAME`.
 
-`localize` puts a stand-in into the pipeline in the place of each launcher, with its own arguments; NAME is
-the launcher's --type. Custom jobs and tuning jobs run here. Of everything else the stand-in says what would
-be done, and nothing leaves this machine. With the NAME Container, the command of a container component
-becomes a process of whoever runs the pipeline: no image is involved, and nothing shields this machine.
+`localize` replaces each launcher in the pipeline by a stub with the same arguments; NAME is the launcher's
+--type. Custom jobs and tuning jobs run here. The other stubs only report what would be done: nothing leaves
+this machine. With the NAME Container, the command of a container component runs as a process of the user who
+runs the pipeline, without an image and without isolation.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from shardline.trainer.base import files
 from shardline.trainer.base.errors import PipelineError, RunError
 from shardline.trainer.base.progress import exit_on_error, report
 
-#: Failures to rehearse, separated by spaces, in the environment.
+#: Environment variable: failures to inject, separated by spaces.
 INJECTIONS_VARIABLE = "SHARDLINE_INJECT"
 
-#: What a launcher writes to gcp_resources.
+#: Content of a launcher's gcp_resources.
 Resources = list[dict[str, str]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Does what the launcher's arguments ask for, as far as it can be done here."""
+    """Runs the stub of a launcher with the launcher's arguments."""
     options = _parse(argv)
-    topic, stand_in = _STUBS[options.name]
+    topic, stub = _STUBS[options.name]
     with processes.adopted_orphans(), exit_on_error(topic):
         try:
-            resources = stand_in(options)
+            resources = stub(options)
         finally:
             processes.stop_descendants(0)  # of a replica whose guardian was killed
         if options.gcp_resources:
@@ -81,7 +81,7 @@ def _tuning_job(options: argparse.Namespace) -> Resources:
 
 
 def _logs(options: argparse.Namespace) -> Path:
-    """Returns the directory for the replicas' logs; beside it is what stands in for /gcs/ in them."""
+    """Returns the directory for the replicas' logs, and sets their local directory for /gcs/."""
     task = Path(options.gcp_resources).parent
     run = Path(os.environ.get(RUN_VARIABLE, task))
     os.environ.setdefault(files.GCS_ROOT_VARIABLE, str(run / GCS_DIRECTORY))
@@ -107,13 +107,13 @@ def _upload(options: argparse.Namespace) -> Resources:
     request, parent = _request(options), options.parent_model_name
     what = f"as a new version of {parent}" if parent else "as a new model"
     _report_only("register", f"{request['display_name']!r} is not uploaded; on Vertex AI it would be, {what}")
-    # Without a resourceName: later tasks can tell that there is no such model.
+    # Without a resourceName: later tasks see that there is no such model.
     return _write_artifact(options, "model", "local:not-uploaded")
 
 
 def _endpoint(options: argparse.Namespace) -> Resources:
     name = _request(options)["display_name"]
-    _report_only("deploy", f"no endpoint {name!r} is made; on Vertex AI it would be")
+    _report_only("deploy", f"no endpoint {name!r} is created; on Vertex AI it would be")
     return _write_artifact(
         options, "endpoint", "local:not-made", {"resourceName": f"a new endpoint {name!r}"}
     )
@@ -139,9 +139,9 @@ def _email(options: argparse.Namespace) -> Resources:
     return _report_only("conclude", f"no e-mail is sent; on Vertex AI {recipients} would get one")
 
 
-def _report_only(topic: str, words: str) -> Resources:
-    report(topic, f"a local run: {words}")
-    return []  # what the launchers write when they have created nothing
+def _report_only(topic: str, message: str) -> Resources:
+    report(topic, f"a local run: {message}")
+    return []  # as of launchers that have created nothing
 
 
 def _write_artifact(
@@ -154,7 +154,7 @@ def _write_artifact(
     return []
 
 
-#: Topic and function of each stand-in, by the launcher's --type.
+#: Topic and function of each stub, by the launcher's --type.
 _STUBS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources]]] = {
     "CustomJob": ("train", _custom_job),
     "HyperparameterTuningJob": ("tune", _tuning_job),
@@ -167,18 +167,18 @@ _STUBS: dict[str, tuple[str, Callable[[argparse.Namespace], Resources]]] = {
 
 
 def _exec_container(executor_input: str, *command: str) -> None:
-    """Makes the directories of a container's outputs, as the platform does, and becomes its command."""
+    """Creates the directories of a container's outputs, as the platform does, and executes its command."""
     outputs = json.loads(executor_input).get("outputs", {})
     artifacts = outputs.get("artifacts", {})
-    made = [item["uri"] for listed in artifacts.values() for item in listed["artifacts"]]
-    made += [item["outputFile"] for item in outputs.get("parameters", {}).values()]
+    paths = [item["uri"] for listed in artifacts.values() for item in listed["artifacts"]]
+    paths += [item["outputFile"] for item in outputs.get("parameters", {}).values()]
     if artifacts:
-        made.append(outputs["outputFile"])
-    for path in made:
+        paths.append(outputs["outputFile"])
+    for path in paths:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-    if artifacts:  # kfp.local is told of them
+    if artifacts:  # kfp.local reads them
         files.write_json(Path(outputs["outputFile"]), {"artifacts": artifacts})
-    report("container", f"runs {command[0]} of this machine, in no image")
+    report("container", f"runs {command[0]} of this machine, without an image")
     try:
         os.execvp(command[0], command)
     except OSError as error:

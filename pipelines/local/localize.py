@@ -1,11 +1,11 @@
 """Localization of a compiled pipeline: a pure rewrite of the IR into one that stock kfp.local can run.
 
-`check_runnable` says before it what of a pipeline is not on this machine.
+`check_runnable` refuses a pipeline that needs something that is not on this machine.
 
-docs/local-runs.md lists what changes. Beyond it, an optional pipeline parameter without default and value is
-removed from the tasks that would receive it, since kfp.local cannot pass on "no value"; a condition on a
-task's named output is written so that kfp.local finds it (`kfp_internals`); and a task that takes an output
-depends on the task that makes it, which kfp.local does not see by itself.
+docs/local-runs.md lists the changes. In addition, an optional pipeline parameter without default and value is
+removed from the tasks that would receive it, since kfp.local cannot pass on "no value"; conditions on named
+outputs are rewritten for kfp.local (`kfp_internals`); and a task that takes an output is made to depend on
+the task with that output, since kfp.local does not infer it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shardline.trainer.base.errors import PipelineError
 _GOOGLE = "google_cloud_pipeline_components.container"
 _GCPC = f"{_GOOGLE}.v1"
 _LAUNCHER = f"{_GCPC}.custom_job.launcher"
-#: Names of stand-ins by the module that they stand in for.
+#: Names of stubs, by the launcher's module that they replace.
 _STUBS = {
     _LAUNCHER: "CustomJob",
     f"{_GCPC}.hyperparameter_tuning_job.launcher": "HyperparameterTuningJob",
@@ -44,7 +44,7 @@ _STUBS = {
     f"{_GCPC}.batch_prediction_job.launcher": "BatchPredictionJob",
     f"{_GCPC}.vertex_notification_email.executor": "VertexNotificationEmail",
 }
-#: In the source of Shardline's own components.
+#: Package in the source of Shardline's own components.
 _OWN_COMPONENTS = "shardline.components"
 _STUB_COMMAND = ("python3", "-u", "-m", start.STUBS_MODULE)
 
@@ -71,20 +71,20 @@ _RESOLVED_BY_KFP = re.compile(
 _FILE_NAME = re.compile(r"\w[\w .-]{0,127}")
 _PLACEHOLDER = re.compile(r"\{\{\$\.(.*?)\}\}")
 
-#: Keys of the IR below which every string is a value that the backend resolves.
+#: Keys of the IR below which the backend resolves every string.
 _VALUE_KEYS = frozenset({"defaultValue", "runtimeValue", "executors"})
 
 
-def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str = _EPOCH) -> dict[str, Any]:
+def localize(spec: dict[str, Any], passed: Collection[str] = (), *, created: str = _EPOCH) -> dict[str, Any]:
     """Returns a pipeline that kfp.local can run on this machine.
 
     Args:
-        spec: The compiled pipeline (IR), which stays as it is.
-        given: Names of the pipeline parameters that will be passed.
+        spec: The compiled pipeline (IR), which is not changed.
+        passed: Names of the pipeline parameters that will be passed.
         created: Time at which the run was created and scheduled (RFC 3339, UTC).
 
     Raises:
-        PipelineError: When a placeholder has no meaning on this machine, or a name cannot be that of a file.
+        PipelineError: When a placeholder has no meaning on this machine, or a name cannot be a file name.
     """
     _check_names(spec)
     local: dict[str, Any] = _localized(copy.deepcopy(spec), created, is_value=False)
@@ -104,22 +104,22 @@ def localize(spec: dict[str, Any], given: Collection[str] = (), *, created: str 
     _add_missing_dependencies(local)
     _retry_without_delay(local, spec)
     name_outputs_in_conditions(local)
-    _drop_unset(local, set(given))
+    _drop_unset(local, set(passed))
     return local
 
 
 def stub_name(container: Mapping[str, Any]) -> str:
-    """Returns the name of the stand-in for the launcher that a container runs; "" for none."""
+    """Returns the name of the stub for the launcher that a container runs; "" for none."""
     return next((_STUBS[part] for part in list_at(container, "command") if part in _STUBS), "")
 
 
 def _add_missing_dependencies(local: dict[str, Any]) -> None:
-    """Has tasks wait for those whose outputs they take, which compilers have left unsaid."""
+    """Adds dependencies on the tasks whose outputs a task takes, which compilers leave out."""
     for component in components_with_tasks(local):
         for task in component["dag"]["tasks"].values():
-            makers = set(re.findall(r'"producerTask": "([^"]+)"', json.dumps(task.get("inputs", {}))))
-            if not makers <= {*list_at(task, "dependentTasks")}:
-                task["dependentTasks"] = sorted(makers.union(list_at(task, "dependentTasks")))
+            producers = set(re.findall(r'"producerTask": "([^"]+)"', json.dumps(task.get("inputs", {}))))
+            if not producers <= {*list_at(task, "dependentTasks")}:
+                task["dependentTasks"] = sorted(producers.union(list_at(task, "dependentTasks")))
 
 
 def _retry_without_delay(local: dict[str, Any], spec: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ def _retry_without_delay(local: dict[str, Any], spec: dict[str, Any]) -> None:
             executor = executors.get(used.get("executorLabel"), {})
             if _is_custom_job(executor) and "retryPolicy" in task:
                 task["retryPolicy"]["backoffDuration"] = "0s"
-            elif any(_OWN_COMPONENTS in word for word in list_at(executor, "container", "command")):
+            elif any(_OWN_COMPONENTS in part for part in list_at(executor, "container", "command")):
                 task.pop("retryPolicy", None)
 
 
@@ -139,13 +139,13 @@ def _check_names(spec: dict[str, Any]) -> None:
     dags = components_with_tasks(spec)
     named = [("task", name) for component in dags for name in component["dag"]["tasks"]]
     for component in (spec["root"], *spec["components"].values()):
-        made = component.get("outputDefinitions", {})
-        named += [("output", name) for kind in ("artifacts", "parameters") for name in made.get(kind, {})]
+        outputs = component.get("outputDefinitions", {})
+        named += [("output", name) for kind in ("artifacts", "parameters") for name in outputs.get(kind, {})]
     for what, name in named:
         if not _FILE_NAME.fullmatch(name):
             raise PipelineError(
-                f"the {what} {name!r} has a name that cannot be a file's on this machine; name it with "
-                "letters, digits, '_' and '-', as the compiler does"
+                f"the name of the {what} {name!r} cannot be a file name on this machine; use letters, "
+                "digits, '_' and '-', as the compiler does"
             )
 
 
@@ -178,30 +178,30 @@ def _localized(node: Any, created: str, *, is_value: bool) -> Any:
     if not isinstance(node, str) or not is_value:
         return node
     local = _LOCAL_VALUES | dict.fromkeys(_TIMES, created)
-    for found in _PLACEHOLDER.finditer(node):
-        if found[1] not in local and not _RESOLVED_BY_KFP.match(found[1]):
-            raise PipelineError(f"the placeholder {found[0]} cannot be resolved on this machine")
-    return _PLACEHOLDER.sub(lambda found: local.get(found[1], found[0]), node)
+    for match in _PLACEHOLDER.finditer(node):
+        if match[1] not in local and not _RESOLVED_BY_KFP.match(match[1]):
+            raise PipelineError(f"the placeholder {match[0]} cannot be resolved on this machine")
+    return _PLACEHOLDER.sub(lambda match: local.get(match[1], match[0]), node)
 
 
-def _drop_unset(spec: dict[str, Any], given: set[str]) -> None:
-    """Takes inputs that have neither value nor default from the tasks of every DAG.
+def _drop_unset(spec: dict[str, Any], passed: set[str]) -> None:
+    """Removes inputs that have neither value nor default from the tasks of every DAG.
 
-    What one DAG does not pass on is unset in the DAGs inside it, so this goes on until nothing changes.
+    An input that one DAG does not pass on is unset in the DAGs inside it: repeats until nothing changes.
     """
     dags, dropped = list(components_with_tasks(spec)), True
     tasks = [task for dag in dags for task in dag["dag"]["tasks"].values()]
     while dropped:
         dropped = False
         for dag in dags:
-            supplied = given if dag is spec["root"] else set()
+            supplied = passed if dag is spec["root"] else set()
             for task in tasks:
                 if spec["components"].get(task["componentRef"]["name"]) is dag:
                     supplied |= task.get("inputs", {}).get("parameters", {}).keys()
                     # The item of a loop comes from the loop itself.
                     supplied.add(task.get("parameterIterator", {}).get("itemInput", ""))
             parameters = dag.get("inputDefinitions", {}).get("parameters", {})
-            # A default of None (JSON null) is ours: never read, but kfp.local fails where there is none.
+            # The default None (JSON null) is ours: never read, but kfp.local fails without it.
             unset = {
                 name
                 for name, item in parameters.items()
@@ -215,10 +215,10 @@ def _drop_unset(spec: dict[str, Any], given: set[str]) -> None:
 
 
 def check_runnable(spec: Mapping[str, Any]) -> None:
-    """Refuses a compiled pipeline (IR) with tasks that cannot run here, in one line that names each and why.
+    """Refuses a compiled pipeline (IR) with tasks that cannot run here.
 
     Raises:
-        PipelineError: When there is such a task.
+        PipelineError: When there are such tasks; names each of them, and why.
     """
     missing = [
         f"{item.where} {why}"
@@ -235,28 +235,28 @@ def _why_not_runnable(container: Mapping[str, Any]) -> str:
     if stub_name(container):
         return ""
     packages, command = split_installation(list_at(container, "command"))
-    words = [*command, *list_at(container, "args")]
-    if any(word.startswith(_GOOGLE) for word in words):
-        return "asks the platform by way of a launcher of Google's without stand-in here"
+    argv = [*command, *list_at(container, "args")]
+    if any(part.startswith(_GOOGLE) for part in argv):
+        return "calls the platform through a launcher of Google's that has no stub here"
     if command[:3] == ["python3", "-m", EXECUTOR]:
         return f"has its code in the image {image} only"
-    if any(EXECUTOR in word for word in words):
-        absent = [text for text in packages if not _is_installed(text)]
-        return f"needs {', '.join(absent)}: pip install it first" if absent else ""
+    if any(EXECUTOR in part for part in argv):
+        missing = [text for text in packages if not _is_installed(text)]
+        return f"needs {', '.join(missing)}: pip install it first" if missing else ""
     if not command:
-        return f"runs what the image {image} starts by itself, which only the image knows"
-    there = shutil.which(command[0])
-    return "" if there else f"runs {command[0]} of the image {image}, which is not on this machine"
+        return f"runs the entry point of the image {image}, which is not known here"
+    is_installed = shutil.which(command[0])
+    return "" if is_installed else f"runs {command[0]} of the image {image}, which is not on this machine"
 
 
 def _is_installed(requirement: str) -> bool:
-    """Whether a requirement is met; KFP itself is, in the release that runs the pipeline."""
+    """Whether a requirement is met; KFP counts as installed, in the release that runs the pipeline."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
-        wanted = Requirement(requirement)
-        if wanted.name == "kfp" or (wanted.marker and not wanted.marker.evaluate()):
+        parsed = Requirement(requirement)
+        if parsed.name == "kfp" or (parsed.marker and not parsed.marker.evaluate()):
             return True
-        return wanted.specifier.contains(importlib.metadata.version(wanted.name), prereleases=True)
+        return parsed.specifier.contains(importlib.metadata.version(parsed.name), prereleases=True)
     except (InvalidRequirement, importlib.metadata.PackageNotFoundError):
         return False

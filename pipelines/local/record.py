@@ -1,4 +1,4 @@
-"""Runs on this machine: the directory of a new one, the history of a job's replicas, one that has failed."""
+"""Directory of a new run on this machine, starts of a job's replicas, and continuation of a failed run."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _TITLES = ("replica", "start", "end", "exit", "restarts", "peak memory")
 
 
 class RunDirectory:
-    """The directory of one run and its run.json, which says at any time how far the run has come.
+    """The directory of one run and its run.json, which has the state of the run at any time.
 
     Attributes:
         directory: The run's own directory.
-        record: Content of run.json at the start: what runs, with which parameters and versions.
+        record: Content of run.json at the start: pipeline, parameters and versions.
     """
 
     def __init__(
         self, runs: Path, content: bytes, now: datetime.datetime, *, pipeline: str, **facts: Any
     ) -> None:
-        """Makes the directory in `runs`, named by the time, and puts an exact copy of the pipeline into it.
+        """Creates the directory in `runs`, named by the time, with an exact copy of the pipeline.
 
         Raises:
             SettingsError: When the directory cannot be written.
@@ -92,17 +92,16 @@ class RunDirectory:
         return time.monotonic() - self._started
 
     def end(self, state: State, facts: Mapping[str, Scalar], error: str | None) -> None:
-        """Records how the run ended: succeeded, failed or cancelled; OSError where the disk is full."""
+        """Records the end of the run: succeeded, failed or cancelled; OSError where the disk is full."""
         seconds = round(self.duration, 3)
         ended = dataclasses.replace(self.record, state=state, duration_s=seconds, facts=facts, error=error)
-        with self._lock:  # without a record, its end shows how it ended
+        with self._lock:  # released without a record, it shows a failed run
             read_local_record(self.directory, record=ended).write(self.directory)
 
-    def shorten(self, value: str) -> str:
-        """Returns the short path of an output, at the top of the run directory; other values as they are.
+    def short_path(self, value: str) -> str:
+        """Links an output from the top of the run directory; returns the link, or the value unchanged.
 
-        There a link to it is made. Learning curves are found from the run directory on, and a link to them
-        would show them twice.
+        TensorBoard logs have no link: TensorBoard reads the run directory, and would show them twice.
         """
         target = Path(value)
         if not target.is_relative_to(self.directory / "outputs") or not target.exists():
@@ -116,7 +115,7 @@ class RunDirectory:
 
 
 def _link_latest(directory: Path) -> None:
-    """Makes RUNS_DIR/latest a link to a run directory, in one step; no link where there can be none."""
+    """Makes RUNS_DIR/latest a link to a run directory, atomically; none where links are not supported."""
     link = directory.parent / LATEST
     temporary = directory / f".{LATEST}"
     with contextlib.suppress(OSError):
@@ -138,7 +137,7 @@ def _make_unique(runs: Path, name: str) -> Path:
 
 
 class History:
-    """The starts and ends of every replica of a job, in seconds since the job began."""
+    """The starts and ends of every replica of a job, in seconds since the start of the job."""
 
     def __init__(self, display_name: str, names: Sequence[str]) -> None:
         self._display_name = display_name
@@ -147,14 +146,11 @@ class History:
         self._starts: dict[str, list[ReplicaStart]] = {name: [] for name in names}
 
     def started(self, name: str) -> None:
-        """Notes that a replica has been started."""
+        """Records the start of a replica."""
         self._starts[name].append(ReplicaStart(start_s=self._now()))
 
     def ended(self, name: str, code: int, peak_memory: int, *, stopped: bool) -> None:
-        """Notes that a replica has ended, with its peak memory in bytes.
-
-        It was stopped where the job needed it no longer.
-        """
+        """Records the end of a replica: exit status, peak memory in bytes, and whether the job stopped it."""
         starts = self._starts[name]
         starts[-1] = dataclasses.replace(
             starts[-1],
@@ -182,23 +178,23 @@ class History:
             progress.report(topic, line)
 
     @contextlib.contextmanager
-    def kept(self, directory: Path, topic: str) -> Iterator[None]:
-        """Writes job.json when the job that runs in this context has ended, however, and shows the table."""
-        state, words, mistake = "stopped", None, False
+    def recorded(self, directory: Path, topic: str) -> Iterator[None]:
+        """Writes job.json when the job in this context has ended, and shows the table of replicas."""
+        state, message, is_user_error = "stopped", None, False
         try:
             yield
             state = "succeeded"
         except RunError as error:
-            state, words, mistake = "failed", str(error), error.exit_code == EXIT_BAD_INPUT
+            state, message, is_user_error = "failed", str(error), error.exit_code == EXIT_BAD_INPUT
             raise
         except processes.Stopped as error:
-            words = f"stopped by {error.signal_name}"
+            message = f"stopped by {error.signal_name}"
             raise
         finally:
             JobRecord(
                 display_name=self._display_name,
                 state=state,
-                error=words,
+                error=message,
                 created=self._created,
                 duration_s=self._now(),
                 replicas=tuple(
@@ -206,14 +202,14 @@ class History:
                     for name, starts in self._starts.items()
                 ),
             ).write(directory)
-            if not mistake:
+            if not is_user_error:
                 self._show(topic)
 
     def _now(self) -> float:
         return round(time.monotonic() - self._began, 3)
 
 
-#: Where the checkpoints of a training can lie in a run directory.
+#: Patterns of checkpoint directories in a run directory.
 _CHECKPOINT_DIRECTORIES = ("outputs/*/*/checkpoints", "outputs/*/*/*/checkpoints", "gcs/**/checkpoints")
 
 
@@ -231,12 +227,11 @@ class FailedRun:
 
     @classmethod
     def find(cls, directory: Path, *, abandoned: bool = False) -> FailedRun:
-        """Reads the record of a run; of one whose end nothing here tells, `abandoned` says that it has ended.
+        """Reads the record of a run; `abandoned` says that it has ended where this cannot be detected here.
 
         Raises:
             SettingsError: When it is no run directory, or damaged.
-            PipelineError: When the run is going on, has succeeded, or is of a pipeline of which another run
-                would not find the checkpoints.
+            PipelineError: When the run is still running, has succeeded, or its pipeline cannot continue one.
         """
         record = RunRecord.read(directory)
         if record.state == RUNNING and not (abandoned and not record.has_reliable_lock):
@@ -254,28 +249,30 @@ class FailedRun:
         return cls(directory, record)
 
     def with_checkpoints(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns parameters by which training goes on from the newest checkpoints of the run, and says so.
+        """Returns parameters to continue training from the newest checkpoints of the run; reports them.
 
-        A checkpoint_dir stays, in which training goes on by itself, and so does a continue_run that was not
-        the run's own. Where the run has no checkpoints, training begins where the run's has begun.
+        A checkpoint_dir is kept, where training continues by itself, and so is a continue_run that differs
+        from the run's own. Without checkpoints, training begins where the run's began.
         """
         before, start = self.record.parameters, parameters.get("continue_run", "")
-        if place := parameters.get("train_options", {}).get("checkpoint_dir", ""):
+        if directory := parameters.get("train_options", {}).get("checkpoint_dir", ""):
             start = ""  # the two exclude each other
         elif start in ("", before.get("continue_run", "")):
             last = before.get("train_options", {}).get("checkpoint_dir", "")
             start = str(self._checkpoints() or last or start)
-        place = place or start
-        words = f"training goes on from {place}" if place else "it has no checkpoints: training begins anew"
-        progress.report("run", f"continues {self.record.name}; {words}")
+        directory = directory or start
+        outcome = "it has no checkpoints: training starts from the beginning"
+        if directory:
+            outcome = f"training continues from {directory}"
+        progress.report("run", f"continues {self.record.name}; {outcome}")
         return {**parameters, "continue_run": start}
 
     def _checkpoints(self) -> Path | None:
         """Returns the directory of the newest checkpoint."""
-        found = [
-            (index.stat().st_mtime, place)
+        checkpoints = [
+            (index.stat().st_mtime, directory)
             for pattern in _CHECKPOINT_DIRECTORIES
-            for place in self.directory.resolve().glob(pattern)
-            for index in place.glob("*.index")
+            for directory in self.directory.resolve().glob(pattern)
+            for index in directory.glob("*.index")
         ]
-        return max(found)[1] if found else None
+        return max(checkpoints)[1] if checkpoints else None

@@ -1,4 +1,4 @@
-"""Run of a compiled pipeline on this machine, in a run directory of its own, watched from start to end."""
+"""Run of a compiled pipeline on this machine: its own run directory, its process, and its output."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError
 from shardline.trainer.base.progress import Event, Scalar
 
-#: Lines of a failed task's output that are shown where the task has not explained itself.
+#: Lines of a failed task's output that are shown where the task has reported no error.
 _TAIL = 12
-#: Seconds that a pipeline that cannot succeed any more has to end by itself.
+#: Seconds until a pipeline that cannot succeed any more is stopped.
 _CLOSING_S = 5.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -60,12 +60,12 @@ class Execution:
 
     Attributes:
         directory: The run directory.
-        facts: The facts that tasks have reported, the last of each name, in order of arrival.
+        facts: The last fact of each name that tasks have reported, in order of arrival.
         errors: The errors that tasks have reported.
         tail: The last lines that tasks have printed.
-        exit_code: Status of the executing process once it has ended.
-        has_exit_tasks: Whether tasks have to run after one has failed (exit handlers).
-        injections: Failures to rehearse in every custom job.
+        exit_code: Exit status of the executing process once it has ended.
+        has_exit_tasks: Whether tasks run after another has failed (exit handlers).
+        injections: Failures to inject into every custom job.
         network: Network of custom jobs, one of `network.CHOICES`.
     """
 
@@ -78,15 +78,15 @@ class Execution:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL))
     exit_code: int = 0
     _kfp_lines: KfpLines = field(default_factory=KfpLines)
-    _silence: Heartbeat = field(default_factory=Heartbeat)
+    _heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
     @property
     def log(self) -> Path:
-        """The file that holds everything that was printed."""
+        """The file with the output of all tasks."""
         return self.directory / LOG
 
     def watch(self, localized: dict[str, Any], parameters: dict[str, Any], terminal: Terminal) -> None:
-        """Runs the executing process to its end, and leaves nothing behind that it has started."""
+        """Runs the executing process to its end, and stops every process that it has started."""
         pipeline, values = self.directory / "localized.yaml", self.directory / "parameters.json"
         files.write_text(pipeline, yaml.safe_dump(localized, sort_keys=False, allow_unicode=True))
         files.write_json(values, parameters)
@@ -116,40 +116,40 @@ class Execution:
             try:
                 for line in _output(child, self._cannot_succeed):
                     if line is None:
-                        self._silence.break_on(terminal)
+                        self._heartbeat.show_if_due(terminal)
                     else:
-                        self._take(line, log, terminal)
+                        self._handle_line(line, log, terminal)
             finally:
                 with processes.ignore_stop_signals():
                     self.exit_code = _end(child)
                     processes.stop_descendants(with_variable=(RUN_VARIABLE, str(self.directory)))
 
     def raise_failure(self, terminal: Terminal) -> None:
-        """Explains the failure of the run, if it has failed.
+        """Raises the error of the run, if it has failed.
 
         Raises:
-            ProcessFailedError: In the words of the task that failed, where it has said something.
+            ProcessFailedError: With the error of the failed task, where it has reported one.
         """
         if self.exit_code == 0:
             return
         own = [event for event in self.errors if event.topic != execute.TOPIC]
         if own:
-            raise processes.ProcessFailedError.of(own[-1])
+            raise processes.ProcessFailedError.from_event(own[-1])
         for line in self.tail:
             terminal.show(Event("line", execute.TOPIC, f"| {line}"))
         texts = [event.text for event in self.errors]
         text = texts[-1] if texts else f"the executing process {processes.describe_exit(self.exit_code)}"
         raise processes.ProcessFailedError(f"{text} (log: {self.log})", topic=execute.TOPIC)
 
-    def _take(self, line: str, log: TextIO, terminal: Terminal) -> None:
+    def _handle_line(self, line: str, log: TextIO, terminal: Terminal) -> None:
         event = progress.parse(line)
         line = _COLOUR.sub("", line)
-        # Indented as all that tasks print: a line of the log that is not is one of kfp.local's own.
-        said = line if event is None else f"{TASK_INDENT}{' '.join(progress.render(event).split())}"
-        print(said, file=log, flush=True)
+        # Indented like all output of tasks: other lines of the log are kfp.local's own.
+        logged = line if event is None else f"{TASK_INDENT}{' '.join(progress.render(event).split())}"
+        print(logged, file=log, flush=True)
         if event is None:
             if (task := running_task(line)) is not None:
-                self._silence.task = task
+                self._heartbeat.task = task
                 terminal.end_work()
             if line.startswith(TASK_INDENT) and line.strip():
                 printed = line.removeprefix(TASK_INDENT)
@@ -157,7 +157,7 @@ class Execution:
                 if not self._kfp_lines.has(text, replica):
                     self.tail.append(printed)
                     if replica:
-                        self._silence.end()
+                        self._heartbeat.reset()
                         terminal.line(replica, text)
         elif event.kind == "error":
             self.errors.append(event)
@@ -165,19 +165,19 @@ class Execution:
             if event.kind == "fact":
                 self.facts[event.topic] = event
             else:
-                self._silence.end()
+                self._heartbeat.reset()
             terminal.show(event)
 
     def _cannot_succeed(self) -> bool:
-        """Whether the user's mistake has ended the run, so that trying a task again is of no use."""
-        # The marker would end the next attempt of a training, too; here a mistake is shown at once.
+        """Whether a user error makes retries of the task pointless."""
+        # The trainer's fail-fast marker would end the next attempt; here the error ends the run.
         return not self.has_exit_tasks and any(event.exit_code == EXIT_BAD_INPUT for event in self.errors)
 
 
 def _output(child: subprocess.Popen[bytes], cannot_succeed: Callable[[], bool]) -> Iterator[str | None]:
-    """Yields the child's lines until it has ended, or for some seconds more once it cannot succeed.
+    """Yields the child's lines until it has ended, or some seconds after it cannot succeed any more.
 
-    At least once a second it yields None.
+    Yields None at least once a second.
     """
     assert child.stdout is not None
     output = child.stdout.fileno()
@@ -192,14 +192,14 @@ def _output(child: subprocess.Popen[bytes], cannot_succeed: Callable[[], bool]) 
             with contextlib.suppress(BlockingIOError):
                 while data := os.read(output, 1 << 16):
                     yield from buffer.feed(data)
-                watched = [pidfd.fileno()]  # there is no more
+                watched = [pidfd.fileno()]  # end of file
             if deadline == math.inf and cannot_succeed():
                 deadline = time.monotonic() + _CLOSING_S
     yield from buffer.flush()
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:
-    """Ends the executing process, which ends all that it has started, and returns its exit status."""
+    """Ends the executing process, which ends all processes that it has started; returns its exit status."""
     child.terminate()
     try:
         code = child.wait(processes.GRACE_S + 2)
@@ -213,13 +213,13 @@ def _end(child: subprocess.Popen[bytes]) -> int:
 
 @dataclass(frozen=True)
 class LocalRun:
-    """How a run that finished came out.
+    """Result of a run that finished.
 
     Attributes:
         directory: The run directory.
-        facts: Results by name, in the order in which they were reported.
-        blessed: Whether the run's model was blessed; None when nothing was judged.
-        duration: Seconds.
+        facts: Facts by name, in the order in which they were reported.
+        blessed: Whether the run's model was blessed; None without a verdict.
+        duration: Duration in seconds.
     """
 
     directory: Path
@@ -238,27 +238,27 @@ def run_pipeline(
     network: str | None = None,
     stream: TextIO | None = None,
 ) -> LocalRun:
-    """Runs a compiled pipeline on this machine and shows how it goes.
+    """Runs a compiled pipeline on this machine and shows its progress.
 
-    The run directory gets pipeline.yaml (an exact copy of what ran), localized.yaml, run.json (settings
-    and versions, state, results), run.log (all that any task printed), replicas/ (one log per replica
-    and job.json), outputs/ (the artifacts) and gcs/ (what custom jobs see as /gcs/). When this function
-    returns or raises, no process of the run is left.
+    The run directory receives pipeline.yaml (an exact copy of the input), localized.yaml, run.json (settings
+    and versions, state, results), run.log (output of all tasks), replicas/ (one log per replica and
+    job.json), outputs/ (the artifacts) and gcs/ (/gcs/ of custom jobs). When this function returns or raises,
+    no process of the run is left.
 
     Args:
         path: The compiled YAML.
         parameters: Pipeline parameters by name, as text or of their declared types.
-        runs_dir: Where the run directory is made.
+        runs_dir: Directory for the new run directory.
         require_blessing: Whether a run whose model is not blessed counts as failed.
-        injections: Failures to rehearse in every custom job of the pipeline (see `parse_injection`).
-        network: Network of custom jobs, one of `network.CHOICES`; what the environment says unless given.
-        stream: Where to show; standard output unless given.
+        injections: Failures to inject into every custom job of the pipeline (see `parse_injection`).
+        network: Network of custom jobs, one of `network.CHOICES`; None for SHARDLINE_NETWORK, or "auto".
+        stream: Stream for progress; None for standard output.
 
     Raises:
-        PipelineError: When the file is no pipeline that can run here, or a parameter is wrong, or there
-            is no custom job to inject a failure into.
+        PipelineError: When the file is not a pipeline that can run here, a parameter is wrong, or there is
+            no custom job to inject a failure into.
         SettingsError: When an injection is malformed, or the run directory cannot be written.
-        ProcessFailedError: When a task failed; exit_code says whether by a mistake of the user.
+        ProcessFailedError: When a task failed; exit_code says whether by a user error.
         RunError: When a blessing is required and there is none.
         processes.Stopped: When a signal (SIGINT, SIGTERM, SIGHUP) stopped this process.
     """
@@ -277,76 +277,84 @@ def run_pipeline(
     localized = localize(spec, checked, created=summary.timestamp(now))
     values = localize_value(checked, created=summary.timestamp(now))
     name, complete = spec["pipelineInfo"]["name"], defaults(spec) | checked
-    book = record.RunDirectory(
+    run_directory = record.RunDirectory(
         runs_dir, content, now, pipeline=name, yaml=str(path.absolute()), parameters=complete
     )
     _make_champion_directory(runs_dir, complete)
     run = Execution(
-        book.directory, has_exit_tasks=has_exit_tasks(spec), injections=injections, network=network
+        run_directory.directory, has_exit_tasks=has_exit_tasks(spec), injections=injections, network=network
     )
     try:
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
-            terminal.show(Event("line", "run", f"{name} in {summary.relative_to_cwd(book.directory)}"))
-            if missed := _unsupported_features(file):
-                terminal.show(Event("line", "run", f"left out here: {', '.join(missed)}"))
+            terminal.show(
+                Event("line", "run", f"{name} in {summary.relative_to_cwd(run_directory.directory)}")
+            )
+            if missing := _unsupported_features(file):
+                terminal.show(Event("line", "run", f"not available here: {', '.join(missing)}"))
             run.watch(localized, values, terminal)
             run.raise_failure(terminal)
     except processes.Stopped as error:
-        _end_run(book, run, CANCELLED, stream, f"stopped by {error.signal_name}")
+        _end_run(run_directory, run, CANCELLED, stream, f"stopped by {error.signal_name}")
         raise
     except Exception as failure:
         reason = crash.as_error(failure)
         with contextlib.suppress(OSError):  # of the same full disk
-            _end_run(book, run, FAILED, stream, str(reason))
+            _end_run(run_directory, run, FAILED, stream, str(reason))
         raise reason from None
-    blessed = _end_run(book, run, SUCCEEDED, stream)
+    blessed = _end_run(run_directory, run, SUCCEEDED, stream)
     if require_blessing and not blessed:
-        judged = blessed is not None
-        why = f"not blessed: {run.facts['blessed'].text}" if judged else "the pipeline judged no model"
+        has_verdict = blessed is not None
+        why = (
+            f"not blessed: {run.facts['blessed'].text}" if has_verdict else "the pipeline validated no model"
+        )
         raise RunError(f"a blessing is required; {why}")
     facts = {name: event.value for name, event in run.facts.items()}
-    return LocalRun(book.directory, facts, blessed, book.duration)
+    return LocalRun(run_directory.directory, facts, blessed, run_directory.duration)
 
 
 def _end_run(
-    book: record.RunDirectory, run: Execution, state: State, stream: TextIO, explanation: str | None = None
+    run_directory: record.RunDirectory,
+    run: Execution,
+    state: State,
+    stream: TextIO,
+    explanation: str | None = None,
 ) -> bool | None:
-    """Records and shows how a run has ended; returns whether its model was blessed, None for no verdict."""
-    blessed, reported = blessing(book.directory), run.facts.get("blessed")
-    # What the tasks have put out is believed above what one has said.
+    """Records and shows the end of a run; returns whether its model was blessed, None without a verdict."""
+    blessed, reported = blessing(run_directory.directory), run.facts.get("blessed")
+    # Outputs of tasks override what a task has reported.
     if blessed is None:
         run.facts.pop("blessed", None)
     elif reported is None or reported.value is not blessed:
         run.facts["blessed"] = Event("fact", "blessed", "yes" if blessed else "no", value=blessed)
     rows = [
-        ("pipeline", f"sha256 {book.record.sha256}"),
-        *((name, book.shorten(event.text)) for name, event in run.facts.items()),
-        (state, f"in {summary.duration(book.duration)}"),
-        ("run directory", str(book.directory)),
+        ("pipeline", f"sha256 {run_directory.record.sha256}"),
+        *((name, run_directory.short_path(event.text)) for name, event in run.facts.items()),
+        (state, f"in {summary.duration(run_directory.duration)}"),
+        ("run directory", str(run_directory.directory)),
         ("log", str(run.log)),
     ]
-    mistaken = any(event.exit_code == EXIT_BAD_INPUT for event in run.errors)
-    if state != SUCCEEDED and book.record.pipeline == RETRAIN and not mistaken:
-        runs = book.directory.parent
+    is_user_error = any(event.exit_code == EXIT_BAD_INPUT for event in run.errors)
+    if state != SUCCEEDED and run_directory.record.pipeline == RETRAIN and not is_user_error:
+        runs = run_directory.directory.parent
         elsewhere = "" if runs == Path("runs").absolute() else f" --runs-dir {runs}"
-        rows.append(("to continue", f"shardline run --resume {book.directory.name}{elsewhere}"))
+        rows.append(("to continue", f"shardline run --resume {run_directory.directory.name}{elsewhere}"))
     summary.print_rows(rows, stream)
-    book.end(state, {name: event.value for name, event in run.facts.items()}, explanation)
+    run_directory.end(state, {name: event.value for name, event in run.facts.items()}, explanation)
     return blessed
 
 
 def _make_champion_directory(runs_dir: Path, parameters: Mapping[str, Any]) -> None:
-    """Makes the directory of champions that belongs to the runs; any other must be there already."""
-    place = Path(str(parameters.get("champion_uri", "")))
-    if place.is_relative_to(runs_dir.absolute() / "champions"):
-        with contextlib.suppress(OSError):  # the first task says it
-            place.mkdir(parents=True, exist_ok=True)
+    """Creates the model store inside `runs_dir`; any other must exist already."""
+    path = Path(str(parameters.get("champion_uri", "")))
+    if path.is_relative_to(runs_dir.absolute() / "champions"):
+        with contextlib.suppress(OSError):  # the first task reports it
+            path.mkdir(parents=True, exist_ok=True)
 
 
 def _unsupported_features(file: PipelineFile) -> list[str]:
-    """Returns what a task may miss in a run here: accelerators, and what it has on Kubernetes alone."""
+    """Returns features that a run here does not have: accelerators, and those of Kubernetes."""
     executors = Pipeline(file.spec).executors
     asking = [item for item in executors if mapping_at(item.container, "resources", "accelerator")]
     return [f"the accelerator of {item.where}" for item in asking] + [
-        f"{kind} (of Kubernetes)" for kind in file.of_other_platforms
+        f"{kind} (of Kubernetes)" for kind in file.other_platform_features
     ]

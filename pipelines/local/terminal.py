@@ -1,4 +1,4 @@
-"""Shows events to the person at the terminal: a bar where there is one, plain lines elsewhere."""
+"""Terminal view of a run's events: progress bars on a TTY, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, TextIO
 from shardline.trainer.base import progress
 from shardline.trainer.base.progress import Event
 
-#: Seconds between two plain lines about the same piece of work.
+#: Seconds between two plain lines of the same progress.
 _INTERVAL_S = 2.0
-#: Seconds without any line after which one is shown.
+#: Seconds without output after which a line says what is running.
 _HEARTBEAT_S = 3.0
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 
 
 @contextlib.contextmanager
 def open_terminal(stream: TextIO | None = None, *, facts: bool = True) -> Iterator[Terminal]:
-    """Opens the view of a command in the foreground: bars and colours on a TTY, plain lines elsewhere.
+    """Opens the view of a foreground command: bars and colours on a TTY, plain lines elsewhere.
 
-    It shows on standard output unless a stream is given; facts not where a table at the end shows them.
+    `stream` is standard output by default. `facts` is False where a table at the end shows them.
     """
     stream = stream or sys.stdout
     terminal = (_Bars if stream.isatty() else Terminal)(stream, facts)
@@ -33,43 +33,43 @@ def open_terminal(stream: TextIO | None = None, *, facts: bool = True) -> Iterat
 
 
 class Terminal:
-    """Plain lines; of a piece of work that says nothing else, one every two seconds and the last one."""
+    """Plain lines; progress events are shown every two seconds, and the last one."""
 
     def __init__(self, stream: TextIO, facts: bool) -> None:
         self._stream = stream
         self._facts = facts
-        self._heard: dict[str, float] = {}
+        self._shown_at: dict[str, float] = {}
         self._waiting: dict[str, Event] = {}
 
     def show(self, event: Event) -> None:
-        """Shows an event; give it to `progress.sink`."""
+        """Shows an event; pass it to `progress.sink`."""
         if event.kind == "progress":
             self._waiting[event.topic] = event
-            if time.monotonic() - self._heard.setdefault(event.topic, time.monotonic()) >= _INTERVAL_S:
+            if time.monotonic() - self._shown_at.setdefault(event.topic, time.monotonic()) >= _INTERVAL_S:
                 self._flush(event.topic)
             return
         if event.kind == "line":
-            # It says itself how far the work has come.
+            # The line reports the progress itself.
             self._waiting.pop(event.topic, None)
-            self._heard[event.topic] = time.monotonic()
+            self._shown_at[event.topic] = time.monotonic()
         self.close()
         if event.kind != "fact" or self._facts:
             self._print(event)
 
     def line(self, name: str, text: str) -> None:
-        """Shows a line of output of the replica `name`, in a colour of its own where there are colours."""
+        """Shows a line of output of the replica `name`, on a TTY in its own colour."""
         print(f"{name} | {text}", file=self._stream, flush=True)
 
     def end_work(self) -> None:
-        """Ends what shows a piece of work that is over, such as a bar that has not come to its end."""
+        """Removes the progress of work that is over, such as an unfinished bar."""
 
     def close(self) -> None:
-        """Shows what was still held back."""
+        """Shows the progress events that are still held back."""
         for topic in list(self._waiting):
             self._flush(topic)
 
     def _flush(self, topic: str) -> None:
-        self._heard[topic] = time.monotonic()
+        self._shown_at[topic] = time.monotonic()
         self._print(self._waiting.pop(topic))
 
     def _print(self, event: Event) -> None:
@@ -77,31 +77,31 @@ class Terminal:
 
 
 class Heartbeat:
-    """Silence of a run: where nothing is shown for a while, a line says what is at work, and ever less often.
+    """Lines that say what is running where nothing else is shown, at growing intervals.
 
     Attributes:
-        task: The task that is at work; "" between two.
+        task: The running task; "" between two.
     """
 
     def __init__(self) -> None:
         self.task = ""
-        self.end()
+        self.reset()
 
-    def end(self) -> None:
-        """Notes that something was shown."""
+    def reset(self) -> None:
+        """Starts again: something was shown."""
         self._began = time.monotonic()
         self._next_s = _HEARTBEAT_S
 
-    def break_on(self, terminal: Terminal) -> None:
-        """Shows a line, if it has lasted long enough."""
+    def show_if_due(self, terminal: Terminal) -> None:
+        """Shows a line, if nothing was shown for long enough."""
         seconds = time.monotonic() - self._began
         if seconds >= self._next_s:
-            terminal.show(Event("line", self.task or "run", f"at work, for {seconds:.0f} s without a word"))
+            terminal.show(Event("line", self.task or "run", f"running; no output for {seconds:.0f} s"))
             self._next_s = 3 * self._next_s
 
 
 class _Bars(Terminal):
-    """One bar for the work in hand, and lines above it."""
+    """One bar for the current work, and lines above it."""
 
     def __init__(self, stream: TextIO, facts: bool) -> None:
         from rich.console import Console

@@ -67,7 +67,7 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
         found, _, fix = str(refused).partition("; ")
         yield error("credentials", found, fix)
         names = ", ".join(dict.fromkeys(what for what, _ in checks))
-        yield warning("not looked at", names, "they need credentials")
+        yield warning("not checked", names, "they need credentials")
         return
     yield ok("credentials", account)
     for what, check in checks:

@@ -1,4 +1,4 @@
-"""What starts again when a replica of a local custom job fails, is preempted, or is told to."""
+"""Restarts when a replica of a local custom job fails, is preempted, or is told to."""
 
 from __future__ import annotations
 
@@ -30,9 +30,13 @@ def _restarts(logs: Path) -> dict[str, int]:
     return {item["name"]: item["restarts"] for item in _job_file(logs)["replicas"]}
 
 
-def _starts_again(events: list[Event]) -> list[str]:
+def _restart_lines(events: list[Event]) -> list[str]:
     """What was said of restarts, without the seconds."""
-    return [re.sub(r" after \d+ s", "", event.text) for event in events if "again (" in event.text]
+    return [
+        re.sub(r" after \d+ s", "", event.text)
+        for event in events
+        if " restart" in event.text and "(" in event.text
+    ]
 
 
 def test_a_replica_restarts_in_its_place_and_then_the_whole_job(tmp_path: Path, events: list[Event]) -> None:
@@ -45,9 +49,9 @@ def test_a_replica_restarts_in_its_place_and_then_the_whole_job(tmp_path: Path, 
     """
     with pytest.raises(ProcessFailedError, match="worker-0 ended with exit code 5"):
         run_job(make_job(program), tmp_path / "logs")
-    assert _starts_again(events) == [
-        "worker-0 ended with exit code 5; it starts again (restart 1 of 1)",
-        "worker-0 ended with exit code 5; all replicas start again (restart 1 of 1)",
+    assert _restart_lines(events) == [
+        "worker-0 ended with exit code 5; it restarts (restart 1 of 1)",
+        "worker-0 ended with exit code 5; all replicas restart (restart 1 of 1)",
     ]
     assert _restarts(tmp_path / "logs") == {"chief-0": 1, "worker-0": 2}
     # Addresses survive a restart.
@@ -73,7 +77,7 @@ def test_a_job_that_recovers_has_succeeded(tmp_path: Path, events: list[Event], 
     (tmp_path / "worker-0.starts").touch()
     run_job(make_job(program, restart_job_on_worker_restart=whole_job), tmp_path / "logs")
     assert _restarts(tmp_path / "logs") == {"chief-0": int(whole_job), "worker-0": 1}
-    assert len(_starts_again(events)) == 1
+    assert len(_restart_lines(events)) == 1
     table = [event.text.split() for event in events[-3:]]
     assert table[0] == ["replica", "start", "end", "exit", "restarts", "peak", "memory"]
     assert [(row[0], row[5], row[6]) for row in table[1:]] == [
@@ -102,8 +106,8 @@ def test_a_replica_that_asks_for_it_restarts_without_a_failure(tmp_path: Path, e
             sys.exit(EXIT_RESTART)
     """
     run_job(make_job(program, restart_job_on_worker_restart=True), tmp_path)
-    assert _starts_again(events)[2] == (
-        "worker-0 asks to be started again; all replicas start again (preemption 3 of 6)"
+    assert _restart_lines(events)[2] == (
+        "worker-0 asked for a restart; all replicas restart (preemption 3 of 6)"
     )
     assert len(list(tmp_path.glob("saved-*"))) == 3
     assert _restarts(tmp_path) == {"chief-0": 3, "worker-0": 3}
@@ -122,7 +126,7 @@ def test_a_chief_that_succeeds_while_a_worker_asks_for_a_restart_has_succeeded(t
 
 
 def test_preemptions_are_bounded(tmp_path: Path, events: list[Event]) -> None:
-    with pytest.raises(ProcessFailedError, match=r"chief-0 asks after \d+ s to be started again"):
+    with pytest.raises(ProcessFailedError, match=r"chief-0 asked for a restart after \d+ s"):
         run_job(make_job("sys.exit(EXIT_RESTART)", workers=0), tmp_path)
     assert _restarts(tmp_path) == {"chief-0": 6}
 
@@ -183,8 +187,8 @@ def test_a_preempted_replica_saves_and_comes_back(
         restart_job_on_worker_restart=whole_job,
     )
     assert "injected: preempt worker-0" in [event.text for event in events]
-    (words,) = _starts_again(events)
-    what = "all replicas start again" if whole_job else "it starts again"
+    (words,) = _restart_lines(events)
+    what = "all replicas restart" if whole_job else "it restarts"
     assert words == f"worker-0 was preempted; {what} (preemption 1 of 6)"
     assert (marks / "worker-0-saved-1").exists()
     assert (marks / "chief-0-saved-1").exists() == whole_job  # it is asked to end, with time to save
@@ -210,7 +214,7 @@ def test_a_preempted_replica_has_only_the_grace(
 def test_a_replica_is_killed_at_a_time(tmp_path: Path, events: list[Event]) -> None:
     program = f"time.sleep(600 if time.time() < {time.time() + 0.5} else 0)"  # the first start only
     _drill(tmp_path / "logs", program, "kill:chief@t=0.5s", workers=0)
-    assert _starts_again(events) == ["chief-0 was killed by SIGKILL; it starts again (restart 1 of 1)"]
+    assert _restart_lines(events) == ["chief-0 was killed by SIGKILL; it restarts (restart 1 of 1)"]
 
 
 def test_a_slow_replica_gets_its_share_of_the_processor(tmp_path: Path) -> None:

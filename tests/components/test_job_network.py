@@ -1,4 +1,4 @@
-"""The network of a local job: its replicas reach each other, and nobody outside reaches them."""
+"""The network of a local job: its replicas reach each other, and no outside client reaches them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def forbidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine that gives no namespaces."""
     refusing = tmp_path / "refusing.py"
     source, end = Path(namespace.__file__).read_text(), 'if __name__ == "__main__":'
-    refusal = "def make(): raise PermissionError(1, 'no new namespace: forbidden')"
+    refusal = "def make_namespaces(): raise PermissionError(1, 'no new namespace: forbidden')"
     refusing.write_text(source.replace(end, f"{refusal}\n\n{end}"))
     monkeypatch.setattr(namespace, "__file__", str(refusing))
 
@@ -141,7 +141,7 @@ def test_where_the_kernel_allows_no_namespace_it_is_said_who_reaches_the_replica
 ) -> None:
     run_job(make_job("pass"), tmp_path)
     (said,) = [event.text for event in events if "warning" in event.text]
-    assert "no network of its own can be had: no new namespace: forbidden; allow unprivileged user" in said
+    assert "the job has no network of its own: no new namespace: forbidden; allow unprivileged user" in said
     assert network.isolation_unavailable() == "no new namespace: forbidden"
 
     with pytest.raises(PipelineError, match="cannot have a network of its own: no new namespace: forbidden"):

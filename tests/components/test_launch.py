@@ -165,7 +165,7 @@ def test_all_replicas_start_again_as_often_as_they_may(
     """)
     shardline.launch(program, replicas=2, restarts=2, logs="logs")
     assert [path.read_text() for path in Path("marks").iterdir()] == ["xxx", "xxx"]
-    assert "all replicas start again (restart 2 of 2)" in capsys.readouterr().out
+    assert "all replicas restart (restart 2 of 2)" in capsys.readouterr().out
     with pytest.raises(ProcessFailedError):
         shardline.launch(_write("sys.exit(start_number())"), replicas=1, restarts=1)
 
@@ -205,7 +205,9 @@ def test_numbers_out_of_range(here: Path) -> None:
     program = _write("")
     with pytest.raises(PipelineError, match="a job needs at least 1 replica, not 0"):
         shardline.launch(program, replicas=0)
-    with pytest.raises(SettingsError, match="restarts are 0 or more and timeout above 0, not -1 and None"):
+    with pytest.raises(
+        SettingsError, match="restarts must be 0 or more and timeout above 0, got -1 and None"
+    ):
         shardline.launch(program, replicas=2, restarts=-1)
     with pytest.raises(RunError, match=r"its timeout of 0\.2 s has passed"):
         shardline.launch(_write("time.sleep(600)"), replicas=2, timeout=0.2)

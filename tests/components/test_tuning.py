@@ -1,4 +1,4 @@
-"""The stand-in of the tuning launcher, with trials that are real processes and need no TensorFlow."""
+"""The stub of the tuning launcher, with trials that are real processes and need no TensorFlow."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_as_many_failures_as_are_allowed_end_the_study(tmp_path: Path) -> None:
     done, resources = launch(payload(_TRIAL + "sys.exit(1)", tmp_path, trials=9, failed=2), tmp_path)
 
     assert done.returncode == 1
-    assert "2 trials have failed, which max_failed_trial_count allows no more" in done.stdout + done.stderr
+    assert "2 trials have failed, the limit of max_failed_trial_count" in done.stdout + done.stderr
     assert resources == ""
     assert "Traceback" not in done.stderr
 

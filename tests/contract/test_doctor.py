@@ -163,7 +163,7 @@ def test_without_credentials_it_is_said_what_was_not_looked_at(
 
     assert [what for what, item in found.items() if item.level == "error"] == ["credentials"]
     assert "gcloud auth application-default login" in found["credentials"].fix
-    assert found["not looked at"].level == "warning"
+    assert found["not checked"].level == "warning"
     assert found["training network"].level == "ok"  # which settings say
 
 
@@ -173,15 +173,15 @@ def test_placeholders_are_no_project_and_this_machine_is_looked_at_all_the_same(
 
     assert result.exit_code == 2
     assert "where my-project stands for your own" in result.stderr
-    assert "toy job: not tried" in result.stdout
+    assert "toy job: not run" in result.stdout
 
 
 def test_a_machine_without_the_packages_of_local_runs_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(here, "installed_version", lambda package: None)
     found = {item.what: item for item in here.examine(Path("runs"))}
 
-    assert found["not looked at"].found == "memory, ports, network, toy job: psutil is not installed"
-    assert found["not looked at"].fix == "pip install 'shardline[local]'"
+    assert found["not checked"].found == "memory, ports, network, toy job: psutil is not installed"
+    assert found["not checked"].fix == "pip install 'shardline[local]'"
     assert "toy job" not in found
 
 
@@ -197,6 +197,6 @@ def test_the_command_looks_at_the_platform_and_at_this_machine(project: Any, tmp
     assert content["healthy"] is False
     levels = {item["what"]: item["level"] for item in content["findings"]}
     assert [what for what, level in levels.items() if level == "error"] == ["image"]
-    assert "not tried" in next(item["found"] for item in content["findings"] if item["what"] == "toy job")
+    assert "not run" in next(item["found"] for item in content["findings"] if item["what"] == "toy job")
     assert {"python", "packages", "cores", "memory", "disk", "ports", "network"} <= set(levels)
     assert not runs.exists()

@@ -140,7 +140,7 @@ def test_a_pipeline_of_anybody_s_components_runs(tmp_path: Path, runs: Path) -> 
 
     log = (result.directory / "run.log").read_text()
     assert "9 hello you python3 hi imported" in log
-    assert "container: runs sh of this machine, in no image" in stream.getvalue()
+    assert "container: runs sh of this machine, without an image" in stream.getvalue()
 
 
 @pytest.mark.usefixtures("by_themselves")

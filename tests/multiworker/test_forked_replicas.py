@@ -194,9 +194,9 @@ def test_what_is_forked() -> None:
     assert forkable_program(["sh", "-ec", script, "import torch", "--x"]) is None
     assert forkable_program(["sh", "-ec", f"pip install x\n{script}", trains, "--x"]) is None
     assert forkable_program([sys.executable, "-c", "import tensorflow"]) is None
-    stand_in = ["python3", "-u", "-m", "shardline.pipelines.local.launcher_stubs"]
-    assert forkable_program([*stand_in, "CustomJob", "--x"]) == Program(stand_in[3], ["CustomJob", "--x"])
-    assert forkable_program([*stand_in, "UploadModel"]) is None
+    stub = ["python3", "-u", "-m", "shardline.pipelines.local.launcher_stubs"]
+    assert forkable_program([*stub, "CustomJob", "--x"]) == Program(stub[3], ["CustomJob", "--x"])
+    assert forkable_program([*stub, "UploadModel"]) is None
 
 
 def test_no_variable_of_a_compiled_pipeline_keeps_its_tasks_from_being_forked() -> None:

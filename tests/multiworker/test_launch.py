@@ -77,10 +77,14 @@ def loss_of_one(tmp_path_factory: pytest.TempPathFactory) -> float:
         pytest.param(
             9,
             1,
-            r"worker-0 was killed by SIGKILL after \d+ s; all replicas start again \(restart 1 of 1\)",
+            r"worker-0 was killed by SIGKILL after \d+ s; all replicas restart \(restart 1 of 1\)",
             marks=pytest.mark.matrix,
         ),
-        (15, 0, r"(?s)for at most 20 s\n.* asks .*; all replicas start again \(preemption 1 of 6\)"),
+        (
+            15,
+            0,
+            r"(?s)for at most 20 s\n.* asked for a restart .*; all replicas restart \(preemption 1 of 6\)",
+        ),
     ],
 )
 def test_a_program_that_fits_resumes_where_it_was_ended(

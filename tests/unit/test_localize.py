@@ -168,9 +168,9 @@ def test_the_command_of_a_container_component_becomes_a_process(toy: dict[str, A
 
     local = localize(spec)["deploymentSpec"]["executors"]["exec-judge"]["container"]
 
-    stand_in = ["shardline.pipelines.local.launcher_stubs", "Container"]
+    stub = ["shardline.pipelines.local.launcher_stubs", "Container"]
     marker = "--marker=kfp.dsl.executor_main"
-    assert local["command"] == ["python3", "-u", "-m", *stand_in, marker, "{{$}}", "echo"]
+    assert local["command"] == ["python3", "-u", "-m", *stub, marker, "{{$}}", "echo"]
     assert local["args"] == container["args"]
 
 
@@ -182,7 +182,7 @@ def test_a_name_that_leads_out_of_the_run_directory_is_refused(toy: dict[str, An
     outputs["components"]["comp-prepare"]["outputDefinitions"]["artifacts"][name] = {}
 
     for spec, what in ((tasks, "task"), (outputs, "output")):
-        with pytest.raises(PipelineError, match=f"the {what} .* has a name that cannot be a file's"):
+        with pytest.raises(PipelineError, match=f"the name of the {what} .* cannot be a file name"):
             localize(spec)
 
 
@@ -197,8 +197,8 @@ def test_all_that_cannot_run_here_is_said_at_once(tmp_path: Path) -> None:
     assert words == "the pipeline cannot run here"
     assert sorted(reasons.split("; ")) == [
         f"task baked has its code in the image {IMAGE} only",
-        "task bigquery-query-job asks the platform by way of a launcher of Google's without stand-in here",
-        f"task entrypoint runs what the image {IMAGE} starts by itself, which only the image knows",
+        "task bigquery-query-job calls the platform through a launcher of Google's that has no stub here",
+        f"task entrypoint runs the entry point of the image {IMAGE}, which is not known here",
         f"task program runs somebodys-trainer of the image {IMAGE}, which is not on this machine",
         "task unmet needs no-such-package==1, numpy<1: pip install it first",
     ]

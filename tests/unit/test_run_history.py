@@ -149,7 +149,7 @@ def test_a_start_that_is_given_stays(runs: Path) -> None:
     with progress.sink(events.append):
         anew = FailedRun.find(write_run(runs, "run-1")).with_checkpoints({"epochs": 3})
     assert anew == {"epochs": 3, "continue_run": ""}
-    assert events[-1].text == "continues run-1; it has no checkpoints: training begins anew"
+    assert events[-1].text == "continues run-1; it has no checkpoints: training starts from the beginning"
 
 
 @pytest.mark.parametrize(

@@ -93,22 +93,22 @@ def test_what_is_too_long_is_cut(value: object, shown: str) -> None:
 def test_silence_is_broken_ever_less_often_and_by_the_task_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(terminals.time, "monotonic", lambda: now)
-    stream, silence = io.StringIO(), terminals.Heartbeat()
+    stream, heartbeat = io.StringIO(), terminals.Heartbeat()
     with open_terminal(stream) as terminal:
         for second in range(1, 41):
             now = float(second)
             if second == 2:
-                silence.task = "preprocess"
+                heartbeat.task = "preprocess"
             if second == 30:
-                silence.end()
-                silence.task = ""
-            silence.break_on(terminal)
+                heartbeat.reset()
+                heartbeat.task = ""
+            heartbeat.show_if_due(terminal)
     assert stream.getvalue().splitlines() == [
-        "preprocess: at work, for 3 s without a word",
-        "preprocess: at work, for 9 s without a word",
-        "preprocess: at work, for 27 s without a word",
-        "run: at work, for 3 s without a word",
-        "run: at work, for 9 s without a word",
+        "preprocess: running; no output for 3 s",
+        "preprocess: running; no output for 9 s",
+        "preprocess: running; no output for 27 s",
+        "run: running; no output for 3 s",
+        "run: running; no output for 9 s",
     ]
 
 

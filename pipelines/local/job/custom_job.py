@@ -1,6 +1,6 @@
-"""A custom job on this machine: its replicas, and the environment that the platform gives to each of them.
+"""Custom job on this machine: its replicas, and the environment of each as on the platform.
 
-The shapes are those of https://cloud.google.com/vertex-ai/docs/training/distributed-training and
+The formats are those of https://cloud.google.com/vertex-ai/docs/training/distributed-training and
 https://cloud.google.com/vertex-ai/docs/training/code-requirements#environment-variables.
 """
 
@@ -30,7 +30,7 @@ from shardline.trainer.cluster.cluster import (
 #: Role of the replicas of each worker pool, by the pool's index.
 ROLES = ("chief", "worker", "ps", "evaluator")
 
-#: What a localized pipeline has in the place of `{{$.json_escape[1]}}`, which kfp.local refuses.
+#: Replaces `{{$.json_escape[1]}}`, which kfp.local refuses, in a localized pipeline.
 EXECUTOR_INPUT_MARKER = "@shardline.executor_input@"
 EXECUTOR_INPUT_PLACEHOLDER = "{{$.json_escape[1]}}"
 
@@ -43,17 +43,17 @@ class CustomJob:
 
     Attributes:
         worker_pools: By index: chief, workers, parameter servers, evaluator (see `ROLES`). A pool without
-            replicas keeps its slot. Machine and image are only reported: the current Python environment
-            stands in for them.
+            replicas keeps its slot. Machine and image are only reported: replicas run in the current
+            Python environment.
         display_name: Name of the job.
         timeout: Seconds after which the job is stopped, or None for no limit.
-        restart_job_on_worker_restart: Whether all replicas start again when one has failed.
+        restart_job_on_worker_restart: Whether all replicas restart when one has failed.
         job_restarts: Restarts of all replicas together after failures.
-        all_succeed: Whether the job has succeeded only when its workers have, too; on the platform it has as
-            soon as the chief has.
-        disable_retries: Whether nothing starts again, whatever else is set.
+        all_succeed: Whether the job succeeds only when its workers do too; on the platform it succeeds with
+            the chief.
+        disable_retries: Whether nothing restarts; overrides the other fields.
         base_output_directory: Root of AIP_MODEL_DIR and its siblings; "" for none.
-        trial: Id of the trial of a tuning job that this is; "" where it is none.
+        trial: Id of the trial, for a job of a tuning job; else "".
     """
 
     worker_pools: tuple[PoolSpec, ...]
@@ -89,7 +89,7 @@ class CustomJob:
     def with_roles(
         cls, command: Sequence[str], replicas: int, *, ps: int = 0, evaluator: bool = False, **settings: Any
     ) -> CustomJob:
-        """Returns a job whose replicas all run the same command: a chief, and further ones that train.
+        """Returns a job of a chief and workers, all with the same command.
 
         Raises:
             PipelineError: When no replica trains, or parameter servers have no workers to serve.
@@ -98,8 +98,8 @@ class CustomJob:
             raise PipelineError(f"a job needs at least 1 replica, not {replicas}")
         if ps > 0 and replicas < 2:
             raise PipelineError(
-                f"{ps} parameter servers have no workers to serve: beside the chief there must be at least "
-                f"one, so 2 replicas or more, not {replicas}"
+                f"{ps} parameter servers have no workers to serve: they need a chief and at least one "
+                f"worker, so 2 replicas or more, not {replicas}"
             )
         counts = [1, replicas - 1, ps, int(evaluator)]
         while not counts[-1]:
@@ -109,7 +109,7 @@ class CustomJob:
 
 
 def parse_payload(payload: str, executor_input: str) -> CustomJob:
-    """Reads the launcher's --payload as the launcher does, with the ExecutorInput where `localize` says.
+    """Reads the launcher's --payload as the launcher does, and inserts the executor input.
 
     Raises:
         PipelineError: When the payload is not JSON or describes no job that can run here.
@@ -140,13 +140,13 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
 
 
 def _read_pool(index: int, spec: Any) -> PoolSpec:
-    # The launcher takes zeros out of the payload, and nothing is what the API then reads as zero.
-    written = mapping_at(spec).get("replica_count", 0)
-    count = whole_number(written)
+    # The launcher drops zeros from the payload; the API reads a missing number as zero.
+    value = mapping_at(spec).get("replica_count", 0)
+    count = whole_number(value)
     if count is None:
-        raise PipelineError(f"worker pool {index}: replica_count must be a whole number, not {written!r}")
+        raise PipelineError(f"worker pool {index}: replica_count must be a whole number, not {value!r}")
     pool = PoolSpec({**spec, "replica_count": count})
-    # On one machine there is nothing for a Reduction Server to speed up.
+    # A Reduction Server speeds up nothing on one machine.
     if not count or pool.is_reduction_server:
         return _EMPTY_SLOT
     if not mapping_at(spec, "container_spec"):
@@ -156,21 +156,21 @@ def _read_pool(index: int, spec: Any) -> PoolSpec:
     return pool
 
 
-#: Variables of a pool that describe the platform's machines, for which this one stands in.
+#: Variables of a pool that describe the platform's machines, not this one.
 _MACHINE_VARIABLES = (ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE)
 LOCAL_PROJECT = "local-project"
 
 
 @dataclass(frozen=True)
 class ReplicaId:
-    """The place of one replica in its job: the index of its worker pool, and its own within the pool."""
+    """Id of one replica in its job: the index of its worker pool, and its index in the pool."""
 
     pool: int
     index: int
 
     @property
     def role(self) -> str:
-        """What the replica is for: chief, worker, ps or evaluator."""
+        """Role: chief, worker, ps or evaluator."""
         return ROLES[self.pool]
 
     @property
@@ -187,17 +187,17 @@ def replicas(job: CustomJob) -> tuple[ReplicaId, ...]:
 
 
 def variables(pool: PoolSpec) -> dict[str, str]:
-    """Returns the variables of a pool that mean something on this machine."""
+    """Returns the variables of a pool, without those that describe the platform's machines."""
     return {name: value for name, value in pool.variables.items() if name not in _MACHINE_VARIABLES}
 
 
 def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], job_id: str) -> dict[str, str]:
     """Returns the variables that the platform sets for one replica.
 
-    CLUSTER_SPEC is always there, because KFP's executor decides by it who writes a task's outputs.
-    TF_CONFIG is there when the job has more than one replica; it never lists evaluators, not even to
-    themselves. The AIP_* directories are there, for all replicas, when the job has a
-    base_output_directory. `addresses` has the "host:port" of each of `replicas(job)`, in that order.
+    CLUSTER_SPEC is always set: by it KFP's executor decides which replica writes a task's outputs. TF_CONFIG
+    is set when the job has more than one replica; it never lists evaluators, not even for themselves. The
+    AIP_* directories are set for all replicas when the job has a base_output_directory. `addresses` has the
+    "host:port" of each of `replicas(job)`, in that order.
     """
     members = replicas(job)
     by_pool: dict[str, list[str]] = {}
@@ -224,10 +224,10 @@ def environment(job: CustomJob, replica: ReplicaId, addresses: Sequence[str], jo
 
 
 def _cluster_json(job: CustomJob, cluster: Mapping[str, list[str]], kind: str, index: int) -> str:
-    """Returns a cluster and a replica's place in it, as the platform writes both.
+    """Returns the JSON of a cluster and one replica's role and index in it, as the platform writes it.
 
-    It repeats the job. Commands and arguments are left out of that: they hold component sources and the
-    executor input, and one environment string is limited to 128 KiB.
+    The platform also repeats the job in it. Commands and arguments are left out: they hold component sources
+    and the executor input, and one environment string is limited to 128 KiB.
     """
     pools = [
         {

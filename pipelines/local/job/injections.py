@@ -1,4 +1,4 @@
-"""Injections of failures: what --inject asks for, brought about in the replicas of a running job."""
+"""Fault injection (--inject): failures in the replicas of a running job."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Injection:
     """A failure of one replica.
 
     Attributes:
-        action: "preempt" takes its machine away as the platform does with a SPOT machine, "kill" kills
-            it, "slow" makes it run slower from the start.
+        action: "preempt" ends it as the platform does with a SPOT machine, "kill" kills it, "slow" slows it
+            down from the start.
         replica: Name of the replica, as in "worker-0".
         step: Training step at which it happens, or None.
         seconds: Time since the start of the job at which it happens, or None.
@@ -43,10 +43,10 @@ class Injection:
 
 
 def parse_injection(text: str) -> Injection:
-    """Reads an injection as users write it.
+    """Parses the text of --inject.
 
     Raises:
-        SettingsError: When the text has another form than preempt:worker:0@step=30, kill:chief@t=5s
+        SettingsError: When the text has another format than preempt:worker:0@step=30, kill:chief@t=5s
             or slow:worker:1=2x.
     """
     action, _, rest = text.partition(":")
@@ -72,12 +72,12 @@ def parse_injection(text: str) -> Injection:
 
 #: Seconds between the notice and the end of a preempted SPOT machine.
 PREEMPTION_GRACE_S = 30.0
-#: Seconds in which a slow replica runs once and stands still once.
-_TURN_S = 0.2
+#: Seconds of one cycle of a slow replica: paused, then running.
+_CYCLE_S = 0.2
 
 
 class FaultInjector:
-    """The injections of one job, whose replicas have these names; reported under a topic.
+    """The injections of one job, whose replicas have the names in `names`; reported under `topic`.
 
     Raises:
         PipelineError: When an injection names a replica that the job does not have.
@@ -97,32 +97,32 @@ class FaultInjector:
         self._step = 0
 
     def start(self, replicas: Mapping[str, Replica]) -> None:
-        """Starts the clock; `replicas` holds those that are running, by name, now and later."""
+        """Starts the clock; `replicas` has the running replicas by name, and is updated by the job."""
         self._replicas = replicas
         for injection in self._injections:
             if injection.action == "slow":
-                self._turn(injection, True)
+                self._cycle(injection, True)
             elif injection.seconds is not None:
                 self._scheduler.enter(injection.seconds, 0, self._inject, (injection,))
 
-    def note_step(self, step: int) -> None:
-        """Notes how many steps a replica has trained."""
+    def record_step(self, step: int) -> None:
+        """Records how many steps a replica has trained."""
         self._step = max(self._step, step)
 
     @property
     def next_time(self) -> float:
-        """When `act` has to be called next, by the monotonic clock."""
+        """Time of the next call of `act`, by the monotonic clock."""
         return math.inf if self._scheduler.empty() else self._scheduler.queue[0].time
 
     def act(self) -> None:
-        """Does all that is due."""
+        """Injects the failures that are due."""
         self._scheduler.run(blocking=False)
         for injection in list(self._waiting):
             if injection.step is not None and self._step >= injection.step:
                 self._inject(injection)
 
     def end(self) -> None:
-        """Reports what has not happened."""
+        """Reports the failures that were not injected."""
         for injection in self._waiting:
             when = f"step {injection.step}" if injection.step is not None else f"{injection.seconds:g} s"
             what = f"{injection.action} {injection.replica} at {when}"
@@ -140,16 +140,16 @@ class FaultInjector:
         else:
             replica.preempted = True
             replica.stop()
-            self._scheduler.enter(PREEMPTION_GRACE_S, 0, self._take_away, (replica,))
+            self._scheduler.enter(PREEMPTION_GRACE_S, 0, self._reclaim, (replica,))
 
-    def _take_away(self, replica: Replica) -> None:
-        if self._replicas.get(replica.name) is replica:  # else it has ended in time
+    def _reclaim(self, replica: Replica) -> None:
+        if self._replicas.get(replica.name) is replica:  # otherwise it has ended in time
             replica.kill()
 
-    def _turn(self, injection: Injection, still: bool) -> None:
-        """Lets a slow replica stand still for the rest of a turn, then run for its share."""
+    def _cycle(self, injection: Injection, pause: bool) -> None:
+        """Pauses a slow replica for a part of a cycle, then resumes it for the rest."""
         if replica := self._replicas.get(injection.replica):
-            (replica.pause if still else replica.resume)()
+            (replica.pause if pause else replica.resume)()
         share = 1 / injection.factor
-        seconds = _TURN_S * (1 - share if still else share)
-        self._scheduler.enter(seconds, 0, self._turn, (injection, not still))
+        seconds = _CYCLE_S * (1 - share if pause else share)
+        self._scheduler.enter(seconds, 0, self._cycle, (injection, not pause))

@@ -1,4 +1,4 @@
-"""Replica of a custom job: what it is started with, its guarded process, and what that prints."""
+"""Replica of a custom job: its launch, its guarded process, and its output."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError
 from shardline.trainer.base.progress import Event
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
 
-#: Seconds that a guardian has to kill what it guards.
+#: Seconds that a guardian has to kill its process.
 _KILL_S = 2.0
 
 
-def launches(
+def make_launches(
     job: CustomJob, network: tuple[Sequence[str], Sequence[int]], temporary: Path, log_directory: Path
 ) -> dict[str, Launch]:
-    """Returns how each replica is started, by name, the chief first.
+    """Returns the launch of each replica by name, the chief first.
 
-    An environment is this process's, the pool's, and the platform's own on top. Temporary files go to the
-    directory `temporary`, crash files beside the logs, unless they belong to a run.
+    Its environment is this process's, overridden by the pool's and the platform's. Temporary files go
+    to the directory `temporary`, crash files next to the logs, unless the job is part of a run.
 
     Raises:
         PipelineError: When there is no such command on this machine.
@@ -51,7 +51,7 @@ def launches(
     inherited["PATH"] = f"{here}{os.pathsep}{inherited.get('PATH', os.defpath)}"
     addresses, namespaces = network
     job_id, secret = f"{time.time_ns()}", secrets.token_hex()
-    found = {}
+    launches = {}
     for member in cluster.replicas(job):
         pool = job.worker_pools[member.pool]
         env = {
@@ -65,16 +65,16 @@ def launches(
                 f"{member.name} cannot be started: there is no command {pool.argv[0]!r} on this machine; "
                 "install it, or correct the command in container_spec"
             )
-        found[member.name] = Launch(pool.argv, env, namespaces)
-    return found
+        launches[member.name] = Launch(pool.argv, env, namespaces)
+    return launches
 
 
-#: Longest line that is waited for; a longer one is passed on in pieces.
+#: Longest line in bytes; a longer one is passed on in pieces.
 _MAX_LINE = 1 << 20
 
 
 class LineBuffer:
-    """Collects the bytes of one stream until a line is whole."""
+    """Buffers the bytes of one stream until a line is complete."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -98,22 +98,22 @@ ShowLine = Callable[[str, str], None]
 class ReplicaOutput:
     """Output of one replica.
 
-    All of it goes to the log file, line by line; events (`trainer.base.progress`) as readable lines.
-    Events are passed on, errors are kept until the job is over, and every other line is shown.
+    Every line goes to the log file, events (`trainer.base.progress`) as readable lines. Events are passed on,
+    the first error is kept until the end of the job, and every other line is shown.
 
     Attributes:
         log: Path of the log file.
         error: The first error event that the replica reported.
         muted: Whether lines only go to the log file.
-        misses_network: Whether it has said that it finds no network.
+        reports_no_network: Whether a line reported that there is no network.
     """
 
     def __init__(self, name: str, log: Path, show: ShowLine, report: Callable[[Event], None]) -> None:
-        """Opens the log file to append; `show` gets the name with each line, `report` the other events."""
+        """Opens the log file to append; `show` receives name and line, `report` all events but errors."""
         self.log = log
         self.error: Event | None = None
         self.muted = False
-        self.misses_network = False
+        self.reports_no_network = False
         self._name = name
         self._show = show
         self._report = report
@@ -121,23 +121,23 @@ class ReplicaOutput:
         self._file = log.open("a", encoding="utf-8")
 
     @property
-    def is_mistake(self) -> bool:
-        """Whether the replica has said that the mistake is the user's."""
+    def is_user_error(self) -> bool:
+        """Whether the replica has reported a user error."""
         return self.error is not None and self.error.exit_code == EXIT_BAD_INPUT
 
     def feed(self, data: bytes) -> None:
-        """Takes what the replica has printed since the last call."""
-        self._take(self._buffer.feed(data))
+        """Handles output of the replica."""
+        self._handle(self._buffer.feed(data))
 
     def close(self) -> None:
-        """Takes the last line, which may have no line end, and closes the log file."""
-        self._take(self._buffer.flush())
+        """Handles the last line, which may have no line end, and closes the log file."""
+        self._handle(self._buffer.flush())
         self._file.close()
 
-    def _take(self, lines: list[str]) -> None:
+    def _handle(self, lines: list[str]) -> None:
         for line in lines:
             event = progress.parse(line)
-            self.misses_network = self.misses_network or reports_no_network(line)
+            self.reports_no_network = self.reports_no_network or reports_no_network(line)
             self._file.write((line if event is None else progress.render(event)) + "\n")
             if event is None:
                 if not self.muted:
@@ -154,12 +154,12 @@ class Replica:
 
     Attributes:
         name: Role and number, as in "worker-0".
-        output: Takes everything that it prints.
+        output: Receives its output.
         control: Becomes readable when the replica has ended (see `guardian`).
         pipe: File descriptor of its standard output and standard error.
-        isolated: Whether it has a network of its own, with its job's other replicas alone.
-        preempted: Whether it has been told that its machine will be taken away.
-        peak_memory: Largest resident set of any of its processes, in bytes, once it has been finished.
+        isolated: Whether its job has its own network.
+        preempted: Whether it has received the notice of a preemption.
+        peak_memory: Largest resident set of any of its processes, in bytes, after `finish`.
     """
 
     def __init__(self, name: str, launch: Launch, output: ReplicaOutput, server: str) -> None:
@@ -187,7 +187,7 @@ class Replica:
         return time.monotonic() - self._started
 
     def read(self) -> bool:
-        """Takes what the replica has printed so far; returns whether more may come."""
+        """Reads available output; returns whether more may come."""
         try:
             data = os.read(self.pipe, 1 << 16)
         except BlockingIOError:
@@ -201,12 +201,12 @@ class Replica:
         self._signal_group(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kills every process of the replica, whatever session it may be in."""
+        """Kills every process of the replica, in any session."""
         with contextlib.suppress(OSError):  # it has ended
             self.control.shutdown(socket.SHUT_WR)
 
     def pause(self) -> None:
-        """Stops its processes for a while, but not its guardian, which must see its parent die."""
+        """Suspends its processes, but not its guardian, which must notice the death of its parent."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self._paused = psutil.Process(self._pid).children(recursive=True)
         for process in self._paused:
@@ -214,25 +214,25 @@ class Replica:
                 process.suspend()
 
     def resume(self) -> None:
-        """Lets its processes go on."""
+        """Resumes its processes."""
         for process in self._paused:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
         self._paused = []
 
     def finish(self) -> int:
-        """Kills what is left of the replica, takes its last output, and returns its exit status."""
+        """Kills the remaining processes, reads the last output, and returns the exit status."""
         if self._exit_code is None:
             self.kill()
-            told = b""
+            report = b""
             if select.select([self.control], [], [], _KILL_S)[0]:
                 with contextlib.suppress(ConnectionError):
-                    told = self.control.recv(64)
-            if not told:  # the guardian itself was killed
+                    report = self.control.recv(64)
+            if not report:  # the guardian itself was killed
                 self._signal_group(signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):  # the fork server's
+            with contextlib.suppress(ChildProcessError):  # a child of the fork server
                 os.waitpid(self._pid, 0)
-            code, memory = map(int, told.split() or (-signal.SIGKILL, 0))
+            code, memory = map(int, report.split() or (-signal.SIGKILL, 0))
             self._exit_code, self.peak_memory = code, memory * 1024
             self._drain()
             self.control.close()
@@ -244,10 +244,10 @@ class Replica:
             os.killpg(self._pid, signum)
 
     def _drain(self) -> None:
-        """Reads what a pipe can hold; more can only come from a process that has escaped."""
-        left = fcntl.fcntl(self.pipe, fcntl.F_GETPIPE_SZ)
+        """Reads at most the capacity of the pipe; more can only come from an escaped process."""
+        remaining = fcntl.fcntl(self.pipe, fcntl.F_GETPIPE_SZ)
         with contextlib.suppress(BlockingIOError):
-            while left > 0 and (data := os.read(self.pipe, left)):
+            while remaining > 0 and (data := os.read(self.pipe, remaining)):
                 self.output.feed(data)
-                left -= len(data)
+                remaining -= len(data)
         self.output.close()

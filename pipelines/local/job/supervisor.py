@@ -1,4 +1,4 @@
-"""Supervisor of a custom job on this machine: starts its replicas, watches them, restarts and stops them."""
+"""Supervisor of a custom job on this machine: starts, watches, restarts and stops its replicas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from shardline.pipelines.local.job import custom_job as cluster
 from shardline.pipelines.local.job.custom_job import CustomJob
 from shardline.pipelines.local.job.injections import PREEMPTION_GRACE_S, FaultInjector, Injection
-from shardline.pipelines.local.job.replica import Replica, ReplicaOutput, ShowLine, launches
+from shardline.pipelines.local.job.replica import Replica, ReplicaOutput, ShowLine, make_launches
 from shardline.pipelines.local.process import processes, start
 from shardline.pipelines.local.process.network import NO_NETWORK, job_network
 from shardline.pipelines.local.process.processes import ProcessFailedError
@@ -23,15 +23,15 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
 from shardline.trainer.base.progress import Event
 
-#: Restarts after preemptions of any replica, which are no failures: the platform's limit for SPOT machines.
+#: Restarts after preemptions, which do not count as failures: the platform's limit for SPOT machines.
 _PREEMPTIONS = 6
-#: Seconds that workers have to end by themselves once the chief has succeeded.
+#: Seconds that workers have to end by themselves after the chief has succeeded.
 _WORKERS_END_S = 2.0
 #: Seconds between SIGTERM and SIGKILL for replicas that have nothing left to save.
 _BRIEF_GRACE_S = 1.0
-#: Exit codes after which trying again cannot help: the last two are a command that cannot be run.
-#: The trainer's marker would end the next attempt, too; here a mistake is shown at once, of any program.
-_MISTAKES = (EXIT_BAD_INPUT, 126, 127)
+#: Exit codes of user errors, without a retry: the last two are a command that cannot be executed. The
+#: trainer's fail-fast marker would end the next attempt, too; here the error of any program ends the job.
+_USER_ERRORS = (EXIT_BAD_INPUT, 126, 127)
 
 #: Replicas that have ended, with their exit status.
 Ended = list[tuple[Replica, int]]
@@ -50,60 +50,60 @@ def run_job(
 ) -> None:
     """Runs the job and returns when it has succeeded and no process of it is left.
 
-    It has when its chief has, or all that train where the job says so. Replicas report through
-    `shardline.trainer.base.progress`; their events are reported again in this process. A signal that stops
-    this process (SIGINT, SIGTERM, SIGHUP) stops the replicas first.
+    It succeeds with its chief, or with all workers where `all_succeed` is set. Replicas report through
+    `shardline.trainer.base.progress`; this process reports their events again. A signal that stops this
+    process (SIGINT, SIGTERM, SIGHUP) stops the replicas first.
 
     Args:
         job: The job; its commands run in the current directory and Python environment.
-        log_directory: Directory for a log file per replica, and job.json with their starts and ends; made
-            when it does not exist.
-        topic: Name under which the job itself reports.
-        show_line: Called with the replica's name for each line of output that is no event.
-        injections: Failures to rehearse.
-        network: Network of the replicas, one of `network.CHOICES`; what the environment says unless given.
+        log_directory: Directory for a log file per replica, and job.json with their starts and ends; created
+            where it does not exist.
+        topic: Topic of the job's own lines.
+        show_line: Called with the replica's name and each line of output that is not an event.
+        injections: Failures to inject.
+        network: Network of the replicas, one of `network.CHOICES`; None for SHARDLINE_NETWORK, or "auto".
 
     Raises:
-        ProcessFailedError: When a replica failed; with EXIT_BAD_INPUT as its exit_code when the replica said
-            that the mistake is the user's, and then nothing is tried again.
+        ProcessFailedError: When a replica failed; its exit_code is EXIT_BAD_INPUT after a user error, which
+            is not retried.
         RunError: When the job's timeout has passed.
         PipelineError: When there is no such command, or an injection names no replica of the job.
         processes.Stopped: When a signal stopped this process.
     """
     names = [member.name for member in cluster.replicas(job)]
-    rehearsal = FaultInjector(injections, names, topic)
+    injector = FaultInjector(injections, names, topic)
     with (
         processes.stop_on_signals(),
         job_network(len(names), topic, network) as shared,
         processes.scratch_directory() as temporary,
     ):
-        starts = launches(job, shared, temporary, log_directory)
+        launches = make_launches(job, shared, temporary, log_directory)
         log_directory.mkdir(parents=True, exist_ok=True)
         history = History(job.display_name, names)
         progress.report(topic, f"starting {', '.join(names)}")
         with (
-            history.kept(log_directory, topic),
-            start.fork_server_for(list(starts.values())) as server,
+            history.recorded(log_directory, topic),
+            start.fork_server_for(list(launches.values())) as server,
         ):
 
             def start_replica(name: str, report: Callable[[Event], None]) -> Replica:
                 output = ReplicaOutput(name, log_directory / f"{name}.log", show_line, report)
-                replica = Replica(name, starts[name], output, server)
+                replica = Replica(name, launches[name], output, server)
                 history.started(name)
                 return replica
 
-            _RunningJob(job, rehearsal, history, start_replica, topic).run()
-        rehearsal.end()
+            _RunningJob(job, injector, history, start_replica, topic).run()
+        injector.end()
 
 
 class _RunningJob:
     """A job in progress: its running replicas, watched together."""
 
     def __init__(
-        self, job: CustomJob, rehearsal: FaultInjector, history: History, start: Start, topic: str
+        self, job: CustomJob, injector: FaultInjector, history: History, start: Start, topic: str
     ) -> None:
         self._job = job
-        self._rehearsal = rehearsal
+        self._injector = injector
         self._restarts: collections.Counter[str] = collections.Counter()
         self._history = history
         self._start_replica = start
@@ -118,10 +118,10 @@ class _RunningJob:
         self._deadline = time.monotonic() + (math.inf if job.timeout is None else job.timeout)
 
     def run(self) -> None:
-        """Starts the replicas, returns when the job has succeeded, and leaves none behind."""
+        """Starts the replicas, returns when the job has succeeded, and stops all that still run."""
         grace = 0.0
         try:
-            self._rehearsal.start(self._running)
+            self._injector.start(self._running)
             self._start_all()
             while not self._has_succeeded():
                 pass
@@ -140,52 +140,52 @@ class _RunningJob:
             self._selector.close()
 
     def _has_succeeded(self) -> bool:
-        """Waits for something to happen and deals with it; returns whether the job has succeeded."""
-        ended = self._wait(min(self._deadline, self._rehearsal.next_time))
-        self._rehearsal.act()
+        """Waits for the next event and handles it; returns whether the job has succeeded."""
+        ended = self._wait(min(self._deadline, self._injector.next_time))
+        self._injector.act()
         self._awaited -= {replica.name for replica, code in ended if code == 0}
         if not self._awaited:
             return True
         for replica, code in ended:
             if code == 0:
                 continue
-            of_all, which = self._decide(replica, code)
-            if of_all:
-                # Whatever else has ended belongs to what is over now.
-                return self._start_all_again(
-                    code, f"{_describe_end(replica, code)}; all replicas start again ({which})"
+            restarts_all, count = self._choose_restart(replica, code)
+            if restarts_all:
+                # Other replicas that have ended restart too.
+                return self._restart_all(
+                    code, f"{_describe_end(replica, code)}; all replicas restart ({count})"
                 )
-            progress.report(self._topic, f"{_describe_end(replica, code)}; it starts again ({which})")
+            progress.report(self._topic, f"{_describe_end(replica, code)}; it restarts ({count})")
             self._start(replica.name)
         if time.monotonic() >= self._deadline:
             raise RunError(f"the job was stopped: its timeout of {self._job.timeout:g} s has passed")
         return False
 
-    def _decide(self, replica: Replica, code: int) -> tuple[bool, str]:
-        """Returns whether all replicas start again or this one, and which time this is, in words.
+    def _choose_restart(self, replica: Replica, code: int) -> tuple[bool, str]:
+        """Returns whether all replicas restart or only this one, and the count: "restart 1 of 2".
 
-        A replica starts again once in its place, then all as often as the job says; a preempted one does
-        without having failed. Raises ProcessFailedError when nothing starts again.
+        A replica restarts once by itself, then all restart as often as the job allows; restarts after a
+        preemption are counted separately. Raises ProcessFailedError when no restart is left.
         """
-        mistakes = [item for item in (replica, *self._running.values()) if item.output.is_mistake]
-        if mistakes or code in _MISTAKES:
-            raise _job_failure(mistakes[0] if mistakes else replica, code, self._topic)
+        mistaken = [item for item in (replica, *self._running.values()) if item.output.is_user_error]
+        if mistaken or code in _USER_ERRORS:
+            raise _job_failure(mistaken[0] if mistaken else replica, code, self._topic)
         whole = self._job.restart_job_on_worker_restart
         limits = [(True, "restart", "job", self._job.job_restarts)]
         if code == EXIT_RESTART or replica.preempted:
             limits = [(whole, "preemption", "preemption", _PREEMPTIONS)]
         elif not whole:
             limits.insert(0, (False, "restart", replica.name, 1))
-        for of_all, word, counted, most in limits:
-            if self._restarts[counted] < most and not self._job.disable_retries:
+        for restarts_all, word, counted, limit in limits:
+            if self._restarts[counted] < limit and not self._job.disable_retries:
                 self._restarts[counted] += 1
-                return of_all, f"{word} {self._restarts[counted]} of {most}"
+                return restarts_all, f"{word} {self._restarts[counted]} of {limit}"
         raise _job_failure(replica, code, self._topic)
 
-    def _start_all_again(self, code: int, words: str) -> bool:
-        """Starts the whole job again, unless the job succeeds meanwhile; returns whether it has."""
+    def _restart_all(self, code: int, message: str) -> bool:
+        """Restarts the whole job, unless it succeeds meanwhile; returns whether it has."""
         if code == EXIT_RESTART:
-            # The others are about to say the same, once they have saved what they have.
+            # The others will ask for a restart too, once they have saved their state.
             ended = self._wait_for_all(processes.GRACE_S)
             self._awaited -= {replica.name for replica, code in ended if code == 0}
             if not self._awaited:
@@ -195,9 +195,9 @@ class _RunningJob:
         others = list(self._running.values())
         self._stop(_BRIEF_GRACE_S)
         for other in others:
-            if other.output.is_mistake:  # of which the first one has failed
+            if other.output.is_user_error:  # the cause of the first failure
                 raise _job_failure(other, EXIT_BAD_INPUT, self._topic)
-        progress.report(self._topic, words)
+        progress.report(self._topic, message)
         self._start_all()
         return False
 
@@ -213,23 +213,24 @@ class _RunningJob:
 
     def _report(self, event: Event) -> None:
         if event.kind == "progress" and event.unit == "steps":
-            self._rehearsal.note_step(event.done)
+            self._injector.record_step(event.done)
         progress.emit(event)
 
     def _wait(self, until: float) -> Ended:
-        """Takes what the replicas print until one of them prints or ends, or the clock shows `until`.
+        """Reads output until a replica prints or ends, or until the time `until`.
 
-        Each is given the same share of attention, however much it prints. Returns those that have ended.
+        Each replica is read once, however much it prints. Returns those that have ended.
         """
-        left = until - time.monotonic()
-        ready = [key.data for key, _ in self._selector.select(None if left == math.inf else max(0, left))]
+        remaining = until - time.monotonic()
+        timeout = None if remaining == math.inf else max(0, remaining)
+        ready = [key.data for key, _ in self._selector.select(timeout)]
         for replica, what in ready:
             if what == "output" and not replica.read():
                 self._selector.unregister(replica.pipe)
         return [(replica, self._finish(replica)) for replica, what in ready if what == "end"]
 
     def _wait_for_all(self, seconds: float) -> Ended:
-        """Waits until all have ended by themselves, for some seconds at most; returns those that have."""
+        """Waits until all have ended by themselves, at most `seconds`; returns those that have."""
         ended: Ended = []
         deadline = time.monotonic() + seconds
         while self._running and time.monotonic() < deadline:
@@ -237,7 +238,7 @@ class _RunningJob:
         return ended
 
     def _ask_to_end(self) -> None:
-        """Sends SIGTERM to all; from now on only their logs have what they print."""
+        """Sends SIGTERM to all; from now on their output goes to their logs only."""
         for replica in self._running.values():
             replica.output.muted = True
             replica.stop()
@@ -264,22 +265,22 @@ class _RunningJob:
 
 
 def _describe_end(replica: Replica, code: int) -> str:
-    """Says how a replica has ended."""
+    """Describes the end of a replica."""
     if replica.preempted:
         return f"{replica.name} was preempted after {replica.age:.0f} s"
     if code == EXIT_RESTART:
-        return f"{replica.name} asks after {replica.age:.0f} s to be started again"
+        return f"{replica.name} asked for a restart after {replica.age:.0f} s"
     if replica.output.error is not None:
         return f"{replica.name} failed after {replica.age:.0f} s: {replica.output.error.text}"
     return f"{replica.name} {processes.describe_exit(code)} after {replica.age:.0f} s"
 
 
 def _job_failure(replica: Replica, code: int, topic: str) -> ProcessFailedError:
-    """Says why the job failed, in the words of the replica where it has reported an error."""
-    hint = f"; {NO_NETWORK}" if replica.isolated and replica.output.misses_network else ""
+    """Returns the error of the job, with the replica's message where it has reported an error."""
+    hint = f"; {NO_NETWORK}" if replica.isolated and replica.output.reports_no_network else ""
     if (error := replica.output.error) is not None:
-        return ProcessFailedError.of(dataclasses.replace(error, text=error.text + hint))
-    words = f"{_describe_end(replica, code)} (its log: {replica.output.log}){hint}"
+        return ProcessFailedError.from_event(dataclasses.replace(error, text=error.text + hint))
+    message = f"{_describe_end(replica, code)} (its log: {replica.output.log}){hint}"
     return ProcessFailedError(
-        words, topic=topic, exit_code=EXIT_BAD_INPUT if code in _MISTAKES else EXIT_FAILED
+        message, topic=topic, exit_code=EXIT_BAD_INPUT if code in _USER_ERRORS else EXIT_FAILED
     )

@@ -1,7 +1,7 @@
 """A tuning job on this machine: each trial a custom job with the trial's parameters in its arguments.
 
-Optuna searches in the place of the platform's own service. The trials run one after the other, whatever
-parallel_trial_count says.
+Optuna replaces the platform's own service. The trials run one after the other; parallel_trial_count is
+ignored.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from shardline.trainer.base.progress import Event, report
 from shardline.trainer.loop.measurements import FILE_VARIABLE, read_measurements
 
 _TOPIC = "tune"
-#: The job as the API would show it, beside what the task puts out.
+#: The job as the API would show it, next to the task's outputs.
 JOB_FILE = "tuning_job.json"
-#: Beside a trial's log files, what its chief reports.
+#: Metrics that a trial's chief reports, next to its log files.
 METRIC_FILE = "output.metrics"
-#: Rules of early stopping, for all of which Optuna's median rule stands.
+#: Rules of early stopping; Optuna's median rule is used for all of them.
 _STOPPING = ("median_automated_stopping_spec", "decay_curve_stopping_spec", "convex_automated_stopping_spec")
 _REVERSE_LOG = "UNIT_REVERSE_LOG_SCALE"
 
@@ -46,15 +46,15 @@ class _StoppedEarlyError(RunError):
 
 @dataclass
 class Trial:
-    """A trial and how it went.
+    """A trial and its outcome.
 
     Attributes:
         id: Number, as text, from "1".
         parameters: Values by name.
-        start: When it started.
-        end: When it ended.
-        measurements: What its chief has reported.
-        fault: Why it has failed; "" when it has not.
+        start: Time of its start.
+        end: Time of its end.
+        measurements: Values of the metric that its chief has reported.
+        failure: Why it has failed; "" when it has not.
     """
 
     id: str
@@ -62,7 +62,7 @@ class Trial:
     start: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
     end: datetime.datetime | None = None
     measurements: Sequence[Measurement] = ()
-    fault: str = ""
+    failure: str = ""
 
 
 def run_trial(
@@ -75,17 +75,17 @@ def run_trial(
 ) -> None:
     """Runs a trial and records its outcome in it; raises only when a signal stops this process.
 
-    `job` is what every trial runs, `should_stop` whether one that has measured these values should be
-    stopped, `run` is `run_job` with the options that all trials have in common.
+    `job` is the job of every trial. `should_stop` returns whether a trial with these values is stopped early.
+    `run` is `run_job` with the options of all trials.
     """
     topic = f"trial {trial.id}"
     log_directory.mkdir(parents=True, exist_ok=True)
-    reports = log_directory / METRIC_FILE
+    metrics_path = log_directory / METRIC_FILE
 
     def show(event: Event) -> None:
-        if event.kind != "fact":  # the results of a run are those of its last training
+        if event.kind != "fact":  # facts of a run are those of its last training
             outer(replace(event, topic=topic))
-        measured = read_measurements(reports, metric)
+        measured = read_measurements(metrics_path, metric)
         if len(measured) > len(trial.measurements):
             trial.measurements = measured
             if should_stop([value for _, value, _ in measured]):
@@ -93,19 +93,19 @@ def run_trial(
 
     with progress.sink(show) as outer:
         try:
-            run(_with_parameters(job, trial, reports), log_directory, topic=topic)
+            run(_with_parameters(job, trial, metrics_path), log_directory, topic=topic)
         except _StoppedEarlyError as error:
             outer(Event("line", topic, f"stopped early: {error}"))
         except RunError as error:
-            trial.fault = " ".join(str(error).split())
-            outer(Event("line", topic, f"failed: {trial.fault}"))
-    trial.measurements = read_measurements(reports, metric)
+            trial.failure = " ".join(str(error).split())
+            outer(Event("line", topic, f"failed: {trial.failure}"))
+    trial.measurements = read_measurements(metrics_path, metric)
     trial.end = datetime.datetime.now(datetime.UTC)
-    if not trial.measurements and not trial.fault:
-        trial.fault = f"{metric} was not reported"
+    if not trial.measurements and not trial.failure:
+        trial.failure = f"{metric} was not reported"
 
 
-def _with_parameters(job: CustomJob, trial: Trial, reports: Path) -> CustomJob:
+def _with_parameters(job: CustomJob, trial: Trial, metrics_path: Path) -> CustomJob:
     """Returns the job as the platform runs it for one trial."""
     flags = tuple(f"--{name}={value}" for name, value in trial.parameters.items())
 
@@ -113,7 +113,7 @@ def _with_parameters(job: CustomJob, trial: Trial, reports: Path) -> CustomJob:
         container = {
             **pool.container,
             "args": [*list_at(pool.container, "args"), *flags],
-            "env": [*pool.env, {"name": FILE_VARIABLE, "value": str(reports)}],
+            "env": [*pool.env, {"name": FILE_VARIABLE, "value": str(metrics_path)}],
         }
         return PoolSpec({**pool.spec, "container_spec": container}) if pool.replicas else pool
 
@@ -126,12 +126,12 @@ def _with_parameters(job: CustomJob, trial: Trial, reports: Path) -> CustomJob:
 
 
 class Search:
-    """Chooses the parameters of one trial after the other, and says when to stop one early.
+    """Chooses the parameters of each trial, and decides when to stop one early.
 
     The same study, seed and results give the same choices.
 
     Args:
-        spec: StudySpec in snake_case, as the launcher sends it: without what is empty or zero.
+        spec: StudySpec in snake_case, as the launcher sends it: without empty values and zeros.
         seed: Seed of the search.
     """
 
@@ -146,8 +146,8 @@ class Search:
             self._grid = itertools.product(
                 *(getattr(item, "choices", None) or range(item.low, item.high + 1) for item in spaces)
             )
-        by_chance = self._grid or self._algorithm == "RANDOM_SEARCH"
-        sampler = optuna.samplers.RandomSampler(seed) if by_chance else optuna.samplers.TPESampler(seed=seed)
+        is_random = self._grid or self._algorithm == "RANDOM_SEARCH"
+        sampler = optuna.samplers.RandomSampler(seed) if is_random else optuna.samplers.TPESampler(seed=seed)
         stops = any(rule in spec for rule in _STOPPING)
         self._study = optuna.create_study(
             direction="minimize" if spec["metrics"][0].get("goal") == "MINIMIZE" else "maximize",
@@ -158,12 +158,14 @@ class Search:
 
     @property
     def name(self) -> str:
-        """What chooses, in words."""
-        what = {"RANDOM_SEARCH": "random search", "GRID_SEARCH": "grid search"}.get(self._algorithm, "TPE")
-        return f"Optuna {optuna.__version__}, {what}"
+        """Description of the search algorithm."""
+        algorithm = {"RANDOM_SEARCH": "random search", "GRID_SEARCH": "grid search"}.get(
+            self._algorithm, "TPE"
+        )
+        return f"Optuna {optuna.__version__}, {algorithm}"
 
     def ask(self) -> Values | None:
-        """Returns the parameters of the next trial; None when there is nothing left to try."""
+        """Returns the parameters of the next trial; None when the search is exhausted."""
         if self._grid is not None:  # Optuna's own grid needs its own loop
             point = next(self._grid, None)
             if point is None:
@@ -178,9 +180,9 @@ class Search:
         return chosen
 
     def should_stop(self, values: Sequence[float]) -> bool:
-        """Whether the trial in hand, which has measured these values so far, should be stopped.
+        """Whether the current trial, with these values so far, should be stopped.
 
-        They are compared by their number, epoch with epoch: steps differ between trials whose batches do.
+        Values are compared by epoch: steps differ between trials with different batch sizes.
         """
         assert self._trial is not None
         known = self._study.trials[self._trial.number].intermediate_values
@@ -190,14 +192,14 @@ class Search:
         return bool(values) and self._trial.should_prune()
 
     def tell(self, value: float | None) -> None:
-        """Ends the trial in hand with its measurement; None when it has failed."""
+        """Ends the current trial with its measurement; None when it has failed."""
         assert self._trial is not None
         state = optuna.trial.TrialState.FAIL if value is None else optuna.trial.TrialState.COMPLETE
         self._study.tell(self._trial, value, state=state)
 
 
 def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribution:
-    # What is dense at the bottom when it is chosen is mirrored afterwards.
+    # A reverse log scale is sampled as a log scale, and mirrored afterwards.
     log = spec.get("scale_type") in ("UNIT_LOG_SCALE", _REVERSE_LOG)
     if item := spec.get("discrete_value_spec") or spec.get("categorical_value_spec"):
         return optuna.distributions.CategoricalDistribution(item["values"])
@@ -211,38 +213,39 @@ def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribut
 def run_trials(
     payload: Mapping[str, Any], executor_input: str, logs: Path, *, show_line: ShowLine
 ) -> list[Trial]:
-    """Runs the trials of a tuning job, which `payload` asks for; each has a directory of its own in `logs`.
+    """Runs the trials of the tuning job in `payload`; each has its own directory in `logs`.
 
     Raises:
         RunError: When more trials have failed than max_failed_trial_count allows.
     """
     spec, metric = payload["study_spec"], payload["study_spec"]["metrics"][0]["metric_id"]
-    one = {"display_name": payload["display_name"], "job_spec": payload["trial_job_spec"]}
-    job = parse_payload(json.dumps(one), executor_input)
+    trial_job = {"display_name": payload["display_name"], "job_spec": payload["trial_job_spec"]}
+    job = parse_payload(json.dumps(trial_job), executor_input)
     run = partial(run_job, show_line=show_line)
     seed = int(payload.get("labels", {}).get("seed", 0))
     search = Search(spec, seed)
-    most, worst = int(payload["max_trial_count"]), int(payload.get("max_failed_trial_count", 0))
-    report(_TOPIC, f"{search.name}, seed {seed}: up to {most} trials, one after the other")
+    max_trials = int(payload["max_trial_count"])
+    max_failed = int(payload.get("max_failed_trial_count", 0))
+    report(_TOPIC, f"{search.name}, seed {seed}: up to {max_trials} trials, one after the other")
     trials: list[Trial] = []
-    while len(trials) < most and (chosen := search.ask()) is not None:
+    while len(trials) < max_trials and (chosen := search.ask()) is not None:
         trial = Trial(str(len(trials) + 1), chosen)
         trials.append(trial)
-        words = ", ".join(f"{name} {value}" for name, value in chosen.items())
-        report(_TOPIC, f"trial {trial.id} of {most}: {words}")
+        values = ", ".join(f"{name} {value}" for name, value in chosen.items())
+        report(_TOPIC, f"trial {trial.id} of {max_trials}: {values}")
         run_trial(trial, job, metric, logs / f"trial-{trial.id}", search.should_stop, run)
-        search.tell(None if trial.fault else final_measurement(spec, trial)[1])
-        failed = [trial for trial in trials if trial.fault]
-        if 0 < worst <= len(failed):
+        search.tell(None if trial.failure else final_measurement(spec, trial)[1])
+        failed = [trial for trial in trials if trial.failure]
+        if 0 < max_failed <= len(failed):
             raise RunError(
-                f"{len(failed)} trials have failed, which max_failed_trial_count allows no more; "
-                f"the last: {failed[-1].fault}"
+                f"{len(failed)} trials have failed, the limit of max_failed_trial_count; "
+                f"the last: {failed[-1].failure}"
             )
     return trials
 
 
 def final_measurement(spec: Mapping[str, Any], trial: Trial) -> Measurement:
-    """Returns the measurement that counts, by the study's rule; the first of equals."""
+    """Returns the measurement that is the trial's result, by the study's rule; the first of equals."""
     if spec.get("measurement_selection_type") == "LAST_MEASUREMENT":
         return trial.measurements[-1]
     sign = -1 if spec["metrics"][0].get("goal") == "MINIMIZE" else 1
@@ -250,14 +253,14 @@ def final_measurement(spec: Mapping[str, Any], trial: Trial) -> Measurement:
 
 
 def tuning_job_json(payload: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, Any]:
-    """Returns a job that has ended in the JSON form of the API, without what its trials ran."""
+    """Returns a finished job in the API's JSON, without its trial_job_spec."""
     from google.cloud.aiplatform_v1.types import HyperparameterTuningJob
     from google.protobuf.json_format import MessageToDict, ParseDict
 
     spec = payload["study_spec"]
     content = {name: value for name, value in payload.items() if name != "trial_job_spec"}
     content |= {"trials": [_trial_json(spec, trial) for trial in trials], "state": "JOB_STATE_SUCCEEDED"}
-    # By way of the API's own messages: what is written here has their form.
+    # The API's own messages check the format.
     return dict(MessageToDict(ParseDict(content, HyperparameterTuningJob.pb(HyperparameterTuningJob()))))
 
 
@@ -268,17 +271,17 @@ def _trial_json(spec: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
         step, value, _ = measurement
         return {"step_count": step, "metrics": [{"metric_id": metric, "value": value}]}
 
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "id": trial.id,
-        "state": "INFEASIBLE" if trial.fault else "SUCCEEDED",
+        "state": "INFEASIBLE" if trial.failure else "SUCCEEDED",
         "parameters": [{"parameter_id": key, "value": value} for key, value in trial.parameters.items()],
         "start_time": trial.start.isoformat(),
         "measurements": [message(measurement) for measurement in trial.measurements],
     }
     if trial.end:
-        found["end_time"] = trial.end.isoformat()
-    if trial.fault:
-        found["infeasible_reason"] = trial.fault
+        content["end_time"] = trial.end.isoformat()
+    if trial.failure:
+        content["infeasible_reason"] = trial.failure
     else:
-        found["final_measurement"] = message(final_measurement(spec, trial))
-    return found
+        content["final_measurement"] = message(final_measurement(spec, trial))
+    return content

@@ -1,15 +1,15 @@
-"""The fork server: a process with TensorFlow loaded from which others are forked, to start in no time.
+"""Fork server: a process with TensorFlow loaded, from which others are forked without its import time.
 
-Importing TensorFlow is most of what a small job costs, and every replica and many tasks would do it again.
-TensorFlow starts no thread and touches no device until it is first used, so a process that has only imported
-it can be forked; nothing else ever runs in this one. One server serves a whole run: the tasks of a pipeline
-and the replicas of their jobs, or one job by itself. `start` is its client.
+Importing TensorFlow is most of the cost of a small job, and every replica and many tasks would repeat it.
+TensorFlow starts no thread and opens no device before its first use: a process that has only imported it can
+be forked; nothing else runs in this one. One server serves a whole run, the tasks of a pipeline and the
+replicas of their jobs, or one job. `start` is its client.
 
 `python -m shardline.pipelines.local.process.fork_server LISTENER PARENT MODULE ...`: LISTENER is a descriptor
-of a listening Unix socket: a client that asks while modules are being imported waits.
+of a listening Unix socket; a client that connects during the imports waits.
 A request is one byte with four descriptors or more: a file with JSON (program, environment, grace), standard
-output, standard error, a guardian's control socket, and the namespaces that it joins. The answer is a line
-with the guardian's process id, or with 0 where the program must start by itself.
+output, standard error, a guardian's control socket, and the namespaces to join. The response is a line with
+the guardian's process id, or with 0 where the program must start by itself.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from shardline.pipelines.local.process import guardian
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
 from shardline.trainer.base.errors import EXIT_FAILED
 
-#: Path of the server's socket, in the environment of the tasks of a run.
+#: Environment variable of a run's tasks: path of the server's socket.
 SERVER_VARIABLE = "SHARDLINE_FORK_SERVER"
 
-#: Variables that no import depends on, beside Shardline's own and those that are a replica's.
+#: Variables that no import depends on, in addition to Shardline's own.
 _IGNORED_VARIABLES = {*PLATFORM_VARIABLES, "PATH", "PYTHONUNBUFFERED", "TMPDIR"}
-#: Seconds that a client has to send its request, once it is connected.
+#: Seconds that a connected client has to send its request.
 _REQUEST_S = 5.0
 
 
 @dataclass(frozen=True)
 class Program:
-    """A Python module as a process runs it.
+    """A Python module to run as a process.
 
     Attributes:
-        module: Its name.
-        arguments: What follows it on the command line.
-        source: A component's source, whose path is then the first argument; None for none.
+        module: Name of the module.
+        arguments: Command line after the module.
+        source: A component's source, whose path becomes the first argument; None for none.
     """
 
     module: str
@@ -62,17 +62,17 @@ class Program:
 
 
 def main(listener: int, parent: int, modules: Sequence[str]) -> None:
-    """Imports TensorFlow and the modules, and serves; in each forked process, runs what was asked for."""
+    """Imports TensorFlow and the modules, and serves; in each forked process, runs the requested program."""
     guardian.exit_with_parent(parent, signal.SIGKILL)
     imported_with = import_environment(os.environ)
     from shardline.trainer.keras_compat import tensorflow_internals
 
-    gc.disable()  # collections are a fifth of the import's time, and find next to nothing
+    gc.disable()  # collections take a fifth of the import's time, and free almost nothing
     tensorflow_internals.import_tensorflow()
     os.environ["_KFP_RUNTIME"] = "true"  # as in a task: without the compiler and the client
     for name in modules:
         importlib.import_module(name)
-    gc.freeze()  # a collection in a fork would write to, and so copy, the memory that all share
+    gc.freeze()  # a collection in a fork would write to the shared memory, and so copy it
     gc.enable()
     with socket.socket(fileno=listener) as requests:
         program, env = _serve(requests, imported_with)
@@ -80,7 +80,7 @@ def main(listener: int, parent: int, modules: Sequence[str]) -> None:
 
 
 def import_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns what imports may depend on: what another environment asks for has been decided already."""
+    """Returns the variables that imports may depend on: a process with other values cannot be forked."""
     return {
         name: value
         for name, value in env.items()
@@ -90,7 +90,7 @@ def import_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> tuple[Program, Mapping[str, str]]:
     """Answers requests; returns in the forked processes only, each with its own program."""
-    # BLAS has threads of its own, and stops them before a fork and starts them again after it.
+    # BLAS has its own threads, which it stops before a fork and starts again after it.
     warnings.filterwarnings("ignore", category=DeprecationWarning, message="This process .* multi-threaded")
     server = os.getpid()
     signal.signal(signal.SIGCHLD, lambda *_: _reap(os.WNOHANG))
@@ -124,7 +124,7 @@ def _reap(options: int = 0) -> None:
 
 
 def _exit() -> NoReturn:
-    _reap()  # guardians would end with this process
+    _reap()  # guardians end with this process
     os._exit(0)
 
 
@@ -143,14 +143,14 @@ def _guard(descriptors: list[int], grace: int, server: int) -> None:
 
 
 def _run(program: Program, env: Mapping[str, str]) -> NoReturn:
-    """Does in this process what `python -m MODULE ARGUMENTS` does in a new one, and ends it."""
+    """Runs `python -m MODULE ARGUMENTS` in this process, and ends it."""
     os.environ.clear()
     os.environ.update(env)
-    tempfile.tempdir = None  # as the environment says
+    tempfile.tempdir = None  # read TMPDIR again
     with contextlib.suppress(ImportError):
         import numpy as np
 
-        np.random.seed()  # or all replicas would draw the same numbers
+        np.random.seed()  # otherwise all replicas draw the same numbers
     sys.argv = ["", *program.arguments]
     if program.source is not None:
         os.environ["_KFP_RUNTIME"] = "true"
@@ -168,8 +168,8 @@ def _run(program: Program, env: Mapping[str, str]) -> NoReturn:
             print(error.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
-    # Ends as multiprocessing ends what it has forked: what Python takes down otherwise belongs to the server,
-    # and TensorFlow's context takes a second for it, or ten where a peer has left before.
+    # Ends like a fork of multiprocessing: a full shutdown would tear down the server's state, and takes
+    # TensorFlow's context a second, or ten where a peer has left before.
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -1,13 +1,13 @@
-"""The guardian of one process: starts it, ends with it, and lets nothing of it outlive either.
+"""Guardian of one process: starts it, ends with it, and kills all of its descendants.
 
 Run by path (`python -I -S guardian.py NAMESPACES COMMAND ...`) as the leader of a new session, or forked by
-`warm`. A command is often a shell that forks, and PR_SET_PDEATHSIG reaches only the shell: so the guardian
-adopts every process below it whose own parent has died, in whatever session that process may be, and kills
-them all. It imports next to nothing, to start in a few milliseconds. NAMESPACES is how many it joins first;
-their descriptors follow that of the control socket.
+`fork_server`. A command is often a shell that forks, and PR_SET_PDEATHSIG reaches only the shell: so the
+guardian adopts every orphaned descendant, in any session, and kills them all. It imports almost nothing, to
+start in a few milliseconds. NAMESPACES is the number of namespaces to join; their descriptors follow that of
+the control socket.
 
-The control socket connects it with whoever wants the process. When the other end is shut down or its holder
-dies, the guardian ends the process. When the process has ended, it sends the exit status and the largest
+The control socket connects it with its client. When the other end is shut down or the client dies, the
+guardian ends the process. When the process has ended, it sends the exit status and the largest
 resident set in KiB, as text, and ends.
 """
 
@@ -33,7 +33,7 @@ _OWN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, si
 
 
 def exit_with_parent(parent: int, signum: int) -> None:
-    """Has the kernel send this process a signal when its parent dies; ends it if the parent is dead."""
+    """Makes the kernel signal this process when its parent dies; exits if the parent is dead already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os._exit(1)
@@ -42,8 +42,8 @@ def exit_with_parent(parent: int, signum: int) -> None:
 def join_namespaces(namespaces: Sequence[int]) -> None:
     """Moves this process, which has one thread, into the namespaces of these descriptors, and closes them.
 
-    With a user namespace it has no capability afterwards: whoever joins one gets all of them there, and none
-    that it had outside. Root joins one only without the right to other users' files (see `namespace`).
+    In a user namespace it drops all capabilities, which joining one grants. Root joins one only without the
+    capability for other users' files (see `namespace`).
 
     Raises:
         OSError: When that is not allowed.
@@ -58,7 +58,7 @@ def join_namespaces(namespaces: Sequence[int]) -> None:
 
 
 def guard(start: Callable[[], int], control: int, grace: int = 0) -> None:
-    """Starts a process and guards it; returns only in the process itself, where `start` forks.
+    """Starts a process and guards it; returns only in a process that `start` forks.
 
     Args:
         start: Starts the process and returns its id, 0 in the process itself.
@@ -68,8 +68,8 @@ def guard(start: Callable[[], int], control: int, grace: int = 0) -> None:
 
     def end(status: int) -> NoReturn:
         _kill_children()
-        with contextlib.suppress(OSError):  # nobody is left who wants to know
-            # The guardian's own rusage would not do: Linux counts the process from which it was spawned.
+        with contextlib.suppress(OSError):  # the client is gone
+            # Not the guardian's own rusage: Linux counts the process from which it was spawned.
             os.write(control, b"%d %d" % (status, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
         os._exit(0)
 
@@ -77,8 +77,8 @@ def guard(start: Callable[[], int], control: int, grace: int = 0) -> None:
     wake, waking = os.pipe()
     os.set_blocking(waking, False)
     signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
-    # When the group is asked to stop, the guardian stays until the process has ended. Handlers, not SIG_IGN:
-    # exec resets them, so that the process has the default action.
+    # The guardian survives signals to its group until the process has ended. Handlers, not SIG_IGN: exec
+    # resets them, and the process has the default action.
     for signum in _OWN_SIGNALS:
         signal.signal(signum, lambda *_: None)
     for signum in (signal.SIGHUP, signal.SIGALRM):
@@ -112,13 +112,13 @@ def guard(start: Callable[[], int], control: int, grace: int = 0) -> None:
 
 def _reap(child: int) -> int | None:
     """Reaps all children that have ended; returns the child's exit status, 128 + n for death by signal n."""
-    found = None
+    status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == child:
                 code = os.waitstatus_to_exitcode(ended[1])
-                found = 128 - code if code < 0 else code
-    return found
+                status = 128 - code if code < 0 else code
+    return status
 
 
 def _kill_children() -> None:
@@ -134,7 +134,7 @@ def _children() -> list[int]:
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
             return [int(pid) for pid in children.read().split()]
-    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN: no more than the group can be found
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN: kill the group
         os.killpg(0, signal.SIGKILL)
         raise
 

@@ -1,10 +1,10 @@
-"""A network namespace with loopback only: made in a process of its own, which hands it over and ends.
+"""Network namespace with loopback only: created by a separate process, which passes it on and ends.
 
-Run by path (`python -I -S namespace.py DESCRIPTOR`), since only a process with one thread can make a user
-namespace, which everybody but root needs for it; root without CAP_SYS_ADMIN gets none. The descriptor is that
-of a Unix socket: it gets one byte with the descriptors of the namespaces, in the order in which they are
-joined, or why there are none, as text.
-A namespace lasts as long as somebody holds its descriptor.
+Run by path (`python -I -S namespace.py DESCRIPTOR`), since only a process with one thread can create a user
+namespace, which users other than root need for it; root without CAP_SYS_ADMIN gets none. The descriptor is
+that of a Unix socket: it receives one byte with the descriptors of the namespaces, in the order in which they
+are joined, or a text with the reason why there are none.
+A namespace lasts as long as a process holds its descriptor.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _IFREQ = struct.Struct("16sH22x")
 
 
 def make_namespaces() -> list[str]:
-    """Takes this process into a network of its own and returns the kinds of its new namespaces.
+    """Moves this process into a new network namespace; returns the kinds of its new namespaces.
 
     Raises:
-        OSError: When that is not allowed; the first argument of the error says what.
+        OSError: When that is not allowed; its strerror says why.
     """
     try:
         _unshare(_CLONE_NEWNET)
@@ -37,11 +37,11 @@ def make_namespaces() -> list[str]:
         with open("/proc/self/status", encoding="ascii") as status:
             capabilities = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
         if not os.geteuid() and capabilities >> _DAC_OVERRIDE & 1:
-            # In a user namespace root would be allowed its own files only, and no more those of other users.
+            # In a user namespace root could no longer access other users' files.
             raise PermissionError(error.errno, f"{error.strerror} (root without CAP_SYS_ADMIN)") from None
         user, group = os.geteuid(), os.getegid()
         _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
-        # Files belong to the same user as outside.
+        # Files keep their owner.
         for name, text in (
             ("setgroups", "deny"),
             ("uid_map", f"{user} {user} 1"),
@@ -69,17 +69,17 @@ def _bring_up_loopback() -> None:
 
 
 def main(descriptor: int) -> None:
-    """Makes the namespaces and hands them over, or says why there are none."""
-    with socket.socket(fileno=descriptor) as asker:
-        places: list[int] = []
+    """Creates the namespaces and sends them, or the reason why there are none."""
+    with socket.socket(fileno=descriptor) as client:
+        namespaces: list[int] = []
         try:
-            places = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in make_namespaces()]
-            answer = b"."
+            namespaces = [os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in make_namespaces()]
+            response = b"."
         except OSError as error:
-            answer = (error.strerror or str(error)).encode()
-        # Whoever asked may have been killed meanwhile.
+            response = (error.strerror or str(error)).encode()
+        # The client may have been killed meanwhile.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(asker, [answer], places)
+            socket.send_fds(client, [response], namespaces)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Network of a job on this machine: one of its own, with loopback only, that all its replicas share.
+"""Network of a job on this machine: its own namespace with loopback only, shared by its replicas.
 
-TensorFlow's servers listen on all addresses and ask nobody who he is: whoever reaches one reads and writes
-files as the user. In a network namespace nobody outside does (`namespace` makes it, `guardian` joins it).
+TensorFlow's servers listen on all addresses without authentication: a client reads and writes files as the
+user. In a network namespace no outside client can connect (`namespace` creates it, `guardian` joins it).
 """
 
 from __future__ import annotations
@@ -19,66 +19,66 @@ from shardline.pipelines.local.process import namespace, processes
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError
 
-#: What network jobs shall have, in the environment: one of `CHOICES`; the first unless set.
+#: Environment variable: network of jobs, one of `CHOICES`; the first by default.
 NETWORK_VARIABLE = "SHARDLINE_NETWORK"
-#: Their own where the kernel allows it; their own, or none runs; this machine's.
+#: Its own network where the kernel allows it; its own or an error; this machine's.
 CHOICES = ("auto", "isolated", "host")
 
-#: First port of a job in a network of its own, as on the platform; the kernel gives such a port to nobody who
-#: asks for any free one (net.ipv4.ip_local_port_range).
+#: First port of a job in its own network, as on the platform; the kernel does not assign such a port to a
+#: process that asks for any free one (net.ipv4.ip_local_port_range).
 _FIRST_PORT = 2222
 #: The lowest number of a descriptor of a namespace.
 _ABOVE = 16
-#: What programs say that look for another machine, or a service of this one, and have no network.
+#: Messages of programs that need another machine, or a service of this one, and have no network.
 _UNREACHABLE = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable"
     r"|No address associated with hostname|Could not resolve host|Couldn't resolve host|DNS resolution failed"
-    # Of a replica, whose address gRPC names, it says that it has not started yet, or has ended.
+    # With the address of a replica, it means that the replica has not started yet, or has ended.
     r"|^(?!.*:22\d\d\b).*(?:Connection refused|ECONNREFUSED)"
 )
 
 
-#: What makes a network of its own possible.
+#: How to make isolation possible.
 REMEDY = "allow unprivileged user namespaces, in a container --cap-add SYS_ADMIN"
-#: For a job in a network of its own that has failed for want of another.
+#: Hint for an isolated job that failed because it needs another network.
 NO_NETWORK = (
-    "this job has no network but loopback, and another machine, or a service of this one, was asked for: run "
+    "this job has no network but loopback, and it needs another machine, or a service of this one: run "
     f"it with --network host, or {NETWORK_VARIABLE}=host"
 )
 
 
-def resolve_network(wanted: str | None) -> str:
-    """Returns the network that jobs shall have: `wanted`, or else what the environment says.
+def resolve_network(requested: str | None) -> str:
+    """Returns the network of jobs: `requested`, else SHARDLINE_NETWORK, else "auto".
 
     Raises:
         PipelineError: When there is no such choice.
     """
-    wanted = wanted or os.environ.get(NETWORK_VARIABLE) or CHOICES[0]
-    if wanted not in CHOICES:
-        raise PipelineError(f"{NETWORK_VARIABLE} is one of {', '.join(CHOICES)}, not {wanted!r}")
-    return wanted
+    requested = requested or os.environ.get(NETWORK_VARIABLE) or CHOICES[0]
+    if requested not in CHOICES:
+        raise PipelineError(f"{NETWORK_VARIABLE} is one of {', '.join(CHOICES)}, not {requested!r}")
+    return requested
 
 
 @contextlib.contextmanager
 def job_network(
-    replicas: int, topic: str, wanted: str | None = None
+    replicas: int, topic: str, requested: str | None = None
 ) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
-    """Makes the network of a job with so many replicas; it lasts as long as the context.
+    """Creates the network of a job; it lasts as long as the context.
 
-    A job of one replica, which serves nobody, has this machine's network unless its own is asked for. Yields
-    "host:port" of each replica, and descriptors of the namespaces that each joins, none for this machine's.
+    A job of one replica, which starts no server, has this machine's network unless "isolated" is requested.
+    Yields "host:port" of each replica, and descriptors of the namespaces to join, none for this machine's.
 
     Args:
         replicas: Number of replicas.
-        topic: Name under which it is said how replicas can be reached from outside, where they can.
-        wanted: One of `CHOICES`; what the environment says unless given.
+        topic: Topic of the warning where replicas can be reached from outside.
+        requested: One of `CHOICES`; None for SHARDLINE_NETWORK, or "auto".
 
     Raises:
-        PipelineError: When there is no such choice, or the job shall have a network of its own and cannot.
+        PipelineError: When there is no such choice, or "isolated" is not possible.
     """
-    wanted, reason = resolve_network(wanted), ""
+    requested, reason = resolve_network(requested), ""
     with contextlib.ExitStack() as held:
-        if wanted == "isolated" or (wanted == "auto" and replicas > 1):
+        if requested == "isolated" or (requested == "auto" and replicas > 1):
             try:
                 namespaces = held.enter_context(_namespaces())
                 addresses = (f"{processes.HOST}:{_FIRST_PORT + index}" for index in range(replicas))
@@ -86,26 +86,26 @@ def job_network(
                 return
             except _UnavailableError as error:
                 reason = str(error)
-        if reason and wanted == "isolated":
+        if reason and requested == "isolated":
             raise PipelineError(f"the job cannot have a network of its own: {reason}; {REMEDY}")
         reserved = held.enter_context(processes.reserve_ports(replicas))
         if replicas > 1:
             ports = ", ".join(sorted(address.rpartition(":")[2] for address in reserved))
-            no = (
-                f"no network of its own can be had: {reason}; {REMEDY}"
+            hint = (
+                f"the job has no network of its own: {reason}; {REMEDY}"
                 if reason
                 else "leave out --network host"
             )
             progress.report(
                 topic,
                 "warning: TensorFlow's servers of this job listen on all addresses of this machine (ports "
-                f"{ports}): who reaches one reads and writes files as you; close them with a firewall ({no})",
+                f"{ports}): their clients read and write files as you; close them with a firewall ({hint})",
             )
         yield reserved, ()
 
 
 def isolation_unavailable() -> str:
-    """Says why no job can have a network of its own on this machine; "" where it can."""
+    """Returns why jobs cannot have their own network on this machine; "" where they can."""
     try:
         with _namespaces():
             return ""
@@ -114,12 +114,12 @@ def isolation_unavailable() -> str:
 
 
 def reports_no_network(text: str) -> bool:
-    """Whether a line that a program has printed says that it has found no network."""
+    """Whether a line of a program's output reports that there is no network."""
     return _UNREACHABLE.search(text) is not None
 
 
 class _UnavailableError(Exception):
-    """This machine gives no network namespace; the message says why."""
+    """No network namespace can be created; the message says why."""
 
 
 @contextlib.contextmanager
@@ -132,14 +132,16 @@ def _namespaces() -> Iterator[tuple[int, ...]]:
             command = [sys.executable, "-I", "-S", namespace.__file__, str(number)]
             maker = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number])
         with maker:
-            said, descriptors, *_ = socket.recv_fds(own, 1 << 10, 2)
+            message, descriptors, *_ = socket.recv_fds(own, 1 << 10, 2)
     if not descriptors:
-        raise _UnavailableError(said.decode() or f"what makes one ended with exit code {maker.returncode}")
+        raise _UnavailableError(
+            message.decode() or f"the process that creates it ended with exit code {maker.returncode}"
+        )
     with contextlib.ExitStack() as held:
-        kept = []
+        copies = []
         for descriptor in descriptors:
-            # Beyond those that a guardian takes by their numbers, and not inherited by anybody else.
-            kept.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE))
-            held.callback(os.close, kept[-1])
+            # Above the numbers that a guardian uses, and not inherited by other processes.
+            copies.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE))
+            held.callback(os.close, copies[-1])
             os.close(descriptor)
-        yield tuple(kept)
+        yield tuple(copies)

@@ -1,4 +1,4 @@
-"""Processes of this machine: stopped without orphans, their temporary files, and loopback ports."""
+"""Process helpers: stop without orphans, stop signals, temporary directories, and loopback ports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardline.trainer.base.errors import EXIT_FAILED, RunError
 from shardline.trainer.base.progress import Event
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
 
-#: Seconds between a polite SIGTERM and SIGKILL.
+#: Seconds between SIGTERM and SIGKILL.
 GRACE_S = 5.0
 
 #: Variables that belong to one replica and must not be inherited from the shell.
@@ -47,8 +47,8 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class ProcessFailedError(RunError):
     """A process that was started here failed in a step, the topic.
 
-    The exit code is what the program as a whole should end with: EXIT_BAD_INPUT when the process said that
-    the mistake is the user's, else EXIT_FAILED.
+    The exit code is that of the whole program: EXIT_BAD_INPUT when the process reported a user error, else
+    EXIT_FAILED.
     """
 
     def __init__(self, message: str, *, topic: str, exit_code: int = EXIT_FAILED) -> None:
@@ -57,8 +57,8 @@ class ProcessFailedError(RunError):
         self.exit_code = exit_code
 
     @classmethod
-    def of(cls, event: Event) -> ProcessFailedError:
-        """Returns the error that the process itself has reported."""
+    def from_event(cls, event: Event) -> ProcessFailedError:
+        """Returns the error that the process has reported."""
         return cls(event.text, topic=event.topic, exit_code=event.exit_code)
 
 
@@ -95,9 +95,9 @@ ignore_stop_signals = partial(_on_stop_signals, signal.SIG_IGN)
 
 @contextlib.contextmanager
 def adopted_orphans() -> Iterator[None]:
-    """Makes this process, while the context lasts, the parent of descendants whose own parent dies.
+    """Makes this process the parent of orphaned descendants while the context lasts.
 
-    So they can be found and stopped however their parent came to its end.
+    They can then be found and stopped, however their parent ended.
     """
     before = ctypes.c_int()
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
@@ -111,7 +111,7 @@ def adopted_orphans() -> Iterator[None]:
 def stop_descendants(grace: float = GRACE_S, *, with_variable: tuple[str, str] | None = None) -> None:
     """Stops the descendants of this process: SIGTERM, `grace` seconds, then SIGKILL until none is left.
 
-    An environment variable, by name and value, marks those to be stopped; all of them unless given.
+    `with_variable`, a name and a value, limits this to processes with that environment variable.
     """
     remaining = _descendants(with_variable)
     _signal_all(remaining, signal.SIGTERM)
@@ -122,7 +122,7 @@ def stop_descendants(grace: float = GRACE_S, *, with_variable: tuple[str, str] |
 
 
 def describe_exit(code: int) -> str:
-    """Returns an exit status in words."""
+    """Describes an exit status: "was killed by SIGKILL", "ended with exit code 1"."""
     if name := signal_name(code):
         return f"was killed by {name}"
     if code == 127:
@@ -131,7 +131,7 @@ def describe_exit(code: int) -> str:
 
 
 def signal_name(code: int) -> str | None:
-    """Returns the name of the signal that an exit status stands for: -n, or 128 + n as shells report it."""
+    """Returns the name of the signal of an exit status, -n, or 128 + n as shells report it; else None."""
     number = -code if code < 0 else code - 128
     return signal.Signals(number).name if number in {int(item) for item in signal.Signals} else None
 
@@ -157,13 +157,13 @@ def _signal_all(remaining: list[psutil.Process], signum: int) -> None:
             process.send_signal(signum)
 
 
-#: Where Python looks first; what is there moves the working directory to the end of the path.
+#: First directory of the path, with a sitecustomize that moves the working directory to its end.
 _SITE = str(Path(__file__).with_name("path"))
 
 
 def with_safe_path(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment in which the modules of the working directory come after all others."""
-    others = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", _SITE)]
+    """Returns an environment in which modules of the working directory come after all others."""
+    others = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _SITE)]
     return {**env, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([_SITE, *others])}
 
 
@@ -175,7 +175,7 @@ def reserve_ports(count: int) -> Iterator[tuple[str, ...]]:
     """Reserves `count` free ports while the context lasts.
 
     Each port stays bound, but not listening, with SO_REUSEADDR and SO_REUSEPORT. The kernel then gives
-    it to nobody who asks for any free port, while a server that names it can still bind and listen:
+    it to no process that asks for any free port, while a server that names it can still bind and listen:
     TensorFlow's gRPC server sets SO_REUSEADDR only (checked with 2.21), other servers SO_REUSEPORT. So
     no other process can take a port between its choice and its use, nor during a restart.
 
@@ -198,25 +198,24 @@ _PREFIX, _NEW, _LOCK = "shardline-job-", "shardline-new-", "lock"
 
 @contextlib.contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """Makes a directory for temporary files that lasts as long as the context.
+    """Creates a directory for temporary files that lasts as long as the context.
 
-    A process that is killed removes nothing itself, nor does a runner that is killed: the next one removes
-    what it finds of those that have ended, whose locks the kernel has released.
+    A killed process removes nothing: the next call removes directories whose locks the kernel has released.
     """
     parent = Path(tempfile.gettempdir())
-    for left in parent.glob(f"{_PREFIX}*"):
+    for stale in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's, or gone
-            lock = os.open(left / _LOCK, os.O_RDWR)
+            lock = os.open(stale / _LOCK, os.O_RDWR)
             try:
                 if files.lock(lock):
-                    shutil.rmtree(left, ignore_errors=True)
+                    shutil.rmtree(stale, ignore_errors=True)
             finally:
                 os.close(lock)
-    made = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
-    lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    directory = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
+    lock = os.open(directory / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         files.lock(lock)
-        path = made.rename(parent / made.name.replace(_NEW, _PREFIX))  # from now on it may be swept
+        path = directory.rename(parent / directory.name.replace(_NEW, _PREFIX))  # may be removed from now on
         try:
             yield path
         finally:
@@ -228,7 +227,7 @@ def scratch_directory() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_as_tempdir() -> Iterator[None]:
-    """Has this process write its temporary files to a directory of its own while the context lasts."""
+    """Uses a new scratch directory for this process's temporary files while the context lasts."""
     before = tempfile.tempdir
     with scratch_directory() as path:
         tempfile.tempdir = str(path)

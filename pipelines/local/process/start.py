@@ -1,7 +1,7 @@
-"""Start of guarded processes: forked from the fork server where that is sound, or plain.
+"""Start of guarded processes: forked from the fork server where that is possible, or spawned.
 
-`python -m shardline.pipelines.local.process.start COMMAND ...` starts a task: where the run has a
-server that can do what the command does, the task is forked from it; else this process becomes the command.
+`python -m shardline.pipelines.local.process.start COMMAND ...` starts a task: forked where the run has a
+server and the command allows it; otherwise this process executes the command.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from shardline.pipelines.local.process.fork_server import SERVER_VARIABLE, Progr
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
 from shardline.trainer.base.errors import EXIT_FAILED
 
-#: Process id of the process that executes the pipeline, in the environment of tasks.
+#: Environment variable of tasks: id of the process that executes the pipeline.
 EXECUTOR_VARIABLE = "SHARDLINE_EXECUTOR_PID"
-#: Module of the stand-ins for the platform's launchers, and those of them that start replicas.
+#: Module of the stubs for the platform's launchers, and those of them that start replicas.
 STUBS_MODULE = "shardline.pipelines.local.launcher_stubs"
 _SUPERVISORS = ("CustomJob", "HyperparameterTuningJob")
 _TRAINERS = ("shardline.trainer.task", "shardline.trainer.program")
-#: Components whose source has one of these words will load TensorFlow anyway.
+#: Components whose source has one of these words load TensorFlow anyway.
 _TENSORFLOW_WORDS = (
     "tensorflow",
     "keras",
     *(f"shardline.components.{name}" for name in ("rehearse", "train", "validate")),
 )
-#: An NVIDIA driver: whether a process may be forked next to one has not been proven.
+#: NVIDIA's driver: forking on a machine with one is not tested.
 _NVIDIA = Path("/dev/nvidiactl")
 #: Seconds for the server to load TensorFlow and fork.
 _ANSWER_S = 120.0
-#: Seconds that a task has to end its own replicas, once whoever has started it is gone.
+#: Seconds that a task has to end its own replicas, after its parent has died.
 _TASK_GRACE_S = 7
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Command of a replica with the whole of its environment, and the descriptors of its namespaces."""
+    """Command of a replica, its complete environment, and the descriptors of its namespaces."""
 
     command: Sequence[str]
     env: Mapping[str, str]
@@ -55,24 +55,24 @@ class Launch:
 
 
 def forkable_program(command: Sequence[str]) -> Program | None:
-    """Returns what a command does, where a process forked with TensorFlow loaded can do it as well."""
+    """Returns the program of a command that a process forked with TensorFlow loaded can run; else None."""
     for trainer in _TRAINERS:
         if list(command[:3]) == [sys.executable, "-m", trainer]:
             return Program(trainer, command[3:])
     if list(command[:4]) == ["python3", "-u", "-m", STUBS_MODULE] and command[4] in _SUPERVISORS:
         return Program(STUBS_MODULE, command[4:])
     source = component_source(command)
-    if source and any(sign in source for sign in _TENSORFLOW_WORDS):
+    if source and any(word in source for word in _TENSORFLOW_WORDS):
         return Program(EXECUTOR, command[4:], source)
     return None
 
 
 @contextlib.contextmanager
 def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
-    """Has a fork server load TensorFlow and further modules, and serve while the context lasts.
+    """Starts a fork server with TensorFlow and further modules, which serves while the context lasts.
 
     Yields:
-        The path of its socket; "" where nothing may be forked on this machine.
+        The path of its socket; "" where forking is not possible on this machine.
     """
     if _NVIDIA.exists():
         yield ""
@@ -106,7 +106,7 @@ def _start_server(path: str, env: Mapping[str, str], modules: Sequence[str]) -> 
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # a process that loads TensorFlow by itself will say what is wrong
+            stderr=subprocess.DEVNULL,  # a process that loads TensorFlow by itself reports errors
             env=env,
             pass_fds=[listener.fileno()],
             start_new_session=True,
@@ -115,7 +115,7 @@ def _start_server(path: str, env: Mapping[str, str], modules: Sequence[str]) -> 
 
 @contextlib.contextmanager
 def _short_address(path: str) -> Iterator[str]:
-    """Yields an address of a Unix socket's path that is never too long: an address has 107 bytes at most."""
+    """Yields a short address for the path of a Unix socket: an address has at most 107 bytes."""
     directory, name = os.path.split(path)
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -126,13 +126,13 @@ def _short_address(path: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def fork_server_for(launches: Sequence[Launch]) -> Iterator[str]:
-    """Finds the fork server of the run, or starts one for a job where more than one replica can be forked.
+    """Finds the fork server of the run, or starts one for a job with more than one forkable replica.
 
     Yields:
         The path of the server's socket; "" where there is none.
     """
     programs = [program for launch in launches if (program := forkable_program(launch.command))]
-    if (path := os.environ.get(SERVER_VARIABLE)) or len(programs) < 2:  # one alone gains nothing
+    if (path := os.environ.get(SERVER_VARIABLE)) or len(programs) < 2:  # a single one gains nothing
         yield path or ""
         return
     modules = ["shardline.trainer.train", *(["kfp.dsl.executor"] if programs[0].source else [])]
@@ -142,7 +142,7 @@ def fork_server_for(launches: Sequence[Launch]) -> Iterator[str]:
 
 
 def spawn(server: str, launch: Launch, output: int, control: int) -> int:
-    """Starts a guarded command in a session of its own and returns the guardian's process id.
+    """Starts a guarded command in its own session and returns the guardian's process id.
 
     `output` is the descriptor of its standard output and standard error, `control` that of the guardian's
     socket; `server` is the path of the fork server's socket, or "".
@@ -151,7 +151,7 @@ def spawn(server: str, launch: Launch, output: int, control: int) -> int:
         with contextlib.suppress(OSError, ValueError):
             if pid := _request_fork(server, program, launch.env, output, output, control, *launch.namespaces):
                 return pid
-    passed = [(own, guardian.CONTROL_FD + place) for place, own in enumerate((control, *launch.namespaces))]
+    passed = [(own, guardian.CONTROL_FD + index) for index, own in enumerate((control, *launch.namespaces))]
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-I", "-S", guardian.__file__, str(len(launch.namespaces)), *launch.command],
@@ -163,7 +163,7 @@ def spawn(server: str, launch: Launch, output: int, control: int) -> int:
             *((os.POSIX_SPAWN_DUP2, own, theirs) for own, theirs in passed),
         ],
         setsid=True,
-        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # ignored by Python
     )
 
 
@@ -174,13 +174,13 @@ def _request_fork(
     *descriptors: int,
     grace: int = 0,
 ) -> int:
-    """Asks the server for a process; returns its guardian's process id, 0 where the server refuses.
+    """Requests a process from the server; returns its guardian's process id, 0 where the server refuses.
 
-    The descriptors are its standard output, its standard error, the control socket, and its namespaces.
+    The descriptors are standard output, standard error, the control socket, and namespaces.
 
     Raises:
-        OSError: When there is no server any more, or it takes too long.
-        ValueError: When it has ended before it answered.
+        OSError: When the server has ended, or takes too long.
+        ValueError: When it ends before its response.
     """
     with socket.socket(socket.AF_UNIX) as connection, tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         connection.settimeout(_ANSWER_S)
@@ -193,7 +193,7 @@ def _request_fork(
 
 
 def main(command: list[str]) -> None:
-    """Runs a task's command and ends as it ends; with it, when the executing process dies."""
+    """Runs a task's command and ends with its exit status; both end when the executing process dies."""
     if executor := os.environ.get(EXECUTOR_VARIABLE):
         guardian.exit_with_parent(int(executor), signal.SIGTERM)
     server, program = os.environ.get(SERVER_VARIABLE), forkable_program(command)
@@ -204,8 +204,8 @@ def main(command: list[str]) -> None:
             with theirs, contextlib.suppress(OSError, ValueError):
                 pid = _request_fork(server, program, os.environ, 1, 2, theirs.fileno(), grace=_TASK_GRACE_S)
             if pid:
-                if told := control.recv(64):
-                    raise SystemExit(int(told.split()[0]))
+                if report := control.recv(64):
+                    raise SystemExit(int(report.split()[0]))
                 with contextlib.suppress(ProcessLookupError):  # the guardian was killed
                     os.killpg(pid, signal.SIGKILL)
                 raise SystemExit(EXIT_FAILED)

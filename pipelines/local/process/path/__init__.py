@@ -1,1 +1,1 @@
-"""First on the path of the processes of a local run: what Python imports before all else."""
+"""First directory on the path of a local run's processes: Python imports its sitecustomize at start."""
