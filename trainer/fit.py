@@ -28,18 +28,18 @@ from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.peers import describe_difference
 from shardline.trainer.keras_compat.keras_compilation import undo_patches, weigh_output_losses
-from shardline.trainer.loop.build import BuildModel, built
+from shardline.trainer.loop.build import BuildModel, build_with_variables
 from shardline.trainer.loop.callbacks import Hooks, check_callback
 from shardline.trainer.loop.engine import make_engine
 from shardline.trainer.loop.loop import Engine, ResumePoint, Training
 from shardline.trainer.loop.optimizers import learning_rates
-from shardline.trainer.loop.process import OF_STRATEGY, Process, check_options, this_process
+from shardline.trainer.loop.process import STRATEGY_SETTINGS, Process, check_options, this_process
 from shardline.trainer.loop.reports import Counters
 from shardline.trainer.loop.run import RunPlan, TrainingRun, Watchdog
 
 #: Settings of the trainer that `fit` takes by their names.
 OPTIONS = (
-    *OF_STRATEGY,
+    *STRATEGY_SETTINGS,
     *("averaging_steps", "checkpoint_minutes", "checkpoint_steps", "deterministic", "keep_checkpoints"),
     *("gradient_accumulation_steps", "gradient_compression", "grace_period", "jit_compile", "warmup_steps"),
     *("max_steps", "max_time", "scale_learning_rate", "seed", "stall_timeout", "steps_per_execution"),
@@ -50,7 +50,7 @@ OPTIONS = (
 class _FitRun(TrainingRun):
     """A training run on batches of any data, validated after some epochs."""
 
-    judges_end: ClassVar[bool] = False  # as in `keras.Model.fit`
+    evaluates_final_weights: ClassVar[bool] = False  # as in `keras.Model.fit`
     data: Batches
     frequency: int | Collection[int]
 
@@ -154,7 +154,7 @@ def fit(
         options = {**({} if save_freq == "epoch" else {"checkpoint_steps": save_freq}), **options}
     settings = _settings(build_model, epochs=epochs, initial_epoch=initial_epoch, options=options)
     process = this_process(options)
-    with process.errors_named():
+    with process.explain_errors():
         reader = process.data_adapter(settings.seed, batch_size, class_weight)
         if validation_split and validation_data is None:
             train_data, validation_data = reader.split_validation(train_data, validation_split)
@@ -169,8 +169,8 @@ def fit(
                 validation_data, "validation_data", steps=validation_steps, restart=True
             )
         steps = {"train_step": data, **({"test_step": validation} if validation else {})}
-        model = built(process, build_model, settings, **steps)
-        run = _make_run(process.with_(model), settings, data, checkpoint_dir, frequency)
+        model = build_with_variables(process, build_model, settings, **steps)
+        run = _make_run(process.for_model(model), settings, data, checkpoint_dir, frequency)
         _check_same_call(run, model, validation)
         others = [callback for callback in chosen if callback not in backups]
         with undo_patches(model), run.watchdog, _sigterm(settings) as sigterm:

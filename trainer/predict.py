@@ -14,8 +14,8 @@ from shardline.trainer.adapters.adapter import Batches, check_counts
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.fit import verbosity
 from shardline.trainer.keras_compat.keras_compilation import undo_patches, weigh_output_losses
-from shardline.trainer.loop.build import BuildModel, built
-from shardline.trainer.loop.process import OF_STRATEGY, Process, check_options, this_process
+from shardline.trainer.loop.build import BuildModel, build_with_variables
+from shardline.trainer.loop.process import STRATEGY_SETTINGS, Process, check_options, this_process
 from shardline.trainer.loop.step import EvaluationLoop, Logs
 
 # Updates of the progress bar.
@@ -47,10 +47,10 @@ def evaluate(
     shown = verbosity(verbose)
     check_counts(batch_size=batch_size, steps=steps)
     process = _process("evaluate", options)
-    with process.errors_named():
+    with process.explain_errors():
         batches = process.data_adapter(0, batch_size).read(data, "data", steps=steps, restart=True)
-        compiled = built(process, model, process.settings, test_step=batches)
-        process = process.with_(compiled)
+        compiled = build_with_variables(process, model, process.settings, test_step=batches)
+        process = process.for_model(compiled)
         with undo_patches(compiled):
             with process.strategy.scope():
                 weigh_output_losses(compiled)
@@ -94,12 +94,12 @@ def predict(
             "predict takes a tf.data.Dataset, a function of an input context, or arrays; for a dataset "
             "directory see the report of 'shardline validate'"
         )
-    with process.errors_named():
+    with process.explain_errors():
         if not callable(data) and not isinstance(data, tf.data.Dataset | keras.utils.PyDataset):
             data = (tuple(data) if isinstance(data, list) else data,)
         batches = process.data_adapter(0, batch_size).read(data, "data", steps=steps, restart=True, pad=True)
-        loaded = built(process, model, process.settings, predict_step=batches)
-        process = process.with_(loaded)
+        loaded = build_with_variables(process, model, process.settings, predict_step=batches)
+        process = process.for_model(loaded)
         strategy = process.strategy
         iterator = iter(batches.distribute(strategy, process.process, len(process.processes)))
 
@@ -119,7 +119,7 @@ def predict(
 
 
 def _process(call: str, options: Mapping[str, Any]) -> Process:
-    check_options(call, options, OF_STRATEGY)
+    check_options(call, options, STRATEGY_SETTINGS)
     process = this_process(options)
     if process.strategy_name == "parameter_server":
         raise SettingsError(

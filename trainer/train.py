@@ -26,13 +26,13 @@ from shardline.trainer.data.pipeline import InputPipeline
 from shardline.trainer.keras_compat.keras_compilation import weigh_output_losses
 from shardline.trainer.loop import evaluator
 from shardline.trainer.loop.build import build, create_variables, model_function
-from shardline.trainer.loop.callbacks import Hooks, check_metrics, chief_reports, chosen_callbacks
+from shardline.trainer.loop.callbacks import Hooks, check_metrics, chief_reports, make_callbacks
 from shardline.trainer.loop.engine import make_engine
 from shardline.trainer.loop.loop import Engine, ResumePoint, Training
 from shardline.trainer.loop.optimizers import FrozenLayers, learning_rates, tune_optimizer
 from shardline.trainer.loop.parameter_server import run_server
-from shardline.trainer.loop.process import joined, resolved, serves
-from shardline.trainer.loop.reports import Counters, as_json
+from shardline.trainer.loop.process import is_server, join_cluster, resolve_strategy
+from shardline.trainer.loop.reports import Counters, to_json_values
 from shardline.trainer.loop.run import DatasetRun, Watchdog, announce, load_data, write_settings
 from shardline.trainer.loop.step import EvaluationLoop, Logs, metric_shapes
 from shardline.trainer.models import saving
@@ -50,8 +50,8 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     cluster = read_cluster(environ)
     strategies.announce(cluster, environ)
     requested, settings = settings, replace(settings, evaluator=settings.evaluator or has_evaluator(environ))
-    settings, name = resolved(settings, cluster, environ)
-    if serves(cluster, name):
+    settings, name = resolve_strategy(settings, cluster, environ)
+    if is_server(cluster, name):
         run_server(cluster, settings.startup_timeout)
         return {}
     dirs = output_dirs(settings, environ)
@@ -65,7 +65,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
         tf.config.experimental.enable_op_determinism()
     own = peer_config(requested, data, len(tf.config.list_physical_devices("GPU")))
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(joined(settings, cluster, name, own))
+        process = stack.enter_context(join_cluster(settings, cluster, name, own))
         scratch = None
         if not cluster.is_chief:
             scratch = tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-")
@@ -110,7 +110,7 @@ def _explain_errors(run: DatasetRun) -> Iterator[None]:
 
 def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     settings, chief = run.settings, run.cluster.is_chief
-    feed = run.feed("train")
+    feed = run.input_pipeline("train")
     prepared = run.preparation()
     model, frozen, interface = _assemble(run, feed, prepared)
     feed = replace(feed, forms=interface.forms, order=interface.order)
@@ -126,11 +126,11 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     def engine(position: Position) -> Engine:
         validation = None
         if "validation" in run.manifest.splits:
-            validation = replace(run.feed("validation"), forms=feed.forms, order=feed.order)
+            validation = replace(run.input_pipeline("validation"), forms=feed.forms, order=feed.order)
         engines.append(make_engine(run, model, feed, validation, position))
         return engines[0]
 
-    chosen = chosen_callbacks(run, model, frozen, retrace)
+    chosen = make_callbacks(run, model, frozen, retrace)
     hooks = Hooks(run, chosen, chief_reports(run, counters))
     record = IdentityRecord.of(settings, run.replicas, learning_rates(model))
     beginning = ResumePoint(
@@ -140,8 +140,8 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     if settings.early_stopping or settings.tuning_metric:
         # The logs that callbacks get after an epoch.
         metrics, evaluation = metric_shapes(model), training.engine.evaluation
-        validated = (evaluation.own_shapes or metrics) if evaluation else {}
-        logs = (training.engine.own_shapes or metrics) | {
+        validated = (evaluation.custom_shapes or metrics) if evaluation else {}
+        logs = (training.engine.custom_shapes or metrics) | {
             f"val_{name}": each for name, each in validated.items()
         }
         check_metrics(settings, chosen, logs)
@@ -157,7 +157,7 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
 
 def _evaluate(run: DatasetRun) -> None:
     """Evaluates the checkpoints of a run until it has ended, in the evaluator."""
-    feed = run.feed("validation")
+    feed = run.input_pipeline("validation")
     model, _, interface = _assemble(run, feed, run.preparation(), evaluate_only=True)
     feed = replace(feed, forms=interface.forms, order=interface.order)
     evaluation = EvaluationLoop(model, run.strategy, feed.distribute(run.strategy, 0, 1), feed.steps)
@@ -171,7 +171,7 @@ def _evaluate(run: DatasetRun) -> None:
         directory=run.dirs.model,
         logs=run.dirs.logs,
         metric=run.settings.early_stopping.removeprefix("val_") or "loss",
-        shown=evaluation.own_shapes or metric_shapes(model),
+        shown=evaluation.custom_shapes or metric_shapes(model),
     ).run(run.settings.startup_timeout)
 
 
@@ -199,7 +199,7 @@ def _assemble(
             frozen = FrozenLayers(model) if settings.unfreeze_at_epoch else None
         if interface.forms or interface.order:
             element = replace(feed, forms=interface.forms, order=interface.order).element_spec
-        with frozen.thawed() if frozen else contextlib.nullcontext():
+        with frozen.temporarily_trainable() if frozen else contextlib.nullcontext():
             test_step = {"test_step": element} if "validation" in run.manifest.splits else {}
             create_variables(model, train_step=element, **test_step)
     if not evaluate_only:
@@ -220,9 +220,9 @@ def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
     run.watchdog.rest()  # the chief waits for the evaluator, the others for the chief
     if run.cluster.is_chief:
         if run.settings.evaluator:
-            logs |= evaluator.wait_for_last(run, position)
+            logs |= evaluator.wait_for_last_evaluation(run, position)
         checkpoints.check_writer()
-        metrics = {"epochs": position.epoch, "steps": position.steps, **as_json(logs)}
+        metrics = {"epochs": position.epoch, "steps": position.steps, **to_json_values(logs)}
         if not_finite := [name for name, value in metrics.items() if value is None]:
             progress.report("train", f"warning: {', '.join(not_finite)} of the model is not finite")
         files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)

@@ -174,7 +174,7 @@ def train(
         restart_job_on_worker_restart=not ps,
     )
     failures = [parse_injection(text) for text in injections]
-    fail_fast.forget_failure(Path(given.model_dir))
+    fail_fast.clear_markers(Path(given.model_dir))
     with foreground() as terminal:
         run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
 

@@ -49,7 +49,7 @@ def test_a_loss_and_a_metric_that_no_file_can_name_train_and_are_validated(tmp_p
 
 def test_a_metric_of_a_number_for_each_class_cannot_stop_a_run(tmp_path):
     write_dataset(tmp_path / "data")
-    with pytest.raises(SettingsError, match=r"val_f1_score is a number for each class; .*average"):
+    with pytest.raises(SettingsError, match=r"val_f1_score has a value for each class; .*average"):
         trained(tmp_path / "data", tmp_path, OWN, early_stopping="val_f1_score")
 
 

@@ -130,7 +130,7 @@ def train(chief, out):
 
 
 def train_on(chief, out):
-    """`train`; then a step that diverges, thawed layers, and a label that the model does not have."""
+    """`train`; then a step that diverges, unfrozen layers, and a label that the model does not have."""
     loop, model = train(chief, out), chief.model
     say("devices", devices=sorted({v.value.device for v in model.variables}))
 

@@ -7,7 +7,7 @@ import pytest
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.checkpoint.preemption import Preemption
-from shardline.trainer.loop.callbacks import place_of
+from shardline.trainer.loop.callbacks import callback_scope
 from shardline.trainer.train import train
 from tests.helpers.datasets import RECORDS
 from tests.helpers.history import read_history
@@ -71,7 +71,7 @@ class OwnLogs(keras.Model):
         return {"objective": self.compute_loss(*data, self(data[0]))}
 
 
-def own_logs(dataset):
+def custom_logs(dataset):
     return compiled(dataset, cls=OwnLogs)
 
 
@@ -110,7 +110,7 @@ def run(dataset, out, model="compiled", callback="recorder", epochs=2, **changes
     return list(SEEN)
 
 
-@pytest.mark.parametrize("model", [compiled, own_logs])
+@pytest.mark.parametrize("model", [compiled, custom_logs])
 def test_every_hook_is_called_as_fit_calls_it(dataset, tmp_path, model):
     expected = fit(model(None), recorder(), epochs=2)
     assert len(expected) > 20
@@ -119,7 +119,7 @@ def test_every_hook_is_called_as_fit_calls_it(dataset, tmp_path, model):
 
 
 def test_what_a_step_of_ones_own_returns_is_shown_and_kept(dataset, tmp_path, capsys):
-    run(dataset, tmp_path, model="own_logs")
+    run(dataset, tmp_path, model="custom_logs")
 
     (row, _) = read_history(tmp_path)
     assert row["twins"] == "[1.0, 1.0]"
@@ -160,13 +160,13 @@ def test_a_callback_that_would_restore_another_state_is_refused(dataset, tmp_pat
 
 def test_where_a_callback_runs(tmp_path):
     own = keras.callbacks.Callback()
-    assert place_of(own) == "all"
-    assert place_of(keras.callbacks.ModelCheckpoint(tmp_path / "x.keras")) == "chief"
+    assert callback_scope(own) == "all"
+    assert callback_scope(keras.callbacks.ModelCheckpoint(tmp_path / "x.keras")) == "chief"
     own.on = "chief"
-    assert place_of(own) == "chief"
+    assert callback_scope(own) == "chief"
     own.on = "worker"
     with pytest.raises(SettingsError, match="on = 'worker'"):
-        place_of(own)
+        callback_scope(own)
 
 
 @keras.saving.register_keras_serializable("tests")

@@ -126,7 +126,7 @@ def test_settings_are_applied_to_each_of_several_optimizers(dataset):
         (
             keras.optimizers.MultiOptimizer(by_path),
             {"gradient_accumulation_steps": 4},
-            "gradient_accumulation_steps needs a MultiOptimizer that is made of an OptimizerMap",
+            "gradient_accumulation_steps needs a MultiOptimizer with an OptimizerMap",
         ),
         (
             keras.optimizers.SGD(lambda: 0.1),

@@ -15,7 +15,7 @@ from shardline.trainer.checkpoint.state import Position, TrainingState
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.loop import evaluator as evaluations_module
 from shardline.trainer.loop import evaluator as evaluator_module
-from shardline.trainer.loop.evaluator import BEST_FILE, Evaluations, Evaluator, wait_for_last
+from shardline.trainer.loop.evaluator import BEST_FILE, Evaluations, Evaluator, wait_for_last_evaluation
 from shardline.trainer.loop.step import EvaluationLoop, metric_shapes
 
 RNG = np.random.default_rng(0)
@@ -87,7 +87,7 @@ class World:
             directory=self.out,
             logs=self.logs,
             metric=metric,
-            shown=evaluation.own_shapes or metric_shapes(model),
+            shown=evaluation.custom_shapes or metric_shapes(model),
         )
 
     def run(self, evaluator, **options):
@@ -203,7 +203,7 @@ def test_an_evaluator_ends_when_its_chief_is_gone(world):
     with progress.sink(lambda event: world.said.append(event.text)):
         evaluator.run(0.2)
     assert world.evaluations.steps() == [3]
-    assert world.said[-1] == "no sign of life from the chief for 0.2 s: the evaluator ends"
+    assert world.said[-1] == "no heartbeat of the chief for 0.2 s: the evaluator ends"
 
 
 def test_what_an_earlier_attempt_has_left_does_not_end_this_one(world):
@@ -225,9 +225,12 @@ def test_the_chief_waits_for_the_last_result_and_not_for_ever(world):
     settings = types.SimpleNamespace(evaluator_timeout=0.05)
     run = types.SimpleNamespace(settings=settings, dirs=types.SimpleNamespace(checkpoints=world.directory))
     world.evaluations.write(Position(steps=6), {"loss": 0.5, "accuracy": 1.0})
-    assert wait_for_last(run, Position(steps=6)) == {"evaluator_loss": 0.5, "evaluator_accuracy": 1.0}
+    assert wait_for_last_evaluation(run, Position(steps=6)) == {
+        "evaluator_loss": 0.5,
+        "evaluator_accuracy": 1.0,
+    }
     assert world.evaluations.finished
 
     with progress.sink(lambda event: world.said.append(event.text)):
-        assert wait_for_last(run, Position(steps=9)) == {}
+        assert wait_for_last_evaluation(run, Position(steps=9)) == {}
     assert world.said[-1].startswith("warning: no evaluation of step 9 within evaluator_timeout 0.05 s")

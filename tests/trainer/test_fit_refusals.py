@@ -193,9 +193,9 @@ def by_xla() -> keras.Model:
 
 
 MODELS = {
-    "uncompiled": (uncompiled, numbers(), "gives a model that is not compiled; call model.compile"),
+    "uncompiled": (uncompiled, numbers(), "returns a model that is not compiled; call model.compile"),
     "no_function": (3, numbers(), "build_model is int, not a function or a keras.Model"),
-    "nothing": (lambda: None, numbers(), "build_model gives NoneType, not a keras.Model"),
+    "nothing": (lambda: None, numbers(), "build_model returns NoneType, not a keras.Model"),
     "needing": (needing, numbers(), "build_model failed: TypeError: needing.. missing 1 required positional"),
     "failing": (failing, numbers(), r"build_model failed: KeyError: 'token' \(test_fit_refusals.py, line"),
     "inputs": (line, (np.zeros((COUNT, 4)), numbers()[1]), "cannot be built on batches .* value 3, but rec"),
@@ -221,7 +221,7 @@ def test_a_checkpoint_directory_that_is_a_file_is_refused(tmp_path):
 def test_a_loss_that_is_not_finite_ends_the_training():
     x, y = numbers()
     y[20] = np.nan
-    with pytest.raises(DivergedError, match=r"since step 2 \(epoch 1\), whose examples lie in batch 2 of"):
+    with pytest.raises(DivergedError, match=r"since step 2 \(epoch 1\), whose examples are in batch 2 of"):
         fitted(line, (x, y), batch_size=16)
 
 

@@ -148,7 +148,7 @@ def test_the_marker_is_in_the_runs_own_directory_and_can_be_forgotten(settings, 
     assert marker.parent == tmp_path / "base"
     assert json.loads(marker.read_text()) == {"error": WORDS, "replica": "chief-0"}
 
-    fail_fast.forget_failure(tmp_path / "base")
+    fail_fast.clear_markers(tmp_path / "base")
     assert attempt(other, environ) is None
 
 

@@ -1,4 +1,4 @@
-"""The training loop: it builds the model, runs its steps on all replicas, and calls Keras' callbacks.
+"""Training loop: model building, steps on all replicas, evaluation, and Keras' callbacks.
 
-It may import every room of the trainer, but not the programs at the top that start it.
+It may import every package of the trainer, but not the programs at the top that start it.
 """

@@ -1,4 +1,4 @@
-"""Model building: from a model function, or what a program gives, to a compiled model with its variables."""
+"""Model building: a compiled model with its variables, from a model function or a program's `build_model`."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
     except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
         text = " ".join(f"{type(error).__name__}: {error}".split())
         file = getattr(inspect.unwrap(function), "__code__", None) and inspect.getsourcefile(function)
-        lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
-        where = f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
         raise ModelError(f"model {model!r} failed: {text}{where}") from error
     if not isinstance(built, keras.Model):
         raise ModelError(f"model {model!r} returned {type(built).__name__}, not a keras.Model")
@@ -75,28 +75,31 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
 
 
 def create_variables(model: keras.Model, **batches: Any) -> None:
-    """Builds model, optimizers and metrics in the strategy's scope, for each step by its name and a batch.
+    """Builds model, optimizers and metrics in the strategy's scope.
 
-    A batch is data of one replica or its specification. Of a model that is trained by a step of its own, what
-    the steps make is found by trying them, without a trace: all variables begin as they were created.
+    A custom `train_step` is run on trial to create its variables, whose values are then reset.
+
+    Args:
+        model: Compiled model.
+        batches: For each step by its name, such as train_step, data of one replica or its specification.
     """
-    tried = returns_custom_metrics(model.train_step)
+    is_custom = returns_custom_metrics(model.train_step)
     for name, data in batches.items():
         try:
-            if tried:
-                _try(model, getattr(model, name), data)
+            if is_custom:
+                _try_step(model, getattr(model, name), data)
             else:
                 build_symbolically(model, tf.nest.map_structure(_specification, data))
         except ShardlineError:
             raise
         except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
-            what = f"{name} of the model failed" if tried else "the model cannot be built"
-            words = f"on batches of {describe_structure(data)}: {describe_model_error(error)}"
-            raise ModelError(f"{what} {words}") from error
+            problem = f"{name} of the model failed" if is_custom else "the model cannot be built"
+            reason = f"{describe_structure(data)}: {describe_model_error(error)}"
+            raise ModelError(f"{problem} on batches of {reason}") from error
 
 
-def _try(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None:
-    """Takes a step as one replica does, traced unless the model runs eagerly."""
+def _try_step(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None:
+    """Runs a step as one replica does, traced unless the model runs eagerly."""
 
     def take(data: Any) -> None:
         with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
@@ -106,26 +109,36 @@ def _try(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None:
         if model.run_eagerly:
             is_spec = isinstance(tf.nest.flatten(data)[0], tf.TensorSpec)
             spec = tf.nest.map_structure(_specification, data)
-            take(tf.nest.map_structure(lambda one: tf.zeros(one.shape, one.dtype), spec) if is_spec else data)
+            take(
+                tf.nest.map_structure(lambda part: tf.zeros(part.shape, part.dtype), spec)
+                if is_spec
+                else data
+            )
         else:
             spec = tf.nest.map_structure(_specification, data)
             tf.function(take, autograph=False).get_concrete_function(spec)
 
 
-def _specification(one: Any) -> tf.TensorSpec:
-    return tf.TensorSpec([one.shape[0] or 1, *one.shape[1:]], one.dtype)
+def _specification(tensor: Any) -> tf.TensorSpec:
+    return tf.TensorSpec([tensor.shape[0] or 1, *tensor.shape[1:]], tensor.dtype)
 
 
 BuildModel: TypeAlias = Any  # a keras.Model, or a function that returns one
 
 
-def built(
+def build_with_variables(
     process: Process, build_model: BuildModel, settings: TrainSettings, **steps: Batches
 ) -> keras.Model:
-    """Returns the model with all the variables of some steps, such as train_step, each with its batches.
+    """Returns the model with all variables of some steps.
+
+    Args:
+        process: This process.
+        build_model: The model, or a function that returns it.
+        settings: Settings of the training.
+        steps: Batches of each step by its name, such as train_step.
 
     Raises:
-        ModelError: It is no model, or not compiled although it has to be, or was built for other devices.
+        ModelError: It is not a model, or not compiled though it has to be, or was built for other devices.
     """
     compiled = "predict_step" not in steps
     if settings.deterministic:
@@ -144,25 +157,27 @@ def built(
             with record_jit_compile(), plugins.calling("build_model failed", ModelError):
                 model = model()
     if not isinstance(model, keras.Model):
-        raise ModelError(f"build_model gives {type(model).__name__}, not a keras.Model")
+        raise ModelError(f"build_model returns {type(model).__name__}, not a keras.Model")
     if compiled and not model.compiled:
-        raise ModelError("build_model gives a model that is not compiled; call model.compile(...)")
-    # Not in the scope, whose strategy a model that was built in none takes for its own.
+        raise ModelError("build_model returns a model that is not compiled; call model.compile(...)")
+    # Outside the scope: in it, a model that was built in no scope takes the scope's strategy for its own.
     if not process.is_alone and model.distribute_strategy is not process.strategy:
         raise ModelError(
             "the model was built outside the strategy of this process; build it in "
-            "shardline.strategy().scope(), or give the function that builds it"
+            "shardline.strategy().scope(), or pass the function that builds it"
         )
     with strategy.scope():
         if compiled:
             tune_optimizer(model, settings, process.replicas)
-            create_variables(model, **{name: _part(one, process.replicas) for name, one in steps.items()})
+            create_variables(
+                model, **{name: _replica_part(batches, process.replicas) for name, batches in steps.items()}
+            )
         elif not model.built:
             model(keras.utils.unpack_x_y_sample_weight(steps["predict_step"].first_batch)[0])
     return model
 
 
-def _part(batches: Batches, replicas: int) -> Any:
-    """Returns what one replica takes of the first batch, at least an example."""
+def _replica_part(batches: Batches, replicas: int) -> Any:
+    """Returns the part of one replica of the first batch, at least an example."""
     share = 1 if batches.is_per_process else replicas
-    return tf.nest.map_structure(lambda one: one[: max(1, len(one) // share)], batches.first_batch)
+    return tf.nest.map_structure(lambda part: part[: max(1, len(part) // share)], batches.first_batch)

@@ -1,7 +1,7 @@
-"""Callbacks of a run: where each runs, and every hook called as Keras' `fit` calls it.
+"""Callbacks of a run: which replicas run each, and their hooks, called as by Keras' `fit`.
 
-Each replica makes all callbacks, and calls those that run on it. A callback says itself where it runs: its
-attribute `on` is "all" or "chief". Without it those of Keras' own that write or print run on the chief.
+Each replica makes all callbacks, and calls those that run on it. A callback's attribute `on` is "all" or
+"chief". The default is "chief" for Keras' own callbacks that write or print, else "all".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardline.trainer.loop.reports import Board, Counters, HistoryFile, Report,
 from shardline.trainer.loop.run import DatasetRun, TrainingRun
 from shardline.trainer.loop.step import Logs, Shapes
 
-# Of Keras' own, those that write to one path, to one address, or to the terminal.
+# Keras' own callbacks that write to a path, to an address, or to the terminal.
 _ON_CHIEF = (
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
@@ -35,43 +35,43 @@ _ON_CHIEF = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
-_PLACES = ("all", "chief")
+_SCOPES = ("all", "chief")
 
 
 class Hooks:
     """The callbacks of one replica, called hook by hook.
 
     Attributes:
-        remembering: Callbacks whose state a checkpoint keeps and that run on every replica.
-        chief_remembering: Those of the chief alone; empty on any other replica.
-        by_step: Whether a callback of the user's has a hook of every training step.
-        by_test_step: Whether one has a hook of every step of an evaluation.
+        stateful: Callbacks on every replica whose state is in a checkpoint.
+        chief_stateful: Those on the chief alone; empty on any other replica.
+        by_step: Whether a callback of the user has a hook for every training step.
+        by_test_step: Whether one has a hook for every step of an evaluation.
     """
 
     def __init__(
         self,
         run: TrainingRun,
-        chosen: Sequence[keras.callbacks.Callback],
+        callbacks: Sequence[keras.callbacks.Callback],
         reports: Sequence[keras.callbacks.Callback],
     ):
-        """Takes the callbacks that every replica has made, and those that report, none but on the chief."""
-        alone = [one for one in chosen if place_of(one) == "chief"]
-        self.remembering = [one for one in chosen if one not in alone]
-        chief = run.cluster.is_chief
-        self.chief_remembering = [*alone, *(one for one in reports if isinstance(one, HistoryFile))] * chief
-        self.by_step = any(has_batch_hooks(one, "train") for one in chosen) or bool(
-            run.settings.profile_steps
-        )
-        self.by_test_step = any(has_batch_hooks(one, "test") for one in chosen)
+        """Takes the callbacks that every replica has made, and the reports of the chief."""
+        chief_only = [item for item in callbacks if callback_scope(item) == "chief"]
+        self.stateful = [item for item in callbacks if item not in chief_only]
+        chief, history = run.cluster.is_chief, [item for item in reports if isinstance(item, HistoryFile)]
+        self.chief_stateful = [*chief_only, *history] * chief
+        profiles = bool(run.settings.profile_steps)
+        self.by_step = profiles or any(has_batch_hooks(item, "train") for item in callbacks)
+        self.by_test_step = any(has_batch_hooks(item, "test") for item in callbacks)
         self._watchdog = run.watchdog
         self._strategy = run.strategy
-        self._alone = {id(one) for one in (*alone, *reports)} if run.cluster.num_workers > 1 else set()
-        self._called = [*chosen, *reports] if chief else self.remembering
+        several = run.cluster.num_workers > 1
+        self._chief_only = {id(item) for item in (*chief_only, *reports)} if several else set()
+        self._called = [*callbacks, *reports] if chief else self.stateful
 
     def begin(self, model: keras.Model, *, epochs: int, steps: int, verbose: int) -> None:
-        """Tells the callbacks what they will see, and that training begins."""
+        """Sets model and parameters of the callbacks, and calls `on_train_begin`."""
         for callback in self._called:
-            with _failing(callback, "set_model"):
+            with _reporting_failure(callback, "set_model"):
                 callback.set_model(model)
                 callback.set_params({"verbose": verbose, "epochs": epochs, "steps": steps})
             if isinstance(callback, keras.callbacks.History):
@@ -80,67 +80,69 @@ class Hooks:
 
     def __call__(self, hook: str, *number: int, logs: Logs | None = None) -> None:
         """Calls a hook of every callback, with the number of an epoch or step if it has one, and logs."""
-        given = dict(logs or {})  # what one adds (a scheduler the learning rate) the next one sees
+        shared = dict(logs or {})  # a callback sees what earlier ones add, as a scheduler its learning rate
         for callback in self._called:
             name = type(callback).__name__
             self._watchdog.at(f"in {hook} of {name}")
             refusal = SettingsError(
                 f"{hook} of {name}, which runs on the chief alone, reads a metric of all replicas or takes a "
-                "step with them, and they are not there; take the metric from its logs, or set the "
-                f"callback's attribute on = {_PLACES[0]!r} so that it runs on every replica"
+                "step with them, and the others do not take part; take the metric from its logs, or set the "
+                f"callback's attribute on = {_SCOPES[0]!r} to run it on every replica"
             )
-            alone = refusal if id(callback) in self._alone else None
-            with _failing(callback, hook), local_mean_reads(self._strategy, alone):
-                getattr(callback, hook)(*number, given)
+            chief_only = refusal if id(callback) in self._chief_only else None
+            with _reporting_failure(callback, hook), local_mean_reads(self._strategy, chief_only):
+                getattr(callback, hook)(*number, shared)
 
 
 @contextlib.contextmanager
-def _failing(callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
-    """Turns what a user's callback raises into one line; TensorFlow's own may be a record's or a peer's."""
-    what = f"callback {type(callback).__name__} failed in {hook}"
+def _reporting_failure(callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
+    """Converts an exception of a user's callback to one line; not TensorFlow's, maybe of data or a peer."""
+    failed = f"callback {type(callback).__name__} failed in {hook}"
     try:
         yield
     except (ShardlineError, tf.errors.OpError, SystemExit):
         raise
     except Exception as failure:
         if type(callback).__module__.startswith("shardline."):
-            raise  # one of ours: a crash
+            raise  # a bug of a built-in callback
         kind = RunError if is_machine_failure(failure) else SettingsError
-        raise kind(f"{what}: {plugins.describe(failure)}") from failure
+        raise kind(f"{failed}: {plugins.describe(failure)}") from failure
 
 
-def place_of(callback: keras.callbacks.Callback) -> str:
-    """Returns where a callback runs, "all" or "chief"; any other word is a SettingsError."""
-    place = getattr(callback, "on", "chief" if isinstance(callback, _ON_CHIEF) else "all")
-    if place not in _PLACES:
+def callback_scope(callback: keras.callbacks.Callback) -> str:
+    """Returns the replicas that run a callback, "all" or "chief"; any other `on` is a SettingsError."""
+    scope = getattr(callback, "on", "chief" if isinstance(callback, _ON_CHIEF) else "all")
+    if scope not in _SCOPES:
         raise SettingsError(
-            f"callback {type(callback).__name__} has on = {place!r}; a callback runs on "
-            f"{' or '.join(map(repr, _PLACES))}"
+            f"callback {type(callback).__name__} has on = {scope!r}; a callback runs on "
+            f"{' or '.join(map(repr, _SCOPES))}"
         )
-    return str(place)
+    return str(scope)
 
 
 def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that a function makes, called with the keyword `directory` if it has one."""
+    """Calls a user's function, with the keyword `directory` if it has it, and returns its callbacks."""
     make = plugins.load(reference, "callback", SettingsError)
     if not callable(make):
         raise SettingsError(f"callback {reference!r} is {make!r}, not a function")
     signature = inspect.signature(make)
-    given = {"directory": directory} if "directory" in signature.parameters else {}
+    arguments = {"directory": directory} if "directory" in signature.parameters else {}
     try:
-        signature.bind(**given)
+        signature.bind(**arguments)
     except TypeError as error:
-        raise SettingsError(f"callback {reference!r}: {error}; it is given nothing, or directory") from None
+        raise SettingsError(
+            f"callback {reference!r}: {error}; it is called without arguments, or with directory"
+        ) from None
     with plugins.calling(f"callback {reference!r} failed", SettingsError):
-        made = make(**given)
+        made = make(**arguments)
     callbacks = list(made) if isinstance(made, (list, tuple)) else [made]
     for callback in callbacks:
         returned = "has to return a keras.callbacks.Callback or a list of them, it returned"
         check_callback(callback, f"callback {reference!r} {returned}")
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise SettingsError(
-                f"callback {reference!r} makes a BackupAndRestore, which would go on from a place that the "
-                "run does not know; leave it out: checkpoints are saved and restored without it"
+                f"callback {reference!r} makes a BackupAndRestore, which would resume from another step than "
+                "the run; leave it out: checkpoints are saved and restored without it"
             )
     return callbacks
 
@@ -149,42 +151,42 @@ def check_callback(callback: Any, refusal: str) -> None:
     """Refuses, in these words, what is no callback of Keras, and one that runs where no callbacks do."""
     if not isinstance(callback, keras.callbacks.Callback):
         raise SettingsError(f"{refusal} {type(callback).__name__}")
-    place_of(callback)
+    callback_scope(callback)
 
 
 class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras has no types
-    """Ends the training when a metric no longer improves, and gives the model its best weights back."""
+    """Early stopping: ends the training when a metric no longer improves, and restores the best weights."""
 
     def __init__(self, metric: str, patience: int):
-        # Keras finds no direction for the losses of several outputs.
+        # Keras does not know the direction of the losses of several outputs.
         mode = "min" if metric.endswith(("loss", "error")) else "auto"
         super().__init__(metric, patience=patience, mode=mode, restore_best_weights=True)
 
     def check(self, shown: Shapes) -> None:
-        """Refuses a metric that is not shown, or of which Keras does not know which way it improves."""
+        """Refuses a metric that is not shown, or whose direction Keras does not know."""
         _check_metric("early_stopping", self.monitor, shown)
         try:
             self._set_monitor_op()  # as Keras does after an epoch
         except ValueError:
             raise SettingsError(
                 f"early_stopping: Keras does not know whether {self.monitor} improves upwards or downwards; "
-                "use another metric, or bring an EarlyStopping with its mode as a callback"
+                "use another metric, or a callback of your own, EarlyStopping with a mode"
             ) from None
 
     def improves(self, value: float, other: float) -> bool:
-        """Whether a value of the metric is better than another, as Keras decides it."""
+        """Whether a value of the metric is better than another, by Keras' comparison."""
         return bool(self._is_improvement(value, other))
 
 
-def chosen_callbacks(
+def make_callbacks(
     run: DatasetRun,
     model: keras.Model,
     frozen: FrozenLayers | None,
     retrace: Callable[[], None],
 ) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that the settings choose, which every replica makes.
+    """Makes the callbacks of the settings, on every replica.
 
-    `retrace` is called when the layers that are to be trained later have become trainable.
+    `retrace` is called when frozen layers have become trainable.
     """
     settings, chief = run.settings, run.cluster.is_chief
     callbacks: list[keras.callbacks.Callback] = []
@@ -205,14 +207,14 @@ def chosen_callbacks(
 
 
 def chief_reports(run: DatasetRun, counters: Counters) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that show and record things; none on any replica but the chief."""
+    """Returns the callbacks that print and record progress, on the chief; [] on other replicas."""
     settings = run.settings
     if not run.cluster.is_chief:
         return []
     run.dirs.make()
     callbacks = [
         HistoryFile(run.dirs.model, counters),
-        Report(counters, settings.epochs, in_memory=run.feed("train").in_memory),
+        Report(counters, settings.epochs, in_memory=run.input_pipeline("train").in_memory),
         Board(
             str(run.dirs.logs),
             write_graph=False,
@@ -241,6 +243,6 @@ def _check_metric(setting: str, metric: str, shown: Shapes) -> None:
         raise SettingsError(f"{setting}: no metric {metric!r}; there are {', '.join(sorted(shown))}")
     if shown[metric]:
         raise SettingsError(
-            f"{setting}: {metric} is a number for each class; give the metric an average "
+            f"{setting}: {metric} has a value for each class; set the metric's average "
             '(F1Score(average="macro")), or name another one'
         )

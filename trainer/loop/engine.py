@@ -1,4 +1,4 @@
-"""Engine: what takes the steps of a run, chosen by its strategy: all replicas together, or one by one."""
+"""Engine of a run, chosen by its strategy: synchronous steps of all replicas, or a parameter server."""
 
 from __future__ import annotations
 
@@ -32,9 +32,16 @@ def make_engine(
     *,
     batch: Any = None,
 ) -> Engine:
-    """Returns what trains a built model on some batches, from a position on, and evaluates it on others.
+    """Returns the engine that trains a built model from a position on, and evaluates it.
 
-    On a `batch`, if there is one, the losses are tried: a line says where N replicas differ from one.
+    Args:
+        run: The run.
+        model: Model with its variables.
+        training: Training batches.
+        validation: Batches of the evaluation; None for no evaluation.
+        at: Position of the first step.
+        batch: A batch on which the losses are tried, to report where N replicas differ from one; None if
+            they are not.
     """
     settings, strategy = run.settings, run.strategy
     xla = uses_xla(run, model)
@@ -57,33 +64,33 @@ def make_engine(
         averaging_steps=settings.averaging_steps,
         jit_compile=xla,
         deterministic=settings.deterministic,
-        single_loss=_tell_of_differences(run, model, batch),
+        single_loss=_report_differences(run, model, batch),
     )
     if run.checkpoints is not None and run.cluster.is_chief:
-        said: list[str] = []
+        reported: list[str] = []
 
-        def tell(graph: tf.Graph) -> None:
+        def report_random_ops(graph: tf.Graph) -> None:
             drawing = [op for op in stateful_ops(graph.as_graph_def()) if not op.startswith("Assign")]
-            if drawing and not said:
-                said.append(f"warning: a step draws random numbers by {', '.join(drawing)} {_RANDOM_OPS}")
-                progress.report("train", said[0])
+            if drawing and not reported:
+                reported.append(f"warning: a step draws random numbers by {', '.join(drawing)} {_RANDOM_OPS}")
+                progress.report("train", reported[0])
 
-        loop.traced = tell
+        loop.traced = report_random_ops
     if validation:
         batches = validation.distribute(strategy, run.process, processes)
         loop.evaluation = EvaluationLoop(model, strategy, batches, validation.steps)
     return loop
 
 
-def _tell_of_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Callable[[], None]:
-    """Says what several replicas train on otherwise than one; returns what says so of a loss in the step."""
+def _report_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Callable[[], None]:
+    """Reports how several replicas train differently from one; returns what reports a loss in the step."""
     if run.replicas == 1 or run.settings.averaging_steps or not run.cluster.is_chief:
         return lambda: None
     if names := own_statistics(model):
         shown = f"{', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)}"
         progress.report(
             "train",
-            f"BatchNormalization ({shown}) takes the statistics of each replica's part of a batch, so that "
+            f"BatchNormalization ({shown}) takes the statistics of each replica's part of a batch, so "
             f"{run.replicas} replicas do not train as one does; synchronized=True takes those of the batch",
         )
     say = functools.cache(lambda: progress.report("train", _SINGLE_LOSS))
@@ -94,25 +101,25 @@ def _tell_of_differences(run: TrainingRun, model: keras.Model, batch: Any) -> Ca
 
 
 _SINGLE_LOSS = (
-    "a loss is computed of a batch as a whole, and the mean of the replicas' counts: where it is no mean of "
+    "a loss is computed of a batch as a whole, and averaged over the replicas: if it is not a mean over "
     "examples (it, a regularizer or the model takes them together), N replicas do not train as one does"
 )
 
 
 def own_statistics(model: keras.Model) -> list[str]:
-    """Returns the layers that normalize each replica's part of a batch by that part's own statistics."""
-    found = [one for one in all_layers(model) if isinstance(one, keras.layers.BatchNormalization)]
-    return [layer.name for layer in found if layer.trainable and not layer.synchronized]
+    """Returns the names of layers that normalize each replica's part of a batch by its own statistics."""
+    layers = [layer for layer in all_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    return [layer.name for layer in layers if layer.trainable and not layer.synchronized]
 
 
 _RANDOM_OPS = (
-    "(tf.random, backend.random_normal), whose state no checkpoint holds: a run that goes on draws others, "
-    "and its bits are not the same; use keras.random with a keras.random.SeedGenerator"
+    "(tf.random, backend.random_normal), whose state is not in a checkpoint: a resumed run draws others, "
+    "and its weights differ; use keras.random with a keras.random.SeedGenerator"
 )
 
 
 def uses_xla(run: TrainingRun, model: keras.Model) -> bool:
-    """Whether XLA compiles the step: as the setting says, else as `compile` was asked to, else on one GPU.
+    """Whether XLA compiles the step: by the setting, else by the argument of `compile`, else on one GPU.
 
     On a CPU convolutions take three times as long with it (benchmarks/RESULTS.md).
     """

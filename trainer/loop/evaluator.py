@@ -1,7 +1,7 @@
-"""Evaluator: a process beside the training that evaluates every checkpoint and keeps the best model.
+"""Evaluator: a process of its own that evaluates every checkpoint and keeps the best model.
 
-Chief and evaluator talk through files in `evaluations`, beside the checkpoints: `{steps}.json` is the result
-of a checkpoint, `chief` changes for as long as the chief lives, and `last.json` names the last checkpoint.
+Chief and evaluator communicate by files in `evaluations`, next to the checkpoints: `{steps}.json` is the
+result of a checkpoint, `chief` the chief's heartbeat, and `last.json` names the last checkpoint.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from shardline.trainer.checkpoint.state import Position, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
 from shardline.trainer.keras_compat.keras_compilation import saveable
 from shardline.trainer.loop.callbacks import Stopping
-from shardline.trainer.loop.reports import as_json, metrics_text, numbers, sync_events
+from shardline.trainer.loop.reports import format_metrics, scalar_metrics, sync_events, to_json_values
 from shardline.trainer.loop.run import DatasetRun
 from shardline.trainer.loop.step import Logs, Shapes
 
 BEST_FILE = "best.keras"
 
-# Seconds between two signs of life; between two looks at the directory; and without a sign of life, far more
-# than one takes on its way, after which the chief has ended.
+# Seconds between two heartbeats; between two polls of the directory; and without a heartbeat, many times its
+# delay, after which the chief counts as ended.
 _BEAT_S, _POLL_S, _GONE_S = 5.0, 1.0, 60.0
 
 
 class Evaluations:
-    """Directory of results, which need not exist, beside the checkpoints."""
+    """Directory of results, next to the checkpoints; it need not exist."""
 
     def __init__(self, checkpoints: Path):
         self._directory = checkpoints / "evaluations"
@@ -48,7 +48,7 @@ class Evaluations:
     def write(self, position: Position, metrics: Mapping[str, float]) -> None:
         """Writes the result of a checkpoint; a metric that is not finite becomes null."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        content = {"steps": position.steps, "epoch": position.epoch, "metrics": as_json(dict(metrics))}
+        content = {"steps": position.steps, "epoch": position.epoch, "metrics": to_json_values(dict(metrics))}
         files.write_json(self._path(position.steps), content)
 
     def read(self, steps: int) -> dict[str, float] | None:
@@ -63,7 +63,7 @@ class Evaluations:
 
     @contextlib.contextmanager
     def chief_alive(self, first_step: int) -> Iterator[None]:
-        """Shows that the chief lives; removes what an earlier attempt has left after `first_step`."""
+        """Writes the chief's heartbeat; removes results after `first_step` of an earlier process."""
         self._directory.mkdir(parents=True, exist_ok=True)
         self._last.unlink(missing_ok=True)
         for steps in self.steps():
@@ -71,15 +71,15 @@ class Evaluations:
                 self._path(steps).unlink()
         over = threading.Event()
 
-        def show_life() -> None:
+        def beat() -> None:
             while True:
-                # A full disk must not end the run here; a checkpoint will say so.
+                # A full disk must not end the run here; saving a checkpoint reports it.
                 with contextlib.suppress(OSError):
                     files.write_text(self._beat, f"{time.time_ns()}\n")
                 if over.wait(_BEAT_S):
                     return
 
-        thread = threading.Thread(target=show_life, name="alive", daemon=True)
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
         thread.start()
         try:
             yield
@@ -87,20 +87,20 @@ class Evaluations:
             over.set()
             thread.join()
 
-    def life(self) -> str:
-        """Returns what changes for as long as the chief lives."""
+    def heartbeat(self) -> str:
+        """Returns the chief's last heartbeat, which changes as long as the chief runs."""
         with contextlib.suppress(OSError):
             return self._beat.read_text(encoding="utf-8")
         return ""
 
     def finish(self, steps: int) -> None:
-        """Says, as the chief, that the checkpoint at `steps` is the last."""
+        """Records, as the chief, that the checkpoint at `steps` is the last."""
         self._directory.mkdir(parents=True, exist_ok=True)
         files.write_json(self._last, {"steps": steps})
 
     @property
     def finished(self) -> bool:
-        """Whether there will be no further checkpoint; of an earlier run, as long as no chief lives."""
+        """Whether the last checkpoint is recorded; that of an earlier run, until a chief starts."""
         return self._last.exists()
 
     def _path(self, steps: int) -> Path:
@@ -108,10 +108,10 @@ class Evaluations:
 
 
 class Evaluator:
-    """Evaluates checkpoints as they appear, each restored into a built model as a whole.
+    """Evaluates checkpoints as they appear, each restored into a built model.
 
-    The best model by `metric`, one of those `shown`, is written into `directory`, results into TensorBoard's
-    run "evaluator" in `logs`.
+    The best model by `metric`, one of those `shown`, is written to `directory`, results to TensorBoard's run
+    "evaluator" in `logs`.
     """
 
     def __init__(
@@ -134,32 +134,30 @@ class Evaluator:
         self._metric = metric
         self._events = logs / "evaluator"
         self._writer = tf.summary.create_file_writer(str(self._events))
-        self._judge = Stopping(metric, 0)
-        self._judge.set_model(model)
-        self._judge.check(shown)
+        self._comparison = Stopping(metric, 0)
+        self._comparison.set_model(model)
+        self._comparison.check(shown)
         self._skipped: set[int] = set()
 
     def run(self, startup_timeout: float, *, gone: float = _GONE_S) -> None:
-        """Evaluates until the chief has said that a checkpoint is the last, or is `gone` seconds silent.
+        """Evaluates until the chief has recorded its last checkpoint, or has no heartbeat for `gone` seconds.
 
-        It has to show itself within `startup_timeout` seconds (0 for no limit).
+        Its first heartbeat has to come within `startup_timeout` seconds (0 for no limit).
         """
-        life, seen, alive = self._evaluations.life(), False, time.monotonic()
+        heartbeat, seen, alive = self._evaluations.heartbeat(), False, time.monotonic()
         while True:
-            # Before looking for checkpoints: the last one is there when this is said.
+            # Read before the checkpoints: the last one exists when it is recorded as the last.
             finished = seen and self._evaluations.finished
             self._evaluate_new()
             if finished:
                 progress.report("evaluate", "training has ended, and so does the evaluator")
                 return
-            if (now := self._evaluations.life()) != life:
-                life, seen, alive = now, True, time.monotonic()
+            if (now := self._evaluations.heartbeat()) != heartbeat:
+                heartbeat, seen, alive = now, True, time.monotonic()
                 continue
             limit = gone if seen else startup_timeout or math.inf
             if time.monotonic() - alive > limit:
-                progress.report(
-                    "evaluate", f"no sign of life from the chief for {limit:g} s: the evaluator ends"
-                )
+                progress.report("evaluate", f"no heartbeat of the chief for {limit:g} s: the evaluator ends")
                 return
             time.sleep(_POLL_S)
 
@@ -171,28 +169,28 @@ class Evaluator:
                     snapshot = self._checkpoints.read(steps)
                 except RunError as error:
                     self._skipped.add(steps)
-                    # A newer one may have taken its place meanwhile, which is nothing to worry about.
+                    # Not reported if the chief has deleted it meanwhile.
                     if steps in self._checkpoints.steps():
                         progress.report("evaluate", f"warning: {error}; it is not evaluated")
                     continue
                 restore_model(self._model, snapshot)
                 metrics = self._evaluate()
                 with self._writer.as_default():
-                    for name, value in numbers(metrics).items():
-                        # The name that Keras' own callback gives to evaluations by step.
+                    for name, value in scalar_metrics(metrics).items():
+                        # Keras' own name of evaluations by step.
                         tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=steps)
                 self._writer.flush()
                 sync_events(self._events)
                 self._keep_best(metrics[self._metric])
                 self._evaluations.write(snapshot.position, metrics)
                 at = f"step {steps:,}, epoch {snapshot.position.epoch}"
-                progress.report("evaluate", f"{at}: {metrics_text(metrics)}")
+                progress.report("evaluate", f"{at}: {format_metrics(metrics)}")
 
     def _keep_best(self, value: float) -> None:
-        """Saves the model where none that was evaluated before, by an earlier process too, was better."""
+        """Saves the model unless one evaluated before, also by an earlier process, was better."""
         before = (self._evaluations.read(steps) for steps in self._evaluations.steps())
         values = [metrics[self._metric] for metrics in before if metrics and self._metric in metrics]
-        better = all(self._judge.improves(value, other) for other in values)
+        better = all(self._comparison.improves(value, other) for other in values)
         if not math.isfinite(value) or (values and self._best_file.exists() and not better):
             return
         self._best_file.parent.mkdir(parents=True, exist_ok=True)
@@ -200,10 +198,10 @@ class Evaluator:
             self._model.save(temporary)
 
 
-def wait_for_last(run: DatasetRun, position: Position) -> Logs:
-    """Tells the evaluator that training has ended, and returns its metrics ("evaluator_loss") of the last.
+def wait_for_last_evaluation(run: DatasetRun, position: Position) -> Logs:
+    """Records the last checkpoint, waits for its evaluation, and returns the metrics as "evaluator_loss", ...
 
-    For the chief, whose end ends the job. None, with a warning, when the evaluator took too long.
+    For the chief, whose end ends the job. Returns {}, with a warning, if the evaluator takes too long.
     """
     evaluations = Evaluations(run.dirs.checkpoints)
     evaluations.finish(position.steps)

@@ -1,7 +1,7 @@
-"""Attempts: the mistake that ended an attempt of this job, which ends the next one before it costs anything.
+"""Fail-fast markers: a user error that ended a job ends its restart before it costs anything.
 
-The platform starts a replica, a job and a task again whatever they ended with. So the replica that finds a
-mistake leaves a marker beside the run's checkpoints, whose name says for which settings, data and code.
+The platform restarts a replica, a job and a task after any exit status. So the replica that finds a user
+error leaves a marker next to the run's checkpoints, whose name is a digest of settings, data and code.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, ClusterConf
 from shardline.trainer.data.manifest import MANIFEST_FILE
 
 _MARKERS = "mistake-*.json"
-#: Variables of which a process in a job, which may be started again, has one at least.
-_OF_A_JOB = ("CLOUD_ML_JOB_ID", "CLUSTER_SPEC")
-# Where attempts may write; a retried task has another directory for its model.
-_PLACES = ("model_dir", "tensorboard_log_dir")
+#: Variables of which a process in a job, which may be restarted, has at least one.
+_JOB_VARIABLES = ("CLOUD_ML_JOB_ID", "CLUSTER_SPEC")
+# Settings of output directories, which differ in a retried task.
+_OUTPUT_SETTINGS = ("model_dir", "tensorboard_log_dir")
 
 
 @contextlib.contextmanager
 def refuse_repeated_failure(
     settings: TrainSettings, cluster: ClusterConfig, environ: Mapping[str, str]
 ) -> Iterator[None]:
-    """Remembers the mistake that ends the context for the job's next attempt: there it is a RepeatedError."""
-    if not any(name in environ for name in _OF_A_JOB):  # somebody tries by hand
+    """Writes a marker of a user error that ends the context; in a restart the marker is a RepeatedError."""
+    if not any(name in environ for name in _JOB_VARIABLES):  # started by hand
         yield
         return
-    marker, found = _marker(settings, cluster, environ), None
+    marker, failure = _marker(settings, cluster, environ), None
     with contextlib.suppress(SettingsError):
-        found = files.read_json(marker, SettingsError).get("error")
-    if isinstance(found, str):
+        failure = files.read_json(marker, SettingsError).get("error")
+    if isinstance(failure, str):
         progress.report(
-            "train", f"an earlier attempt has ended with this mistake, and nothing has changed: {marker}"
+            "train", f"an earlier attempt has ended with this error, and nothing has changed: {marker}"
         )
-        raise RepeatedError(found)
+        raise RepeatedError(failure)
     try:
         yield
     except ShardlineError as error:
@@ -55,22 +55,22 @@ def refuse_repeated_failure(
         raise
 
 
-def forget_failure(directory: Path) -> None:
-    """Removes the markers of a directory: a new job is tried whatever ended another one."""
+def clear_markers(directory: Path) -> None:
+    """Removes the markers of a directory, for a new job."""
     for marker in directory.glob(_MARKERS):
         marker.unlink(missing_ok=True)
 
 
 def _marker(settings: TrainSettings, cluster: ClusterConfig, environ: Mapping[str, str]) -> Path:
-    """Returns the path that tells this job's mistake, should it find one, from any other's."""
+    """Returns the path of the marker for these settings, replicas, packages, data and code."""
     own = environ.get("AIP_CHECKPOINT_DIR")
     base = files.local_path(own).parent if own else output_dirs(settings, environ).model
-    chosen = {name: value for name, value in asdict(settings).items() if name not in _PLACES}
+    chosen = {name: value for name, value in asdict(settings).items() if name not in _OUTPUT_SETTINGS}
     tasks = {kind: len(hosts) for kind, hosts in cluster.tasks.items()}
-    names = [name for place in sys.path if os.path.isdir(place) for name in os.listdir(place)]
+    names = [name for path in sys.path if os.path.isdir(path) for name in os.listdir(path)]
     installed = sorted({name for name in names if name.endswith(".dist-info")})
-    places = [settings.dataset, settings.initial_model, *settings.hparams.values()]
-    states = [_state(files.local_path(text)) for text in places if isinstance(text, str) and text]
+    inputs = [settings.dataset, settings.initial_model, *settings.hparams.values()]
+    states = [_path_state(files.local_path(text)) for text in inputs if isinstance(text, str) and text]
     known = (chosen, tasks, environ.get(ACCELERATORS_VARIABLE), installed, states)
     digest = hashlib.sha256(repr(known).encode())
     for package in ("shardline.trainer", *plugins.packages(plugin_references(asdict(settings)).values())):
@@ -80,10 +80,10 @@ def _marker(settings: TrainSettings, cluster: ClusterConfig, environ: Mapping[st
     return base / _MARKERS.replace("*", digest.hexdigest()[:16])
 
 
-def _state(path: Path) -> Any:
-    """Returns name, size and time of a file, or of those in a directory; nothing where there is none."""
+def _path_state(path: Path) -> Any:
+    """Returns name, size and time of a file, or of the files in a directory; [] if it does not exist."""
     with contextlib.suppress(OSError, ValueError):
-        if (manifest := path / MANIFEST_FILE).is_file():  # it has the checksums of its shards
+        if (manifest := path / MANIFEST_FILE).is_file():  # which has the checksums of the shards
             return sorted(os.listdir(path)), manifest.read_bytes()
         found = sorted(path.iterdir()) if path.is_dir() else [path]
         known = [(file.name, file.stat()) for file in found]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from shardline.trainer.base import crash
 
-#: Where the platform's agent looks, unless the environment says otherwise.
+#: Default path of the file, unless the environment sets another.
 _FILE = "/tmp/hypertune/output.metrics"
 FILE_VARIABLE = "CLOUD_ML_HP_METRIC_FILE"
 _TRIAL_VARIABLE = "CLOUD_ML_TRIAL_ID"
-_MOST_LINES = 100
+_MAX_LINES = 100
 
 
 class Measurements:
@@ -24,14 +24,14 @@ class Measurements:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Goes on with what an earlier attempt has reported; a SettingsError where it cannot be written."""
+        """Reads the reports of an earlier process; a SettingsError if the file cannot be written."""
         self._path = Path(environ.get(FILE_VARIABLE) or _FILE)
         self._trial = environ.get(_TRIAL_VARIABLE, "0")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a+", encoding="utf-8", errors="replace") as file:
                 file.seek(0)
-                self._lines = deque(file.read().splitlines(), maxlen=_MOST_LINES)
+                self._lines = deque(file.read().splitlines(), maxlen=_MAX_LINES)
         except OSError as error:
             raise crash.output_error(
                 error,
@@ -44,23 +44,23 @@ class Measurements:
         report = {"timestamp": time.time(), "trial": self._trial, metric: str(value)}
         report |= {"global_step": str(step), "checkpoint_path": ""}
         self._lines.append(json.dumps(report, sort_keys=True))
-        # In place: whether the agent would find a file that has taken the name of another is said nowhere.
+        # Rewritten in place: it is not documented whether the agent would notice a replaced file.
         with self._path.open("w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in self._lines)
 
 
 def read_measurements(path: Path, metric: str) -> list[tuple[int, float, float]]:
-    """Returns what a trial has reported: step, value and time of each report (seconds since the epoch).
+    """Returns the reports of a trial: step, value and time (seconds since 1970) of each.
 
-    Of two reports of one step, which a restarted trial makes, the last counts. A line that is being written
-    is left for later; a missing file reports nothing.
+    Of two reports of one step, by a restarted trial, the last counts. An incomplete line is skipped; a
+    missing file has no reports.
     """
-    found: dict[int, tuple[int, float, float]] = {}
+    reports: dict[int, tuple[int, float, float]] = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:
             entry = json.loads(line)
             step, value = int(entry["global_step"]), float(entry[metric])
-            found[step] = (step, value, float(entry["timestamp"]))
+            reports[step] = (step, value, float(entry["timestamp"]))
         except (ValueError, LookupError, TypeError, RecursionError):
             continue
-    return [found[step] for step in sorted(found)]
+    return [reports[step] for step in sorted(reports)]

@@ -61,7 +61,7 @@ class ScaledWarmup(LearningRateSchedule):  # type: ignore[misc]  # keras has no 
 def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -> None:
     """Applies gradient accumulation and learning-rate scaling to a compiled model that is not yet built.
 
-    One that is trained further, and has them already, stays as it is.
+    A model that already has them, because it is trained further, is not changed.
     """
     steps = settings.gradient_accumulation_steps
     factor = float(replicas) if settings.scale_learning_rate else 1.0
@@ -75,24 +75,24 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
         "averaging_steps": settings.averaging_steps > 0,
         "fine_tuning_learning_rate": settings.fine_tuning_learning_rate > 0,
     }
-    if model.optimizer is None and (names := [name for name, given in using.items() if given]):
+    if model.optimizer is None and (names := [name for name, is_set in using.items() if is_set]):
         raise SettingsError(f"{names[0]} needs a model that is compiled with an optimizer")
-    if not (names := [name for name, given in tuning.items() if given]):
+    if not (names := [name for name, is_set in tuning.items() if is_set]):
         return
     inner = inner_optimizers(model.optimizer)
-    if inner and all(_is_tuned(one, settings, factor) for one in inner):
+    if inner and all(_is_tuned(optimizer, settings, factor) for optimizer in inner):
         return
-    if any(one.built for one in (model.optimizer, *inner)):
+    if any(optimizer.built for optimizer in (model.optimizer, *inner)):
         raise SettingsError(
             f"{names[0]} needs an optimizer that has not been built; build_model has built it"
         )
     if not inner:
-        raise SettingsError(f"{names[0]} needs a MultiOptimizer that is made of an OptimizerMap")
+        raise SettingsError(f"{names[0]} needs a MultiOptimizer with an OptimizerMap")
     for optimizer in inner:
         own = optimizer.gradient_accumulation_steps
         if steps > 1 and own and own != steps:
             raise SettingsError(
-                f"gradient_accumulation_steps is {steps}, but the model's optimizer has its own {own}; give "
+                f"gradient_accumulation_steps is {steps}, but the model's optimizer has its own {own}; set "
                 "one of them"
             )
         if steps > 1:
@@ -109,7 +109,7 @@ def tune_optimizer(model: keras.Model, settings: TrainSettings, replicas: int) -
 
 
 def _is_tuned(optimizer: keras.Optimizer, settings: TrainSettings, factor: float) -> bool:
-    """Whether an optimizer that has been built accumulates, and has a learning rate, as it would be given."""
+    """Whether a built optimizer already has this accumulation and learning rate."""
     steps, rate = settings.gradient_accumulation_steps, own_learning_rate(optimizer)
     accumulates = steps == 1 or optimizer.gradient_accumulation_steps == steps
     wanted, rated = (
@@ -122,30 +122,30 @@ def _is_tuned(optimizer: keras.Optimizer, settings: TrainSettings, factor: float
 
 def learning_rates(model: keras.Model) -> list[float | dict[str, Any]]:
     """Returns the learning rate of each of a model's optimizers: a number, or a schedule's configuration."""
-    return [_describe(own_learning_rate(one)) for one in updating_optimizers(model)]
+    return [_describe(own_learning_rate(optimizer)) for optimizer in updating_optimizers(model)]
 
 
 def _describe(rate: Any) -> float | dict[str, Any]:
     if isinstance(rate, LearningRateSchedule):
         try:
-            found: dict[str, Any] = keras.saving.serialize_keras_object(rate)
-        except NotImplementedError:  # a user's own without get_config
-            found = {}
-        return {"class_name": type(rate).__name__, "config": found.get("config", {})}
+            serialized: dict[str, Any] = keras.saving.serialize_keras_object(rate)
+        except NotImplementedError:  # a custom schedule without get_config
+            serialized = {}
+        return {"class_name": type(rate).__name__, "config": serialized.get("config", {})}
     if callable(rate):
         return {"class_name": getattr(rate, "__name__", type(rate).__name__), "config": {}}
     return float(str(np.float32(rate.numpy())))  # 0.001 as it was written
 
 
-def take_changed_rates(model: keras.Model, before: Sequence[Any], now: Sequence[Any]) -> None:
-    """Gives optimizers that were built with another number than before, and then restored, their new one."""
-    for optimizer, was, is_ in zip(updating_optimizers(model), before, now, strict=False):
-        if isinstance(is_, float) and was != is_:
-            own_learning_rate(optimizer).assign(is_)
+def apply_changed_rates(model: keras.Model, before: Sequence[Any], now: Sequence[Any]) -> None:
+    """Sets changed learning rates of optimizers that were restored with their earlier ones."""
+    for optimizer, old, new in zip(updating_optimizers(model), before, now, strict=False):
+        if isinstance(new, float) and old != new:
+            own_learning_rate(optimizer).assign(new)
 
 
 def finalize(model: keras.Model) -> None:
-    """Gives a model the moving averages of its trained weights, as the end of `fit` does."""
+    """Sets trained weights to their moving averages, as the end of `fit` does."""
     trained = {id(variable) for variable in model.trainable_variables}
     for optimizer in inner_optimizers(model.optimizer) if model.optimizer is not None else ():
         for variable, average in moving_averages(optimizer):
@@ -154,19 +154,19 @@ def finalize(model: keras.Model) -> None:
 
 
 class FrozenLayers:
-    """Layers that a model function has frozen, and that are to be trained from some epoch on."""
+    """Layers that a model function has frozen, to be trained from some epoch on."""
 
     def __init__(self, model: keras.Model):
         self._layers = [layer for layer in all_layers(model) if not layer.trainable]
         if not any(layer.weights or not layer.built for layer in self._layers):
             raise SettingsError(
-                "unfreeze_at_epoch is set, but the model has no frozen layers: give weights, or set "
+                "unfreeze_at_epoch is set, but the model has no frozen layers: load weights, or set "
                 "trainable=False on the layers that are to be trained later"
             )
 
     @contextlib.contextmanager
-    def thawed(self) -> Iterator[None]:
-        """Makes the layers trainable for a moment, so that the optimizer is built for their weights too."""
+    def temporarily_trainable(self) -> Iterator[None]:
+        """Makes the layers trainable within the context, to build the optimizer for their weights too."""
         self.unfreeze()
         try:
             yield
@@ -194,15 +194,15 @@ class Unfreeze(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
         self._changed = changed
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Unfreezes in the chosen epoch, or in a later one where the run has resumed."""
+        """Unfreezes in the chosen epoch, or in the later one in which the run has resumed."""
         if self._frozen is None or epoch + 1 < self._epoch:
             return
         self._frozen.unfreeze()
         self._frozen = None
         for optimizer in inner_optimizers(self.model.optimizer) if self._learning_rate else ():
             if not isinstance(own_learning_rate(optimizer), keras.Variable):
-                # Keras refuses a number in place of a schedule, and fails at one in place of a function.
+                # Keras does not allow a number in place of a schedule or a function.
                 optimizer.learning_rate = ScaledWarmup(self._learning_rate)
-            elif epoch + 1 == self._epoch:  # only once, since a checkpoint holds what it became
+            elif epoch + 1 == self._epoch:  # only once: later it is restored from a checkpoint
                 optimizer.learning_rate = self._learning_rate
         self._changed()

@@ -1,13 +1,12 @@
-"""Asynchronous training: the coordinator hands out steps, workers take them, servers hold the weights.
+"""Asynchronous training: a coordinator schedules steps on workers, with weights on parameter servers.
 
-Each step is one batch, read by the coordinator (the chief) in the epoch's order and given, undecoded, to
-whichever worker is free. The worker decodes it and runs the model's own `train_step` on weights that live on
-the parameter servers. How steps interleave differs from run to run.
+Each step is one batch, read by the coordinator (the chief) in the epoch's order and sent, undecoded, to the
+next free worker. The worker decodes it and runs the model's own `train_step` on the weights of the parameter
+servers. The interleaving of steps differs from run to run.
 
-Exact nevertheless: every example of an epoch is handed out once, steps are counted by the coordinator, and
-metrics take in every step once. Not exact, by the nature of the method: updates of one weight by two workers
-at once; moving statistics and the state of dropout; and the step of a worker that dies, which another one
-repeats although its update may have arrived.
+Exact: every example of an epoch is scheduled once, steps are counted by the coordinator, and metrics include
+every step once. Not exact: concurrent updates of one weight by two workers; moving statistics and the state
+of dropout; and the step of a worker that dies, which is repeated although its update may have arrived.
 """
 
 from __future__ import annotations
@@ -39,36 +38,39 @@ from shardline.trainer.keras_compat.keras_internals import (
 from shardline.trainer.keras_compat.tensorflow_internals import report_workers
 from shardline.trainer.loop.step import Logs, Shapes, StepsResult, is_finite, reported_metrics
 
-# Steps handed out ahead for each worker: one that runs and one that waits. Each holds a batch in memory.
-_AHEAD = 2
+# Scheduled steps for each worker: one that runs and one that waits. Each holds a batch in memory.
+_QUEUED_STEPS = 2
 
-# Seconds: without any news, until the servers are asked whether they are still there; between two looks at
-# the chief; without an answer, after which it has ended; and for a connection.
+# Seconds without a result after which the servers are probed; between two probes of the chief; without an
+# answer after which it counts as ended; and for a connection.
 _SILENCE_S, _PROBE_S, _GONE_S, _CONNECT_S = 5.0, 1.0, 10.0, 5.0
 
 Sums: TypeAlias = npt.NDArray[np.float64]
-#: Result of a step: whether its loss is finite, what it adds to each of the model's metric variables, and the
-#: numbers that a step of the user's own returns in place of metrics.
+#: Result of a step: whether its loss is finite, its increments of the model's metric variables, and the
+#: numbers that a custom step returns in place of metrics.
 Outcome: TypeAlias = tuple[bool, Sums, Logs]
 Decode = Callable[[Any], Any]
 
 
 @dataclass
 class WorkerStep:
-    """A traced step of an undecoded batch, and the sizes of the parts of the vector that it gives.
+    """A traced step of an undecoded batch, whose results are parts of one vector.
 
-    `own_logs` are names and shapes of what the step returns, where it has other names than the metrics.
+    Attributes:
+        run: Undecoded batch -> vector.
+        metrics: Size of the increments of metric variables in the vector.
+        custom_logs: Names and shapes of the values that a custom step returns in place of metrics.
     """
 
     run: Callable[[Any], tf.Tensor]
     metrics: int
-    own_logs: dict[str, tuple[int, ...]]
+    custom_logs: dict[str, tuple[int, ...]]
 
     def parts(self, result: npt.NDArray[np.float64]) -> Outcome:
         """Divides the vector."""
         sums, rest = np.split(result[1:], [self.metrics])
         logs: dict[str, Any] = {}
-        for name, shape in self.own_logs.items():
+        for name, shape in self.custom_logs.items():
             size = int(np.prod(shape))
             logs[name] = rest[:size].reshape(shape)[()]
             rest = rest[size:]
@@ -76,9 +78,9 @@ class WorkerStep:
 
 
 class Workers:
-    """Hands out steps and notices who is gone.
+    """Scheduler of steps on workers, which detects lost servers and workers.
 
-    A run ends when a parameter server dies, or when no worker is left for `timeout` seconds.
+    A run ends if a parameter server dies, or if no worker is left for `timeout` seconds.
     """
 
     def __init__(
@@ -98,16 +100,16 @@ class Workers:
         self._scheduled: queue.SimpleQueue[tuple[WorkerStep, tf.distribute.coordinator.RemoteValue]] = (
             queue.SimpleQueue()
         )
-        # None where a step has failed; a mistake made in taking its outcome is raised by who waits for it.
+        # None for a failed step; an exception in reading its result is raised by the consumer.
         self._outcomes: queue.SimpleQueue[Outcome | Exception | None] = queue.SimpleQueue()
-        # In a thread, because there is no way to wait for a step for a limited time.
+        # In a thread, because waiting for a step has no time limit.
         threading.Thread(target=self._fetch, name="outcomes", daemon=True).start()
         report_workers(lambda text: progress.report("train", text))
 
     def trace(
         self, model: keras.Model, step: Callable[[Any], Any], decode: Callable[[Any], Any], spec: Any
     ) -> WorkerStep:
-        """Returns the model's `train_step` or `test_step` as a function of an undecoded batch, for `run`."""
+        """Returns the model's `train_step` or `test_step` as a function of an undecoded batch."""
         variables = model.metrics_variables
         counters = [v for one in optimizers(model) for v in one.variables if v.name == "iteration"]
         names = flat_logs(model.get_metrics_result()).keys()
@@ -121,7 +123,7 @@ class Workers:
             values = known if known.keys() != names else {}
             shapes.update({name: tuple(value.shape) for name, value in values.items()})
             others = [tf.reshape(value, [-1]) for value in values.values()]
-            # One vector: every tensor is fetched by a call of its own.
+            # One vector, as every tensor would be fetched by a call of its own.
             parts = ([is_finite(model, logs)], *sums, *others)
             return tf.concat([tf.cast(part, tf.float64) for part in parts], axis=0)
 
@@ -129,19 +131,21 @@ class Workers:
         def run(batch: Any) -> tf.Tensor:
             return self._strategy.run(take, args=(decode(batch),))
 
-        any_size = tf.nest.map_structure(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), spec)
+        any_size = tf.nest.map_structure(
+            lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), spec
+        )
         traced = run.get_concrete_function(any_size)
         return WorkerStep(traced, sum(int(np.prod(variable.shape)) for variable in variables), shapes)
 
     def run(self, step: WorkerStep, batches: Iterable[Any]) -> Iterator[Outcome]:
-        """Hands out a step for each batch and yields the outcomes, in the order of the batches.
+        """Schedules a step for each batch and yields the outcomes, in the order of the batches.
 
-        A RunError says that a parameter server or all workers are gone; a step's own error is TensorFlow's.
+        Raises RunError if a parameter server or all workers are lost; an error of a step is TensorFlow's.
         """
-        ahead = _AHEAD * len(self._workers)
+        limit = _QUEUED_STEPS * len(self._workers)
         pending = 0
         for batch in batches:
-            if pending == ahead:
+            if pending == limit:
                 yield self._next()
                 pending -= 1
             self._scheduled.put((step, self._coordinator.schedule(step.run, args=(batch,))))
@@ -171,7 +175,7 @@ class Workers:
             self._check()
 
     def _check(self) -> None:
-        """Ends a run that cannot go on, where TensorFlow itself would wait for an hour."""
+        """Ends a run that cannot continue, for which TensorFlow itself would wait for an hour."""
         try:
             self._coordinator.done()
         except tf.errors.OpError as error:
@@ -189,7 +193,7 @@ class Workers:
             )
 
     def _check_servers(self, cause: Exception | None = None) -> None:
-        # A server that was started again answers, without its weights.
+        # A restarted server answers, but has lost its weights.
         restarted = isinstance(cause, tf.errors.UnavailableError | tf.errors.AbortedError)
         for index, host in enumerate(self._servers):
             named = restarted and f"/job:ps/replica:0/task:{index}" in str(cause)
@@ -201,10 +205,10 @@ class Workers:
 
 
 class CoordinatorLoop:
-    """Trains one model asynchronously. For the chief alone: all others only serve it.
+    """Asynchronous training of one model, on the chief.
 
-    `batches` are undecoded, one for each step; `decode` makes of one what `model.train_step` takes, on the
-    worker.
+    `batches` are undecoded, one for each step; `decode` converts a batch to the data of `model.train_step`,
+    on the worker.
     """
 
     def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
@@ -215,7 +219,7 @@ class CoordinatorLoop:
             )
         self.evaluation: CoordinatorEvaluation | None = None
         self.reset_metrics = model.reset_metrics
-        self._own_logs: Logs = {}
+        self._custom_logs: Logs = {}
         self._model = model
         self._workers = workers
         self._spec = batches.element_spec
@@ -224,43 +228,43 @@ class CoordinatorLoop:
         self.retrace()
 
     def retrace(self) -> None:
-        """Traces the step again: the set of trainable weights has changed."""
+        """Traces the step again, after the set of trainable weights has changed."""
         self._step = self._workers.trace(self._model, self._model.train_step, self._decode, self._spec)
 
     @property
-    def own_shapes(self) -> Shapes:
-        """What the step returns in place of metrics; nothing where it returns those."""
-        return self._step.own_logs
+    def custom_shapes(self) -> Shapes:
+        """Names and shapes of values that the step returns in place of metrics; {} if it returns metrics."""
+        return self._step.custom_logs
 
     def train(self, sizes: Sequence[int]) -> StepsResult:
         """Trains one step for each of `sizes`, and returns when all of them are done."""
         waited = 0.0
         diverged: list[int] = []
 
-        def taken() -> Iterator[Any]:
+        def timed_batches() -> Iterator[Any]:
             nonlocal waited
             for _ in sizes:
-                asked = time.monotonic()
+                requested = time.monotonic()
                 batch = next(self._batches)
-                waited += time.monotonic() - asked
+                waited += time.monotonic() - requested
                 yield batch
 
         def outcomes() -> Iterator[Outcome]:
-            for index, outcome in enumerate(self._workers.run(self._step, taken())):
+            for index, outcome in enumerate(self._workers.run(self._step, timed_batches())):
                 if not outcome[0]:
                     diverged.append(index)
                 yield outcome
 
-        self._own_logs = _add_to_metrics(self._model, outcomes())
+        self._custom_logs = _add_to_metrics(self._model, outcomes())
         return StepsResult(waited, diverged[0] if diverged else None)
 
     def read_metrics(self) -> Logs:
         """Returns the metrics since they were last reset."""
-        return self._own_logs or flat_logs(self._model.get_metrics_result())
+        return self._custom_logs or flat_logs(self._model.get_metrics_result())
 
 
 class CoordinatorEvaluation:
-    """Evaluation of one split, of which `batches` are one pass of `steps`, as `step.Evaluation` has it."""
+    """Evaluation of one split, as `step.EvaluationLoop`; `batches` are one epoch of `steps`."""
 
     def __init__(
         self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode, steps: int
@@ -270,52 +274,52 @@ class CoordinatorEvaluation:
         self._workers = workers
         self._batches = batches
         self._iterator: Iterator[Any] = iter(())
-        self._own_logs: Logs = {}
+        self._custom_logs: Logs = {}
         self._step = workers.trace(model, model.test_step, decode, batches.element_spec)
 
     @property
-    def own_shapes(self) -> Shapes:
-        """What the step returns in place of metrics; nothing where it returns those."""
-        return self._step.own_logs
+    def custom_shapes(self) -> Shapes:
+        """Names and shapes of values that the step returns in place of metrics; {} if it returns metrics."""
+        return self._step.custom_logs
 
     def begin(self) -> None:
-        """Sets the metrics back to nothing, and begins the pass."""
+        """Resets the metrics and the batches."""
         self._model.reset_metrics()
         self._iterator = iter(self._batches)
 
     def take(self, count: int) -> None:
         """Takes some steps."""
         batches = itertools.islice(self._iterator, count)
-        self._own_logs = _add_to_metrics(self._model, self._workers.run(self._step, batches))
+        self._custom_logs = _add_to_metrics(self._model, self._workers.run(self._step, batches))
 
     def read(self) -> Logs:
         """Returns the exact means over the examples taken."""
-        return self._own_logs or flat_logs(self._model.get_metrics_result())
+        return self._custom_logs or flat_logs(self._model.get_metrics_result())
 
 
 def _add_to_metrics(model: keras.Model, outcomes: Iterable[Outcome]) -> Logs:
-    """Adds what steps have counted to the model's metric variables; returns what the last returned itself."""
+    """Adds the outcomes of steps to the model's metric variables; returns the custom logs of the last."""
     variables = model.metrics_variables
     sums: Sums = np.zeros(sum(int(np.prod(variable.shape)) for variable in variables))
-    own_logs: Logs = {}
+    custom_logs: Logs = {}
     for _, added, logs in outcomes:
         sums += added
-        own_logs = logs
+        custom_logs = logs
     for variable in variables:
         size = int(np.prod(variable.shape))
         variable.assign_add(tf.cast(sums[:size].reshape(variable.shape), variable.dtype))
         sums = sums[size:]
-    return own_logs
+    return custom_logs
 
 
 def run_server(cluster: ClusterConfig, startup_timeout: float = 600.0) -> None:
-    """Serves until the chief, who has to come up within the timeout (seconds), no longer listens.
+    """Runs a server until the chief, which has to start within the timeout (seconds), no longer listens.
 
-    TensorFlow's server would never end, and outlive its job.
+    TensorFlow's own server would never end, and outlive its job.
     """
     chief, name = cluster.hosts[0], cluster.name
     if cluster.role == "ps":
-        # Weights are served from memory; TensorFlow would take all of the GPU's that a worker may need.
+        # Weights are in main memory; TensorFlow would reserve GPU memory that a worker may need.
         tf.config.set_visible_devices([], "GPU")
     try:
         server = tf.distribute.Server(
@@ -327,21 +331,21 @@ def run_server(cluster: ClusterConfig, startup_timeout: float = 600.0) -> None:
     except tf.errors.OpError as error:
         raise RunError(
             f"{name} cannot listen on {cluster.addresses[name]}: "
-            f"{str(error).splitlines()[0]}; is another process using the port?"
+            f"{str(error).splitlines()[0]}; check whether another process uses the port"
         ) from error
-    if not _within(startup_timeout, lambda: accepts_connections(chief, _CONNECT_S)):
+    if not _wait_until(startup_timeout, lambda: accepts_connections(chief, _CONNECT_S)):
         raise RunError(
             f"{name} has waited {startup_timeout:g} s for the chief at {chief}, which does not answer; look "
             "at the chief's own log, and whether the network lets its port through"
         )
     progress.report("train", f"{name} serves the chief at {chief}")
-    while _within(_GONE_S, lambda: accepts_connections(chief, _CONNECT_S)):
+    while _wait_until(_GONE_S, lambda: accepts_connections(chief, _CONNECT_S)):
         time.sleep(_PROBE_S)
     progress.report("train", f"{name} ends, as the chief has")
     del server
 
 
-def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+def _wait_until(seconds: float, condition: Callable[[], bool]) -> bool:
     """Waits until the condition holds; returns whether it did in time."""
     deadline = time.monotonic() + seconds
     while not condition():

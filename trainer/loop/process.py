@@ -1,4 +1,4 @@
-"""Process: this process's place among those that train, taken once and kept for as long as it lives."""
+"""Process: this process among those that train, its peers and its strategy, created once."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from shardline.trainer.loop.parameter_server import run_server
 
 ClusterResolver: TypeAlias = tf.distribute.cluster_resolver.ClusterResolver
 
-#: Settings that decide the strategy, and with whom it is.
-OF_STRATEGY = ("strategy", "communication", "cpu_devices", "startup_timeout", "peer_timeout")
+#: Settings of the strategy and its peers.
+STRATEGY_SETTINGS = ("strategy", "communication", "cpu_devices", "startup_timeout", "peer_timeout")
 
-# Seconds for which a worker whose program has ended waits for the chief's to end.
+# Seconds for which a worker whose program has ended waits for the chief to end.
 _FAREWELL_S = 300.0
 
 
-def resolved(
+def resolve_strategy(
     settings: TrainSettings, cluster: ClusterConfig, environ: Mapping[str, str]
 ) -> tuple[TrainSettings, str]:
-    """Returns the settings as this machine wants them, and the name of the strategy."""
+    """Returns the settings, with strategy "tpu" on a TPU, and the name of the strategy."""
     if settings.strategy == "auto" and strategies.requests_tpu(environ):
         settings = replace(settings, strategy="tpu")
     return settings, strategies.choose(settings, cluster)
 
 
-def serves(cluster: ClusterConfig, strategy_name: str) -> bool:
-    """Whether a process does what a chief asks for: a parameter server, or a worker beside one."""
+def is_server(cluster: ClusterConfig, strategy_name: str) -> bool:
+    """Whether a process runs a server for the chief: a parameter server, or a worker of this strategy."""
     return strategy_name == "parameter_server" and cluster.role in ("worker", "ps")
 
 
@@ -62,20 +62,20 @@ class Process:
 
     @property
     def replicas(self) -> int:
-        """Replicas that share each step; 1 where workers take whole steps each."""
-        several: int = self.strategy.num_replicas_in_sync
-        return 1 if self.strategy_name == "parameter_server" else several
+        """Replicas that share each step; 1 for parameter servers, whose workers take whole steps."""
+        count: int = self.strategy.num_replicas_in_sync
+        return 1 if self.strategy_name == "parameter_server" else count
 
     @property
     def processes(self) -> tuple[str, ...]:
         """Names of the processes that share each step, in TensorFlow's order: "chief-0", "worker-0"."""
-        several = self.strategy_name == "multi_worker_mirrored" and self.cluster.tasks
-        own = (self.cluster.name,)
-        return tuple(self.cluster.addresses)[: self.cluster.num_workers] if several else own
+        if self.strategy_name == "multi_worker_mirrored" and self.cluster.tasks:
+            return tuple(self.cluster.addresses)[: self.cluster.num_workers]
+        return (self.cluster.name,)
 
     @property
     def process(self) -> int:
-        """Number of this process among them."""
+        """Index of this process in `processes`."""
         return self.processes.index(self.cluster.name)
 
     @functools.cached_property
@@ -89,13 +89,13 @@ class Process:
         """Returns the adapter of a program's data to this process."""
         return DataAdapter(self.process, len(self.processes), self.replicas, seed, batch_size, class_weight)
 
-    def with_(self, model: Any) -> Process:
-        """Returns this process as a model takes it, perhaps built before there was a strategy."""
+    def for_model(self, model: Any) -> Process:
+        """Returns this process with a model's own strategy, if it was built before a strategy was created."""
         return replace(self, strategy=model.distribute_strategy) if self.is_alone else self
 
     @contextlib.contextmanager
-    def errors_named(self) -> Iterator[None]:
-        """Says of an error which other process it comes from, or that it is of the model or the data."""
+    def explain_errors(self) -> Iterator[None]:
+        """Converts an exception in the context to an error of a peer, of the model or of the data."""
         try:
             yield
         except ShardlineError:
@@ -110,13 +110,15 @@ class Process:
 
 
 @contextlib.contextmanager
-def joined(settings: TrainSettings, cluster: ClusterConfig, name: str, own: PeerConfig) -> Iterator[Process]:
-    """Meets the peers, who must have the same facts, and creates the strategy of a name with them."""
+def join_cluster(
+    settings: TrainSettings, cluster: ClusterConfig, name: str, own: PeerConfig
+) -> Iterator[Process]:
+    """Waits for the peers, which must have the same configuration, and creates the strategy with them."""
     peers = Peers(cluster)
     peers.handshake(settings.startup_timeout, own)
     strategy = strategies.create(settings, cluster)
-    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    with abort_when_peer_ends(cluster) if several else contextlib.nullcontext():
+    has_peers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    with abort_when_peer_ends(cluster) if has_peers else contextlib.nullcontext():
         yield Process(settings=settings, cluster=cluster, peers=peers, strategy=strategy, strategy_name=name)
 
 
@@ -124,27 +126,27 @@ _process: Process | None = None
 
 
 def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None = None) -> Process:
-    """Returns this process as TF_CONFIG places it, or a resolver; the first call makes the strategy.
+    """Returns this process of TF_CONFIG, or of a resolver; the first call creates the strategy.
 
-    A task that only serves others (a parameter server, a worker beside one) serves here, and then ends the
-    program. A later call may not change the settings `OF_STRATEGY`. Raises as `strategy` does.
+    A server (a parameter server, or a worker of that strategy) runs within the call, which then ends the
+    program. A later call may not change the settings `STRATEGY_SETTINGS`. Raises as `strategy` does.
     """
     global _process
-    asked = {name: settings[name] for name in OF_STRATEGY if name in settings}
-    chosen = TrainSettings(dataset="", model="fit", **asked)
+    requested = {name: settings[name] for name in STRATEGY_SETTINGS if name in settings}
+    chosen = TrainSettings(dataset="", model="fit", **requested)
     if _process is not None:
-        for name, value in asked.items():
-            made = getattr(_process.settings, name)
-            if value not in ("auto", made, _process.strategy_name if name == "strategy" else made):
+        for name, value in requested.items():
+            first = getattr(_process.settings, name)
+            if value not in ("auto", first, _process.strategy_name if name == "strategy" else first):
                 raise SettingsError(
-                    f"{name} is {value!r}, but the first call, which makes the strategy, had {made!r}"
+                    f"{name} is {value!r}, but the first call, which creates the strategy, had {first!r}"
                 )
         return _process
-    cluster = read_cluster(os.environ if resolver is None else _resolved(resolver))
+    cluster = read_cluster(os.environ if resolver is None else _resolver_environment(resolver))
     if not cluster.tasks and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         progress.report(
             "train",
-            "warning: this is one task of several of a Slurm step, and trains by itself without a TF_CONFIG; "
+            "warning: this is one of several tasks of a Slurm step, and trains alone without a TF_CONFIG; "
             "call strategy(cluster_resolver=tf.distribute.cluster_resolver.SlurmClusterResolver()) first",
         )
     if cluster.role == "evaluator":
@@ -152,21 +154,21 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
             "TF_CONFIG makes this process an evaluator, and shardline.fit validates on the replicas; leave "
             "the evaluator out of the job"
         )
-    chosen, name = resolved(chosen, cluster, os.environ)
-    if serves(cluster, name):
+    chosen, name = resolve_strategy(chosen, cluster, os.environ)
+    if is_server(cluster, name):
         run_server(cluster, chosen.startup_timeout)
         sys.exit(0)
     stack = contextlib.ExitStack()
     gpus = len(tf.config.list_physical_devices("GPU"))
     try:
-        _process = stack.enter_context(joined(chosen, cluster, name, peer_config(chosen, "", gpus)))
+        _process = stack.enter_context(join_cluster(chosen, cluster, name, peer_config(chosen, "", gpus)))
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise
         raise SettingsError(
             "TensorFlow was used before this process has joined the others; call shardline.strategy() before "
             "the first tensor or dataset is made, start the program with 'shardline launch --strategy', or "
-            "give the data as a function"
+            "pass the data as a function"
         ) from None
     if cluster.tasks:
         atexit.register(_leave, stack, _process)
@@ -177,56 +179,56 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
 
 
 def check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuses an option that a call of this interface does not have."""
+    """Refuses an option that a call does not have."""
     if unknown := sorted(set(options) - set(known)):
         raise SettingsError(f"{call} has no argument {unknown[0]!r}; options are {', '.join(sorted(known))}")
 
 
-def _resolved(resolver: ClusterResolver) -> dict[str, str]:
-    """Returns what a resolver says as the environment in which TF_CONFIG says it."""
+def _resolver_environment(resolver: ClusterResolver) -> dict[str, str]:
+    """Returns the cluster of a resolver as an environment with TF_CONFIG."""
     try:
         tasks = resolver.cluster_spec().as_dict()
     except (RuntimeError, ValueError) as error:
         raise SettingsError(
-            f"{type(resolver).__name__} cannot say where the processes are: {error}"
+            f"{type(resolver).__name__} cannot resolve the addresses of the processes: {error}"
         ) from error
     task = {"type": resolver.task_type or "worker", "index": resolver.task_id or 0}
     return {"TF_CONFIG": json.dumps({"cluster": tasks, "task": task})}
 
 
 def strategy(*, cluster_resolver: ClusterResolver | None = None, **options: Any) -> tf.distribute.Strategy:
-    """Returns the strategy of this process, in whose scope a model may be built before it is given to `fit`.
+    """Returns the strategy of this process, in whose scope a model may be built before it is passed to `fit`.
 
-    The first call joins the other processes of TF_CONFIG; TensorFlow must not have been used before where
-    there are any.
+    The first call joins the other processes of TF_CONFIG; if there are any, TensorFlow must not have been
+    used before.
 
     Args:
-        cluster_resolver: Where the processes are, in place of TF_CONFIG, such as a
+        cluster_resolver: Addresses of the processes, in place of TF_CONFIG, such as a
             `tf.distribute.cluster_resolver.SlurmClusterResolver`; for the first call.
         options: Settings of the trainer: strategy, communication, cpu_devices, startup_timeout, peer_timeout.
 
     Raises:
-        SettingsError: It is too late, or another strategy was made before, or there is no such option, or
-            the task is an evaluator.
+        SettingsError: TensorFlow was used before, another strategy was created before, there is no such
+            option, or the task is an evaluator.
         ClusterError: TF_CONFIG is malformed.
-        RunError: A process did not come.
+        RunError: A process did not join in time.
     """
-    check_options("strategy", options, OF_STRATEGY)
+    check_options("strategy", options, STRATEGY_SETTINGS)
     if cluster_resolver is not None and _process is not None:
-        raise SettingsError("cluster_resolver is for the first call that needs a strategy, which was made")
+        raise SettingsError("cluster_resolver is for the first call, and the strategy exists already")
     return this_process(options, cluster_resolver).strategy
 
 
 def _leave(stack: contextlib.ExitStack, process: Process) -> None:
-    """Ends the watch over the others, and waits for the chief unless this program has failed."""
+    """Stops watching the peers, and waits for the chief unless this program has failed."""
     stack.close()
     failed = getattr(sys, "last_value", None) is not None
     if process.strategy_name == "multi_worker_mirrored" and not failed:
         process.peers.leave(_FAREWELL_S)
 
 
-# What goes wrong in an op because of its inputs; anything else is of the machine, or of ours.
-_OF_INPUTS = (
+# Errors of an op because of its inputs; others are errors of the machine, or bugs.
+_INPUT_ERRORS = (
     tf.errors.DataLossError,
     tf.errors.InvalidArgumentError,
     tf.errors.NotFoundError,
@@ -236,27 +238,27 @@ _OF_INPUTS = (
 )
 _STEPS = ("train_step", "test_step", "predict_step")
 _NODE = re.compile(r"Detected at node (?:while/)?(\S+) defined at")
-_STACK = re.compile(r" {2,}|Graph execution error|Detected at node|<stack traces")
-_AROUND = re.compile(
+_STACK_LINE = re.compile(r" {2,}|Graph execution error|Detected at node|<stack traces")
+_OP_NAMES = re.compile(
     r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w*\](?: name: ?)?|Error in user-defined function.*? with iterator: \S+ "
 )
 _SHOWN_LETTERS = 300
 
 
 def explain(error: Exception) -> ShardlineError | None:
-    """Returns what an exception says about the user's model or data; None where it is about neither."""
+    """Converts an exception about the user's model or data to an error; None if it is about neither."""
     if isinstance(error, OSError):
         return crash.from_os_error(error)
     if isinstance(error, tf.errors.ResourceExhaustedError):
-        return RunError(f"out of memory: {_words(error)}; use smaller batches or a smaller model")
-    if isinstance(error, _OF_INPUTS):
+        return RunError(f"out of memory: {_short_error(error)}; use smaller batches or a smaller model")
+    if isinstance(error, _INPUT_ERRORS):
         text = str(error)
         if "IteratorGetNext" in text:
-            return SettingsError(f"the data cannot be read: {_words(error)}")
+            return SettingsError(f"the data cannot be read: {_short_error(error)}")
         where = f" in {node[1]}" if (node := _NODE.search(text)) else ""
         return ModelError(
-            f"a step of the model failed{where}: {_words(error)}; compare what the model returns with the "
-            "data, and the loss with both"
+            f"a step of the model failed{where}: {_short_error(error)}; compare what the model returns with "
+            "the data, and the loss with both"
         )
     frames = traceback.extract_tb(error.__traceback__)
     steps = [frame.name for frame in frames if frame.name in _STEPS]
@@ -265,8 +267,8 @@ def explain(error: Exception) -> ShardlineError | None:
     return ModelError(f"{steps[0]} of the model failed: {describe_model_error(error)}")
 
 
-def _words(error: tf.errors.OpError) -> str:
-    """Returns TensorFlow's words without stacks of calls and the names of ops around them."""
-    text = _AROUND.sub("", str(error).partition("Traceback (most recent call last)")[0])
-    said = [one.strip() for one in text.splitlines() if one.strip() and not _STACK.match(one)]
-    return " ".join((said or ["?"])[0].split())[:_SHOWN_LETTERS]
+def _short_error(error: tf.errors.OpError) -> str:
+    """Returns the first line of TensorFlow's message without stack traces and names of ops."""
+    text = _OP_NAMES.sub("", str(error).partition("Traceback (most recent call last)")[0])
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _STACK_LINE.match(line)]
+    return " ".join((lines or ["?"])[0].split())[:_SHOWN_LETTERS]

@@ -1,4 +1,4 @@
-"""Reports of a run, callbacks of the chief alone: progress lines, history.csv, TensorBoard, tuning metric."""
+"""Reports of a run, callbacks of the chief: progress lines, history.csv, TensorBoard, tuning metric."""
 
 from __future__ import annotations
 
@@ -20,16 +20,22 @@ from shardline.trainer.base.settings import HISTORY_FILE
 from shardline.trainer.loop.measurements import Measurements
 from shardline.trainer.loop.step import Logs
 
-# Share of the time spent waiting for input from which on advice is given.
-_MUCH = 0.1
+# Share of the time spent waiting for input from which on it is reported.
+_NOTABLE_WAIT = 0.1
 
 
 @dataclass
 class Counters:
-    """Counters of a run since this process began to train, after `first_step` steps of earlier ones.
+    """Counters of a run.
 
-    Examples, over all replicas, and seconds (`waited`: for input) are this process's own; steps, and
-    `total_steps` if nothing ends the run early, are those of the whole run.
+    Attributes:
+        replicas: Number of replicas.
+        total_steps: Steps of the whole run, if nothing ends it early.
+        first_step: Steps that earlier processes have trained.
+        steps: Steps of the whole run so far.
+        examples: Examples that this process has trained, over all replicas.
+        seconds: Seconds that this process has trained.
+        waited: Seconds of these that it waited for input.
     """
 
     replicas: int
@@ -51,7 +57,7 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         self._epochs = epochs
         self._epoch = 0
         self._started = time.monotonic()
-        self._before = replace(counters)  # as they stood at the last report
+        self._before = replace(counters)  # at the last report
         self._rate = self._wait = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -59,32 +65,32 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Reports how far the training has come."""
+        """Reports progress."""
         counters, before = self._counters, self._before
         seconds = max(counters.seconds - before.seconds, 1e-9)
         self._rate = (counters.examples - before.examples) / seconds
         self._wait = min(1.0, (counters.waited - before.waited) / seconds)
         self._before = replace(counters)
-        epoch, shown = f"epoch {self._epoch + 1}/{self._epochs}", metrics_text(logs)
+        epoch, shown = f"epoch {self._epoch + 1}/{self._epochs}", format_metrics(logs)
         text = f"{epoch}  {shown}  {self._rate:,.0f}/s  {self._eta()}"
         progress.advance("train", counters.steps, counters.total_steps, "steps", text)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Reports the epoch, with its validation in a line of its own."""
-        shown = numbers(logs)
+        shown = scalar_metrics(logs)
         validation = {name: value for name, value in shown.items() if name.startswith("val_")}
         training = {name: value for name, value in shown.items() if name not in validation}
         speed = f"{self._rate:,.0f} examples/s  {self._eta()}"
-        wait = f"input wait {self._wait:.0%}" if self._wait > _MUCH else ""
-        progress.report("train", f"epoch {epoch + 1}/{self._epochs}  {metrics_text(training)}  {speed}")
-        if second := "  ".join(filter(None, [metrics_text(validation), wait])):
+        wait = f"input wait {self._wait:.0%}" if self._wait > _NOTABLE_WAIT else ""
+        progress.report("train", f"epoch {epoch + 1}/{self._epochs}  {format_metrics(training)}  {speed}")
+        if second := "  ".join(filter(None, [format_metrics(validation), wait])):
             progress.report("train", f"  {second}")
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Says what the run has waited for, where that was much, and what would help."""
+        """Reports the wait for input, if it was long, and what may help."""
         counters = self._counters
         share = min(1.0, counters.waited / counters.seconds) if counters.seconds else 0.0
-        if share > _MUCH:
+        if share > _NOTABLE_WAIT:
             advice = "larger batches" if self._in_memory else "cache memory, images stored raw or smaller"
             progress.report(
                 "train", f"steps waited for input {share:.0%} of the time; what may help: {advice}"
@@ -97,26 +103,26 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         return f"ETA {(time.monotonic() - self._started) / done * left:.0f} s"
 
 
-def numbers(logs: Logs | None) -> dict[str, float]:
-    """Returns the metrics that are one number, not one for each class as F1Score."""
+def scalar_metrics(logs: Logs | None) -> dict[str, float]:
+    """Returns the metrics that are one number, not one for each class as in F1Score."""
     return {name: value for name, value in (logs or {}).items() if isinstance(value, float)}
 
 
-def as_json(logs: Logs) -> dict[str, Any]:
-    """Returns metrics as JSON has them: several numbers as a list, and null where one is not finite."""
+def to_json_values(logs: Logs) -> dict[str, Any]:
+    """Returns metrics as JSON values: arrays as lists, and null for a metric that is not finite."""
     return {
         name: np.asarray(value).tolist() if np.all(np.isfinite(value)) else None
         for name, value in logs.items()
     }
 
 
-def metrics_text(logs: Logs | None) -> str:
-    """Returns metrics that are numbers as one line, "loss 0.1234  accuracy 0.9876"."""
-    return "  ".join(f"{name} {value:.4f}" for name, value in _loss_first(numbers(logs)))
+def format_metrics(logs: Logs | None) -> str:
+    """Returns scalar metrics as one line, "loss 0.1234  accuracy 0.9876"."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in _loss_first(scalar_metrics(logs)))
 
 
 def _loss_first(logs: Logs | None) -> list[tuple[str, Any]]:
-    """Returns the metrics in the order in which people read them: losses first, validation last."""
+    """Returns the metrics with losses first and validation last."""
     return sorted(
         (logs or {}).items(), key=lambda item: (item[0].startswith("val_"), not item[0].endswith("loss"))
     )
@@ -130,34 +136,34 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         self._path = directory / HISTORY_FILE
         self._counters = counters
         self._rows: list[dict[str, str]] = []
-        self._before = (0, 0.0)  # examples and seconds of the epoch in hand before it was resumed
+        self._before = (0, 0.0)  # examples and seconds of the current epoch before it was resumed
         self._first_example = 0
         self._started = time.monotonic()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the rows, and what the epoch in hand has come to."""
+        """Returns the rows, and examples and seconds of the current epoch."""
         examples, seconds = self._spent()
         return {"rows": self._rows, "examples": examples, "seconds": seconds}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a checkpoint's state."""
+        """Restores the state of a checkpoint."""
         self._rows = [dict(row) for row in state["rows"]]
         self._before = (int(state["examples"]), float(state["seconds"]))
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Starts the clock of the epoch, or lets it go on where the epoch has been resumed."""
+        """Starts the clock of the epoch, or of the rest of a resumed one."""
         self._first_example = self._counters.examples
         self._started = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Adds the epoch's row; a metric that only some epochs have leaves the others' cells empty."""
+        """Adds the epoch's row; a metric that only some epochs have is empty in the others."""
         examples, seconds = self._spent()
-        # A number with all its digits, several (F1Score of each class) as a list.
+        # Numbers with all digits, arrays (F1Score of each class) as lists.
         metrics = {name: json.dumps(np.asarray(value).tolist()) for name, value in _loss_first(logs)}
         last = {"examples": str(examples), "seconds": f"{seconds:.3f}"}
         row = {"epoch": str(epoch + 1), **metrics, **last}
-        # The row of an epoch that a limit had cut short gives way to that of the whole epoch.
-        self._rows = [*(old for old in self._rows if old["epoch"] != row["epoch"]), row]
+        # The row of the whole epoch replaces that of one that a limit had cut short.
+        self._rows = [*(other for other in self._rows if other["epoch"] != row["epoch"]), row]
         self._before = (0, 0.0)
         self.on_epoch_begin(epoch + 1)
         names = dict.fromkeys(name for row in self._rows for name in row if name not in last)
@@ -168,32 +174,32 @@ class HistoryFile(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         files.write_text(self._path, text.getvalue())
 
     def _spent(self) -> tuple[int, float]:
-        """Returns the examples and seconds of the epoch in hand."""
+        """Returns the examples and seconds of the current epoch."""
         examples, seconds = self._before
         new = self._counters.examples - self._first_example
         return examples + new, seconds + time.monotonic() - self._started
 
 
 def sync_events(directory: Path) -> None:
-    """Has event files that are still written to uploaded, which a mounted bucket does at fsync or close."""
+    """Uploads event files that are still open: a mounted bucket does so at fsync or close."""
     for path in directory.glob("events.out.tfevents.*"):
         files.sync(path)
 
 
 class Board(keras.callbacks.TensorBoard):  # type: ignore[misc]  # keras has no types
-    """Writes metrics for TensorBoard: those that are one number, since Keras writes no others."""
+    """TensorBoard callback for scalar metrics, as Keras writes no others."""
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Writes what is due after a step."""
-        super().on_train_batch_end(batch, numbers(logs))
+        """Writes the metrics of a step, when due."""
+        super().on_train_batch_end(batch, scalar_metrics(logs))
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """Writes what is due after a validation."""
-        super().on_test_end(numbers(logs))
+        """Writes the metrics of a validation."""
+        super().on_test_end(scalar_metrics(logs))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Writes what is due after an epoch, and has a mounted bucket take it now rather than at the end."""
-        super().on_epoch_end(epoch, numbers(logs))
+        """Writes the metrics of an epoch, and uploads them to a mounted bucket."""
+        super().on_epoch_end(epoch, scalar_metrics(logs))
         for writer in self._writers.values():
             writer.flush()
         for directory in (self._train_dir, self._val_dir):
@@ -210,7 +216,7 @@ class TuningMetric(keras.callbacks.Callback):  # type: ignore[misc]  # keras has
         self._measurements = Measurements(environ)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Reports the metric, unless it is not finite: the trial has then measured nothing."""
+        """Reports the metric if it is finite."""
         value = float((logs or {}).get(self._metric, math.nan))
         if math.isfinite(value):
             self._measurements.add(self._metric, value, self._counters.steps)

@@ -1,4 +1,4 @@
-"""Run: what is fixed before the first step, wherever the data comes from: settings, cluster, strategy."""
+"""Run: settings, cluster, strategy and data that are fixed before the first step, and the watchdog."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RunPlan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun(Process, abc.ABC):
-    """One run, as one process sees it; `checkpoints` is their directory, None to keep none."""
+    """One run on one process; `checkpoints` is the directory of checkpoints, None for none."""
 
     checkpoints: Path | None
     watchdog: Watchdog
@@ -60,21 +60,21 @@ class TrainingRun(Process, abc.ABC):
 
     @abc.abstractmethod
     def epoch(self, at: Position) -> RunPlan:
-        """Returns what is left of the epoch of a position."""
+        """Returns the remaining steps of the epoch of a position."""
 
     @abc.abstractmethod
     def step_source(self, plan: RunPlan, step: int, process: int) -> str:
-        """Names the place of one process's examples of a step of the plan."""
+        """Returns the source of one process's examples in a step of the plan, for messages."""
 
-    # Whether the validation data is evaluated at the end, since callbacks may have put other weights back.
-    judges_end: ClassVar[bool] = True
+    # Whether the validation data is evaluated at the end, as callbacks may have restored other weights.
+    evaluates_final_weights: ClassVar[bool] = True
 
     def validates(self, epoch: int) -> bool:
         """Whether the validation data is evaluated after an epoch, from 0."""
         return True
 
 
-# Seconds in which other replicas may say where they stand, before the end of this one ends them.
+# Seconds for other replicas to report their own stall, before the end of this one ends them.
 _LAST_WORDS_S = 5.0
 
 
@@ -89,12 +89,12 @@ class Watchdog:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def at(self, place: str) -> None:
-        """Notes progress: the process is at another place now ("in step 41")."""
-        self._state = (place, time.monotonic())
+    def at(self, activity: str) -> None:
+        """Records progress: a new activity of the process ("in step 41")."""
+        self._state = (activity, time.monotonic())
 
     def rest(self) -> None:
-        """Notes that the process waits for something that has a limit of its own."""
+        """Records that the process waits for something with a time limit of its own."""
         self._state = ("", math.inf)
 
     def __enter__(self) -> Watchdog:
@@ -111,15 +111,15 @@ class Watchdog:
             self._thread.join()
 
     def _watch(self) -> None:
-        """Ends the process from this thread: the main thread waits in TensorFlow and never comes back."""
+        """Ends the process from this thread: the main thread may wait in TensorFlow forever."""
         while not self._over.wait(min(1.0, self._timeout / 4)):
-            place, since = self._state
+            activity, since = self._state
             if time.monotonic() - since <= self._timeout:
                 continue
             text = (
-                f"{self._name} has made no progress for {self._timeout:g} s (stall_timeout), {place}; "
-                "compare where the other replicas stand: a callback that runs on one of them only, or code "
-                "that takes another way there, makes the others wait"
+                f"{self._name} has made no progress for {self._timeout:g} s (stall_timeout), {activity}; "
+                "compare with the last lines of the other replicas: a callback that runs on one of them "
+                "only, or code with another branch there, makes the others wait"
             )
             progress.fail("train", RunError(text))
             faulthandler.dump_traceback(file=sys.stderr)
@@ -133,9 +133,9 @@ _NAMED_SHARDS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRun(TrainingRun):
-    """A run on a dataset directory, which leaves a model directory.
+    """A run on a dataset directory, which writes a model directory.
 
-    The chief writes into `dirs`, any other process into `scratch`, which is None on the chief.
+    The chief writes to `dirs`, other processes to `scratch`, which is None on the chief.
     """
 
     dirs: OutputDirs
@@ -144,13 +144,13 @@ class DatasetRun(TrainingRun):
 
     @property
     def shard_policy(self) -> ShardPolicy:
-        """How the training data reaches the workers, and why."""
+        """How the training data is assigned to the workers, and why."""
         if self.strategy_name == "parameter_server":
             return ShardPolicy("chief", "the chief reads all shards and hands each batch to a free worker")
         return shard_policy(len(self.manifest.splits["train"].shards), self.cluster.num_workers)
 
     def plan(self, split: str, start: int = 0) -> EpochPlan:
-        """Returns the steps of one pass over a split, from example `start` on."""
+        """Returns the steps of one epoch over a split, from example `start` on."""
         records, batch_size = self.manifest.splits[split].records, self.settings.per_replica_batch_size
         return EpochPlan(records, self.replicas, batch_size, start)
 
@@ -160,30 +160,29 @@ class DatasetRun(TrainingRun):
         return self.plan("train").steps
 
     def epoch(self, at: Position) -> RunPlan:
-        """Returns what is left of the epoch of a position."""
+        """Returns the remaining steps of the epoch of a position."""
         plan = self.plan("train", at.examples)
         return RunPlan(plan.start, plan.first_step, plan.step_sizes)
 
-    def feed(self, split: str) -> InputPipeline:
+    def input_pipeline(self, split: str) -> InputPipeline:
         """Returns the input pipeline of a split; the training split is shuffled, augmented and weighted."""
         settings, manifest = self.settings, self.manifest
-        # Whether this process keeps its examples of the split in memory.
-        fits = settings.cache == "memory"
+        in_memory = settings.cache == "memory"
         if settings.cache == "auto" and self.strategy_name != "parameter_server" and settings.epochs > 1:
-            size = self.memory(split)
-            fits = size is not None and size <= examples.memory_budget()
-        feed = InputPipeline(
+            size = self.decoded_bytes(split)
+            in_memory = size is not None and size <= examples.memory_budget()
+        pipeline = InputPipeline(
             files.local_path(settings.dataset),
             manifest,
             split,
             self.plan(split),
             transform=load_transform(settings.transform) if settings.transform else None,
-            in_memory=fits,
+            in_memory=in_memory,
         )
         if split != "train":
-            return replace(feed, epochs=1)
+            return replace(pipeline, epochs=1)
         return replace(
-            feed,
+            pipeline,
             epochs=settings.epochs,
             shuffle_seed=settings.seed,
             augmentation=load_augmentation(settings.augment, manifest.info()) if settings.augment else None,
@@ -191,23 +190,23 @@ class DatasetRun(TrainingRun):
         )
 
     def preparation(self) -> tf.Module | None:
-        """Returns what the transformation does to inputs, if anything: the export will do it too."""
+        """Returns the preparation of inputs by the transformation, if any, which the export has too."""
         exported = not self.settings.allow_unexportable
         return transforms.trace_for_training(self.settings.transform, self.manifest.info(), exported=exported)
 
     def info(self) -> DatasetInfo:
-        """Returns what a model function is told about the dataset, with its training examples."""
+        """Returns the argument of a model function, with training examples."""
         return examples.describe(files.local_path(self.settings.dataset), self.manifest)
 
-    def memory(self, split: str) -> int | None:
-        """Returns the bytes that one process's examples of a split take decoded; None if it is not known."""
+    def decoded_bytes(self, split: str) -> int | None:
+        """Returns the decoded size in bytes of one process's examples of a split; None if it is unknown."""
         shared = self.shard_policy.name == "file"
         records = self.manifest.splits[split].records // (self.cluster.num_workers if shared else 1)
         features = [*self.manifest.inputs.values(), *(label.feature for label in self.manifest.labels)]
         return examples.decoded_bytes(features, records)
 
     def step_source(self, plan: RunPlan, step: int, process: int) -> str:
-        """Names the shards that one process's examples of a step of the plan come from."""
+        """Returns the names of the shards of one process's examples in a step of the plan."""
         files = [shard.file for shard in self.manifest.splits["train"].shards]
         first = plan.start + sum(plan.step_sizes[:step])
         positions = range(first, first + plan.step_sizes[step])
@@ -216,16 +215,16 @@ class DatasetRun(TrainingRun):
         return names + (f" and {len(used) - _NAMED_SHARDS} more shards" if len(used) > _NAMED_SHARDS else "")
 
 
-def load_data(settings: TrainSettings, sharing: int, *, evaluator: bool) -> Manifest:
-    """Loads the manifest of a dataset that can be shared out to so many workers, and has what is needed."""
+def load_data(settings: TrainSettings, workers: int, *, evaluator: bool) -> Manifest:
+    """Loads the manifest of a dataset, and checks its splits for a number of workers."""
     manifest = manifests.load(files.local_path(settings.dataset))
     manifest.info()  # images that differ in size are refused
-    check_splits(settings, manifest, sharing, evaluator=settings.evaluator or evaluator)
+    check_splits(settings, manifest, workers, evaluator=settings.evaluator or evaluator)
     return manifest
 
 
 def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, evaluator: bool) -> None:
-    """Refuses a dataset that cannot be shared out to some number of workers, or that the evaluator lacks."""
+    """Refuses a dataset whose splits are too small for the workers, or missing."""
     if "train" not in manifest.splits:
         raise DatasetError(f"the dataset has no train split, only {sorted(manifest.splits)}")
     records = manifest.splits["train"].records
@@ -249,7 +248,7 @@ def check_splits(settings: TrainSettings, manifest: Manifest, workers: int, *, e
 
 
 def announce(run: DatasetRun, interface: Interface) -> None:
-    """Says once what will run, with the arithmetic of batches and shards. For the chief."""
+    """Reports what will run, with the arithmetic of batches and shards. For the chief."""
     settings, plan, policy = run.settings, run.plan("train"), run.shard_policy
     updates = settings.gradient_accumulation_steps
     progress.fact("replicas", run.cluster.num_workers, f"{run.cluster.num_workers} ({run.cluster})")
@@ -264,8 +263,8 @@ def announce(run: DatasetRun, interface: Interface) -> None:
     progress.report("train", f"shard policy {policy.name}: {policy.reason}")
     for description in interface.descriptions:
         progress.report("train", f"labels: {description}")
-    size = run.memory("train")
-    if run.feed("train").in_memory and size is not None:
+    size = run.decoded_bytes("train")
+    if run.input_pipeline("train").in_memory and size is not None:
         kept = f"{size / 1e6:,.1f} MB"
         progress.report("train", f"input: each worker keeps its examples decoded in memory, {kept}")
     if settings.scale_learning_rate or settings.warmup_steps:
@@ -276,7 +275,7 @@ def announce(run: DatasetRun, interface: Interface) -> None:
 
 
 def write_settings(run: DatasetRun, interface: Interface, changes: Sequence[Mapping[str, Any]]) -> None:
-    """Records what runs, and which settings have changed on the way, in settings.json. For the chief."""
+    """Writes settings.json: what runs, and which settings resumed runs have changed. For the chief."""
     settings, plan, policy = run.settings, run.plan("train"), run.shard_policy
     labels = run.manifest.labels
     files.write_json(
@@ -286,7 +285,7 @@ def write_settings(run: DatasetRun, interface: Interface, changes: Sequence[Mapp
             "fingerprint": run.manifest.fingerprint,
             "class_names": run.manifest.class_names,
             "labels": unwrap_single_label(
-                {one.name: interface.forms.get(one.name, DEFAULT_FORMS[one.kind]) for one in labels}
+                {label.name: interface.forms.get(label.name, DEFAULT_FORMS[label.kind]) for label in labels}
             ),
             "head": unwrap_single_label(interface.heads),
             "seed": settings.seed,

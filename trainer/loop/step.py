@@ -31,29 +31,29 @@ from shardline.trainer.keras_compat.keras_internals import (
 from shardline.trainer.keras_compat.replica_losses import exact_losses, replica_share, unscaled_losses
 from shardline.trainer.keras_compat.tensorflow_internals import leak_iterator, seed_per_process
 
-#: Metrics by name as callbacks get them: numbers as floats, of several numbers (F1Score) an array.
+#: Metrics by name, as passed to callbacks: floats, or arrays (F1Score).
 Logs = dict[str, Any]
 #: Shapes of metrics by name; () for a number.
 Shapes = dict[str, tuple[int, ...]]
 
-# Takes steps of as many examples; returns the wait, the first step that is not finite, and the metrics.
+# Runs steps of equal size; returns the wait, the first step that is not finite, and the metrics.
 _Steps = Callable[[Iterator[Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor, Any]]
 
 
 @dataclass(frozen=True)
 class StepsResult:
-    """Seconds that some steps waited for input here, and the first of them whose loss was not finite."""
+    """Seconds that some steps waited for input, and the index of the first whose loss was not finite."""
 
     waited: float = 0.0
     diverged: int | None = None
 
 
 class CustomStepMetrics:
-    """What a `train_step` or `test_step` of the user's own returns beside metrics: the last values.
+    """Values that a custom `train_step` or `test_step` returns next to metrics: the last ones.
 
     Attributes:
-        in_place: Whether the step returns other names than the metrics have, so that these are not shown.
-        shapes: Names and shapes of what is shown in their place.
+        replaces_metrics: Whether the step returns other names than the metrics, which are then not shown.
+        shapes: Names and shapes of the values that are shown in their place.
     """
 
     def __init__(
@@ -65,35 +65,35 @@ class CustomStepMetrics:
         *,
         sized: bool = False,
     ):
-        """Traces a step that is not Keras' own, to learn the names, types and shapes of what it returns.
+        """Traces a custom step, for the names, types and shapes of what it returns.
 
-        A step that is to run eagerly may be of the kind that cannot be traced: its metrics alone are shown.
+        A step that runs eagerly might not be traceable: only its metrics are shown.
         """
-        self.in_place = False
+        self.replaces_metrics = False
         self.shapes: Shapes = {}
         self._kept: dict[str, tf.Variable] = {}
         self._metrics: dict[str, keras.metrics.Metric] = {}
         if not returns_custom_metrics(step) or model.run_eagerly:
             return
-        found: dict[str, tf.Tensor] = {}
+        returned: dict[str, tf.Tensor] = {}
 
         def once(batches: Iterator[Any]) -> None:
             def take(data: Any) -> None:
-                found.update(reported_metrics(step, step(data[0] if sized else data)))
+                returned.update(reported_metrics(step, step(data[0] if sized else data)))
 
             with random_per_replica():
                 strategy.run(take, args=(next(batches),))
 
         with record_results(model) as results:
             tf.function(once, autograph=False).get_concrete_function(batches)
-        self.in_place = found.keys() != flat_logs(model.get_metrics_result()).keys()
-        if not self.in_place:
+        self.replaces_metrics = returned.keys() != flat_logs(model.get_metrics_result()).keys()
+        if not self.replaces_metrics:
             return
-        self.shapes = {name: tuple(value.shape) for name, value in found.items()}
-        self._metrics = {name: results[id(value)] for name, value in found.items() if id(value) in results}
+        self.shapes = {name: tuple(value.shape) for name, value in returned.items()}
+        self._metrics = {name: results[id(value)] for name, value in returned.items() if id(value) in results}
         with strategy.scope():
             for name, shape in self.shapes.items():
-                if name not in self._metrics:  # each replica has its own value, and all together the mean
+                if name not in self._metrics:  # a value for each replica, read as their mean
                     self._kept[name] = tf.Variable(
                         tf.zeros(shape),
                         trainable=False,
@@ -102,24 +102,24 @@ class CustomStepMetrics:
                     )
 
     def keep(self, logs: Mapping[str, Any], weight: tf.Tensor) -> None:
-        """Keeps a replica's values, inside of it, with its weight among all (1 for an equal share)."""
-        if self.in_place:
+        """Keeps a replica's values, in its context, with its weight (1 for an equal share of the batch)."""
+        if self.replaces_metrics:
             flat = flat_logs(logs)
             for name, variable in self._kept.items():
                 variable.assign(tf.cast(flat[name], tf.float32) * weight)
 
     def read(self) -> dict[str, tf.Tensor]:
-        """Returns the means over all replicas, and results of metrics as they are over all of them."""
+        """Returns the means over all replicas, and the results of metrics."""
         kept = {name: tf.convert_to_tensor(variable) for name, variable in self._kept.items()}
         return {**kept, **{name: metric.result() for name, metric in self._metrics.items()}}
 
 
 def reported_metrics(step: Callable[[Any], Any], logs: Any) -> dict[str, tf.Tensor]:
-    """Returns, of what a step has returned, the numbers by name whose shapes are known while it is traced."""
+    """Returns the numbers that a step has returned, by name, if their shapes are known in the trace."""
     if not isinstance(logs, Mapping):
         raise ModelError(
             f"{getattr(step, '__name__', 'step')} of the model returned {type(logs).__name__}, not a "
-            'dict; return numbers by name such as {"loss": loss}, as Keras wants it'
+            'dict; return numbers by name such as {"loss": loss}, as in Keras'
         )
     values = {name: tf.convert_to_tensor(value) for name, value in flat_logs(logs).items()}
     return {
@@ -130,9 +130,9 @@ def reported_metrics(step: Callable[[Any], Any], logs: Any) -> dict[str, tf.Tens
 
 
 class StepLoop:
-    """Trains under any strategy whose replicas take each step together, and call the same methods.
+    """Training loop of synchronous strategies; every process calls the same methods.
 
-    `evaluation` is that of the validation split, None where there is no such split.
+    `evaluation` is that of the validation split, None without one.
     """
 
     def __init__(
@@ -148,15 +148,23 @@ class StepLoop:
         deterministic: bool = False,
         single_loss: Callable[[], None] = lambda: None,
     ):
-        """Takes a model compiled and built inside the strategy's scope.
+        """Prepares the step of a model that is compiled and built in the strategy's scope.
 
-        `batches` are distributed, as `model.train_step` takes them, or where they are `sized`, pairs of that
-        and the examples of all replicas. After `averaging_steps` by itself each replica averages its weights
-        with the others'; 0 sums the gradients of every step. TensorFlow, asked to be `deterministic`, refuses
-        to tell the time in a function. `single_loss` is told of a loss that is one number for a batch.
+        Args:
+            model: Model with its variables.
+            strategy: Strategy of this process.
+            batches: Distributed batches of `model.train_step`; if `sized`, pairs of these and the examples
+                of all replicas.
+            summation: Sum of gradients over the replicas.
+            sized: Whether batches are such pairs.
+            averaging_steps: Steps after which replicas average their weights; 0 to sum the gradients of
+                every step instead.
+            jit_compile: Whether XLA compiles the step.
+            deterministic: Whether ops are deterministic; TensorFlow then has no clock in a function.
+            single_loss: Called if a loss is one number for a batch.
         """
         self.evaluation: EvaluationLoop | None = None
-        #: Called with the graph in which a step has been traced, before the first is taken.
+        #: Called with the graph of a traced step, before it runs.
         self.traced: Callable[[tf.Graph], None] = lambda graph: None
         self._model = model
         self._strategy = strategy
@@ -164,7 +172,7 @@ class StepLoop:
         self._sized = sized
         self._summation = summation
         self._averaging_steps = averaging_steps
-        # Replicas that take steps by themselves do not meet in them.
+        # Replicas that average their weights do not communicate within a step.
         self._losses = unscaled_losses if averaging_steps else functools.partial(exact_losses, single_loss)
         self._jit_compile = jit_compile
         self._clock = (lambda: tf.constant(0.0, tf.float64)) if deterministic else tf.timestamp
@@ -173,19 +181,19 @@ class StepLoop:
         if strategy.num_replicas_in_sync == 1 and not (jit_compile or model.run_eagerly):
             for optimizer in optimizers(model):
                 update_after_gradients(optimizer)
-        self._own_logs = CustomStepMetrics(model, model.train_step, strategy, self._batches, sized=sized)
-        self._metrics = Metrics(model, self._own_logs)
+        self._custom_logs = CustomStepMetrics(model, model.train_step, strategy, self._batches, sized=sized)
+        self._metrics = Metrics(model, self._custom_logs)
         self.reset_metrics = self._metrics.reset
         self.retrace()
 
     def retrace(self) -> None:
-        """Traces the step again, before the next one: the set of trainable weights has changed."""
+        """Traces the step again before the next one, after the set of trainable weights has changed."""
         self._steps: _Steps | None = None
 
     @property
-    def own_shapes(self) -> Shapes:
-        """What the step returns in place of metrics; nothing where it returns those."""
-        return self._own_logs.shapes
+    def custom_shapes(self) -> Shapes:
+        """Names and shapes of values that the step returns in place of metrics; {} if it returns metrics."""
+        return self._custom_logs.shapes
 
     def read_metrics(self) -> Logs:
         """Returns the metrics as they were after the last step."""
@@ -220,18 +228,18 @@ class StepLoop:
             share = _examples(data) / size if replicas > 1 else tf.constant(1.0)
             with self._exchange.weighted(share), replica_share(lambda: share * replicas):
                 logs = train_step(data)
-            self._own_logs.keep(logs, share * replicas)
+            self._custom_logs.keep(logs, share * replicas)
             return is_finite(model, logs)
 
         def take(
             batches: Iterator[Any], i: tf.Tensor, size: tf.Tensor, waited: tf.Tensor, diverged: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
-            asked = self._clock()
-            with tf.control_dependencies([asked]):
+            requested = self._clock()
+            with tf.control_dependencies([requested]):
                 data = next(batches)
             local = strategy.experimental_local_results
-            with tf.control_dependencies([one for value in tf.nest.flatten(data) for one in local(value)]):
-                waited += self._clock() - asked
+            with tf.control_dependencies([part for value in tf.nest.flatten(data) for part in local(value)]):
+                waited += self._clock() - requested
             seed_per_process(strategy)
             with random_per_replica(), self._losses():
                 finite = strategy.experimental_local_results(strategy.run(step, args=(data, size)))
@@ -248,17 +256,17 @@ class StepLoop:
             _, waited, diverged = tf.while_loop(
                 lambda i, *_: i < count, lambda i, *rest: take(batches, i, sizes[i], *rest), begin
             )
-            # A call of its own, to read them outside, takes as long as some small steps.
+            # Reading them in a call of its own would take as long as some small steps.
             return waited, diverged, self._metrics.result()
 
         return steps if model.run_eagerly else self._compiled(steps)
 
     def _compiled(self, steps: _Steps) -> _Steps:
-        # Or the first call, of one step, and the next, of several, would each trace the whole step.
+        # With a signature: else a call of one step and a call of several would each trace the step.
         signature = [tf.type_spec_from_value(self._batches), tf.TensorSpec([None], tf.float32)]
-        # To look for it among the functions that have been traced takes longer than the call itself.
-        found: _Steps = tf.function(steps, signature, autograph=False).get_concrete_function()
-        return found
+        # The concrete function: looking it up among the traced ones takes longer than the call itself.
+        concrete: _Steps = tf.function(steps, signature, autograph=False).get_concrete_function()
+        return concrete
 
     def _average(self) -> tf.Tensor:
         replicas, variables = self._strategy.num_replicas_in_sync, self._model.trainable_variables
@@ -271,12 +279,12 @@ class StepLoop:
 
 
 class EvaluationLoop:
-    """Evaluation of one split: `begin`, then `take` until all of `steps` are taken, then `read`."""
+    """Evaluation of one split: `begin`, then `take` until all `steps` are taken, then `read`."""
 
     def __init__(
         self, model: keras.Model, strategy: tf.distribute.Strategy, batches: tf.data.Dataset, steps: int
     ):
-        """Takes batches, distributed, that have every example once in `steps` elements, again and again."""
+        """Takes distributed batches, repeated, in whose `steps` elements every example is once."""
         self.steps = steps
         self._model = model
         self._strategy = strategy
@@ -284,26 +292,26 @@ class EvaluationLoop:
         self._iterator: Iterator[Any] | None = None
 
     @property
-    def own_shapes(self) -> Shapes:
-        """What the step returns in place of metrics; nothing where it returns those."""
+    def custom_shapes(self) -> Shapes:
+        """Names and shapes of values that the step returns in place of metrics; {} if it returns metrics."""
         if not returns_custom_metrics(self._model.test_step):
             return {}
         self._prepare()
-        return self._own_logs.shapes
+        return self._custom_logs.shapes
 
     def begin(self) -> None:
-        """Sets the metrics back to nothing."""
+        """Resets the metrics."""
         self._prepare()
         self._metrics.reset()
 
     def _prepare(self) -> None:
         if self._iterator is None:
             self._iterator = leak_iterator(iter(self._batches))
-            self._own_logs = CustomStepMetrics(
+            self._custom_logs = CustomStepMetrics(
                 self._model, self._model.test_step, self._strategy, self._iterator
             )
-            self._metrics = Metrics(self._model, self._own_logs)
-            self._run = self._trace(self._own_logs)
+            self._metrics = Metrics(self._model, self._custom_logs)
+            self._run = self._trace(self._custom_logs)
 
     def take(self, count: int) -> None:
         """Takes some steps."""
@@ -319,12 +327,12 @@ class EvaluationLoop:
         self.take(self.steps)
         return self.read()
 
-    def _trace(self, own_logs: CustomStepMetrics) -> Callable[[Any, tf.Tensor], None]:
+    def _trace(self, custom_logs: CustomStepMetrics) -> Callable[[Any, tf.Tensor], None]:
         def step(data: Any) -> None:
             share = functools.cache(lambda: _share_of_all(data))
             with replica_share(share):
                 logs = self._model.test_step(data)
-            own_logs.keep(logs, share() if own_logs.in_place else tf.constant(1.0))
+            custom_logs.keep(logs, share() if custom_logs.replaces_metrics else tf.constant(1.0))
 
         def run(iterator: Any, count: tf.Tensor) -> None:
             def take(i: tf.Tensor) -> tuple[tf.Tensor]:
@@ -338,21 +346,21 @@ class EvaluationLoop:
 
 
 class Metrics:
-    """A model's metrics over all replicas, or what a step of the user's own returns in their place."""
+    """A model's metrics over all replicas, or the values that a custom step returns in their place."""
 
-    def __init__(self, model: keras.Model, own_logs: CustomStepMetrics) -> None:
-        read = own_logs.read if own_logs.in_place else model.get_metrics_result
-        # Metrics of a model that runs eagerly may be Python, which a function would run once.
+    def __init__(self, model: keras.Model, custom_logs: CustomStepMetrics) -> None:
+        read = custom_logs.read if custom_logs.replaces_metrics else model.get_metrics_result
+        # Metrics of an eager model may be Python code, which a traced function would run only once.
         eager = model.run_eagerly
-        #: Returns them as tensors, also within a function.
+        #: Returns the metrics as tensors, also within a function.
         self.result: Callable[[], Any] = read if eager else tf.function(read, autograph=False)
-        #: Sets the metrics back to nothing.
+        #: Resets the metrics.
         self.reset: Callable[[], None] = (
             model.reset_metrics if eager else tf.function(model.reset_metrics, autograph=False)
         )
 
     def read(self) -> Logs:
-        """Returns the metrics as they are now."""
+        """Returns the current metrics."""
         return flat_logs(self.result())
 
 
@@ -362,7 +370,7 @@ def metric_shapes(model: keras.Model) -> Shapes:
 
 
 def is_finite(model: keras.Model, logs: Mapping[str, Any]) -> tf.Tensor:
-    """Returns whether a step's losses are finite; where it returns none, whether the weights are after it.
+    """Returns whether a step's losses are finite; without a loss, whether the weights are.
 
     Keras' own loss is a running mean: once not finite, it stays so until the epoch ends.
     """
@@ -379,7 +387,7 @@ def _examples(data: Any) -> tf.Tensor:
 
 
 def _share_of_all(data: Any) -> tf.Tensor:
-    """Returns, inside a replica, its part of the examples of all, relative to an equal part."""
+    """Returns a replica's share of all examples relative to an equal share, in its context."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return tf.constant(1.0)
