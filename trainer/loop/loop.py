@@ -72,8 +72,7 @@ class Agreement:
 
     Attributes:
         stop: Whether a process was asked to stop.
-        time_is_up: Whether `max_time` is over, by the chief's clock.
-        save: Whether a checkpoint is due, by the chief's clock.
+        time_is_up, save: Whether `max_time` is over, or a checkpoint is due, by the chief's clock.
         diverged: For each process the step (from 1) since which its loss is not finite; 0 if it is finite.
     """
 
@@ -123,9 +122,8 @@ class Training:
         self.logs: Logs = dict(host.get("logs", {}))
         self._merge = replica_merger(run.strategy, model, weights=settings.averaging_steps > 0)
         compiled = model.steps_per_execution
-        requested = settings.steps_per_execution or (
-            compiled if isinstance(compiled, int) and compiled > 1 else 0
-        )
+        compiled = compiled if isinstance(compiled, int) and compiled > 1 else 0
+        requested = settings.steps_per_execution or compiled
         self._fixed = requested or int(hooks.by_step)
         self._test_fixed = (requested or 1) if hooks.by_test_step else 0
         self._chunk_size = self._fixed or 1
@@ -193,10 +191,7 @@ class Training:
             self.logs |= self._validate(hooks=False)
 
     def _validate(self, *, hooks: bool = True) -> Logs:
-        """Evaluates the validation split; returns its metrics as val_*. A collective.
-
-        Raises RestartError if a process was asked to stop. Without `hooks` no callback is called.
-        """
+        """Evaluates the validation split, with callbacks if `hooks`; returns val_* metrics. A collective."""
         evaluation, chief = self.engine.evaluation, self._run.cluster.is_chief
         if evaluation is None:
             return {}
