@@ -263,10 +263,10 @@ def test_a_bucket_that_is_not_a_folder_per_class(bucket: Mounted) -> None:
     with pytest.raises(SourceError, match=r"class folder 'bird' of .* is empty; remove it or fill it"):
         list(open_source(source))
     bucket.write("data/readme.txt")
-    with pytest.raises(SourceError, match=r"has 'readme\.txt' beside the class folders"):
+    with pytest.raises(SourceError, match=r"has 'readme\.txt' next to the class folders"):
         open_source(source)
     del bucket.objects["data/bird/"], bucket.objects["data/readme.txt"]
     found = open_source(source)
     bucket.write("data/bird/1.jpg")
-    with pytest.raises(SourceError, match=r"bird/1\.jpg' came while the source was read"):
+    with pytest.raises(SourceError, match=r"bird/1\.jpg' appeared while the source was read"):
         list(found)

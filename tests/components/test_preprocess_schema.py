@@ -94,7 +94,7 @@ def test_anomalies_end_a_run(
     source = write(tmp_path / name, changed())
     with pytest.raises(SourceError) as caught:
         run(source, tmp_path / "out", label="regression:risk", schema=schema)
-    assert "risk (maximum), bmi (maximum), sex (enum), each told above; correct" in str(caught.value)
+    assert "risk (maximum), bmi (maximum), sex (enum) (see the log); correct" in str(caught.value)
     assert "\n" not in caught.value.line
     said = capsys.readouterr().out
     assert "anomaly: column 'bmi': expected at most 44.4; 1 of 100 examples" in said

@@ -109,7 +109,7 @@ def test_a_folder_per_class_behind_a_url(bucket: str) -> None:
     put(f"{bucket}/cat/.hidden/x.jpg", b"")
     assert content(opened(f"images:{bucket}")) == expected
     put(f"{bucket}/notes.txt", b"")
-    with pytest.raises(SourceError, match=r"has 'notes.txt' beside the class folders"):
+    with pytest.raises(SourceError, match=r"has 'notes.txt' next to the class folders"):
         opened(f"images:{bucket}/")
 
 

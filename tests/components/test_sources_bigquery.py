@@ -147,7 +147,8 @@ def test_images_are_bytes_or_urls(fake: FakeBigQuery) -> None:
     assert {example.image for example in good[1:]} == {Span("gs://bucket/a.jpg", 0, WHOLE_FILE)}
     (bad,) = [item for item in opened(SOURCE, key="id", image="photo") if isinstance(item, BadExample)]
     assert bad == BadExample(
-        "bigquery:acme-vision.shop.orders order-9", "has an image that is no URL (gs://...) in column 'photo'"
+        "bigquery:acme-vision.shop.orders order-9",
+        "has an image that is not a URL (gs://...) in column 'photo'",
     )
 
 
@@ -218,10 +219,10 @@ def test_a_table_is_known_by_its_last_change(fake: FakeBigQuery, source: str) ->
         (
             "SELECT * FROM t WHERE day = CURRENT_DATE()",
             [TABLE],
-            "CURRENT_DATE gives something else each time",
+            "CURRENT_DATE gives another result each time",
         ),
-        ("SELECT * FROM t tablesample system (1 percent)", [TABLE], "tablesample gives something else each"),
-        (f"{MOMENT} WHERE day > current_date", [], "current_date gives something else each time"),
+        ("SELECT * FROM t tablesample system (1 percent)", [TABLE], "tablesample gives another result each"),
+        (f"{MOMENT} WHERE day > current_date", [], "current_date gives another result each time"),
         ("SELECT * FROM EXTERNAL_QUERY('eu.shop', 'SELECT 1')", [], "BigQuery names 0 tables that it reads"),
         ("SELECT * FROM t", [TABLE] * 50, "BigQuery names 50 tables that it reads, and never more than 50"),
         ("SELECT * FROM sheet", ["acme-vision.shop.sheet"], "acme-vision.shop.sheet is of type EXTERNAL"),
@@ -266,8 +267,8 @@ STRUCT = [{"x": 1}] * 10
     [
         ("shop.orders", "", "is neither bigquery:PROJECT.DATASET.TABLE"),
         (f"{TABLE}@noon", "", "'noon' is not a time; write it as in TABLE@2026-11-20T10:00:00Z"),
-        ("acme-vision.shop.absent", "", "absent is not there: .*Not found: Table acme-vision:shop.absent"),
-        (f"{TABLE}@2026-11-01T10:00:00Z", "", "as of 2026-11-01T10:00:00Z: .*the past is kept for 7 days"),
+        ("acme-vision.shop.absent", "", "absent does not exist: .*Not found: Table acme-vision:shop.absent"),
+        (f"{TABLE}@2026-11-01T10:00:00Z", "", "as of 2026-11-01T10:00:00Z: .*history is kept for 7 days"),
         (f"{MOMENT} WHERE absent > 6", "", "Unrecognized name: absent"),
         ("SELECT nonsense", "", "BigQuery refuses bigquery:SELECT nonsense: .*Syntax error"),
         (MOMENT, "label=colour", "has no column 'colour' for the label, it has id, label, price"),

@@ -93,7 +93,7 @@ def test_directories_that_are_not_a_folder_per_class(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"class folder 'dog' of .* is empty; remove it or fill it"):
         list(opened(root))
     write(root, "dog/1.jpg", "notes.txt")
-    with pytest.raises(SourceError, match=r"has 'notes.txt' beside the class folders; put every file"):
+    with pytest.raises(SourceError, match=r"has 'notes.txt' next to the class folders; put every file"):
         opened(root)
     with pytest.raises(SourceError, match=r"cannot read the directory '.*notes.txt': Not a directory"):
         opened(root / "notes.txt")
@@ -136,8 +136,8 @@ def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
         BadExample(f"{csv} absent.jpg", "there is no such file"),
         BadExample(f"{csv} 2.jpg", "has no value in column 'label'"),
         BadExample(f"{csv} row 4", "has no value in column 'path'"),
-        BadExample(f"{csv} ../outside.jpg", "lies outside the directory of images"),
-        BadExample(f"{csv} {tmp_path}/outside.jpg", "lies outside the directory of images"),
+        BadExample(f"{csv} ../outside.jpg", "is outside the directory of images"),
+        BadExample(f"{csv} {tmp_path}/outside.jpg", "is outside the directory of images"),
         BadExample(f"{csv} folder", "there is no such file"),
     ]
 

@@ -160,7 +160,7 @@ def test_a_table_that_has_not_the_columns(tmp_path: Path) -> None:
     assert opened(f"table:{path}").labels[0].kind == "regression"
     with pytest.raises(SourceError, match=r"column 'n' of .* is int64; as image, string is needed"):
         opened(f"table:{write(tmp_path / 'other.csv', [{'label': 'a', 'n': 1}])}", image="n")
-    with pytest.raises(SourceError, match="has a column 'label' beside 'when' for it; rename it"):
+    with pytest.raises(SourceError, match="has both 'label' and 'when' as label; rename one"):
         opened(f"table:{path}", label="when")
 
 
@@ -231,13 +231,13 @@ def with_quotes(*rows: int, header: str = "id,text,label") -> str:
     ("text", "message"),
     [
         pytest.param(with_quotes(50, header="id,label,text"), "ends within the quotes that open in line 52;"),
-        pytest.param(with_quotes(50), "from line 2 on: quotes take in more than a row .*Row #52: Expected 3"),
-        pytest.param(with_quotes(50, 120), "line 52: the quotes that open there take in the next 70 lines"),
-        pytest.param(with_quotes(50, 52), "line 52: the quotes that open there take in the next 2 lines"),
-        pytest.param(with_quotes(50, 120, header="text,label"), "line 52: .* take in the next 70 lines"),
-        pytest.param('label,x\n"a,1\nb,2\n', "quotes take in more than a row .*Row #2"),
+        pytest.param(with_quotes(50), "from line 2 on: quotes contain more than a row .*Row #52: Expected 3"),
+        pytest.param(with_quotes(50, 120), "line 52: the quotes that open there contain the next 70 lines"),
+        pytest.param(with_quotes(50, 52), "line 52: the quotes that open there contain the next 2 lines"),
+        pytest.param(with_quotes(50, 120, header="text,label"), "line 52: .* contain the next 70 lines"),
+        pytest.param('label,x\n"a,1\nb,2\n', "quotes contain more than a row .*Row #2"),
         pytest.param('"label,x\na,1\n', "cannot infer number of columns"),
-        pytest.param('label,x\na,"' + "1,b\n" * 700_000, "from line 2 on: quotes take in more than a row"),
+        pytest.param('label,x\na,"' + "1,b\n" * 700_000, "from line 2 on: quotes contain more than a row"),
     ],
 )
 def test_quotes_never_take_in_rows(tmp_path: Path, text: str, message: str) -> None:
@@ -279,7 +279,7 @@ def test_numbers_that_become_one_are_told(tmp_path: Path, suffix: str, capsys: A
         len(read(open_source(PreprocessSettings(source=f"table:{path}", label="regression:label")))) == 1000
     )
     said = capsys.readouterr().out
-    assert "different values become one: 'label', 'x'; " in said
+    assert "different values become equal: 'label', 'x'; " in said
 
 
 def test_values_that_a_number_would_rewrite_are_text(tmp_path: Path, capsys: Any) -> None:

@@ -392,7 +392,7 @@ def test_a_bad_record_among_rows_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "x", rows)
     path.write_bytes(path.read_bytes().replace(b"t 3", b"t 4"))
     assert bad(opened(path)) == [
-        BadExample(f"{path} record 1", "feature 'text' is b't\\xff', no printable text in UTF-8"),
+        BadExample(f"{path} record 1", "feature 'text' is b't\\xff', not printable text in UTF-8"),
         BadExample(f"{path} record 3", "the data do not match their checksum"),
     ]
 

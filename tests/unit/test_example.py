@@ -143,7 +143,7 @@ def test_random_shards_are_what_tensorflow_writes(
 )
 def test_a_value_that_its_type_cannot_hold_is_refused(dtype: str, value: int | float | str) -> None:
     with pytest.raises(BadRecordError, match=rf"'x': feature 'a' is .*, not {dtype}"):
-        FeatureEntries([Feature("a", dtype)], []).of({"a": value}, "x")
+        FeatureEntries([Feature("a", dtype)], []).serialize({"a": value}, "x")
 
 
 def field(number: int, wire_type: int, payload: bytes) -> bytes:

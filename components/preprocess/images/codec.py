@@ -1,9 +1,9 @@
-"""Image codec: turns an image of the source into the image that is stored, or says why it cannot.
+"""Image codec: converts an image of the source to the image that is stored, or says why it cannot.
 
-Without `image_size` and with encoding "keep", a JPEG or PNG passes untouched, and is checked as is asked for:
-its header alone, the structure of its file (`images.structure`) and of some JPEG the pixels, or all pixels.
-What `tf.io.decode_image` would not read as this module does is converted: other formats, arithmetically coded
-JPEG, and images that only their EXIF data says how to turn.
+Without `image_size` and with encoding "keep", a JPEG or PNG is stored unchanged, and checked as set by
+`check_images`: its header alone, the structure of its file (`images.structure`) and the pixels of some JPEG,
+or all pixels. What `tf.io.decode_image` would read differently is converted: other formats, arithmetically
+coded JPEG, and images with an EXIF orientation.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 #: Shorter side of the smallest image that can be stored, in pixels.
 SMALLEST = 4
 
-# With "structure" the pixels of one JPEG in so many are decoded, chosen by its name. What can be wrong with a
-# PNG of sound structure, decoding would not find.
+# With "structure" the pixels of one JPEG in so many are decoded, chosen by its name. Decoding a PNG of sound
+# structure would find nothing more.
 _SAMPLED = 64
 
 #: Height, width, channels, encoding and conversions of a stored image.
@@ -43,10 +43,10 @@ class StoredImage(NamedTuple):
     """An image as the dataset holds it.
 
     Attributes:
-        data: The bytes; where nothing had to be done, the very object that was given.
+        data: The bytes; the very object that was passed if nothing had to be done.
         channels: 1 for grey, 3 for all others; any alpha channel is not counted.
         encoding: "jpeg", "png" or "raw".
-        converted: What is not there any more, or is converted, beside resizing and encoding, here or when a
+        converted: Properties that are lost or converted, other than by resizing and encoding, here or when a
             stored image is decoded: "exif orientation", "cmyk", "palette", "alpha", "16 bit", "animation",
             "grey" (to RGB, for raw), "gif", "bmp", "webp", ...
     """
@@ -65,7 +65,7 @@ class StoredImage(NamedTuple):
 
 
 class Codec:
-    """Stores images in one way; see `PreprocessSettings` for what the arguments mean.
+    """Converts images as one set of `PreprocessSettings` says, which explains the arguments.
 
     An image that already has the wanted size and encoding is not encoded again. `channels` is the number
     that all raw images have: 3, or 1 when every image is known to be grey. `check` is `check_images`.
@@ -93,7 +93,7 @@ class Codec:
             if not encoded:
                 raise UnreadableError("empty file")
             header = read_header(encoded)
-            if header and self._passes(encoded, header, name):
+            if header and self._is_kept(encoded, header, name):
                 encoding, height, width, channels, *_, kinds = header
                 return StoredImage(encoded, height, width, channels, encoding, kinds)
             if self._converter is None:
@@ -117,8 +117,8 @@ class Codec:
         except UnreadableError as failure:
             raise BadRecordError(name, str(failure)) from failure
 
-    def _passes(self, encoded: bytes, header: Header, name: str) -> bool:
-        """Returns whether a JPEG or PNG is stored as it is, which is then checked as far as is asked for."""
+    def _is_kept(self, encoded: bytes, header: Header, name: str) -> bool:
+        """Returns whether a JPEG or PNG is stored unchanged; it is then checked as set."""
         if not header.whole:
             raise UnreadableError(TRUNCATED)
         if not header.height:
@@ -144,7 +144,7 @@ class Codec:
 
 
 def check_file(encoded: bytes, header: Header, *, deep: bool) -> None:
-    """Raises an UnreadableError if the file of a JPEG or PNG is damaged, or with `deep` its pixels are."""
+    """Raises UnreadableError if the file of a JPEG or PNG is damaged, or with `deep`, its pixels are."""
     check_structure(encoded)
     if deep:
         from shardline.components.preprocess.images.pixels import check_pixels

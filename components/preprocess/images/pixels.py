@@ -39,15 +39,15 @@ QUALITY, TURNED_QUALITY = 90, 95
 cv2.setNumThreads(1)
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
-# A blur below this costs a sixth of the time and brings nothing: without it, images that shrink by less than
+# A blur below this costs a sixth of the time and gains nothing: without it, images that shrink by less than
 # 1.4 are as close to Lanczos as with it, or closer by up to 0.7 dB.
 _LEAST_VARIANCE = 0.16
 
-# Pixels above this, in bytes, get memory of their own.
+# Pixels of more bytes get their own memory.
 _KEPT_MEMORY = 1 << 23
 
 
-# Pillow knows more formats, but some start other programs (EPS) and none of the rest is a photo's.
+# Pillow reads more formats, but some start other programs (EPS) and none of the rest is used for photos.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "WEBP")
 _HEIF = "HEIF"
 
@@ -80,7 +80,7 @@ class Converter:
     def convert(
         self, encoded: bytes, header: Header | None
     ) -> tuple[bytes, int, int, int, str, tuple[str, ...]]:
-        """Returns the values of a `StoredImage`; an UnreadableError says why there are none."""
+        """Returns the values of a `StoredImage`; UnreadableError if the image cannot be used."""
         jpeg = header is not None and header.encoding == "jpeg"
         if header and header.plain:  # with the fast decoder, no larger than needed
             orientation, kinds = header.orientation, ("exif orientation",) * (header.orientation > 1)
@@ -121,18 +121,19 @@ def check_pixels(encoded: bytes, header: Header) -> None:
 
 
 class SourceImage:
-    """An image that Pillow has opened: its header is read, its pixels are not.
+    """An image opened by Pillow: its header is read, its pixels are not.
 
     Attributes:
-        orientation: EXIF's 1..8, which is still to be applied to `to_pixels`.
+        orientation: EXIF's 1..8, not yet applied by `to_pixels`.
         size: Height and width in pixels, upright.
-        kinds: Properties beside plain 8-bit grey or RGB: "palette", "alpha", "cmyk", "16 bit", "animation",
+        kinds: Properties other than plain 8-bit grey or RGB: "palette", "alpha", "cmyk", "16 bit",
+        "animation",
             "exif orientation", and its format unless that is JPEG or PNG.
     """
 
     def __init__(self, opened: Any, header: Header | None) -> None:
         self._opened, mode = opened, opened.mode
-        # A JPEG of a camera that holds a second picture (a preview) is of the format MPO.
+        # A camera's JPEG with a second picture (a preview) has the format MPO.
         form = "jpeg" if opened.format == "MPO" else str(opened.format).lower()
         if form == "gif" and opened.tile and opened.tile[0].extents != (0, 0, *opened.size):
             raise UnreadableError(_UNUSUAL)  # its first frame is not the picture
@@ -156,15 +157,15 @@ class SourceImage:
         self._opened.load()
 
     def to_pixels(self, reduction: int) -> npt.NDArray[np.uint8]:
-        """Returns the first frame as stored and shrunk, (height, width, 1 or 3); alpha is dropped."""
+        """Returns the first frame, not yet turned, shrunk, as (height, width, 1 or 3); alpha is dropped."""
         image: Image.Image = self._opened
         mode, wanted = image.mode, "L" if image.mode in _GREY_MODES else "RGB"
         if mode not in _GREY_MODES | _COLOUR_MODES:
             raise UnreadableError(_UNUSUAL)
         if mode in _16_BIT_MODES:
-            # The highest 8 bits, as TensorFlow takes them; Pillow would clip.
+            # The highest 8 bits, as in TensorFlow; Pillow would clip.
             image = Image.fromarray(np.clip(np.asarray(image) >> 8, 0, 255).astype(np.uint8))
-        elif image.format == "GIF":  # TensorFlow makes black what is transparent
+        elif image.format == "GIF":  # TensorFlow makes transparent pixels black
             colours = image.convert("RGBA")
             image = Image.composite(colours, Image.new("RGBA", image.size), colours.getchannel("A"))
         elif mode in ("P", "PA"):  # by way of RGBA, as the transparent colours of a palette are still colours
@@ -178,14 +179,14 @@ class SourceImage:
 
 @contextmanager
 def opened_picture(encoded: bytes, header: Header | None) -> Iterator[SourceImage]:
-    """Opens an image of any of `FORMATS`, or HEIC where pillow-heif is installed; else an UnreadableError."""
+    """Opens an image of any of `FORMATS`, or HEIC if pillow-heif is installed; else UnreadableError."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the codec has a limit of its own
     formats: tuple[str, ...] = FORMATS
     if encoded.startswith(b"ftyp", 4):
         with suppress(ImportError):
             heif = importlib.import_module("pillow_heif")
-            one = dict.fromkeys(("thumbnails", "depth_images", "aux_images"), False)
-            heif.register_heif_opener(decode_threads=1, **one)
+            options = dict.fromkeys(("thumbnails", "depth_images", "aux_images"), False)
+            heif.register_heif_opener(decode_threads=1, **options)
             formats = (*FORMATS, _HEIF)
     try:
         with Image.open(io.BytesIO(encoded), formats=formats) as opened:
@@ -205,19 +206,19 @@ def opened_picture(encoded: bytes, header: Header | None) -> Iterator[SourceImag
 
 
 class Memory:
-    """Two places for the pixels of one image at a time: fresh memory takes a sixth of a photo's time."""
+    """Two buffers for the pixels of one image at a time: fresh memory takes a sixth of a photo's time."""
 
     def __init__(self) -> None:
-        self._places = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+        self._buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
 
-    def take(self, place: int, shape: tuple[int, ...]) -> Pixels:
-        """Returns an array in one of the places, 0 or 1; what was there before is overwritten."""
+    def take(self, number: int, shape: tuple[int, ...]) -> Pixels:
+        """Returns an array in one of the buffers, 0 or 1, whose earlier content is overwritten."""
         size = math.prod(shape)
         if size > _KEPT_MEMORY:
             return np.empty(shape, np.uint8)
-        if size > self._places[place].size:
-            self._places[place] = np.empty(size, np.uint8)
-        return self._places[place][:size].reshape(shape)
+        if size > self._buffers[number].size:
+            self._buffers[number] = np.empty(size, np.uint8)
+        return self._buffers[number][:size].reshape(shape)
 
 
 def decode_jpeg(
@@ -226,9 +227,9 @@ def decode_jpeg(
     """Decodes a plain JPEG of (height, width) pixels; UnreadableError if it is damaged.
 
     Each side of the result is divided by `reduction` (1, 2, 4 or 8) and rounded up. The result is in the
-    first place of `memory`.
+    first buffer of `memory`.
     """
-    # The decoder takes the smallest of its sizes that is at least this one; 0 stands for the whole size.
+    # The decoder uses the smallest of its sizes that is at least this one; 0 is the full size.
     least = [-(-side // reduction) for side in size]
     options: dict[str, Any] = {
         "colorspace": "RGB" if channels == 3 else "GRAY",
@@ -260,20 +261,20 @@ def turn_upright(pixels: Pixels, orientation: int) -> Pixels:
 def fit(pixels: Pixels, place: Placement, target: tuple[int, int], memory: Memory) -> Pixels:
     """Resizes the placed part of an upright image, with antialiasing, and pads it with black.
 
-    The result is in `memory`, in which the image itself may be, at the first place. It is already shrunk by
-    the placement's reduction. The variance of the whole filter is that of the triangle which
-    `tf.image.resize` uses, in a fifth of its time: a box that shrinks by the reduction, a Gaussian for what
-    is missing, and bilinear interpolation. (A triangle over r pixels has r**2 / 6, a box (r**2 - 1) / 12.)
+    The result is in `memory`, whose first buffer may hold the image, already shrunk by the placement's
+    reduction. The variance of the whole filter is that of the triangle which `tf.image.resize` uses, in a
+    fifth of its time: a box that shrinks by the reduction, a Gaussian for the rest, and bilinear
+    interpolation. (A triangle over r pixels has r**2 / 6, a box (r**2 - 1) / 12.)
     """
     step = place.reduction
     top, left = place.top // step, place.left // step
     part = pixels[top : top + place.height // step, left : left + place.width // step]
-    # Of the Gaussian that is missing before interpolation.
+    # Variances of the Gaussian before interpolation.
     variances = (
         ((source / fitted) ** 2 - 1) / 6 - (1 - step**-2) / 12
         for source, fitted in zip(part.shape, (place.fitted_height, place.fitted_width), strict=False)
     )
-    sigma_y, sigma_x = (math.sqrt(one) if one >= _LEAST_VARIANCE else 0.0 for one in variances)
+    sigma_y, sigma_x = (math.sqrt(variance) if variance >= _LEAST_VARIANCE else 0.0 for variance in variances)
     free = 1
     if sigma_x or sigma_y:
         kernel = tuple(2 * math.ceil(2 * sigma) + 1 if sigma >= 0.9 else 3 for sigma in (sigma_x, sigma_y))
@@ -283,8 +284,8 @@ def fit(pixels: Pixels, place: Placement, target: tuple[int, int], memory: Memor
         part, free = np.asarray(blurred, np.uint8).reshape(part.shape), 0
     size = (place.fitted_height, place.fitted_width)
     if part.shape[:2] != size:
-        room = memory.take(free, (*size, part.shape[2]))
-        resized = cv2.resize(part, size[::-1], room, interpolation=cv2.INTER_LINEAR)
+        buffer = memory.take(free, (*size, part.shape[2]))
+        resized = cv2.resize(part, size[::-1], buffer, interpolation=cv2.INTER_LINEAR)
         part = np.asarray(resized, np.uint8).reshape(*size, -1)  # OpenCV drops a single channel
     if part.shape[:2] == target:
         return part
@@ -302,7 +303,7 @@ def encode(pixels: Pixels, encoding: str, *, quality: int = QUALITY) -> bytes:
     A JPEG of quality 90 or less has half the resolution in colour, as photos have; above that, the whole.
 
     Raises:
-        UnreadableError: A side is longer than the encoding can hold, or the library refuses to.
+        UnreadableError: A side is longer than the encoding allows, or the library fails.
     """
     check_sides(pixels.shape[0], pixels.shape[1], encoding)
     pixels = np.ascontiguousarray(pixels)

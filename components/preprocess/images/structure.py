@@ -1,8 +1,8 @@
-"""Structure of JPEG and PNG files: their headers, and whether they are whole, without decoding them.
+"""Structure of JPEG and PNG files: their headers, and whether they are complete, without decoding them.
 
-What the checks refuse is what the decoders of TensorFlow (libpng, libjpeg-turbo) end with an error on, and
-more: RFC 2083 (PNG), ITU-T T.81 annex B (JPEG), TIFF 6.0 (EXIF). Garbage between two markers of a JPEG goes
-by, as decoders skip it: only decoding the pixels finds it.
+The checks refuse files on which the decoders of TensorFlow (libpng, libjpeg-turbo) fail, and more: RFC 2083
+(PNG), ITU-T T.81 annex B (JPEG), TIFF 6.0 (EXIF). Garbage between two markers of a JPEG is accepted, as
+decoders skip it: only decoding the pixels finds it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 #: Reasons for which an image cannot be used.
 TRUNCATED, DAMAGED = "truncated image", "damaged image"
 
-#: The longest side that the libraries of TensorFlow, and of everybody else, read and write.
+#: The longest side that the libraries of TensorFlow, and most others, read and write.
 LONGEST_SIDES = {"jpeg": 65_500, "png": 1_000_000}
 
 JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
@@ -32,11 +32,11 @@ _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 _MARKERS = frozenset(range(0x01, 0xFF)) - frozenset(range(0xD0, 0xD8))
 _END, _SCAN, _APPLICATION = 0xD9, 0xDA, 0xE1
 _TEMPORARY, _ARITHMETIC, _LINES, _COMMENT = 0x01, 0xCC, 0xDC, 0xFE
-_PASSED_OVER = frozenset({*range(0xE0, 0xF0), _COMMENT, _LINES, _ARITHMETIC})
+_SKIPPED = frozenset({*range(0xE0, 0xF0), _COMMENT, _LINES, _ARITHMETIC})
 # Precision, height and width of a frame.
 _TINY = b"\x08\0\x08\0\x08"
-# Of a large photo no more than this is searched at once, so that it does not leave the processor's cache.
-# What is shorter than the second is searched as quickly by `re` alone.
+# Bytes of a large photo that are searched at a time, to stay in the processor's cache; data shorter than the
+# second is searched as fast by `re` alone.
 _SEARCHED_AT_ONCE, _SHORT = 1 << 16, 8192
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
@@ -48,8 +48,8 @@ _GREY, _PALETTE, _GREY_ALPHA, _ALPHA = 0, 3, 4, 6
 #: Samples per pixel of each colour type, and the bits that a sample may have.
 _PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
-# First column and row, and steps, of each pass of an interlaced PNG, and of the only one of any other.
-_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+# First column and row, and steps, of each interlacing step of a PNG.
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 _LAST_FILTER = 4
 _INFLATED_AT_ONCE = 1 << 24
 
@@ -63,7 +63,7 @@ class Header(NamedTuple):
         standard: Whether every decoder reads it; if not, a JPEG of 12 bits, of 2 components, lossless or
             arithmetically coded.
         plain: Whether it is a standard JPEG that is not CMYK, which the fast decoder reads.
-        whole: Whether its end is there.
+        whole: Whether its end is present.
         kinds: What decoders leave out or convert: "alpha", "16 bit", "animation", "cmyk".
     """
 
@@ -79,11 +79,11 @@ class Header(NamedTuple):
 
 
 class UnreadableError(Exception):
-    """The image cannot be used; the text says why, in the same words for the same kind of fault."""
+    """The image cannot be used; the text is the reason, the same for the same kind of fault."""
 
 
 def read_header(data: bytes) -> Header | None:
-    """Returns what a JPEG or PNG says of itself, or None for anything else.
+    """Returns the header of a JPEG or PNG, or None for anything else.
 
     One that is cut or broken within its header has a height and width of 0.
     """
@@ -113,9 +113,9 @@ def check_sides(height: int, width: int, encoding: str) -> None:
 
 
 def read_orientation(exif: bytes) -> int:
-    """Returns the orientation that EXIF data, with their name or without, state in the first directory; or 1.
+    """Returns the orientation in the first directory of EXIF data, with or without "Exif"; 1 if missing.
 
-    Of several EXIF data the first count, as `trainer.data.decode` has it too.
+    The first of several EXIF data applies, as in `trainer.data.decode`.
     """
     tiff = exif.removeprefix(_EXIF)
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
@@ -180,26 +180,26 @@ def _check_png(data: bytes) -> None:
 
 @lru_cache(1024)
 def _png_rows(start: bytes) -> tuple[tuple[int, int], ...]:
-    """Returns number and bytes of the rows of each pass of a PNG that starts so; none for an invalid header.
+    """Returns number and bytes of the rows of each image in a PNG with this header; none if it is invalid.
 
-    A row is a byte that names its filter, and pixels.
+    An interlaced PNG has up to seven images. A row is a byte that names its filter, and pixels.
     """
     _, _, width, height, depth, colour, method, filtering, interlace = _PNG_HEADER.unpack_from(start)
     if depth not in _PNG_DEPTHS.get(colour, ()) or method or filtering or interlace > 1 or not width * height:
         return ()
     bits = depth * _PNG_SAMPLES[colour]
-    passes = _PASSES if interlace else ((0, 0, 1, 1),)
-    sizes = [(-(-(height - y) // down), -(-(width - x) // right)) for x, y, right, down in passes]
+    grids = _ADAM7 if interlace else ((0, 0, 1, 1),)
+    sizes = [(-(-(height - y) // down), -(-(width - x) // right)) for x, y, right, down in grids]
     return tuple((rows, (columns * bits + 7) // 8 + 1) for rows, columns in sizes if rows > 0 and columns > 0)
 
 
-def _are_pixels(passes: tuple[tuple[int, int], ...], chunks: Sequence[bytes]) -> bool:
-    """Returns whether chunks inflate to all rows of all passes, each with a known filter.
+def _are_pixels(images: tuple[tuple[int, int], ...], chunks: Sequence[bytes]) -> bool:
+    """Returns whether chunks inflate to all rows of all images, each with a known filter.
 
-    The pixels of a large image are never in memory as a whole, nor are their filters looked at.
+    The pixels of a large image are never in memory as a whole, and their filters are not checked.
     """
     inflater, made, found = zlib.decompressobj(), bytearray(), 0
-    total = sum(rows * size for rows, size in passes)
+    total = sum(rows * size for rows, size in images)
     is_kept = total <= _INFLATED_AT_ONCE
     try:
         for chunk in chunks:
@@ -207,7 +207,7 @@ def _are_pixels(passes: tuple[tuple[int, int], ...], chunks: Sequence[bytes]) ->
                 block = inflater.decompress(chunk, _INFLATED_AT_ONCE)
                 found += len(block)
                 made += block[: total - len(made)] if is_kept else b""
-                if found > 2 * total + _INFLATED_AT_ONCE:  # more than there is room for: a bomb
+                if found > 2 * total + _INFLATED_AT_ONCE:  # a decompression bomb
                     return False
                 chunk = inflater.unconsumed_tail
     except zlib.error:
@@ -215,7 +215,7 @@ def _are_pixels(passes: tuple[tuple[int, int], ...], chunks: Sequence[bytes]) ->
     if not inflater.eof or not 0 < total <= found:
         return False
     position = 0
-    for rows, size in passes if is_kept else ():
+    for rows, size in images if is_kept else ():
         end = position + rows * size
         if max(made[position:end:size]) > _LAST_FILTER:
             return False
@@ -268,7 +268,7 @@ def _check_jpeg(data: bytes) -> None:
             raise UnreadableError(TRUNCATED if length >= 2 else DAMAGED)
         if _BASELINE <= marker <= _PROGRESSIVE:
             parts += data[position - 2 : position + 2], _TINY, data[position + 7 : end]
-        elif marker not in _PASSED_OVER:
+        elif marker not in _SKIPPED:
             parts.append(data[position - 2 : end])
         scans += marker == _SCAN
         position = end
@@ -277,7 +277,7 @@ def _check_jpeg(data: bytes) -> None:
 
 
 def _first_suspect(data: bytes, position: int) -> int:
-    """Returns a place that no marker is before: in a photo that of the end, in a third of a search's time."""
+    """Returns a position before which there is no marker: in most photos that of the end marker."""
     if len(data) - position < _SHORT:
         return position
     import numpy as np
@@ -294,10 +294,10 @@ def _first_suspect(data: bytes, position: int) -> int:
 
 @lru_cache(256)
 def _are_tables(tiny: bytes) -> bool:
-    """Returns whether decoders take the tables and scan headers of a JPEG; those of many are equal.
+    """Returns whether decoders accept the tables and scan headers of a JPEG, which are equal in many.
 
-    `tiny` is a JPEG of these, of 8 x 8 pixels and without their data, whose lack is the only complaint if all
-    else is sound.
+    `tiny` is a JPEG of these, of 8 x 8 pixels and without pixel data, whose absence is the only error if the
+    rest is sound.
     """
     import simplejpeg
 

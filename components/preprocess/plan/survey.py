@@ -298,7 +298,7 @@ class _RecordBuilder:
         except UnicodeEncodeError:
             raise SourceError(f"key {name!r} of an example cannot be encoded as UTF-8") from None
         position = self._images.locate(image, name)
-        extra = targets + (self._entries.of(values, name) if self._features or values else b"")
+        extra = targets + (self._entries.serialize(values, name) if self._features or values else b"")
         identity = self._images.content(position, key) + extra if self._by_content else b""
         group = example_group(values, self._group, name) if self._group else b""
         if self._check:

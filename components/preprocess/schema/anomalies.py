@@ -1,6 +1,6 @@
-"""Anomalies: what in the examples of a source does not fit its schema, looked at column by column.
+"""Anomalies: examples of a source that do not fit its schema, checked column by column.
 
-Some hundred examples are looked at together, as arrays: one by one that takes longer than the whole survey.
+Some hundred examples are checked together, as arrays: one by one that takes longer than the whole survey.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from shardline.trainer.base.errors import printable
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, Anomaly, Feature, Label
 
 _Mask = npt.NDArray[np.bool_]
-#: What is wrong, what was expected, and of which of some values.
+#: The problem, what was expected, and a mask of the values that have it.
 _Fault = tuple[str, str, _Mask]
 #: Returns the values of a column in some examples: from their keys, labels and features.
 _Extract = Callable[[Sequence[str], Sequence[Any], Sequence[Mapping[str, Any]]], Sequence[Any]]
-#: Yields what is wrong with some values.
+#: Yields the problems of some values.
 _Check = Callable[[Sequence[Any]], Iterator[_Fault]]
 
-#: Problems that are no constraint of Table Schema.
+#: Problems other than constraints of Table Schema.
 ABSENT, NEW, TYPE, MISSING = "missing column", "new column", "type", "missing values"
 
-# Values that are text and could be read as numbers: a fault of the whole column, if it has no other.
+# Text that could be read as numbers: a problem of the whole column, reported if it has no other.
 _TEXT = "text"
 _TRUTHS = {"true": 1.0, "false": 0.0}
 _EXPECTED = {NUMBER: "a number", INTEGER: "a whole number", BOOLEAN: "true or false", STRING: "text"}
@@ -53,9 +53,9 @@ class SchemaCheck:
     """Compares examples with a schema and counts what does not fit.
 
     Args:
-        schema, features, labels: What is expected, and what the source declares.
-        column: Column of the only label, by which a schema may call it too; "" where it has none.
-        integer_texts: Features of text that hold whole numbers, which may be missing.
+        schema, features, labels: The expected schema, and what the source declares.
+        column: Column of the only label, whose name a schema may use for it; "" for none.
+        integer_texts: Text features that hold whole numbers, which may be missing.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SchemaCheck:
         integer_texts: Collection[str] = (),
     ) -> None:
         self._schema = schema
-        self._found: dict[tuple[str, str], Anomaly] = {}
+        self._anomalies: dict[tuple[str, str], Anomaly] = {}
         self._count = 0
         columns = {name: (take, kind) for name, take, kind in _columns(features, labels)}
         if LABEL in columns and LABEL not in schema.fields and column in schema.fields:
@@ -84,29 +84,29 @@ class SchemaCheck:
     def add(
         self, keys: Sequence[str], labels: Sequence[Any], values: Sequence[Mapping[str, Any]] = ()
     ) -> None:
-        """Looks at some examples."""
+        """Checks some examples."""
         self._count += len(keys)
-        for name, (take, look) in self._columns.items():
+        for name, (take, check) in self._columns.items():
             column = take(keys, labels, values)
-            for problem, expected, mask in look(column):
+            for problem, expected, mask in check(column):
                 if not (count := int(np.count_nonzero(mask))):
                     continue
-                known = self._found.get((name, problem))
+                known = self._anomalies.get((name, problem))
                 if not known:
                     first = int(mask.argmax())
                     value = "" if problem == MISSING else printable(repr(column[first]))[:_LONGEST]
                     known = Anomaly(name, problem, expected, 0, 0, keys[first], value)
-                self._found[name, problem] = replace(known, examples=known.examples + count)
+                self._anomalies[name, problem] = replace(known, examples=known.examples + count)
 
     def anomalies(self) -> tuple[Anomaly, ...]:
-        """Returns what does not fit, by column in the order of the schema; columns that are new come last."""
-        told = []
+        """Returns the anomalies, by column in the order of the schema; new columns come last."""
+        result = []
         for name, field in self._schema.fields.items():
             if name not in self._columns:
-                told.append(Anomaly(name, ABSENT, "no such column in the source"))
-            for (column, problem), one in sorted(self._found.items()):
-                found = replace(one, of=self._count)
-                if column != name or (problem == _TEXT and (name, TYPE) in self._found):
+                result.append(Anomaly(name, ABSENT, "no such column in the source"))
+            for (column, problem), anomaly in sorted(self._anomalies.items()):
+                found = replace(anomaly, of=self._count)
+                if column != name or (problem == _TEXT and (name, TYPE) in self._anomalies):
                     continue
                 if problem == MISSING and field.constraints.get("required"):
                     found = replace(found, problem="required")
@@ -114,57 +114,57 @@ class SchemaCheck:
                     found = replace(found, expected=f"a value in all but {field.max_missing * 100:.4g} %")
                 elif problem == MISSING:
                     continue
-                told.append(replace(found, problem=TYPE) if problem == _TEXT else found)
-        return (*told, *(Anomaly(name, NEW, _IN_USE) for name in self._new))
+                result.append(replace(found, problem=TYPE) if problem == _TEXT else found)
+        return (*result, *(Anomaly(name, NEW, _IN_USE) for name in self._new))
 
 
 def _columns(features: Sequence[Feature], labels: Sequence[Label]) -> Iterator[tuple[str, _Extract, str]]:
     """Yields the columns of a source: name, how their values are taken, and what these are."""
     for label in labels:
-        yield from _label_columns(label, several=len(labels) > 1)
+        yield from _label_columns(label, is_multiple=len(labels) > 1)
     for feature in features:
         name, kind = feature.name, feature.dtype + "".join(f"[{side}]" for side in feature.shape)
-        yield name, lambda _, __, values, name=name: [one[name] for one in values], kind  # type: ignore[misc]
+        yield name, lambda _, __, values, name=name: [example[name] for example in values], kind  # type: ignore[misc]
 
 
-def _label_columns(label: Label, *, several: bool) -> Iterator[tuple[str, _Extract, str]]:
+def _label_columns(label: Label, *, is_multiple: bool) -> Iterator[tuple[str, _Extract, str]]:
     name, outputs = label.name, label.outputs
 
-    def mine(labels: Sequence[Any]) -> Sequence[Any]:
-        return [one[name] for one in labels] if several else labels
+    def own_values(labels: Sequence[Any]) -> Sequence[Any]:
+        return [values[name] for values in labels] if is_multiple else labels
 
     def named(value: Any) -> list[str]:
-        given = list(value)
-        if all(isinstance(one, str) for one in given):
-            return given
-        return [output for output, there in zip(outputs, given, strict=True) if there]
+        names = list(value)
+        if all(isinstance(name, str) for name in names):
+            return names
+        return [output for output, has in zip(outputs, names, strict=True) if has]
 
-    def numbers(at: int) -> _Extract:
+    def numbers(index: int) -> _Extract:
         return lambda _, labels, __: [
-            float(one[at] if hasattr(one, "__len__") else one) for one in mine(labels)
+            float(value[index] if hasattr(value, "__len__") else value) for value in own_values(labels)
         ]
 
     if label.kind == CLASS:
-        yield name, lambda _, labels, __: [outputs[one] for one in mine(labels)], "name"
+        yield name, lambda _, labels, __: [outputs[index] for index in own_values(labels)], "name"
     elif label.kind == MULTILABEL:
-        yield name, lambda _, labels, __: list(map(named, mine(labels))), LIST
+        yield name, lambda _, labels, __: list(map(named, own_values(labels))), LIST
     else:
-        for at, output in enumerate(outputs):
-            yield output, numbers(at), "float32"
+        for index, output in enumerate(outputs):
+            yield output, numbers(index), "float32"
 
 
 def _column_check(field: Field, schema: Schema, kind: str) -> _Check:
-    """Returns what checks the values of a column, of a `kind` such as float32[3], "name" or "list"."""
+    """Returns the check of a column's values, of a `kind` such as float32[3], "name" or "list"."""
     kind, _, width = kind.partition("[")
     if width:
-        look, size = _column_check(field, schema, kind), int(width[:-1])
+        check, size = _column_check(field, schema, kind), int(width[:-1])
 
-        def look_at_each(vectors: Sequence[Any]) -> Iterator[_Fault]:
-            for problem, expected, mask in look([value for vector in vectors for value in vector]):
+        def check_vectors(vectors: Sequence[Any]) -> Iterator[_Fault]:
+            for problem, expected, mask in check([value for vector in vectors for value in vector]):
                 wrong = np.count_nonzero(mask.reshape(-1, size), axis=1)
                 yield problem, expected, wrong == size if problem == MISSING else wrong > 0
 
-        return look_at_each
+        return check_vectors
     if kind == LIST or field.type == LIST:
         return _list_check(field, kind)
     if kind in ("string", "name"):
@@ -176,7 +176,7 @@ def _list_check(field: Field, kind: str) -> _Check:
     known = frozenset(field.constraints.get("enum", ()))
     expected = f"some of {_listed(field)}"
 
-    def look(values: Sequence[Any]) -> Iterator[_Fault]:
+    def check(values: Sequence[Any]) -> Iterator[_Fault]:
         if field.type not in (LIST, ANY) or kind != LIST:
             wanted = "a list of names" if field.type == LIST else _EXPECTED[field.type]
             yield TYPE, wanted, np.ones(len(values), bool)
@@ -185,7 +185,7 @@ def _list_check(field: Field, kind: str) -> _Check:
         if known:
             yield "enum", expected, _mask(not known.issuperset(value) for value in values)
 
-    return look
+    return check
 
 
 def _text_check(field: Field, schema: Schema, kind: str) -> _Check:
@@ -196,19 +196,19 @@ def _text_check(field: Field, schema: Schema, kind: str) -> _Check:
         "minLength": lambda least: (f"{least:,} characters or more", lambda one: len(one) >= least),
         "maxLength": lambda most: (f"{most:,} characters or fewer", lambda one: len(one) <= most),
     }
-    given = field.constraints if field.type == STRING else {}
-    checks = [(word, *rules[word](value)) for word, value in given.items() if word in rules]
+    constraints = field.constraints if field.type == STRING else {}
+    checks = [(word, *rules[word](value)) for word, value in constraints.items() if word in rules]
     is_number = field.type in (NUMBER, INTEGER, BOOLEAN)
-    of_numbers = list(_number_rules(field, "")) if is_number else []
-    words = _TRUTHS if field.type == BOOLEAN else {}
+    number_rules = list(_number_rules(field, "")) if is_number else []
+    names = _TRUTHS if field.type == BOOLEAN else {}
 
-    def look(values: Sequence[str]) -> Iterator[_Fault]:
+    def check(values: Sequence[str]) -> Iterator[_Fault]:
         absent = _mask(value in missing for value in values)
         if is_number:
             absent |= _mask(value.strip() in NO_VALUES for value in values)
-            numbers = np.array([_number(value, words) for value in values])
+            numbers = np.array([_number(value, names) for value in values])
             yield TYPE, _EXPECTED[field.type], ~absent & np.isnan(numbers)
-            for problem, expected, is_wrong in of_numbers:
+            for problem, expected, is_wrong in number_rules:
                 yield problem, expected, ~absent & ~np.isnan(numbers) & is_wrong(numbers)
             if kind != "name":
                 yield _TEXT, f"{_EXPECTED[field.type]}, and not as text", ~absent
@@ -216,14 +216,14 @@ def _text_check(field: Field, schema: Schema, kind: str) -> _Check:
             yield problem, expected, ~absent & _mask(not is_right(value) for value in values)
         yield MISSING, "a value", absent
 
-    return look
+    return check
 
 
 def _number_check(field: Field, schema: Schema, kind: str) -> _Check:
     missing = np.array([number for number in map(_number, schema.missing) if not math.isnan(number)])
     checks = list(_number_rules(field, kind))
 
-    def look(values: Sequence[float]) -> Iterator[_Fault]:
+    def check(values: Sequence[float]) -> Iterator[_Fault]:
         numbers = np.asarray(values, np.int64 if kind == "int64" else np.float64)
         absent = np.isnan(numbers)
         if len(missing):
@@ -232,11 +232,11 @@ def _number_check(field: Field, schema: Schema, kind: str) -> _Check:
             yield problem, expected, ~absent & is_wrong(numbers)
         yield MISSING, "a value", absent
 
-    return look
+    return check
 
 
 def _number_rules(field: Field, kind: str) -> Iterator[tuple[str, str, Callable[[npt.NDArray[Any]], _Mask]]]:
-    """Yields problem, what is expected, and the check of an array; what is missing does not matter there."""
+    """Yields the problem, what is expected, and the check of an array; its missing values are ignored."""
     if field.type == STRING:
         yield TYPE, _EXPECTED[STRING], lambda numbers: np.ones(len(numbers), bool)
         return
@@ -245,11 +245,11 @@ def _number_rules(field: Field, kind: str) -> Iterator[tuple[str, str, Callable[
     if field.type == INTEGER and kind != "int64":
         yield TYPE, _EXPECTED[INTEGER], lambda numbers: (numbers != np.floor(numbers)) | np.isinf(numbers)
 
-    # As it is and as 32 bits hold it.
+    # The limits as written and as rounded to 32 bits.
     def allowed(*limits: float) -> npt.NDArray[np.float64]:
-        given = np.array(limits, np.float64)
+        exact = np.array(limits, np.float64)
         with np.errstate(over="ignore"):
-            return np.concatenate([given, given.astype(np.float32)]) if kind == "float32" else given
+            return np.concatenate([exact, exact.astype(np.float32)]) if kind == "float32" else exact
 
     if "minimum" in field.constraints:
         least = field.constraints["minimum"]
@@ -265,7 +265,7 @@ def _number_rules(field: Field, kind: str) -> Iterator[tuple[str, str, Callable[
 
 
 def _number(value: str, others: Mapping[str, float] = MappingProxyType({})) -> float:
-    """Returns the number that a text is, or one of `others`, by their words; NaN where it is none."""
+    """Returns the number that a text is, or its value in `others`; NaN if it has none."""
     with contextlib.suppress(ValueError):
         return float(value)
     return others.get(value.strip().lower(), math.nan)

@@ -1,6 +1,6 @@
-"""Labels of a source: the setting that names their columns, and the kind that a column's values are of.
+"""Labels of a source: the setting that names their columns, and the kind inferred from a column's values.
 
-And slips: values that are no numbers in a column of numbers, and numbers that are stored as one.
+Also checks of values: malformed numbers in a column of numbers, and numbers that 32 bits do not tell apart.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from shardline.trainer.base.errors import SettingsError, SourceError, printable
 from shardline.trainer.base.progress import report
 from shardline.trainer.data.features import CLASS, LABEL, LABEL_KINDS, MULTILABEL, REGRESSION, Label
 
-#: How labels are named, for messages.
+#: Form of the setting `label`, for messages.
 FORM = "KIND:COLUMN, such as regression:fare, class:species or multilabel:tags"
 
-#: Whole numbers of more distinct values are not taken for classes, nor of more than a tenth of the records,
-#: unless they are these few.
+#: Whole numbers with more distinct values than these, or than this share of the records, are not taken for
+#: classes, unless there are only a few.
 MOST_CLASSES, SHARE, FEW = 50, 0.1, 10
 
-#: A label above this is no index of a class, but a damaged or wrong value.
+#: A label above this is not an index of a class, but a damaged or wrong value.
 LARGEST_CLASS = 99_999
 
-#: What 32 bits can hold.
+#: Largest number that 32 bits can hold.
 LARGEST_FLOAT = 3.4028235677973366e38
 
 #: Between the names of several labels in one text.
 SEPARATOR = "|"
 
-#: What a CSV file has in place of a number, where the column is read as text for another value's sake.
+#: Texts of a CSV file for a missing number, where another value made the column text.
 NO_VALUES = frozenset({"", "NA", "N/A", "#N/A", "n/a", "NULL", "null", "NaN", "nan"})
 
-#: Text of this share of numbers is told, and after so many rows without it no longer looked at.
+#: A text column with this share of numbers is reported; without it, it is no longer checked after so many
+#: rows.
 _MOSTLY, _ENOUGH = 0.9, 1000
 
-#: Up to this share of other values, or one of them, they are slips; more may be what the column is (12a).
+#: Up to this share of other values, or one, they are malformed; more may be valid text (12a).
 _RARE = 0.01
 
 _COLUMN = re.compile(r"(?P<name>.*?)\s*(?:\[(?P<unit>[^\[\]]*)\])?")
@@ -45,7 +46,7 @@ _COLUMN = re.compile(r"(?P<name>.*?)\s*(?:\[(?P<unit>[^\[\]]*)\])?")
 
 @dataclass(frozen=True)
 class LabelSetting:
-    """One label that the setting names: its kind, "" if that has to be found, and its columns with units."""
+    """One label of the setting: its kind, "" to infer it, and its columns with units."""
 
     kind: str
     columns: tuple[str, ...]
@@ -53,19 +54,19 @@ class LabelSetting:
 
 
 def parse(text: str) -> tuple[LabelSetting, ...]:
-    """Reads the setting: KIND:COLUMN[,COLUMN], each with its [UNIT] if wanted, and ; between several labels.
+    """Parses the setting: KIND:COLUMN[,COLUMN], each with an optional [UNIT]; labels are separated by ;.
 
     Raises:
-        SettingsError: It is none of these.
+        SettingsError: It has another form.
     """
-    wanted = tuple(_parse_label(part.strip()) for part in text.split(";") if part.strip())
-    columns = [column for one in wanted for column in one.columns]
+    parsed = tuple(_parse_label(part.strip()) for part in text.split(";") if part.strip())
+    columns = [column for setting in parsed for column in setting.columns]
     for column in columns:
         if columns.count(column) > 1:
             raise SettingsError(f"label {text!r} names column {column!r} twice")
-    if text and not wanted:
+    if text and not parsed:
         raise SettingsError(f"label {text!r} names no column; give {FORM}")
-    return wanted
+    return parsed
 
 
 def _parse_label(text: str) -> LabelSetting:
@@ -95,18 +96,18 @@ def _parse_label(text: str) -> LabelSetting:
 def find_labels(
     wanted: Sequence[LabelSetting], types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
 ) -> list[Label]:
-    """Returns the labels that some columns of a table hold.
+    """Returns the labels in some columns of a table.
 
     Args:
-        wanted: What is asked for.
-        types: Types of the table's columns, as `Columns.types`.
+        wanted: The parsed setting.
+        types: Types of the table's columns, as in `Columns.types`.
         values: Reads a column from its first row to its last.
 
     Raises:
-        SourceError: A type does not fit the kind, or it cannot be known whether whole numbers are classes.
+        SourceError: A type does not fit the kind, or it is unclear whether whole numbers are classes.
     """
-    names = [one.columns[0] for one in wanted] if len(wanted) > 1 else [LABEL]
-    return [_find_label(name, one, types, values) for name, one in zip(names, wanted, strict=True)]
+    names = [setting.columns[0] for setting in wanted] if len(wanted) > 1 else [LABEL]
+    return [_find_label(name, setting, types, values) for name, setting in zip(names, wanted, strict=True)]
 
 
 def _find_label(
@@ -154,7 +155,7 @@ def _find_label(
 
 
 def _integer_classes(distinct: set[int]) -> Sequence[int]:
-    """Returns the classes: all up to the largest, or where nine of ten of those have no example, names."""
+    """Returns the classes: all up to the largest, or only those with examples where nine of ten have none."""
     if sum(value >= 0 for value in distinct) < 2:
         return sorted(distinct)  # such as -1 and 1
     indices = sorted(value for value in distinct if 0 <= value <= LARGEST_CLASS)
@@ -175,15 +176,15 @@ _FITTING = {
 def _check_names(
     column: str, distinct: set[str], records: int, values: Callable[[str], Iterable[Any]]
 ) -> None:
-    """Refuses text that is hardly the name of a class: numbers but for a slip, or another in most rows."""
+    """Refuses text that is hardly the name of a class: mostly numbers, or another text in most rows."""
     if sum(map(is_number, distinct)) > len(distinct) / 2:
         _refuse_text(column, values(column))
-    several = next((name for name in sorted(distinct) if len(split_names(name) or ()) > 1), None)
-    if several is not None and len({part for name in distinct for part in split_names(name) or ()}) < len(
+    multiple = next((name for name in sorted(distinct) if len(split_names(name) or ()) > 1), None)
+    if multiple is not None and len({part for name in distinct for part in split_names(name) or ()}) < len(
         distinct
     ):
         raise SourceError(
-            f"column {column!r} has {printable(repr(several))[:60]}: say whether that is several names, "
+            f"column {column!r} has {printable(repr(multiple))[:60]}: say whether that is multiple names, "
             f"label=multilabel:{column}, or one, label=class:{column}"
         )
     check_number(column, len(distinct), records)
@@ -199,7 +200,7 @@ def check_number(column: str, distinct: int, records: int) -> None:
 
 
 def _refuse_text(column: str, values: Iterable[Any]) -> None:
-    """Names the first value that is no number in a column where numbers are wanted, if there is one."""
+    """Raises SourceError for the first value in a column of numbers that is not a number, if there is one."""
     for row, value in enumerate(values, start=1):
         if value not in (None, "") and not is_number(value):
             raise SourceError(
@@ -230,7 +231,7 @@ def split_names(value: Any) -> Sequence[str] | None:
 
 
 def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool) -> SourceError:
-    """Returns the refusal of a label in a column that a table does not have."""
+    """Returns the error of a label in a column that a table does not have."""
     there = printable(", ".join(types))[:300]
     if labelled:
         hint = did_you_mean(column, types) or "name one of these"
@@ -244,7 +245,7 @@ def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool
 
 @dataclass
 class MalformedValue:
-    """A column of text, the first value that is no number, and how many rows have a value, and a number."""
+    """A column of text, its first value that is not a number, and its numbers of texts and of numbers."""
 
     column: str
     row: int = 0
@@ -254,7 +255,7 @@ class MalformedValue:
 
 
 class MalformedValues:
-    """Looks for slips in columns of text, row by row."""
+    """Finds malformed numbers in columns of text, row by row."""
 
     def __init__(self, columns: Iterable[str]) -> None:
         self._seen = list(map(MalformedValue, columns))
@@ -275,47 +276,47 @@ class MalformedValues:
 
     def columns(self) -> list[MalformedValue]:
         """Returns the columns that are nearly all numbers."""
-        return [one for one in self._seen if one.row and one.numbers >= max(1, _MOSTLY * one.texts)]
+        return [seen for seen in self._seen if seen.row and seen.numbers >= max(1, _MOSTLY * seen.texts)]
 
 
 def check_malformed_values(found: Sequence[MalformedValue], group: str) -> None:
-    """Tells of columns that are nearly all numbers, but for groups; so few others are a SourceError."""
-    for slip in found:
-        if slip.column == group:
+    """Reports columns that are nearly all numbers, except the group; few other values are a SourceError."""
+    for malformed in found:
+        if malformed.column == group:
             continue
-        column, value = printable(repr(slip.column)), printable(repr(slip.value))[:60]
-        told = (
-            f"column {column} has {value} in row {slip.row:,}, and numbers in {slip.numbers:,} of "
-            f"{slip.texts:,} rows"
+        column, value = printable(repr(malformed.column)), printable(repr(malformed.value))[:60]
+        message = (
+            f"column {column} has {value} in row {malformed.row:,}, and numbers in {malformed.numbers:,} of "
+            f"{malformed.texts:,} rows"
         )
-        if slip.texts - slip.numbers <= max(1, _RARE * slip.texts):
+        if malformed.texts - malformed.numbers <= max(1, _RARE * malformed.texts):
             raise SourceError(
-                f"{told}; correct it, or leave it empty, or if the column is text, say so: --column "
-                f"{printable(slip.column)}=text (columns in a pipeline)"
+                f"{message}; correct it, or leave it empty, or if the column is text, say so: --column "
+                f"{printable(malformed.column)}=text (columns in a pipeline)"
             )
-        report("preprocess", f"warning: {told}: it is text")
+        report("preprocess", f"warning: {message}: it is text")
 
 
 def report_rounding(
     batches: Iterable[Mapping[str, Sequence[Any]]], columns: Sequence[str]
 ) -> Iterator[Mapping[str, Sequence[Any]]]:
-    """Yields batches of columns; says in which of some columns 32 bits make different values one."""
+    """Yields batches of columns; reports those in which 32-bit floats make different values equal."""
     import numpy as np
 
-    told = list[str]()
+    rounded = list[str]()
     for batch in batches:
-        for column in columns if len(told) < len(columns) else ():
+        for column in columns if len(rounded) < len(columns) else ():
             values = np.unique([value for value in batch[column] if value is not None])
             values = values[np.isfinite(values)]
             with np.errstate(over="ignore"):
-                if column not in told and len(np.unique(values.astype(np.float32))) < len(values):
-                    told.append(column)
+                if column not in rounded and len(np.unique(values.astype(np.float32))) < len(values):
+                    rounded.append(column)
         yield batch
-    if told:
-        named = ", ".join(printable(repr(column)) for column in told[:5])
-        more = f" and {len(told) - 5} more columns" if told[5:] else ""
+    if rounded:
+        named = ", ".join(printable(repr(column)) for column in rounded[:5])
+        more = f" and {len(rounded) - 5} more columns" if rounded[5:] else ""
         report(
             "preprocess",
-            f"numbers are stored in 32 bits, in which different values become one: {named}{more}; "
+            f"numbers are stored in 32 bits, in which different values become equal: {named}{more}; "
             "--column NAME=text (columns in a pipeline) keeps them",
         )

@@ -1,7 +1,7 @@
-"""Schema: what the values of a dataset have to be, as a file of the form Table Schema says it, and its draft.
+"""Schema of a dataset's values, in the format of Frictionless' Table Schema: reading and drafting.
 
-Of Frictionless' Table Schema it takes what is checked here, and refuses the rest: a constraint that nobody
-looks at would be taken for one that holds.
+It refuses the parts of Table Schema that are not checked here: an ignored constraint would be taken for one
+that holds.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 ANY, NUMBER, INTEGER, STRING, BOOLEAN, LIST = "any", "number", "integer", "string", "boolean", "list"
 
-#: Types in the words of the setting `columns`.
+#: Types as in the setting `columns`.
 TYPES: Mapping[str, str] = {STRING: "text", INTEGER: "integer", NUMBER: "number"}
 
-#: Our own property of a field, named as Table Schema wants it: the largest share of examples without a value.
+#: Shardline's own property of a field: the largest share of examples without a value.
 MAX_MISSING = "shardline:maxMissing"
 
-#: Constraints by the types that can have them.
+#: Constraints that each type can have.
 _NUMBER_CONSTRAINTS = ("required", "minimum", "maximum", "enum")
 CONSTRAINTS: Mapping[str, tuple[str, ...]] = {
     NUMBER: _NUMBER_CONSTRAINTS,
@@ -44,16 +44,16 @@ CONSTRAINTS: Mapping[str, tuple[str, ...]] = {
     ANY: ("required",),
 }
 
-#: Bytes of a file, at most.
+#: Most bytes of a file.
 _LARGEST = 16 << 20
 
-#: By which share of their distance the smallest and the largest number lie further apart in a schema.
+#: Share of the range of the numbers by which a drafted range is wider at each end.
 _WIDER = 0.1
 
-# Digits of a limit, of the distance between the two; of a number that is always the same, of itself.
+# Significant digits of a limit, relative to the range; of a constant number, to itself.
 _DIGITS, _DIGITS_OF_ONE = 2, 6
 
-# Properties that say something to a person only.
+# Properties that are only documentation.
 _NOTES = ("title", "description", "example")
 _SCHEMA_PROPERTIES = ("fields", "missingValues", "$schema", "name", *_NOTES)
 _FIELD_PROPERTIES = ("name", "type", "constraints", MAX_MISSING, *_NOTES)
@@ -61,12 +61,12 @@ _FIELD_PROPERTIES = ("name", "type", "constraints", MAX_MISSING, *_NOTES)
 
 @dataclass(frozen=True)
 class Field:
-    """What the values of a column have to be.
+    """Type and constraints of the values of a column.
 
     Attributes:
         name: Name of a feature, of a label, or "key".
         type: One of those in `CONSTRAINTS`.
-        constraints: What they have to fulfil, by the words of Table Schema.
+        constraints: Constraints of Table Schema, by name.
         max_missing: Largest share of examples without a value, 0..1.
     """
 
@@ -78,12 +78,12 @@ class Field:
 
 @dataclass(frozen=True)
 class Schema:
-    """A schema as its file says.
+    """A schema read from a file.
 
     Attributes:
         digest: "sha256:..." of its bytes.
-        fields: What is known of each column, by its name.
-        missing: Texts, and numbers as texts, that stand for no value.
+        fields: Fields by column name.
+        missing: Texts, and numbers as texts, that mean a missing value.
     """
 
     path: str
@@ -93,7 +93,7 @@ class Schema:
 
 
 def read(path: str) -> Schema:
-    """Reads a schema of a local path or a URL; SettingsError for one that asks for what is not checked."""
+    """Reads a schema from a local path or a URL; SettingsError if it has parts that are not checked."""
     resolved = remote_files.resolve(path)
     with remote_files.as_source_error(resolved), remote_files.open_read(resolved) as file:
         data = file.read(_LARGEST + 1)
@@ -110,20 +110,20 @@ def read(path: str) -> Schema:
     if not isinstance(missing, list) or not all(isinstance(value, str) for value in missing):
         raise SettingsError(f'{where}: missingValues must be a list of texts, such as ["", "NA", "-999"]')
     fields: dict[str, Field] = {}
-    for number, given in enumerate(content["fields"], start=1):
-        field = _field(given, f"{where}, field {number}")
+    for number, content_of_field in enumerate(content["fields"], start=1):
+        field = _field(content_of_field, f"{where}, field {number}")
         if field.name in fields:
             raise SettingsError(f"{where} has two fields {field.name!r}; leave one out")
         fields[field.name] = field
     return Schema(path, f"sha256:{hashlib.sha256(data).hexdigest()}", fields, tuple(missing))
 
 
-def _field(given: Any, where: str) -> Field:
-    if not isinstance(given, dict) or not isinstance(given.get("name"), str) or not given["name"]:
+def _field(content: Any, where: str) -> Field:
+    if not isinstance(content, dict) or not isinstance(content.get("name"), str) or not content["name"]:
         raise SettingsError(f'{where} must be an object with the column\'s "name" and "type"')
-    name, kind, constraints = given["name"], given.get("type", ""), given.get("constraints", {})
+    name, kind, constraints = content["name"], content.get("type", ""), content.get("constraints", {})
     where = f"{where} ({printable(name)})"
-    _check_known(given, _FIELD_PROPERTIES, "property", where)
+    _check_known(content, _FIELD_PROPERTIES, "property", where)
     if name == "image":
         raise SettingsError(f"{where}: images are checked by check_images, not by a schema; leave it out")
     if not isinstance(kind, str) or kind not in CONSTRAINTS:
@@ -140,7 +140,7 @@ def _field(given: Any, where: str) -> Field:
             raise SettingsError(
                 f"{where}: {low} {constraints[low]} is above {high} {constraints[high]}; no value can fit"
             )
-    most = given.get(MAX_MISSING, 1.0)
+    most = content.get(MAX_MISSING, 1.0)
     if not _is_number(most) or not 0 <= most <= 1:
         raise SettingsError(f"{where}: {MAX_MISSING} must be a share, 0..1, not {printable(repr(most))[:60]}")
     return Field(name, kind, constraints, most)
@@ -166,13 +166,15 @@ def _is_pattern(value: Any) -> bool:
 
 
 def _is_list(*kinds: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and bool(value) and all(type(one) in kinds for one in value)
+    return lambda value: (
+        isinstance(value, list) and bool(value) and all(type(item) in kinds for item in value)
+    )
 
 
 _NUMBERS = (_is_list(int, float), "a list of numbers, one or more")
 _TEXTS = (_is_list(str), "a list of texts, one or more")
 _LENGTH = (lambda value: type(value) is int and value >= 0, "a whole number from 0")
-#: What a constraint has to be, and the same in words; of an enum by the type of the field.
+#: Check of a constraint's value, and its description; for an enum, by the type of the field.
 _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "required": (lambda value: isinstance(value, bool), "true or false"),
     "minimum": (_is_number, "a number"),
@@ -190,9 +192,9 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 def draft(manifest: Manifest, found: Stats) -> dict[str, Any]:
     """Returns a Table Schema of a dataset, labels first.
 
-    Numbers get a range: the smallest and the largest one, each a tenth of their distance further out. A text
-    of few different values (50, and one for each ten examples) gets them as an enum. A column is required
-    where no example lacks it; else twice the share that does is allowed.
+    Numbers get a range that is wider by a tenth than theirs at each end. A text of few different values (at
+    most 50, and one for each ten examples) gets an enum of them. A column is required if every example has
+    it; otherwise twice the share that lacks it is allowed.
     """
     numbers = {column.name: column for column in found.numbers}
     texts = {column.name: column for column in found.texts}
@@ -240,10 +242,10 @@ def _widened(least: float, largest: float, *, whole: bool) -> tuple[float, float
         low, high = int(least) - math.floor(margin), int(largest) + math.floor(margin)
     else:
         unit = largest - least or abs(least) or 1.0
-        places = (_DIGITS if margin else _DIGITS_OF_ONE) - math.floor(math.log10(unit))
-        low, high = (round(limit * 10.0**places, 6) for limit in (least - margin, largest + margin))
+        decimals = (_DIGITS if margin else _DIGITS_OF_ONE) - math.floor(math.log10(unit))
+        low, high = (round(limit * 10.0**decimals, 6) for limit in (least - margin, largest + margin))
         low, high = (
-            round(limit / 10.0**places, max(places, 0)) for limit in (math.floor(low), math.ceil(high))
+            round(limit / 10.0**decimals, max(decimals, 0)) for limit in (math.floor(low), math.ceil(high))
         )
     limits = (max(low, 0) if least >= 0 else low), (min(high, 0) if largest <= 0 else high)
     low, high = (int(limit) if limit == int(limit) else limit for limit in limits)

@@ -1,6 +1,6 @@
-"""Sources: where labelled examples come from. A source string names one (`open_source`).
+"""Sources of labelled examples, each named by a source string (`open_source`).
 
-A source is a small Protocol that a user's own class fulfils too, named by an import string.
+A source is a small Protocol that a user's own class, named by an import string, may implement too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from shardline.components.preprocess.settings import PreprocessSettings
     from shardline.components.preprocess.sources.example import Source
 
-#: The forms of a source string; the last one is a class or function without arguments of the user's own.
+#: The forms of a source string; the last is a user's own class or function without arguments.
 KNOWN_FORMS = (
     "digits", "tfds:NAME[:CONFIG]", "images:DIR", "text:DIR", "tfrecord:GLOB", "table:PATH",
     "bigquery:TABLE|QUERY", "pkg.module:Source",
 )  # fmt: skip
 
-#: What stands before the colon of the forms that are none of the user's own, and a form that is.
+#: The built-in forms before their colon, and the pattern of a user's own.
 _FORMS = tuple(form.partition(":")[0] for form in KNOWN_FORMS[1:-1])
 _PLUGIN = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
@@ -33,11 +33,11 @@ _PLUGIN = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> Source:
     """Returns the source that the settings name, in one of `KNOWN_FORMS`.
 
-    A schema says the types of columns where only the values would.
+    A schema sets the types of columns that would otherwise be inferred from their values.
 
     Raises:
         SourceError: The source is unknown or cannot be opened.
-        SettingsError: A setting is given to a source that has no use for it.
+        SettingsError: A setting does not apply to the source.
     """
     form, _, rest = settings.source.partition(":")
     _check_used(settings, form)
@@ -83,7 +83,7 @@ def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> S
 
 
 def _check_used(settings: PreprocessSettings, form: str) -> None:
-    """Refuses settings that a source of this form has no use for."""
+    """Refuses settings that do not apply to a source of this form."""
     files, rows = ("images", "text"), ("table", "bigquery", "tfrecord")
     listed = files if settings.labels else ()
     forms = "tfrecord:GLOB, table:PATH and bigquery:TABLE"
@@ -99,7 +99,7 @@ def _check_used(settings: PreprocessSettings, form: str) -> None:
 
 
 def _expected(settings: PreprocessSettings, schema: Schema | None) -> dict[str, str]:
-    """Returns the types that a schema says of features, and the label of numbers, by column."""
+    """Returns the types of features in a schema, and that of regression labels, by column."""
     from shardline.components.preprocess.schema import labels
     from shardline.components.preprocess.schema.schema import TYPES
 
@@ -109,24 +109,24 @@ def _expected(settings: PreprocessSettings, schema: Schema | None) -> dict[str, 
         for field in fields
         if field.type in TYPES and field.name not in ("key", LABEL, settings.label_column)
     }
-    for one in labels.parse(settings.label):
-        for column in one.columns:
+    for label in labels.parse(settings.label):
+        for column in label.columns:
             expected.pop(column, None)
-            expected |= {column: "number?"} if one.kind == REGRESSION else {}
+            expected |= {column: "number?"} if label.kind == REGRESSION else {}
     return expected
 
 
 def is_plugin(source: str) -> bool:
-    """Whether a source is a class or function of the user's own, also one in a module digits."""
-    form, found, _ = source.partition(":")
-    return bool(found) and form not in _FORMS
+    """Whether a source is a user's own class or function, even one in a module named digits."""
+    form, colon, _ = source.partition(":")
+    return bool(colon) and form not in _FORMS
 
 
 def check_form(source: str) -> None:
-    """Refuses what has none of `KNOWN_FORMS`, and what was probably meant to have another than it has.
+    """Refuses a source string of an unknown form, and one that is probably a mistyped form.
 
-    A class of the user's own is found as long as its module is here, whatever it is called; where only the
-    run has it, its name must not be nearly that of a form. Raises SourceError.
+    A user's own class may have any name if its module can be imported here; if only the run has it, its name
+    must not resemble that of a form. Raises SourceError.
     """
     form, _, rest = source.partition(":")
     if form == "bigquery" and rest:

@@ -29,7 +29,7 @@ from shardline.trainer.base.errors import ShardlineError, SourceError
 from shardline.trainer.base.progress import report
 
 PREFIX = "bigquery:"
-#: Where a query has its moment.
+#: Placeholder of a query's snapshot time.
 SNAPSHOT = "{snapshot}"
 
 _NAME = r"(?:[\w-]|\{date[^{}]*\})+"
@@ -47,19 +47,19 @@ _TYPES = {
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _PRICES = "cloud.google.com/bigquery/pricing"
 
-# Types of tables that have rows of their own, and are known by their last change.
+# Types of tables that store rows, and have a time of their last change.
 _OWN_ROWS = ("TABLE", "SNAPSHOT")
-# What gives other rows each time that it runs, and the most tables of a query that are named.
+# SQL that may give other rows each time that it runs; the most tables of a query that BigQuery names.
 _CHANGING = re.compile(r"\b(CURRENT_[A-Z]+|RAND|GENERATE_UUID|TABLESAMPLE|SESSION_USER)\b", re.IGNORECASE)
 _MOST_NAMED = 50
 
-# Until a stream is asked for again where it is; that it ends is no failure.
+# Timeout of a stream, after which it is requested again from where it is; this is not a failure.
 _STREAM_SECONDS = 600.0
 _BATCH_ROWS = 16_384
 
 
 class Reference(NamedTuple):
-    """What stands behind "bigquery:": a table with its moment and row filter, or a query; "" for none."""
+    """Parsed source string: a table with its snapshot time and row filter, or a query; "" for none."""
 
     table: str = ""
     snapshot: str = ""
@@ -74,13 +74,13 @@ class Reference(NamedTuple):
 
     @property
     def read_time(self) -> datetime | None:
-        """The time as of which a table is read, or the first that a query names as it was filled in."""
-        moments = [self.snapshot] if self.snapshot else _TIME.findall(self.query)
-        return min(map(_time, moments), default=None)
+        """The snapshot time of a table, or the first that a query names in the form of `pin_snapshot`."""
+        times = [self.snapshot] if self.snapshot else _TIME.findall(self.query)
+        return min(map(_time, times), default=None)
 
 
 def parse(source: str) -> Reference:
-    """Returns what a source "bigquery:..." names; SourceError if it names nothing that can be read."""
+    """Parses a source "bigquery:..."; SourceError if it has another form."""
     rest = source.removeprefix(PREFIX).strip()
     if _QUERY.match(rest):
         return Reference(query=rest)
@@ -97,9 +97,9 @@ def parse(source: str) -> Reference:
 
 
 def pin_snapshot(source: str, time: datetime | None = None, earlier: str = "") -> str:
-    """Returns a source as of one moment: a source of BigQuery that names none gets this time, now by default.
+    """Returns a source with a snapshot time: a BigQuery source without one gets `time`, now by default.
 
-    Where `earlier` is the same source as of any moment, it is returned: an interrupted run keeps its own.
+    If `earlier` is the same source at any time, it is returned: an interrupted run keeps its snapshot.
     """
     if not source.startswith(PREFIX):
         return source
@@ -109,8 +109,8 @@ def pin_snapshot(source: str, time: datetime | None = None, earlier: str = "") -
         source = f"{head}{table}@{SNAPSHOT}{tail}"
     if re.fullmatch(re.escape(source).replace(re.escape(SNAPSHOT), r"[\dTZ:.+-]+"), earlier):
         return earlier
-    moment = (time or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="milliseconds")
-    return source.replace(SNAPSHOT, moment.replace("+00:00", "Z"))
+    snapshot = (time or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="milliseconds")
+    return source.replace(SNAPSHOT, snapshot.replace("+00:00", "Z"))
 
 
 def _time(text: str) -> datetime:
@@ -118,16 +118,17 @@ def _time(text: str) -> datetime:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise SourceError(
-            f"{text!r} is not a time; write it as in TABLE@2026-11-20T10:00:00Z, or leave it out for now"
+            f"{text!r} is not a time; write it as in TABLE@2026-11-20T10:00:00Z, or leave "
+            "it out for the current rows"
         ) from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 class Service:
-    """Google's clients for BigQuery, with the project that pays: the run's own, else the credentials'.
+    """Google's clients for BigQuery, and the project that is billed: the run's, else the credentials'.
 
     Args:
-        reference: What is read.
+        reference: Table or query to read.
     """
 
     def __init__(self, reference: Reference) -> None:
@@ -139,19 +140,19 @@ class Service:
             from google.cloud.bigquery_storage_v1.services.big_query_read import BigQueryReadClient
 
             credentials, project = google.auth.default(scopes=_SCOPES)
-            # On the platform, the credentials' project is the platform's own.
+            # On Vertex AI, the credentials' project is Google's.
             project = os.environ.get("CLOUD_ML_PROJECT_ID") or project
             self.project = project or reference.table.rpartition(".")[0].rpartition(".")[0]
             if not self.project:
-                raise SourceError(f"no project pays for {self.name}; set GOOGLE_CLOUD_PROJECT")
+                raise SourceError(f"no project to bill for {self.name}; set GOOGLE_CLOUD_PROJECT")
             self.rest = bigquery.Client(project=self.project, credentials=credentials)
-            # Without reconnections of its own, which are not counted.
+            # Without its own reconnections, which would not be counted.
             self.reader = BigQueryReadClient(credentials=credentials)
             self._types = types
 
     @contextlib.contextmanager
     def calling(self, snapshot: str = "") -> Iterator[None]:
-        """Turns what the clients raise into one line: wrong names and queries are a SourceError."""
+        """Turns errors of the clients into one line; wrong names and queries are a SourceError."""
         try:
             yield
         except ShardlineError:
@@ -163,32 +164,34 @@ class Service:
         except Exception as error:
             from google.api_core import exceptions as api
 
-            said = " ".join(str(getattr(error, "message", "") or error).split()).rstrip(".")[:300]
+            message = " ".join(str(getattr(error, "message", "") or error).split()).rstrip(".")[:300]
             if isinstance(error, api.NotFound):
-                raise SourceError(f"{self.name} is not there: {said}; look for a mistyped name") from None
-            if isinstance(error, api.BadRequest) and "session expired" in said.lower():
-                raise SourceError(f"cannot read {self.name}: {said}; run again, from the beginning") from None
+                raise SourceError(f"{self.name} does not exist: {message}; check the name") from None
+            if isinstance(error, api.BadRequest) and "session expired" in message.lower():
+                raise SourceError(
+                    f"cannot read {self.name}: {message}; run again, from the beginning"
+                ) from None
             if isinstance(error, api.BadRequest):
-                moment = f" as of {snapshot}" if snapshot else ""
-                hint = "; the past is kept for 7 days, or what the dataset says" if snapshot else ""
-                raise SourceError(f"BigQuery refuses {self.name}{moment}: {said}{hint}") from None
+                as_of = f" as of {snapshot}" if snapshot else ""
+                hint = "; history is kept for 7 days, or as set for the dataset" if snapshot else ""
+                raise SourceError(f"BigQuery refuses {self.name}{as_of}: {message}{hint}") from None
             if type(error).__module__.startswith("pyarrow"):
-                raise SourceError(f"cannot read {self.name}: {said}") from None
+                raise SourceError(f"cannot read {self.name}: {message}") from None
             raise platform_error(f"read {self.name}", error) from None
 
     def find_table(self, name: str) -> Any:
-        """Returns what is known of a table; refuses what is none (views, external data)."""
+        """Returns the metadata of a table; SourceError for views and external data."""
         with self.calling():
             table = self.rest.get_table(name)
         if table.table_type not in _OWN_ROWS:
             raise SourceError(
-                f"{self.name} is of type {table.table_type}, which is not read as of a moment; read it "
-                f"by a query: bigquery:SELECT ... FROM `{name}`"
+                f"{self.name} is of type {table.table_type}, which has no snapshots; read it "
+                f"with a query: bigquery:SELECT ... FROM `{name}`"
             )
         return table
 
     def dry_run(self, query: str) -> Any:
-        """Returns the job that a query would be, with its schema, tables and the bytes that it processes."""
+        """Returns the dry-run job of a query, with its schema, tables and the bytes that it would process."""
         from google.cloud import bigquery
 
         with self.calling():
@@ -198,7 +201,7 @@ class Service:
         return job
 
     def run_query(self, query: str) -> str:
-        """Runs a query and returns the table with its result, which BigQuery removes after a day."""
+        """Runs a query and returns the table of its result, which BigQuery removes after a day."""
         with self.calling():
             job = self.rest.query(query)
             job.result(max_results=0)
@@ -220,14 +223,14 @@ class Service:
         if reference.snapshot:
             session.table_modifiers.snapshot_time = reference.read_time
         with self.calling(reference.snapshot):
-            # One stream gives more than one process can store.
+            # One stream is faster than one process can store its rows.
             return self.reader.create_read_session(
                 parent=f"projects/{self.project}", read_session=session, max_stream_count=1
             )
 
 
 class _ReadStream:
-    """A stream of a session, read message by message; after an error, again from where it was."""
+    """A stream of a session, read message by message, and resumed after an error."""
 
     def __init__(self, reader: Any, name: str) -> None:
         self._reader, self._name, self._offset = reader, name, 0
@@ -240,8 +243,8 @@ class _ReadStream:
     def _next(self) -> Any:
         try:
             if self._messages is None:
-                asked = {"read_stream": self._name, "offset": self._offset}
-                self._messages = iter(self._reader.read_rows(**asked, retry=None, timeout=_STREAM_SECONDS))
+                request = {"read_stream": self._name, "offset": self._offset}
+                self._messages = iter(self._reader.read_rows(**request, retry=None, timeout=_STREAM_SECONDS))
             message = next(self._messages, None)
         except Exception:
             self._messages = None
@@ -251,7 +254,7 @@ class _ReadStream:
 
 
 class _QueryColumns(TypedColumns):
-    """Columns of a table, or of what a query gives; of the query nothing is billed until they are read."""
+    """Columns of a table, or of a query's result; the query is not run or billed until they are read."""
 
     def __init__(self, reference: Reference, overrides: Types = NO_TYPES) -> None:
         self._reference = reference
@@ -270,7 +273,7 @@ class _QueryColumns(TypedColumns):
         return self._reference.table or self._service.run_query(self._reference.query)
 
     def cost(self, names: Sequence[str]) -> str:
-        """Returns in words what BigQuery bills for: the bytes that are read, by its own estimate."""
+        """Describes what BigQuery bills: the bytes that are read, by its own estimate."""
         if self._reference.query:
             return f"the query processes {size_text(self._processed)}; its result is read as well"
         session = self._service.session(self._table, names, self._reference)
@@ -291,20 +294,20 @@ class _QueryColumns(TypedColumns):
 
 
 def _column_type(field: Any) -> str:
-    """Returns the type of a column as the columns of tables have it, or in BigQuery's own words."""
+    """Returns the type of a column as in `TypedColumns`, or BigQuery's name of it."""
     if field.mode == "REPEATED":
         return f"REPEATED {field.field_type}"
     return _TYPES.get(field.field_type) or str(field.field_type)
 
 
 class BigQuery(TableRows):
-    """Rows of a table, or of what a query gives.
+    """Rows of a table, or of a query's result.
 
     A column image holds encoded images (BYTES), or URLs (gs://...). Without a column key, the key is a hash
-    of the row's values, as of records: rows have no order that would stay.
+    of the row's values, since rows have no stable order.
 
     Raises:
-        SourceError: There is no such table or column, or the query is wrong.
+        SourceError: The table or column does not exist, or the query is wrong.
         PlatformError: Credentials or a permission are missing, or the service is not reached.
     """
 
@@ -319,11 +322,11 @@ class BigQuery(TableRows):
         return super().__iter__()
 
     def cost(self) -> str:
-        """Returns in words what reading the rows is billed for."""
+        """Describes what reading the rows is billed for."""
         times = [self._settings.split_by_time] if self._settings.split_by_time else []
         return f"{self._own.cost([*self._targets, *self._names.values(), *times])}; see {_PRICES}"
 
-    def _row_name(self, place: str, values: Mapping[str, Any]) -> str:
+    def _row_name(self, position: str, values: Mapping[str, Any]) -> str:
         if values.get("key") is not None:
             return str(values["key"])
         import xxhash  # not installed where pipelines are only compiled
@@ -333,20 +336,20 @@ class BigQuery(TableRows):
 
     def _image(self, value: str | bytes) -> Span | bytes:
         if isinstance(value, str) and "://" not in value:
-            raise ValueError(f"has an image that is no URL (gs://...) in column {self._names['image']!r}")
+            raise ValueError(f"has an image that is not a URL (gs://...) in column {self._names['image']!r}")
         return value if isinstance(value, bytes) else Span(remote_files.resolve(value), 0, WHOLE_FILE)
 
 
 def open_columns(source: str) -> TypedColumns:
-    """Returns the columns of a source, of which nothing is read."""
+    """Returns the columns of a source without reading rows."""
     return _QueryColumns(parse(source))
 
 
 def version(source: str, features: Mapping[str, str]) -> tuple[str, str]:
-    """Returns what tells the content of a source from another one, and the same for a person.
+    """Returns an identifier of the content of a source, and a description of it for a person.
 
-    Where the content may change unseen, the first is "", and the second says why. `features` are names of
-    columns by ours.
+    If the content may change undetected, the first is "", and the second the reason. `features` are names of
+    columns by Shardline's.
     """
     reference = parse(source)
     service = Service(reference)
@@ -356,36 +359,36 @@ def version(source: str, features: Mapping[str, str]) -> tuple[str, str]:
             service.rest.get_table(name) for name in (job.referenced_tables if job else [reference.table])
         ]
     schema = job.schema if job else tables[0].schema
-    if doubt := _reason_unversioned(reference, tables, schema or (), features):
-        return "", doubt
-    moment, found = reference.read_time, list[str]()
+    if reason := _reason_unversioned(reference, tables, schema or (), features):
+        return "", reason
+    read_time, states = reference.read_time, list[str]()
     for table in tables:
         state: tuple[object, ...] = (table.project, table.dataset_id, table.table_id)
-        if moment and (table.modified is None or table.modified > moment):
-            state += (moment.isoformat(),)
-        else:  # with the rows that have just streamed in
+        if read_time and (table.modified is None or table.modified > read_time):
+            state += (read_time.isoformat(),)
+        else:  # including rows in the streaming buffer
             new = table.streaming_buffer
             state += (str(table.modified), table.num_rows, table.num_bytes)
             state += ((new.estimated_rows, new.estimated_bytes, new.oldest_entry_time) if new else None,)
-        found.append(repr(state))
+        states.append(repr(state))
     count = sum(table.num_rows or 0 for table in tables)
     last = max((str(table.modified)[:19] for table in tables), default="never")
     text = f"{count:,} rows, {size_text(sum(table.num_bytes or 0 for table in tables))}, changed {last}"
-    return "\n".join(sorted(found)), text
+    return "\n".join(sorted(states)), text
 
 
 def _reason_unversioned(
     reference: Reference, tables: Sequence[Any], schema: Sequence[Any], features: Mapping[str, str]
 ) -> str:
-    """Returns why what is read may change while the tables stay as they are; "" if it cannot."""
+    """Returns why the content may change although the tables do not; "" if it cannot."""
     if match := _CHANGING.search(reference.query or reference.row_filter):
-        return f"{match[0]} gives something else each time"
+        return f"{match[0]} gives another result each time"
     if not 0 < len(tables) < _MOST_NAMED:
         return f"BigQuery names {len(tables)} tables that it reads, and never more than {_MOST_NAMED}"
     for table in tables:
         if table.table_type not in _OWN_ROWS:
-            return f"{table.reference} is of type {table.table_type}, which may change unseen"
+            return f"{table.reference} is of type {table.table_type}, which may change undetected"
     image = features.get("image", "image")
     if any(field.name == image and _column_type(field) == "string" for field in schema):
-        return f"images at URLs in column {image!r} may change unseen"
+        return f"images at URLs in column {image!r} may change undetected"
     return ""

@@ -34,21 +34,21 @@ from shardline.components.storage.listing import find_files
 from shardline.trainer.base.errors import ShardlineError, SourceError, printable
 from shardline.trainer.data.features import COLUMN_TYPES
 
-#: Names the rows in place of a column: the file, and the row's number in it from 1 on.
+#: Pseudo-column of row names: the file, and the row's number in it from 1.
 ROW = "\0row"
 
-#: In place of a column too, where columns say so: the split that a row is in, and why it cannot be used.
+#: More pseudo-columns, if in `row_metadata`: the split of a row, and why it cannot be used.
 SPLIT, FAULT = "\0split", "\0fault"
 
 _PATTERN = re.compile(r"[*?\[]|\{[^{}]*,")
-# Of a path such as year=2026/month=11/part-0.parquet.
+# Part of a path such as year=2026/month=11/part-0.parquet.
 _PARTITION = re.compile(r"([^/=]+)=([^/]*)")
 _WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
 
 _JSON_ROWS = 4096
 _PARQUET_ROWS = 16_384
 _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
-    "int64": operator.index,  # of a boolean, and never of a float
+    "int64": operator.index,  # accepts a boolean, but not a float
     "float32": float,
     "string": str,
     "strings": list,
@@ -59,14 +59,14 @@ class TypedColumns:
     """Columns that can be read as batches of rows: of a file, or of a database.
 
     Attributes:
-        types: "int64", "float32", "string", "strings", "bytes", or the place's own word for any other type,
-            by column; with a length behind it, such as float32[3], for lists that all have it.
+        types: "int64", "float32", "string", "strings", "bytes", or the format's name of any other type, by
+            column; with a length at the end, such as float32[3], for lists that all have it.
         gaps: Columns in which some rows are known to have no value.
-        wide: Columns of whole numbers that are known to have some beyond those that 32-bit floats hold.
-        codes: Columns that are text though their values could be read as numbers, and the first of those that
-            would lose something of how they are written.
-        guessed: Whether only the values say the types, as in CSV.
-        row_metadata: What `batches` says of rows beside the columns: some of `ROW`, `SPLIT`, `FAULT`.
+        wide: Columns of whole numbers, some of which are known not to be exact as 32-bit floats.
+        codes: Columns that are text though their values could be read as numbers, with the first value that a
+            number would change.
+        guessed: Whether the types are inferred from the values, as in CSV.
+        row_metadata: Pseudo-columns of `batches`: some of `ROW`, `SPLIT`, `FAULT`.
     """
 
     guessed = False
@@ -81,55 +81,56 @@ class TypedColumns:
 
 
 class Columns(TypedColumns):
-    """Columns of a file whose name says its format, or of several, read in the order of their paths.
+    """Columns of one or more files, read in the order of their paths; their names end with the format.
 
-    The types of CSV and JSONL are found by reading each file once: the narrowest that fits all values.
+    Types of CSV and JSONL are found by reading each file once: the narrowest that fits all values.
 
     Args:
         paths: The files.
         overrides: Types of columns as in `COLUMN_TYPES`; one with a ? at its end applies where the types are
             inferred from the values, and these do not contradict it.
-        root: Directory from which rows of several files are named, whose partitions are columns; else None.
+        root: Directory to which names of rows of several files are relative, and below which partitions are
+            columns; else None.
 
     Raises:
-        SourceError: A file cannot be read, has no column, or they have not the same columns.
+        SourceError: A file cannot be read or has no column, or the files' columns differ.
     """
 
     def __init__(self, *paths: str, overrides: Types = NO_TYPES, root: str | None = None) -> None:
         self._paths, self._root = paths, root
         self.guessed = any(_suffix(path) == ".csv" for path in paths)
         self.row_metadata = () if root is None else (ROW,)
-        found = [self._scan(path, overrides) for path in paths]
-        types = dict(found[0].types)
-        for path, one in zip(paths[1:], found[1:], strict=True):
-            for column in sorted(types.keys() ^ one.types.keys()):
+        scans = [self._scan(path, overrides) for path in paths]
+        types = dict(scans[0].types)
+        for path, scan in zip(paths[1:], scans[1:], strict=True):
+            for column in sorted(types.keys() ^ scan.types.keys()):
                 has, lacks = (paths[0], path) if column in types else (path, paths[0])
                 raise SourceError(
                     f"{lacks!r} has no column {column!r}, which {has!r} has; make the files' columns the same"
                 )
             types = {
-                name: self._common_type(name, kind, one.types[name], path) for name, kind in types.items()
+                name: self._common_type(name, kind, scan.types[name], path) for name, kind in types.items()
             }
-        gaps: Set[str] = frozenset().union(*(one.gaps for one in found))
-        wide: Set[str] = frozenset().union(*(one.wide for one in found))
-        codes = {name: code for one in reversed(found) for name, code in one.codes.items()}
+        gaps: Set[str] = frozenset().union(*(scan.gaps for scan in scans))
+        wide: Set[str] = frozenset().union(*(scan.wide for scan in scans))
+        codes = {name: code for scan in reversed(scans) for name, code in scan.codes.items()}
         super().__init__(CsvScan(types, gaps, wide, codes))
         self._types = types
 
     def batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        """Yields the values of some columns, `ROW` among them if wanted, row by row and file by file."""
+        """Yields the values of some columns, which may include `ROW`, row by row and file by file."""
         for path in self._paths:
             partitions: dict[str, Any] = self._partitions(path)
             partitions |= {name: int(partitions[name]) for name in partitions if self._types[name] == "int64"}
             stored = [name for name in names if name not in partitions and name != ROW]
-            # Where only partitions are wanted, some column says how many rows there are.
+            # Where only partitions are requested, another column gives the number of rows.
             stored = stored or [next(name for name in self._types if name not in partitions)]
-            place, numbers = os.path.relpath(path, self._root or "."), count(1)
+            file_name, numbers = os.path.relpath(path, self._root or "."), count(1)
             with _as_source_error(path):
                 for batch in _FORMATS[_suffix(path)][1](path, self._types, stored):
                     rows = len(batch[stored[0]])
                     yield {
-                        name: [f"{place} row {next(numbers)}" for _ in range(rows)]
+                        name: [f"{file_name} row {next(numbers)}" for _ in range(rows)]
                         if name == ROW
                         else [partitions[name]] * rows
                         if name in partitions
@@ -169,7 +170,7 @@ class Columns(TypedColumns):
         if {one, other} == {"int64", "float32"}:
             return "float32"
         if {one, other} <= {"int64", "float32", "string"} and not path.endswith(".parquet"):
-            return "string"  # of text files only the values say the type
+            return "string"  # types of text files are inferred from values
         raise SourceError(
             f"column {printable(column)!r} is {other} in {path!r}, and {one} in {self._paths[0]!r}; make the "
             "files' columns the same"
@@ -177,7 +178,7 @@ class Columns(TypedColumns):
 
 
 def _suffix(path: str) -> str:
-    """Returns what says the format of a file, behind which may stand that it is compressed."""
+    """Returns the suffix of a file's name that says its format, before that of a compression."""
     return PurePosixPath(path.removesuffix(detect_codec(path)[1])).suffix.lower()
 
 
@@ -202,7 +203,7 @@ def _parquet_types(path: str, overrides: Types) -> CsvScan:
     with remote_files.open_read(path) as file:
         opened = pq.ParquetFile(file)
         types = {field.name: word(field.type) for field in opened.schema_arrow}
-        # Not by statistics, which a writer may leave out, and which end the process where they are damaged.
+        # Not by statistics, which a writer may leave out, and which crash the process where they are damaged.
         whole = [one.name for one in opened.schema_arrow if types[one.name] == "int64" and one.nullable]
         gaps, wide = set[str](), set[str]()
         for batch in opened.iter_batches(_PARQUET_ROWS, columns=whole) if whole else ():
@@ -212,12 +213,12 @@ def _parquet_types(path: str, overrides: Types) -> CsvScan:
 
 
 def override_types(types: Types, overrides: Types) -> Types:
-    """Returns the types of columns that a file or a database declares, but for those that are overrides."""
-    found = {name: COLUMN_TYPES.get(overrides.get(name, ""), kind) for name, kind in types.items()}
+    """Returns the types of columns that a file or a database declares, with overrides applied."""
+    overridden = {name: COLUMN_TYPES.get(overrides.get(name, ""), kind) for name, kind in types.items()}
     fits = {
         name for name, kind in types.items() if kind in COLUMN_TYPES.values() or overrides.get(name) == "text"
     }
-    return {name: found[name] if name in fits else kind for name, kind in types.items()}
+    return {name: overridden[name] if name in fits else kind for name, kind in types.items()}
 
 
 def _parquet_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
@@ -229,7 +230,7 @@ def _parquet_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[
 
 
 def as_lists(batch: Any, types: Types, names: Sequence[str]) -> Batch:
-    """Returns some columns of a pyarrow.RecordBatch, as their types say."""
+    """Returns some columns of a pyarrow.RecordBatch as lists of values of their types."""
     return {
         name: (
             column if types[name] not in _CONVERSIONS else column.cast(arrow_type(types[name]))
@@ -252,7 +253,7 @@ def _json_types(path: str, overrides: Types) -> CsvScan:
             kind = {float: "float32", str: "string"}.get(type(value), f"a {type(value).__name__}")
             if isinstance(value, int):
                 kind = "int64" if -(2**63) <= value < 2**63 else "a number of more than 64 bits"
-            elif isinstance(value, list) and all(isinstance(one, str) for one in value):
+            elif isinstance(value, list) and all(isinstance(item, str) for item in value):
                 kind = "strings"
             known = types.setdefault(name, kind)
             if kind == "int64" and not -EXACT <= value <= EXACT:
@@ -269,7 +270,7 @@ def _json_types(path: str, overrides: Types) -> CsvScan:
 
 def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch]:
     rows = _json_rows(path)
-    # A boolean is a number here, and so is a whole number among floats.
+    # Booleans are converted to numbers, and whole numbers among floats to floats.
     conversions = {name: _CONVERSIONS[types[name]] for name in names}
     while batch := list(islice(rows, _JSON_ROWS)):
         yield {
@@ -298,7 +299,7 @@ def _json_rows(path: str) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _as_source_error(path: str) -> Iterator[None]:
-    """Turns what pyarrow raises about a file into one line; of a damaged one that may be anything."""
+    """Turns errors of pyarrow about a file into a SourceError; a damaged one may raise anything."""
     try:
         yield
     except ShardlineError:
@@ -310,7 +311,7 @@ def _as_source_error(path: str) -> Iterator[None]:
 
 
 _JSON = (_json_types, _json_batches)
-#: By the end of a file's name, what finds the types of its columns, and what reads them.
+#: Functions that find the types of a file's columns and that read them, by suffix.
 _FORMATS: Mapping[
     str, tuple[Callable[[str, Types], CsvScan], Callable[[str, Types, Sequence[str]], Iterator[Batch]]]
 ] = {
@@ -322,9 +323,9 @@ _FORMATS: Mapping[
 
 
 def open_table(path: str, overrides: Types = NO_TYPES) -> tuple[TypedColumns, str]:
-    """Returns the columns of a table, a file or a pattern of files, and the directory that it is in.
+    """Returns the columns of a table, a file or a pattern of files, and its directory.
 
-    `overrides` are types of columns, as `Columns` takes them, and what it raises is raised.
+    `overrides` are types of columns, as for `Columns`, whose errors are raised.
     """
     path = remote_files.resolve(path)
     if not (match := _PATTERN.search(path)):
@@ -334,5 +335,5 @@ def open_table(path: str, overrides: Types = NO_TYPES) -> tuple[TypedColumns, st
 
 
 def is_pattern(path: str) -> bool:
-    """Returns whether a path stands for all files that match it."""
+    """Returns whether a path is a pattern of files."""
     return bool(_PATTERN.search(path))

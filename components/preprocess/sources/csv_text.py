@@ -1,4 +1,4 @@
-"""CSV text: its delimiter and encoding, the types that its values have, and quotes that take in rows."""
+"""CSV text: its delimiter and encoding, the types of its values, and unclosed quotes that swallow rows."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from shardline.trainer.base.errors import SourceError
 #: Values of one batch, a list by column; None where there is none.
 Batch = Mapping[str, Sequence[Any]]
 
-#: Types of columns by name, in the words of `Columns.types`.
+#: Types of columns by name, as in `Columns.types`.
 Types = Mapping[str, str]
 
 #: No types are overrides of any column.
 NO_TYPES: Types = MappingProxyType({})
 
 
-#: Whole numbers up to this one are floats of 32 bits, too, each another one.
+#: Whole numbers up to this one are exact as floats of 32 bits.
 EXACT = 1 << 24
 
 _BLOCK = 1 << 20
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
-# A row behind the last one of a file: where it is a part of a value, a quote has not ended.
+# A row appended to a file: where it becomes a part of a value, a quote is not closed.
 _END = "\x1e\x04"
 
-# Texts of which a number would lose something: a leading zero, a plus, a prefix, 12E4 (programs write 1e-05,
-# 1e+20 or 1.0E20), and in a column of floats digits beyond 64 bits.
+# Texts that a number would change: a leading zero, a plus, a prefix, 12E4 (programs write 1e-05, 1e+20 or
+# 1.0E20), and in a column of floats digits beyond 64 bits.
 _CODE = r"^(\+|-?0[0-9xX]|-?[0-9]+[eE][0-9]+$)"
 _LONG_CODE = rf"{_CODE}|^-?[0-9]{{19,}}$"
 
-# A value of lines with as many cells as rows takes in rows where this share of at least so many cells are
-# numbers in columns of numbers; in a table of texts where it has so many lines.
+# A value whose lines have as many cells as rows is taken for rows if this share of at least so many cells are
+# numbers in columns of numbers; in a table of texts, if it has so many lines.
 _SHARE, _NUMBERS, _LINES = 0.9, 2, 20
 
 
 class CsvScan(NamedTuple):
-    """What is found out of columns before they are read; each as `columns.TypedColumns` has it."""
+    """Properties of columns found before they are read; each as in `columns.TypedColumns`."""
 
     types: Types
     gaps: Set[str] = frozenset()
@@ -52,14 +52,14 @@ class CsvScan(NamedTuple):
 
 
 def detect_codec(path: str) -> tuple[str, str]:
-    """Returns how a whole file is compressed, in pyarrow's words, and the end of its name that says so."""
+    """Returns the compression of a file, in pyarrow's terms, and the suffix of its name for it."""
     ends = {".gz": "gzip", ".zst": "zstd"}
     return next(((codec, end) for end, codec in ends.items() if path.lower().endswith(end)), ("", ""))
 
 
 @contextlib.contextmanager
 def open_decompressed(path: str) -> Iterator[Any]:
-    """Opens the plain content of a file."""
+    """Opens the decompressed content of a file."""
     codec, _ = detect_codec(path)
     with remote_files.open_read(path) as file:
         if not codec:
@@ -72,9 +72,10 @@ def open_decompressed(path: str) -> Iterator[Any]:
 
 
 class DecodedText(io.RawIOBase):
-    """A CSV file from its beginning on, and behind its last row one of ours, of so many columns.
+    """A CSV file, followed by a row `_END` of `columns` columns.
 
-    Its `delimiter` is the one of its first line, its `encoding` UTF-16 by its first two bytes, else UTF-8.
+    Its `delimiter` is inferred from its first line; its `encoding` is UTF-16 by its byte-order mark, else
+    UTF-8.
     """
 
     def __init__(self, file: Any, columns: int = 0) -> None:
@@ -86,11 +87,11 @@ class DecodedText(io.RawIOBase):
         self._block, self._end = memoryview(block), end.encode(encoding)
 
     def readable(self) -> bool:
-        """Returns that it can be read."""
+        """Returns True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Reads on, into a buffer."""
+        """Reads into a buffer."""
         if not self._block:
             block = self._file.read(len(buffer))
             if not block:
@@ -104,7 +105,7 @@ class DecodedText(io.RawIOBase):
 class ColumnTypes:
     """Finds the narrowest types that fit all values of a CSV file, batch by batch of texts.
 
-    `line` is that in which the next row begins, unless there are empty lines.
+    `line` is the line in which the next row begins, unless there are empty lines.
     """
 
     def __init__(self, names: Sequence[str], overrides: Mapping[str, str], delimiter: str) -> None:
@@ -115,7 +116,7 @@ class ColumnTypes:
         self._suspects: list[tuple[int, int, str]] = []
 
     def add(self, batch: Any) -> None:
-        """Takes rows, the last of them that of `DecodedText`."""
+        """Adds rows, the last of them that of `DecodedText`."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -141,19 +142,19 @@ class ColumnTypes:
         self._check_quotes(batch)
 
     def finish(self, path: str) -> CsvScan:
-        """Returns what is found; raises SourceError where a quote takes in rows."""
+        """Returns the result; raises SourceError where an unclosed quote swallows rows."""
         if not self._has_ended:
             raise SourceError(f"{path!r} ends within the quotes that open in line {self._last:,}; close them")
-        for line, place, value in self._suspects:
-            if self._holds_rows(place, value.split("\n")):
+        for line, column_index, value in self._suspects:
+            if self._holds_rows(column_index, value.split("\n")):
                 raise SourceError(
-                    f"{path!r}, line {line:,}: the quotes that open there take in the next "
+                    f"{path!r}, line {line:,}: the quotes that open there contain the next "
                     f"{value.count(chr(10)):,} lines, which are rows of the table; close them"
                 )
         return CsvScan(self.types, self.gaps, self.wide, self.codes)
 
     def _check_quotes(self, batch: Any) -> None:
-        """Notes values of several lines that have as many delimiters as rows of so many lines would."""
+        """Notes values of several lines that have as many delimiters as that many rows."""
         import numpy as np
         import pyarrow.compute as pc
 
@@ -161,24 +162,24 @@ class ColumnTypes:
             return pc.fill_null(pc.count_substring(column, text), 0).to_numpy()
 
         added, suspects = np.zeros(batch.num_rows + 1, np.int64), list[tuple[int, int, str]]()
-        for place, (name, column) in enumerate(zip(self.types, batch.columns, strict=True)):
+        for column_index, (name, column) in enumerate(zip(self.types, batch.columns, strict=True)):
             if self.types[name] == "string" and (breaks := count(column, "\n")).any():
                 added[1:] += breaks
                 wanted = breaks * (len(self.types) - 1)
                 rows = np.flatnonzero((wanted > 0) & (count(column, self._delimiter) == wanted))
-                suspects += [(row, place, column[row].as_py()) for row in rows.tolist()]
+                suspects += [(row, column_index, column[row].as_py()) for row in rows.tolist()]
         lines = self.line + np.cumsum(added) + np.arange(len(added))
-        self._suspects += [(int(lines[row]), place, value) for row, place, value in suspects]
+        self._suspects += [(int(lines[row]), column_index, value) for row, column_index, value in suspects]
         self._last, self.line = int(lines[-2:][0]), int(lines[-1])
 
-    def _holds_rows(self, place: int, lines: Sequence[str]) -> bool:
-        """Returns whether the lines of a value are the end of a row, whole ones, and the beginning of one."""
+    def _holds_rows(self, column_index: int, lines: Sequence[str]) -> bool:
+        """Returns whether the lines of a value are the end of a row, whole rows, and the beginning of one."""
         first, *whole, last = (line.split(self._delimiter) for line in lines)
         kinds = [*self.types.values()]
-        rows = [[""] * place + first, *whole, last + [""] * (len(kinds) - place - 1)]
+        rows = [[""] * column_index + first, *whole, last + [""] * (len(kinds) - column_index - 1)]
         if any(len(row) != len(kinds) for row in rows):
             return False
-        columns = [column for column, kind in enumerate(kinds) if column != place and kind != "string"]
+        columns = [column for column, kind in enumerate(kinds) if column != column_index and kind != "string"]
         cells = [row[column] for row in rows for column in columns if row[column].strip()]
         if cells:
             return len(cells) >= _NUMBERS and sum(map(is_number, cells)) > _SHARE * len(cells)
@@ -186,12 +187,12 @@ class ColumnTypes:
 
 
 def is_wide(least: int | None, largest: int | None) -> bool:
-    """Returns whether whole numbers between these are more than floats of 32 bits can tell apart."""
+    """Returns whether some whole numbers between these are not exact as floats of 32 bits."""
     return max(abs(least or 0), abs(largest or 0)) > EXACT
 
 
 def scan_csv(path: str, overrides: Types) -> CsvScan:
-    """Returns what the values of a CSV file say of its columns."""
+    """Scans the values of a CSV file for the properties of its columns."""
     import pyarrow as pa
 
     line = 2
@@ -210,12 +211,12 @@ def scan_csv(path: str, overrides: Types) -> CsvScan:
                     found.add(batch)
                     line = found.line
     except pa.ArrowInvalid as error:
-        words, _, more = str(error).partition("\n")
-        if not more and "straddling" not in words:
+        message, _, more = str(error).partition("\n")
+        if not more and "straddling" not in message:
             raise
         where = f"{path!r} from line {line:,} on"
         raise SourceError(
-            f"cannot read {where}: quotes take in more than a row ({words}); close them"
+            f"cannot read {where}: quotes contain more than a row ({message}); close them"
         ) from None
     return found.finish(path)
 
@@ -231,12 +232,12 @@ def csv_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Batch
 def _csv_reader(
     stream: DecodedText, types: Mapping[str, Any] | None = None, *, empty_is_none: bool = False
 ) -> Any:
-    """Opens values below a line with the names. Empty fields and NA, null, NaN are no value."""
+    """Opens values below a header line. Empty fields and NA, null, NaN are missing values."""
     import pyarrow.csv
 
     return pyarrow.csv.open_csv(
         io.BufferedReader(stream, 1 << 20),
-        # Only with one thread do messages name the row.
+        # Messages name the row only with one thread.
         read_options=pyarrow.csv.ReadOptions(use_threads=False, encoding=stream.encoding),
         parse_options=pyarrow.csv.ParseOptions(delimiter=stream.delimiter, newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=empty_is_none),
@@ -247,6 +248,6 @@ def arrow_type(kind: str) -> Any:
     """Returns the type of Arrow in which a column is read."""
     import pyarrow as pa
 
-    # Floats are read as they are and rounded to 32 bits when they are stored.
+    # Floats are read with 64 bits and rounded to 32 when they are stored.
     text = pa.string()
     return {"int64": pa.int64(), "float32": pa.float64(), "string": text, "strings": pa.list_(text)}[kind]

@@ -1,6 +1,6 @@
-"""Datasets that come with a library: the digits of scikit-learn, and images of TensorFlow Datasets.
+"""Datasets of libraries: the digits of scikit-learn, and images of TensorFlow Datasets.
 
-TensorFlow is loaded only when one of its datasets is opened.
+TensorFlow is loaded only when a TFDS dataset is opened.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardline.trainer.keras_compat import tensorflow_internals
 _FULL_INK = 16.0
 _COUNT = 1797
 
-# Large photos of a batch are in memory together.
+# Large photos: a whole batch is in memory.
 _BATCH = 32
 
 
@@ -39,7 +39,7 @@ class Digits:
         return _COUNT
 
     def __iter__(self) -> Iterator[Example]:
-        # Not above: it takes a second, and a check of the source alone does without.
+        # Imported late: it takes a second, and a check of the source does not need it.
         import numpy as np
         from sklearn.datasets import load_digits
 
@@ -50,12 +50,12 @@ class Digits:
 
 
 class Tfds:
-    """One prepared dataset: encoded images as they are, its own splits, and its own ids as keys.
+    """One prepared dataset: encoded images unchanged, its own splits, and its own ids as keys.
 
     Args:
         name: NAME or NAME:CONFIG, such as "mnist" or "cifar10_corrupted:fog_1".
-        data_dir: Directory with prepared datasets, from which nothing is downloaded. Without it the
-            dataset is taken from TFDS's default directory, and downloaded to there where it is missing.
+        data_dir: Directory of prepared datasets; nothing is downloaded to it. Empty for TFDS's default
+            directory, to which a missing dataset is downloaded.
 
     Raises:
         SourceError: The dataset is unknown, not prepared, cannot be downloaded, or is not one of images
@@ -72,9 +72,9 @@ class Tfds:
         self._builder = _prepared_builder(tfds, name, data_dir)
         self._image, self._label = _image_and_label(tfds, name, self._builder.info)
         self.class_names = tuple(self._builder.info.features[self._label].names)
-        there = self._builder.info.splits
-        self._splits = [split for split in SPLITS if split in there]
-        if others := [f"{split} ({there[split].num_examples:,})" for split in there if split not in SPLITS]:
+        splits = self._builder.info.splits
+        self._splits = [split for split in SPLITS if split in splits]
+        if others := [f"{split} ({splits[split].num_examples:,})" for split in splits if split not in SPLITS]:
             left_out = f"only {', '.join(SPLITS)} are read, not {', '.join(others)}"
             progress.report("preprocess", f"tfds:{name}: {left_out}")
 
@@ -91,7 +91,7 @@ class Tfds:
             found = self._builder.as_dataset(
                 split=split, shuffle_files=False, decoders=decoders, read_config=config
             )
-            # One by one, the way of a record from TensorFlow to Python takes twice as long.
+            # One by one, passing records from TensorFlow to Python takes twice as long.
             for batch in found.batch(_BATCH).prefetch(1).as_numpy_iterator():
                 rows = zip(batch["tfds_id"], batch[self._label], batch[self._image], strict=True)
                 for key, label, image in rows:
@@ -99,7 +99,7 @@ class Tfds:
 
 
 def _prepared_builder(tfds: Any, name: str, data_dir: str) -> Any:
-    """Returns the builder of a dataset, which is downloaded where the user names no directory of datasets."""
+    """Returns the builder of a dataset, which is downloaded if the user names no directory of datasets."""
     try:
         builder = tfds.builder(name.replace(":", "/", 1), data_dir=data_dir or None)
     except tfds.core.DatasetNotFoundError:
@@ -147,5 +147,5 @@ def _image_and_label(tfds: Any, name: str, info: Any) -> tuple[str, str]:
 
 
 def _summary(failure: Exception) -> str:
-    """Returns the beginning of one of TFDS's long messages as one line."""
+    """Shortens one of TFDS's long messages to one line."""
     return textwrap.shorten(str(failure) or type(failure).__name__, 300, placeholder=" ...")

@@ -1,6 +1,6 @@
-"""Files of a directory, images or texts: a folder per class, or a table that lists them; here or in a bucket.
+"""Files of a directory, local or in a bucket: images or texts in a folder per class, or listed in a table.
 
-Where each question costs a request, in a mounted bucket, none is asked of a single file.
+In a mounted bucket, where each costs a request, no stat of single files is made.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from shardline.components.storage import listing, remote_files
 from shardline.trainer.base.errors import SourceError, printable
 from shardline.trainer.data.features import CLASS, LABEL, Feature, Label
 
-#: Bytes of the largest text: a novel has about as many, and every example is in memory many times.
+#: Bytes of the largest text: about a novel's; every example is in memory many times.
 LARGEST_BYTES = 1 << 20
 
-# The column of the files' paths, relative to their directory.
+# Name of the column of paths relative to the directory.
 _PATH = "path"
 
 
@@ -32,8 +32,8 @@ def open_directory(directory: str, settings: PreprocessSettings) -> Source:
     """Returns the files of a directory as images.
 
     Without a table, the class is the folder directly under the directory, the key the path relative to it;
-    names that start with a dot are ignored. With `labels` of the settings, this table lists the files in its
-    column path; `label` says which of its columns are to be predicted, and `group` is a feature.
+    names that start with a dot are ignored. With the setting `labels`, that table lists the files in its
+    column path; `label` names the columns to predict, and `group` is a feature.
 
     Raises:
         SourceError: The directory is missing or holds something else, or the table cannot be used.
@@ -44,7 +44,7 @@ def open_directory(directory: str, settings: PreprocessSettings) -> Source:
     if not remote_files.is_remote(root) and not os.path.isdir(root):
         raise SourceError(f"cannot read the directory {root!r}: it is not there")
     if not settings.label:
-        columns = {LABEL: "text", **settings.columns}  # names of classes, though they be numbers
+        columns = {LABEL: "text", **settings.columns}  # names of classes, even if they are numbers
         settings = replace(settings, label=LABEL, columns=columns)
     return ListedFiles(root, settings)
 
@@ -58,7 +58,7 @@ class ClassFolders:
         for name in self._listing.top():
             if not name.endswith("/"):
                 raise SourceError(
-                    f"{root} has {name!r} beside the class folders; put every file into the folder of its "
+                    f"{root} has {name!r} next to the class folders; put every file into the folder of its "
                     "class, or give a CSV file of labels"
                 )
             folders.append(name[:-1])
@@ -73,7 +73,7 @@ class ClassFolders:
             label = labels.get(file.name.partition("/")[0])
             if label is None:
                 raise SourceError(
-                    f"{file.path!r} came while the source was read; run again when nothing writes to it"
+                    f"{file.path!r} appeared while the source was read; run again when nothing writes to it"
                 )
             seen[label] = 1
             generation = int(file.version) if file.is_generation else 0
@@ -83,10 +83,10 @@ class ClassFolders:
 
 
 class ListedFiles(TableRows):
-    """Files that the column path of a table lists, with labels of any kind; the key is the path."""
+    """Files listed in the column path of a table, with labels of any kind; the key is the path."""
 
     def __init__(self, root: str, settings: PreprocessSettings) -> None:
-        self._root, self._far, table = (
+        self._root, self._is_remote, table = (
             root,
             remote_files.is_on_network(root),
             remote_files.resolve(settings.labels),
@@ -95,19 +95,19 @@ class ListedFiles(TableRows):
         if _PATH not in columns.types:
             there = printable(", ".join(columns.types))[:300]
             raise SourceError(f"{table!r} has the columns {there}; one called path is needed")
-        wanted = {column for one in labels.parse(settings.label) for column in one.columns}
+        wanted = {column for label in labels.parse(settings.label) for column in label.columns}
         wanted |= {settings.group} if settings.group else set()
         for column in wanted - columns.types.keys():
             raise labels.unknown_column(table, column, columns.types, labelled=column != LABEL)
         columns.types = {name: kind for name, kind in columns.types.items() if name in {_PATH, *wanted}}
         super().__init__(table, columns, replace(settings, features={"image": _PATH}), images=("string",))
 
-    def _row_name(self, place: str, values: Mapping[str, Any]) -> str:
-        return os.path.normpath(values["image"]) if values["image"] else place
+    def _row_name(self, position: str, values: Mapping[str, Any]) -> str:
+        return os.path.normpath(values["image"]) if values["image"] else position
 
     def _image(self, value: str) -> Span:
-        span = inside(self._root, value, "lies outside the directory of images")
-        if not self._far and not os.path.isfile(span.file):
+        span = inside(self._root, value, "is outside the directory of images")
+        if not self._is_remote and not os.path.isfile(span.file):
             raise ValueError("there is no such file")
         return span
 
@@ -116,7 +116,7 @@ class Texts:
     """Text files of a directory, in UTF-8, as features; the key is the path.
 
     Args:
-        files: The files, as `open_directory` gives them.
+        files: The files, from `open_directory`.
     """
 
     features = (Feature("text", "string"),)
@@ -126,7 +126,7 @@ class Texts:
 
     @property
     def labels(self) -> Sequence[Label]:
-        """What is to be predicted."""
+        """The labels to predict."""
         declared: Sequence[Label] = getattr(self._files, "labels", ())
         return declared or (Label(LABEL, CLASS, tuple(self._files.class_names)),)  # type: ignore[attr-defined]
 
@@ -136,7 +136,7 @@ class Texts:
 
 
 def _read(example: Example) -> Example | BadExample:
-    """Returns an example of a text in the place of one of its file."""
+    """Replaces the file of an example by its text."""
     data = example.image
     try:
         if isinstance(data, Span):
@@ -146,7 +146,7 @@ def _read(example: Example) -> Example | BadExample:
         if len(data) > LARGEST_BYTES:
             return BadExample(example.key, "has more than 1 MiB")
         text = data.decode("utf-8-sig")
-    except (OSError, SourceError) as error:  # a pipe too, which would be waited for
+    except (OSError, SourceError) as error:  # also a pipe, which would block
         return BadExample(example.key, f"cannot be read: {remote_files.reason(error)}")
     except UnicodeDecodeError:
         return BadExample(example.key, "is no text in UTF-8")

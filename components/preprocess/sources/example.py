@@ -1,6 +1,6 @@
-"""Examples of a source, and what is in their files; knows no source.
+"""Examples, the Protocol of a source, and reading of image files.
 
-Files that are far are each read in one request, many at a time where their content is needed early.
+Remote files are each read in one request, many at a time where their content is needed early.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: Length of a span that is a whole file, of whatever size.
+#: Length of a span that is a whole file of any size.
 WHOLE_FILE = -1
 
 
 class Span(NamedTuple):
-    """Bytes inside a local file, which a writer reads for itself when their turn comes.
+    """Bytes inside a local file, read only when they are written.
 
-    With the length `WHOLE_FILE`, or a lower one, it is the same as the file's path, and faster than a Path is
-    made. Then the length is ~size, where a listing gave the size, and the offset the generation of an object,
-    0 where there is none: what is read must be that.
+    With the length `WHOLE_FILE`, or a lower one, it is a whole file, and faster to make than a Path. Then the
+    length is ~size if a listing has the size, and the offset the generation of an object, 0 for none; the
+    file that is read must match both.
     """
 
     file: str
@@ -47,13 +47,13 @@ class Example(NamedTuple):
             the order of the examples follow from it.
         label: Index into the source's `class_names`. Where the source declares `labels`: for a "class" its
             index, for "multilabel" the names that it has, or 0 or 1 for each, for "regression" a number or a
-            list of them; of several labels a dict by their names.
+            list of them; for several labels, a dict by their names.
         image: An encoded image as bytes, the path of an image file, a span of a file that holds an encoded
             image, or pixels as a uint8 array of shape (height, width, channels) with 1 or 3 channels, values
             0..255. None where the source has no images (a table). Paths and spans are read only when they
             are written: prefer them.
-        split: "train", "validation" or "test" where the source has splits of its own, else None.
-        features: Further values by name, as the source's `features` declare them: of a shape (n,) a list.
+        split: "train", "validation" or "test" if the source has its own splits, else None.
+        features: Other values by name, as the source's `features` declare them; a list for a shape (n,).
     """
 
     key: str
@@ -64,11 +64,11 @@ class Example(NamedTuple):
 
 
 class BadExample(NamedTuple):
-    """An example that cannot be used. A generator cannot go on after an error, so it yields one of these.
+    """An example that cannot be used: a generator cannot continue after an error, so it yields one of these.
 
     Attributes:
         name: The example's key, or file and row.
-        reason: Why, without the name: the same words for the same kind of fault.
+        reason: Reason, without the name: the same text for the same kind of fault.
     """
 
     name: str
@@ -76,33 +76,34 @@ class BadExample(NamedTuple):
 
 
 class Source(Protocol):
-    """Labelled examples, to be read once from the first to the last.
+    """Labelled examples, read once from the first to the last.
 
-    It has `class_names`, the name of each class, at least two, into which a label is an index. In place of
-    that it may have `labels`, a sequence of `trainer.data.features.Label`, for other kinds of labels.
+    It has `class_names`, the names of at least two classes, into which a label is an index. Instead it may
+    have `labels`, a sequence of `trainer.data.features.Label`, for other kinds of labels.
 
     A source may also have `__len__` (progress then shows how much is left), `features`, a sequence of
-    `trainer.data.features.Feature` that declares what is in every `Example.features`, and `fingerprint()`,
-    which returns a text that is another one whenever the examples are (a version, a time of change):
-    without it, a scheduled run cannot know that nothing has changed.
-    One whose keys are positions, which other examples may have tomorrow, says `has_keys = False`; one whose
-    keys follow from the content, so that copies have the same, `numbers_copies = True`: the second one of the
-    key k then gets k#2.
+    `trainer.data.features.Feature` that declares every `Example.features`, and `fingerprint()`, which returns
+    a text that changes whenever the examples do (a version, a time of change): without it, a scheduled run
+    cannot know that nothing has changed.
+    A source whose keys are positions, which may name other examples tomorrow, sets `has_keys = False`; one
+    whose keys are hashes of the content, equal for copies, sets `numbers_copies = True`: the second example
+    with the key k then gets k#2.
     """
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        """Yields every example once, in any order; of those that cannot be used, their name and why."""
+        """Yields every example once, in any order, and a BadExample for each that cannot be used."""
 
 
 def read_remote(path: str, key: str, surveyed: int, size: int = 0, generation: int = 0) -> bytes:
-    """Returns the content of an image file that is far, in as few requests as there can be.
+    """Returns the content of a remote image file, in as few requests as possible.
 
     Args:
-        path: The file.
-        key: What messages call it.
-        surveyed: A file of a mount that has changed since then is refused, in nanoseconds since the epoch.
-        size: Bytes that a listing said, 0 for none, and likewise the `generation` of an object.
-        generation: See `size`.
+        path: Path of the file.
+        key: Name of the file in messages.
+        surveyed: Time of the survey, in nanoseconds since the epoch; a file of a mount that changed later is
+            refused.
+        size: Size in bytes that a listing has found; 0 for unknown.
+        generation: Generation of an object that a listing has found; 0 for none.
 
     Raises:
         BadRecordError: It cannot be read.
@@ -136,7 +137,7 @@ def read_remote(path: str, key: str, surveyed: int, size: int = 0, generation: i
 
 
 def read_file(path: str | bytes) -> tuple[bytes, int]:
-    """Returns the content of a file, and when it changed, in nanoseconds since the epoch."""
+    """Returns the content of a file, and the time of its last change in nanoseconds since the epoch."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(file, "rb", buffering=0) as opened:
         status = os.fstat(file)
@@ -149,9 +150,9 @@ def read_file(path: str | bytes) -> tuple[bytes, int]:
 
 
 def prefetched(examples: Iterable[Example | BadExample]) -> Iterator[Example | BadExample]:
-    """Yields examples, with the content of their images in the place of files that are far.
+    """Yields examples, with remote image files replaced by their content.
 
-    So that what must be looked at twice is read once. The first image tells for all of them.
+    Files that are needed twice are then read once. The first image decides for all of them.
     """
     examples = iter(examples)
     before = []
@@ -187,7 +188,7 @@ def _size(example: Example | BadExample) -> int:
 
 
 def _remote_path(example: Example | BadExample) -> str:
-    """Returns the path of an example's image if it is a file that is far."""
+    """Returns the path of an example's image if it is a remote file, else ""."""
     image = example.image if isinstance(example, Example) else None
     path = image.file if isinstance(image, Span) and image.length <= WHOLE_FILE else image
     text = str(path) if isinstance(path, str | Path) else ""

@@ -30,27 +30,27 @@ _ROLES = ("image", "key")
 _OWN = (LABEL, *_ROLES)
 _SCALARS = ("int64", "float32", "string")
 
-# Values of a column that says whether an example has a label; CSV has words for them.
+# Values of a column that says whether an example has a label; in CSV they may be words.
 _TRUTHS: Mapping[Any, int] = {0: 0, 1: 1, "false": 0, "true": 1}
 
 
 class TableRows:
     """Rows of columns as examples.
 
-    The key is a column, or what `_row_name` makes of a row.
+    The key is a column, or the result of `_row_name`.
 
     Args:
         name: Name of the table in messages.
-        columns: Columns that it has.
-        settings: Of these `features`, `label`, `columns` and `split_by_time` count.
-        images: Types that a column with images may have: "string", a path or a URL; "bytes", the image.
-        overrides: Types of columns, as `columns.Columns` has taken them, where there are more.
+        columns: Columns of the table.
+        settings: Settings, of which `features`, `label`, `columns` and `split_by_time` are used.
+        images: Types that a column of images may have: "string", a path or a URL; "bytes", the image.
+        overrides: Types of columns, as for `columns.Columns`; those of the settings by default.
 
     Attributes:
-        integer_texts: Features that are text for the sake of gaps in columns of whole numbers.
+        integer_texts: Features of whole numbers that are stored as text because of gaps.
 
     Raises:
-        SourceError: The columns cannot be read, or are not these.
+        SourceError: The columns cannot be read, or are not the expected ones.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TableRows:
                     f"{found}; correct its values, or the type"
                 )
         self._wanted = _label_settings(name, types, settings.features, settings.label)
-        self._targets = [column for one in self._wanted for column in one.columns]
+        self._targets = [column for setting in self._wanted for column in setting.columns]
         if time and time not in types:
             raise SourceError(
                 f"{name!r} has no column {time!r} to split by, it has {printable(', '.join(types))[:300]}"
@@ -93,36 +93,36 @@ class TableRows:
 
     @functools.cached_property
     def labels(self) -> Sequence[Label]:
-        """What is to be predicted; where it is a class, its column is read for the names."""
+        """The labels to predict; the column of a class is read for the names."""
         return labels.find_labels(self._wanted, self._columns.types, self._values)
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        time, about, checks = self._settings.split_by_time, self._columns.row_metadata, self._checks()
+        time, extra, checks = self._settings.split_by_time, self._columns.row_metadata, self._checks()
         shares, gap = self._settings.split, self._settings.split_gap
         splits = TimeSplit(time, shares, gap, self._time_feature, self._values(time)) if time else None
         read = _LabelReader(self._wanted, self.labels, self._columns.types)
         self._report_text_columns()
         known = {*self._overrides, *self._columns.codes} if self._columns.guessed else {*self._columns.types}
-        # Those of which values that are no numbers may have made text.
+        # Columns that may be text because of malformed numbers.
         malformed = MalformedValues(
             ours
             for ours, theirs in self._names.items()
             if self._columns.types[theirs] == "string" and theirs not in known and ours not in _ROLES
         )
         floats = [theirs for _, theirs, kind in checks if kind == "float32"]
-        theirs = [*self._targets, *self._names.values(), *([time] if time else []), *about]
+        theirs = [*self._targets, *self._names.values(), *([time] if time else []), *extra]
         first, last = len(self._targets), len(self._targets) + len(self._names)
         batches = report_rounding(self._columns.batches(theirs), floats)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
-            told = dict(zip(about, row[len(row) - len(about) :], strict=True))
+            metadata = dict(zip(extra, row[len(row) - len(extra) :], strict=True))
             values = dict(zip(self._names, row[first:last], strict=True))
-            for one in self.integer_texts:
-                values[one] = None if values[one] is None else str(values[one])
+            for feature in self.integer_texts:
+                values[feature] = None if values[feature] is None else str(values[feature])
             malformed.inspect(number, values)
-            name, split = self._row_name(told.get(ROW) or f"row {number}", values), told.get(SPLIT)
+            name, split = self._row_name(metadata.get(ROW) or f"row {number}", values), metadata.get(SPLIT)
             try:
-                for fault in filter(None, (told.get(FAULT), *map(_fault, row, checks))):
+                for fault in filter(None, (metadata.get(FAULT), *map(_fault, row, checks))):
                     raise ValueError(fault)
                 key, image = self._roles(name, values)
                 at = parse_time(row[last], self._time_feature) if time else 0
@@ -143,33 +143,33 @@ class TableRows:
         self.malformed = malformed.columns()
 
     def _roles(self, name: str, values: dict[str, Any]) -> tuple[str, Span | bytes | None]:
-        """Takes key and image out of the values of a row; ValueError says what is wrong with them."""
+        """Removes key and image from the values of a row; ValueError says what is wrong with them."""
         key = str(values.pop("key")) if "key" in values else name
         if "key" in self._names and not key.isprintable():
-            raise ValueError(f"has a key that is no printable text in column {self._names['key']!r}")
+            raise ValueError(f"has a key that is not printable text in column {self._names['key']!r}")
         return key, self._image(values.pop("image")) if "image" in values else None
 
     def _checks(self) -> Sequence[tuple[str, str, str]]:
-        """Returns what `_fault` knows of each value of a row: our name, its column and type."""
+        """Returns Shardline's name, the column and the type of each value of a row, for `_fault`."""
         targets = []
-        for one, label in zip(self._wanted, self.labels, strict=True):
-            lists = label.kind == MULTILABEL and len(one.columns) == 1
+        for setting, label in zip(self._wanted, self.labels, strict=True):
+            lists = label.kind == MULTILABEL and len(setting.columns) == 1
             kind = "strings" if lists else "float32" if label.kind == REGRESSION else ""
-            targets += [(LABEL, column, kind or self._type(column)) for column in one.columns]
+            targets += [(LABEL, column, kind or self._type(column)) for column in setting.columns]
         return [*targets, *((ours, theirs, self._type(theirs)) for ours, theirs in self._names.items())]
 
     def _report_text_columns(self) -> None:
-        """Says which columns of numbers are text."""
-        gaps = "gaps, and whole numbers that 32-bit floats do not hold"
+        """Reports which columns of numbers are stored as text."""
+        gaps = "gaps, and whole numbers that are not exact as 32-bit floats"
         why, codes = {self._names[ours]: gaps for ours in self.integer_texts}, self._columns.codes
         for column in codes.keys() & {*self._targets, *self._names.values()}:
-            why[column] = f"{printable(repr(codes[column]))[:60]}, of which a number would lose something"
+            why[column] = f"{printable(repr(codes[column]))[:60]}, which a number would change"
         for column in sorted(why):
             instead = f"--column {column}=number (columns in a pipeline) makes it a number"
             report("preprocess", f"column {column!r} is text, since it has {why[column]}; {instead}")
 
     def _feature_columns(self, features: Mapping[str, str]) -> dict[str, str]:
-        """Returns the columns of features by our names: those that are asked for, or all that are left."""
+        """Returns the columns of features by Shardline's names: the selected ones, or all others."""
         name, types = self._name, self._columns.types
         named = {role: role for role in _ROLES if role in types and role not in self._targets}
         named.update(features)
@@ -192,36 +192,36 @@ class TableRows:
             if column in _OWN:
                 instead = ", ".join(self._targets) if column == LABEL else named.get(column)
                 raise SourceError(
-                    f"{name!r} has a column {column!r} beside {instead!r} for it; rename it, or name the "
+                    f"{name!r} has both {column!r} and {instead!r} as {column}; rename one, or name the "
                     "columns to use with features"
                 )
         return named | {column: column for column in others}
 
     def _type(self, column: str) -> str:
-        """Returns the type as which a column is stored; whole numbers with gaps are floats, or text."""
+        """Returns the type in which a column is stored; whole numbers with gaps are floats, or text."""
         kind, whole = self._columns.types[column], (*self._targets, self._names.get("key"))
         if kind != "int64" or column not in self._columns.gaps or column in whole:
             return kind
         return "string" if column in self._columns.wide else "float32"
 
     def _missing(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what stands for the features without a value: NaN, or an empty text."""
+        """Returns the placeholders of features without a value: NaN, or an empty text."""
         found = {}
         for ours in (ours for ours, value in values.items() if value is None):
             feature = _feature(ours, self._type(self._names[ours]))
-            one = math.nan if feature.dtype == "float32" else ""
-            found[ours] = [one] * (feature.shape[0] or 0) if feature.shape else one
+            placeholder = math.nan if feature.dtype == "float32" else ""
+            found[ours] = [placeholder] * (feature.shape[0] or 0) if feature.shape else placeholder
         return found
 
     def _values(self, column: str) -> Iterator[Any]:
         return chain.from_iterable(batch[column] for batch in self._columns.batches([column]))
 
-    def _row_name(self, place: str, values: Mapping[str, Any]) -> str:
-        """Returns the name of a row in messages, which is its key where no column is, from its place."""
-        return place
+    def _row_name(self, position: str, values: Mapping[str, Any]) -> str:
+        """Returns the name of a row in messages, also its key without a column key, from its position."""
+        return position
 
     def _image(self, value: Any) -> Span | bytes:
-        """Returns the image that a value of the column image gives; ValueError says why it gives none."""
+        """Returns the image of a value in the column image; ValueError if it has none."""
         raise NotImplementedError
 
     def _check_types(self, images: Sequence[str]) -> None:
@@ -241,33 +241,38 @@ class TableRows:
 def _label_settings(
     name: str, types: Mapping[str, str], features: Mapping[str, str], label: str
 ) -> Sequence[labels.LabelSetting]:
-    """Returns the labels that are asked for, in columns that are there."""
+    """Returns the settings of the labels; SourceError if a column does not exist."""
     if label and LABEL in features:
         raise SourceError(
-            f"label is given twice, as {label!r} and as label={features[LABEL]} of features; leave one out"
+            f"label is set twice, as {label!r} and as label={features[LABEL]} of features; leave one out"
         )
     wanted = labels.parse(label) if label else (labels.LabelSetting("", (features.get(LABEL, LABEL),)),)
-    for one in wanted:
-        for column in one.columns:
+    for setting in wanted:
+        for column in setting.columns:
             if column not in types:
                 raise labels.unknown_column(name, column, types, labelled=bool(label or LABEL in features))
     return wanted
 
 
 class _LabelReader:
-    """Makes of the labels' columns in a row what an Example holds, or says what is wrong with them."""
+    """Converts the label columns of a row to the label of an Example."""
 
     def __init__(
         self, wanted: Sequence[labels.LabelSetting], found: Sequence[Label], types: Mapping[str, str]
     ) -> None:
         self._parts = [
-            (label, one.columns, types[one.columns[0]], {n: at for at, n in enumerate(label.class_names)})
-            for one, label in zip(wanted, found, strict=True)
+            (
+                label,
+                setting.columns,
+                types[setting.columns[0]],
+                {name: i for i, name in enumerate(label.class_names)},
+            )
+            for setting, label in zip(wanted, found, strict=True)
         ]
 
     def __call__(self, row: Sequence[Any]) -> Any:
-        """Returns the label of an Example; ValueError says what is wrong with it."""
-        start, given = 0, {}
+        """Returns the label of an Example; ValueError says what is wrong with the columns."""
+        start, targets = 0, {}
         for label, columns, kind, index in self._parts:
             width = len(columns)
             values = row[start : start + width]
@@ -282,23 +287,25 @@ class _LabelReader:
             elif label.kind == MULTILABEL and width == 1 and kind in ("string", "strings"):
                 value = labels.split_names(value)
             elif label.kind == MULTILABEL:
-                value = [_TRUTHS.get(one.lower() if isinstance(one, str) else one) for one in values]
+                value = [_TRUTHS.get(flag.lower() if isinstance(flag, str) else flag) for flag in values]
                 if None in value:
-                    place = value.index(None)
-                    raise ValueError(f"has {values[place]!r} in column {label.outputs[place]!r}, not 0 or 1")
-            given[label.name] = value
-        return given[LABEL] if len(given) == 1 else given
+                    index_of_bad = value.index(None)
+                    raise ValueError(
+                        f"has {values[index_of_bad]!r} in column {label.outputs[index_of_bad]!r}, not 0 or 1"
+                    )
+            targets[label.name] = value
+        return targets[LABEL] if len(targets) == 1 else targets
 
 
 class Table(TableRows):
     """Rows of a CSV, JSONL or Parquet file, or of all files that a pattern matches.
 
     A column image holds paths relative to the table, or to the directory before the pattern. Without a column
-    key, a row's number is its key, with the file's name where there are several: it only stays the same where
-    new rows are added at the end of a file.
+    key, a row's number is its key, with the file's name if there are several: it stays the same only if new
+    rows are added at the end of a file.
 
     Raises:
-        SourceError: The file cannot be read, is empty, or has not these columns.
+        SourceError: The file cannot be read, is empty, or lacks one of the columns.
     """
 
     def __init__(self, path: str, settings: PreprocessSettings, overrides: Types) -> None:
@@ -311,7 +318,7 @@ class Table(TableRows):
 
 
 def inside(root: str, value: str, fault: str) -> Span:
-    """Returns the file of a path relative to a directory; ValueError if it does not stay in it."""
+    """Returns the file of a path relative to a directory; ValueError `fault` if it is outside of it."""
     path = os.path.normpath(value)
     if os.path.isabs(path) or path == ".." or path.startswith("../"):
         raise ValueError(fault)
@@ -319,13 +326,13 @@ def inside(root: str, value: str, fault: str) -> Span:
 
 
 def _feature(name: str, kind: str) -> Feature:
-    """Returns the feature of a type, which may be that of a vector, such as float32[3]."""
+    """Returns the feature of a type, possibly of a vector, such as float32[3]."""
     dtype, _, width = kind.partition("[")
     return Feature(name, dtype, (int(width[:-1]),) if width else ())
 
 
 def _fault(value: Any, check: tuple[str, str, str]) -> str:
-    """Returns what is wrong with one value of a row; "" if nothing is."""
+    """Returns what is wrong with one value of a row, or ""."""
     ours, theirs, kind = check
     if value is None and ours not in _OWN and kind != "int64":
         return ""

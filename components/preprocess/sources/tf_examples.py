@@ -1,4 +1,4 @@
-"""Features of tf.train.Examples as columns of a table: files of TFX, Beam, and whoever stores no images."""
+"""Features of tf.train.Examples as columns of a table: TFRecord files of TFX, Beam and others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ROWS = 1024
 
 
 class TfRecordFile(NamedTuple):
-    """A TFRecord file: its path, "gzip" or "", and the split that its folder says."""
+    """A TFRecord file: its path, compression ("gzip" or ""), and the split of its folder."""
 
     path: str
     compression: str
@@ -43,35 +43,35 @@ class TfRecordFile(NamedTuple):
 
 
 def to_text(value: Value, name: str) -> str:
-    """Returns the text of a feature; ValueError if it is none, or a key that cannot be shown."""
+    """Returns the text of a feature; ValueError if it is not text, or an unprintable key."""
     with contextlib.suppress(UnicodeDecodeError):
         text = value.decode() if isinstance(value, bytes) else str(value)
         if name != "key" or text.isprintable():
             return text
-    raise ValueError(f"feature {printable(name)!r} is {value!r:.60}, no printable text in UTF-8")
+    raise ValueError(f"feature {printable(name)!r} is {value!r:.60}, not printable text in UTF-8")
 
 
 class ExampleRows(TableRows):
     """Examples of TFRecord files as rows: each feature a column, of one value or of a list of fixed length.
 
-    The key is a hash of the whole record unless a feature is it. An image is an encoded one; beside it only
-    the columns that are named are read.
+    The key is a hash of the whole record unless a feature is the key. Where examples have an encoded image,
+    only the columns that are named are read besides.
 
     Raises:
-        SourceError: A file cannot be read, or the features are not these.
+        SourceError: A file cannot be read, or lacks a feature.
     """
 
     def __init__(self, name: str, files: Sequence[TfRecordFile], settings: PreprocessSettings) -> None:
         features, overrides = settings.features, settings.columns
         image = features.get("image", "image")
-        targets = {column for one in labels.parse(settings.label) for column in one.columns}
+        targets = {column for label in labels.parse(settings.label) for column in label.columns}
         targets = targets or {features.get(LABEL, LABEL)}
         found = _survey(files)
         if image in found:
             wanted = {"key", image, *features.values(), *targets, settings.split_by_time}
-            found = {column: one for column, one in found.items() if column in wanted}
+            found = {column: stats for column, stats in found.items() if column in wanted}
         self.numbers_copies = "key" not in {*features, *found}
-        types = {column: one.column_type(is_target=column in targets) for column, one in found.items()}
+        types = {column: stats.column_type(is_target=column in targets) for column, stats in found.items()}
         types |= {
             column: COLUMN_TYPES[kind] for column, kind in overrides.items() if types.get(column) == "int64"
         }
@@ -79,8 +79,8 @@ class ExampleRows(TableRows):
             types["key"] = "string"
         if image in found and found[image].kind == "bytes":
             types[image] = "bytes"
-        gaps = {column for column, one in found.items() if one.lengths[0]}
-        wide = {column for column, one in found.items() if one.is_wide}
+        gaps = {column for column, stats in found.items() if stats.lengths[0]}
+        wide = {column for column, stats in found.items() if stats.is_wide}
         super().__init__(
             name, _ExampleColumns(files, CsvScan(types, gaps, wide), image), settings, ("bytes",)
         )
@@ -90,12 +90,12 @@ class ExampleRows(TableRows):
 
 
 class _FeatureStats:
-    """What a feature is in the records of some files.
+    """Statistics of a feature in the records of some files.
 
     Attributes:
         kind: Kind of its lists, and of the first that is not empty.
         lengths: Number of records by the length of the list in them; 0 where there is none.
-        is_wide: Whether 32-bit floats do not hold the whole numbers.
+        is_wide: Whether some whole numbers are not exact as 32-bit floats.
     """
 
     def __init__(self) -> None:
@@ -104,22 +104,22 @@ class _FeatureStats:
         self.is_wide = False
         self._first = ""
 
-    def add(self, place: str, name: str, kind: Kind, found: Sequence[Value]) -> None:
-        """Takes the list of a record."""
+    def add(self, record: str, name: str, kind: Kind, found: Sequence[Value]) -> None:
+        """Adds the values of the feature in one record."""
         self.lengths[len(found)] += 1
         if kind == "int64" and found and not self.is_wide:
             self.is_wide = is_wide(*cast(list[int], [min(found), max(found)]))
         if not self._first:
             self.kind = kind
-            self._first = place if found else ""
+            self._first = record if found else ""
         elif found and kind != self.kind:
             raise SourceError(
-                f"feature {printable(name)!r} is {kind} in {place}, and {self.kind} in {self._first}; make "
+                f"feature {printable(name)!r} is {kind} in {record}, and {self.kind} in {self._first}; make "
                 "them the same"
             )
 
     def column_type(self, *, is_target: bool) -> str:
-        """Returns the type as `TypedColumns` has it; of a vector with its length, such as float32[3]."""
+        """Returns the type as in `TypedColumns`; for a vector with its length, such as float32[3]."""
         sizes = sorted(self.lengths.keys() - {0}) or [1]
         if self.kind == "bytes" and is_target and sizes[-1] > 1:
             return "strings"
@@ -131,27 +131,27 @@ class _FeatureStats:
 
 
 def _survey(files: Sequence[TfRecordFile]) -> dict[str, _FeatureStats]:
-    """Reads all records once, and returns what features they have; those that are none are left out."""
+    """Reads all records once, and returns the statistics of their features; invalid records are left out."""
     found, count = dict[str, _FeatureStats](), 0
     for path, compression, _ in files:
         for record in read_records(path, compression=compression):
             if not isinstance(record, Record):
                 continue
             try:
-                given = parse(record.data)
+                features = parse(record.data)
             except ValueError:
                 continue
             count += 1
-            for name, (kind, numbers) in given.items():
-                one = found.get(name) or found.setdefault(name, _FeatureStats())
-                one.add(f"{path} record {record.number}", name, kind, numbers)
-    for one in found.values():
-        one.lengths[0] += count - one.lengths.total()
+            for name, (kind, numbers) in features.items():
+                stats = found.get(name) or found.setdefault(name, _FeatureStats())
+                stats.add(f"{path} record {record.number}", name, kind, numbers)
+    for stats in found.values():
+        stats.lengths[0] += count - stats.lengths.total()
     return found
 
 
 class _ExampleColumns(TypedColumns):
-    """Features of the records of some files, as columns by their names."""
+    """Features of the records of some files, as columns."""
 
     row_metadata = (ROW, SPLIT, FAULT)
 
@@ -164,8 +164,8 @@ class _ExampleColumns(TypedColumns):
         """Yields the values of some columns, row by row and file by file."""
         for file in self._files:
             records = read_records(file.path, compression=file.compression)
-            while some := list(islice(records, _ROWS)):
-                rows = (self._row(file, record, names) for record in some)
+            while batch := list(islice(records, _ROWS)):
+                rows = (self._row(file, record, names) for record in batch)
                 yield dict(zip(names, zip(*rows, strict=True), strict=True))
 
     def _row(self, file: TfRecordFile, record: Record | BadRecordError, names: Sequence[str]) -> list[Any]:
@@ -176,12 +176,12 @@ class _ExampleColumns(TypedColumns):
         try:
             if not isinstance(record, Record):
                 raise ValueError(record.reason)
-            places = locate(record.data)
+            positions = locate(record.data)
             if "key" in names:
                 metadata["key"] = xxhash.xxh3_128_hexdigest(record.data)
             return [
-                self._value(file, record, place, name)
-                if (place := places.get(name.encode()))
+                self._value(file, record, position, name)
+                if (position := positions.get(name.encode()))
                 else metadata.get(name)
                 for name in names
             ]
@@ -189,16 +189,16 @@ class _ExampleColumns(TypedColumns):
             metadata[FAULT] = str(fault)
             return [metadata.get(name) for name in names]
 
-    def _value(self, file: TfRecordFile, record: Record, place: ValuePosition, name: str) -> Any:
-        if name == self._image and place.kind == "bytes":
-            start, length = only_span(record.data, {name.encode(): place}, name.encode())
-            here = Span(file.path, record.offset + start, length)
-            return record.data[start : start + length] if file.compression else here
-        found: Sequence[Any] = values(record.data, place)
-        if place.kind == "bytes":
-            found = [to_text(one, name) for one in found]
+    def _value(self, file: TfRecordFile, record: Record, position: ValuePosition, name: str) -> Any:
+        if name == self._image and position.kind == "bytes":
+            start, length = only_span(record.data, {name.encode(): position}, name.encode())
+            span = Span(file.path, record.offset + start, length)
+            return record.data[start : start + length] if file.compression else span
+        found: Sequence[Any] = values(record.data, position)
+        if position.kind == "bytes":
+            found = [to_text(value, name) for value in found]
         if self.types[name] == "strings":
             return found
-        if place.kind == "int64" and self.types[name] in ("string", "float32"):
+        if position.kind == "int64" and self.types[name] in ("string", "float32"):
             found = [*map(str if self.types[name] == "string" else float, found)]
         return found[0] if len(found) == 1 else found or None

@@ -1,4 +1,4 @@
-"""Files of tf.train.Example that another program has written: TFDS, TFX, tf.io.TFRecordWriter, Beam."""
+"""TFRecord files of tf.train.Examples from other programs: TFDS, TFX, tf.io.TFRecordWriter, Beam."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _ROLES = ("image", "label", "key")
 _DTYPES: Mapping[type, str] = {bytes: "string", float: "float32", int: "int64"}
 _TEXT = ("utf-8", "surrogateescape")
 
-# Folders of TFX, by the names of its splits. Its Evaluator judges by "eval", as a gate by the test split.
+# Folders of TFX's splits. Its Evaluator uses "eval", as the gate uses the test split.
 _FOLDER = re.compile(r"Split-(.+)")
 _SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
 
 def open_tfrecords(pattern: str, settings: PreprocessSettings) -> Source:
-    """Returns the examples of TFRecord files, plain or gzip (told by their first bytes).
+    """Returns the examples of TFRecord files, plain or gzip (detected by their first bytes).
 
     Those with an encoded image and one class each are read record by record, all others as a table.
 
     Raises:
-        SourceError: No file matches, one is not a TFRecord file, or the first record has not these features.
+        SourceError: No file matches, one is not a TFRecord file, or the first record lacks a feature.
     """
     paths = find_files(pattern)
     remote_files.prefetch_copies(filter(remote_files.is_on_network, paths))
@@ -47,19 +47,19 @@ def open_tfrecords(pattern: str, settings: PreprocessSettings) -> Source:
     ]
     path, first = next(_sound_records(files), ("", None))
     try:
-        places = locate(first.data) if first else {}
+        positions = locate(first.data) if first else {}
     except ValueError as fault:
         raise SourceError(f"{path!r}: the first record: {fault}") from None
     features = settings.features
-    image = places.get(features.get("image", "image").encode())
+    image = positions.get(features.get("image", "image").encode())
     is_table = settings.label or settings.split_by_time or settings.columns
-    if places and (is_table or not (image or "image" in features)):
+    if positions and (is_table or not (image or "image" in features)):
         return ExampleRows(pattern, files, settings)
     return TfRecords(files, features)
 
 
 def _splits_of(paths: Sequence[str]) -> list[str | None]:
-    """Returns the split of each file, if they lie in folders Split-NAME, and one is of training."""
+    """Returns the split of each file, if they are in folders Split-NAME, one of which is Split-train."""
     found = [_FOLDER.fullmatch(os.path.basename(os.path.dirname(path))) for path in paths]
     names = [match[1] if match else None for match in found]
     if "train" not in names:
@@ -87,11 +87,11 @@ class TfRecords:
     """Examples of TFRecord files, each with an encoded image, in the order of their names.
 
     Labels are int64 class indices (the classes are then named "0", "1", ...) or bytes class names (sorted).
-    The key is a hash of the whole record unless a feature of the files is it. `features` gives names of the
-    files' features by ours: image, label, key, and any others of one value each.
+    The key is a hash of the whole record unless a feature of the files is the key. `features` are names of
+    the files' features by Shardline's: image, label, key, and any others of one value each.
 
     Raises:
-        SourceError: The first record has not these features.
+        SourceError: The first record lacks a feature.
     """
 
     def __init__(self, files: Sequence[TfRecordFile], features: Mapping[str, str]) -> None:
@@ -99,7 +99,7 @@ class TfRecords:
         names = {"image": "image", "label": "label"} | dict(features)
         self._image = names.pop("image").encode()
         self._names = {ours: theirs.encode() for ours, theirs in names.items()}
-        # Type of the features beside the image, by our name: bytes, float or int.
+        # Types of the features other than the image, by Shardline's name: bytes, float or int.
         self._types: Mapping[str, type] = {}
         self._types = self._first_types()
         self.features = tuple(
@@ -110,7 +110,7 @@ class TfRecords:
 
     @property
     def class_names(self) -> Sequence[str]:
-        """The classes. Asking before the first iteration costs a pass over the files; after it, nothing."""
+        """The classes. Before the first iteration this reads all files once."""
         if self._class_names is None:
             found, read = set[Any](), self._reader()
             for _, record in _sound_records(self._files):
@@ -122,7 +122,7 @@ class TfRecords:
         return self._class_names
 
     def __iter__(self) -> Iterator[Example | BadExample]:
-        """Yields the examples; in a file that is not compressed, the image stays where it is."""
+        """Yields the examples; the image is a span of the file unless that is compressed."""
         index: Mapping[Value, int] = {}
         if self._types["label"] is bytes:
             index = {name.encode(*_TEXT): label for label, name in enumerate(self.class_names)}
@@ -157,21 +157,21 @@ class TfRecords:
             self._class_names = _numbers(highest)
 
     def _reader(self) -> Callable[[bytes], tuple[int, int, Mapping[str, Value]]]:
-        """Returns a function that gives start and length of a record's image, and other values by our name.
+        """Returns a function that returns start and length of a record's image, and other values by our name.
 
-        It raises a ValueError for data that is not a tf.train.Example with the features that are needed.
+        It raises a ValueError for data that is not a tf.train.Example with the required features.
         """
         named = [(ours, theirs, self._types.get(ours)) for ours, theirs in self._names.items()]
 
         def read(data: bytes) -> tuple[int, int, Mapping[str, Value]]:
-            places = locate(data)
-            start, length = only_span(data, places, self._image)
+            positions = locate(data)
+            start, length = only_span(data, positions, self._image)
             found = {}
             for ours, theirs, expected in named:
-                value = found[ours] = only_value(data, places, theirs)
+                value = found[ours] = only_value(data, positions, theirs)
                 if expected is not None and value.__class__ is not expected:
                     kind = _DTYPES[expected].replace("string", "bytes")
-                    raise ValueError(f"feature {theirs.decode()!r} is {places[theirs].kind}, not {kind}")
+                    raise ValueError(f"feature {theirs.decode()!r} is {positions[theirs].kind}, not {kind}")
             label = found["label"]
             if label.__class__ is int:
                 if not 0 <= label <= LARGEST_CLASS:

@@ -1,4 +1,4 @@
 """TFRecord files and tf.train.Example as bytes, read and written without TensorFlow.
 
-It may import `storage`, and nothing else of `preprocess`.
+It may import `storage`, but nothing else of `preprocess`.
 """

@@ -3,8 +3,8 @@
 The wire format is that of tensorflow/core/example/{example,feature}.proto: an Example holds Features, a map
 from name to Feature, which holds one of BytesList, FloatList and Int64List.
 
-Not protobuf either: it copies the image out of the record, where a source only needs to know where it lies,
-and loading it takes a quarter of the time in which a small dataset is written.
+Not protobuf either: it copies the image out of the record, of which a source needs only the position, and
+loading it takes a quarter of the time in which a small dataset is written.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Value = bytes | float | int
 Stored = bytes | int | float | str | list[int] | list[float] | list[str]
 _Item = TypeVar("_Item")
 
-#: Tags of the first three length-delimited fields of a message, which are all that is needed here.
+#: Tags of the first three length-delimited fields of a message, the only ones needed here.
 _TAG_1, _TAG_2, _TAG_3 = 0x0A, 0x12, 0x1A
 _KINDS: Mapping[int, Kind] = {_TAG_1: "bytes", _TAG_2: "float", _TAG_3: "int64"}
 _UNPACKED_INT64, _UNPACKED_FLOAT = 0x08, 0x0D
 _ONE_BYTE = b"\x0a\x01"
 
-#: Wire types, and the sizes of those that always have the same one.
+#: Wire types, and the sizes of those with a fixed size.
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 _MASK_64 = (1 << 64) - 1
 
 _FITTING = {"int64": struct.Struct("<q"), "float32": struct.Struct("<f")}
 
-# Bytes of a list of one number; of a list of millions no Python numbers are made.
+# Most bytes of a list of one number; longer lists are not parsed.
 _LONGEST_NUMBER = 64
 
 _SEQUENCE = (
@@ -54,12 +54,12 @@ class ValuePosition(NamedTuple):
     end: int
 
 
-#: Names that a feature of a source's own cannot have.
+#: Names that a source's feature cannot have.
 OWN_FEATURES = frozenset({"image", "label", "key"})
 
 
 class FeatureEntries:
-    """Checks and serializes the features that a source declares beside image, labels and key."""
+    """Checks and serializes the features that a source declares in addition to image, labels and key."""
 
     _TYPES: Mapping[str, type | tuple[type, ...]] = {"int64": int, "float32": (float, int), "string": str}
 
@@ -77,7 +77,7 @@ class FeatureEntries:
             feature.name: (feature.dtype, self._TYPES[feature.dtype], feature.shape) for feature in declared
         }
 
-    def of(self, features: Mapping[str, Scalar | Sequence[Scalar]], name: str) -> bytes:
+    def serialize(self, features: Mapping[str, Scalar | Sequence[Scalar]], name: str) -> bytes:
         """Returns the entries of one example; BadRecordError if the values are not those declared."""
         if features.keys() != self._types.keys():
             raise BadRecordError(
@@ -90,16 +90,16 @@ class FeatureEntries:
                 raise BadRecordError(
                     name, f"feature {feature!r} is {reprlib.repr(value)}, not a list of {shape[0]}"
                 )
-            for one in value if shape else (value,):
-                try:  # a number of no more bits than its type, a text without half a character
-                    fits = isinstance(one, types) and not isinstance(one, bool)
-                    one.encode("utf-8", "surrogateescape") if isinstance(one, str) else _FITTING[dtype].pack(
-                        one
-                    )
+            for item in value if shape else (value,):
+                try:  # a number that fits its type, a text without lone surrogates
+                    fits = isinstance(item, types) and not isinstance(item, bool)
+                    item.encode("utf-8", "surrogateescape") if isinstance(item, str) else _FITTING[
+                        dtype
+                    ].pack(item)
                 except (KeyError, OverflowError, struct.error, UnicodeEncodeError):
                     fits = False
                 if not fits:
-                    raise BadRecordError(name, f"feature {feature!r} is {one!r}, not {dtype}")
+                    raise BadRecordError(name, f"feature {feature!r} is {item!r}, not {dtype}")
             if dtype == "float32":
                 value = list(map(float, value)) if shape else float(value)
             values[feature] = value
@@ -112,7 +112,7 @@ def serialize(features: Mapping[str, Stored]) -> bytes:
 
 
 def entries(features: Mapping[str, Stored]) -> bytes:
-    """Returns features as they stand inside a tf.train.Example, without its first tag and length."""
+    """Returns features as inside a tf.train.Example, without its first tag and length."""
     return b"".join(
         _field(_TAG_1, _field(_TAG_1, name.encode()) + _field(_TAG_2, _feature(features[name])))
         for name in sorted(features)
@@ -121,12 +121,12 @@ def entries(features: Mapping[str, Stored]) -> bytes:
 
 @lru_cache(1024)
 def key_head(length: int) -> bytes:
-    """Returns what stands in an Example before a key of `length` bytes."""
+    """Returns the bytes of an Example before a key of `length` bytes."""
     return entries({"key": bytes(length)})[:-length]
 
 
 def parse_entries(found: bytes) -> dict[str, tuple[Kind, list[Value]]]:
-    """Returns kind and values of features that stand inside a tf.train.Example, as `parse`."""
+    """Returns kind and values of features inside a tf.train.Example, as `parse`."""
     return parse(_field(_TAG_1, found))
 
 
@@ -140,33 +140,33 @@ def varint(value: int) -> bytes:
 
 
 def parse(data: bytes) -> dict[str, tuple[Kind, list[Value]]]:
-    """Returns kind and values of every feature of a serialized Example; ValueError if it is none."""
-    return {name.decode(): (place.kind, values(data, place)) for name, place in locate(data).items()}
+    """Returns kind and values of every feature of a serialized Example; ValueError if it is not one."""
+    return {name.decode(): (position.kind, values(data, position)) for name, position in locate(data).items()}
 
 
 def locate(data: bytes) -> dict[bytes, ValuePosition]:
-    """Returns where the features of a serialized Example lie, by name; ValueError if it is none."""
+    """Returns the positions of the features in a serialized Example, by name; ValueError if it is not one."""
     found: dict[bytes, ValuePosition] = {}
     try:
         for features, start, end in _fields(data, 0, len(data)):
             if features == _TAG_2:
                 raise ValueError(_SEQUENCE)
             for entry, position, last in _fields(data, start, end) if features == _TAG_1 else ():
-                if entry == _TAG_1 and not _locate_usual_entry(data, position, last, found):
+                if entry == _TAG_1 and not _locate_simple_entry(data, position, last, found):
                     _locate_entry(data, position, last, found)
     except IndexError:
         raise ValueError("not a tf.train.Example: it ends too early") from None
     return found
 
 
-def values(data: bytes, place: ValuePosition) -> list[Value]:
+def values(data: bytes, position: ValuePosition) -> list[Value]:
     """Returns the values of one feature of a serialized Example; ValueError if one is cut off."""
-    kind, start, end = place
+    kind, start, end = position
     found: list[Value] = []
     try:
         # Most lists are one field with a short length.
-        usual = end - start > 1 and data[start] == _TAG_1 and data[start + 1] == end - start - 2 < 0x80
-        for tag, first, last in ((_TAG_1, start + 2, end),) if usual else _fields(data, start, end):
+        is_short = end - start > 1 and data[start] == _TAG_1 and data[start + 1] == end - start - 2 < 0x80
+        for tag, first, last in ((_TAG_1, start + 2, end),) if is_short else _fields(data, start, end):
             if kind == "bytes" and tag == _TAG_1:
                 found.append(data[first:last])
             elif kind == "float" and tag in (_TAG_1, _UNPACKED_FLOAT):
@@ -180,20 +180,20 @@ def values(data: bytes, place: ValuePosition) -> list[Value]:
     return found
 
 
-def only_value(data: bytes, places: Mapping[bytes, ValuePosition], name: bytes) -> Value:
-    """Returns the value of a feature that has one; if not, a ValueError fits behind "the record"."""
-    place = places.get(name) or _absent(name)
-    kind, start, end = place
+def only_value(data: bytes, positions: Mapping[bytes, ValuePosition], name: bytes) -> Value:
+    """Returns the value of a feature that has one; ValueError, worded to follow "the record", if not."""
+    position = positions.get(name) or _absent(name)
+    kind, start, end = position
     if end - start == 3 and kind == "int64" and data.startswith(_ONE_BYTE, start) and data[end - 1] < 128:
-        return data[end - 1]  # most labels are so
+        return data[end - 1]  # most labels
     if kind != "bytes" and end - start > _LONGEST_NUMBER:
         raise ValueError(f"feature {name.decode()!r} has many values, one is needed")
-    return _only(values(data, place), name)
+    return _only(values(data, position), name)
 
 
-def only_span(data: bytes, places: Mapping[bytes, ValuePosition], name: bytes) -> tuple[int, int]:
+def only_span(data: bytes, positions: Mapping[bytes, ValuePosition], name: bytes) -> tuple[int, int]:
     """Returns start and length of the one value of a bytes feature; ValueError as `only_value`."""
-    kind, start, end = places.get(name) or _absent(name)
+    kind, start, end = positions.get(name) or _absent(name)
     if kind != "bytes":
         raise ValueError(f"feature {name.decode()!r} is {kind}, not bytes")
     if end - start > 1 and data[start] == _TAG_1:
@@ -215,8 +215,8 @@ def _only(found: Sequence[_Item], name: bytes) -> _Item:
     return found[0]
 
 
-def _locate_usual_entry(data: bytes, position: int, end: int, found: dict[bytes, ValuePosition]) -> bool:
-    """Reads an entry of its name and one list, as writers write it; False if it has more or less."""
+def _locate_simple_entry(data: bytes, position: int, end: int, found: dict[bytes, ValuePosition]) -> bool:
+    """Reads an entry that is a name and one list, as most are; False if it is not."""
     length = data[position + 1]
     name, feature = position + 2, position + 2 + length
     if data[position] != _TAG_1 or length > 0x7F or feature + 4 > end or data[feature] != _TAG_2:
@@ -277,7 +277,7 @@ def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns an unsigned number of up to 64 bits and the position behind it."""
+    """Returns an unsigned number of up to 64 bits and the position after it."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -293,7 +293,9 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 def _feature(value: Stored) -> bytes:
     values = value if isinstance(value, list) else [value]
     if isinstance(values[0], str | bytes):
-        texts = (one.encode("utf-8", "surrogateescape") if isinstance(one, str) else one for one in values)
+        texts = (
+            text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text for text in values
+        )
         return _field(_TAG_1, b"".join(_field(_TAG_1, text) for text in texts))  # type: ignore[arg-type]
     if isinstance(values[0], float):
         return _field(_TAG_2, _field(_TAG_1, struct.pack(f"<{len(values)}f", *values)))

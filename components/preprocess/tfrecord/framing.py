@@ -1,4 +1,4 @@
-"""TFRecord files: the frame of a record that is written, and the records of files of any writer, checked.
+"""TFRecord framing: the frame of a record to write, and reading the checked records of a file.
 
 The format is that of tensorflow/core/lib/io/record_{reader,writer}.h: per record its length (uint64), the
 masked CRC-32C of those 8 bytes (uint32), the data, and the masked CRC-32C of the data (uint32),
@@ -26,16 +26,16 @@ _MASK = 0xA282EAD8
 _HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
 _IMAGE_NAME = b"\x0a\x05image"
 
-#: Length of the image of an example that has none.
+#: Length of the image of an example without one.
 NO_IMAGE = -1
 
-# Lengths repeat in small images. In large ones they do not, and then little is lost.
+# Lengths of small images repeat. Those of large images do not, where the cache costs little.
 _KNOWN_LENGTHS = 4096
 
 _BLOCK, _PART = 1 << 20, 1 << 24
 _GZIP_MAGIC, _AVRO_MAGIC = b"\x1f\x8b", b"Obj\x01"
 
-#: Bytes of a record. An image of 100 million pixels has 300 MB; 2 MB of a gzip file may unfold to 2 GiB.
+#: Most bytes of a record. An image of 100 million pixels has 300 MB; 2 MB of gzip may decompress to 2 GiB.
 _LARGEST_RECORD = 1 << 29
 
 
@@ -48,7 +48,7 @@ def mask(crc: int) -> bytes:
 def image_start(image: int, tail: int) -> tuple[bytes, bytes, int]:
     """Returns the frame before an Example, the Example up to its image, and the length of the whole record.
 
-    `image` and `tail` are the lengths of the image and of the features behind it, in bytes; `image` is
+    `image` and `tail` are the lengths of the image and of the features after it, in bytes; `image` is
     `NO_IMAGE` where there are features alone.
     """
     start, size = b"", image
@@ -84,9 +84,9 @@ def detect_compression(path: str | os.PathLike[str]) -> str:
 
 
 def read_records(path: str | os.PathLike[str], *, compression: str = "") -> Iterator[Record | BadRecordError]:
-    """Yields all records of a file from the first to the last, or why one cannot be used.
+    """Yields all records of a file in order, or an error for one that cannot be used.
 
-    Raises SourceError where nothing behind can be found: the file is cut off, or a length is damaged.
+    Raises SourceError where no later record can be found: the file is cut off, or a length is damaged.
     """
     name = os.fspath(path)
     with remote_files.as_source_error(name), remote_files.open_read(name) as file:
@@ -137,7 +137,7 @@ def _record_length(header: bytes) -> int:
 
 
 def _read(stream: BinaryIO | gzip.GzipFile, wanted: int) -> bytes:
-    """Reads so many bytes, or what there is; what a length claims is not taken from the memory before."""
+    """Reads `wanted` bytes, or what there is; memory is not allocated for what a damaged length claims."""
     parts = []
     while wanted and (part := stream.read(min(wanted, _PART))):
         parts.append(part)
@@ -147,5 +147,5 @@ def _read(stream: BinaryIO | gzip.GzipFile, wanted: int) -> bytes:
 
 def _damaged(name: str, number: int, how: str) -> SourceError:
     return SourceError(
-        f"{name!r} is damaged at record {number}: {how}; nothing behind it can be read, copy the file again"
+        f"{name!r} is damaged at record {number}: {how}; nothing after it can be read, copy the file again"
     )
