@@ -184,7 +184,7 @@ def _check_names(
         distinct
     ):
         raise SourceError(
-            f"column {column!r} has {printable(repr(multiple))[:60]}: say whether that is multiple names, "
+            f"column {column!r} has {printable(repr(multiple))[:60]}: say whether that is several names, "
             f"label=multilabel:{column}, or one, label=class:{column}"
         )
     check_number(column, len(distinct), records)
