@@ -70,12 +70,11 @@ PARAMETERS = SCHEDULES.partition(".parameters]\n")[2]
 HEAD = """\
 # A working week
 
-This page shows a working week with one pipeline: what you type, and what you see.
-[Operating](operating.md) explains the commands.
+See a working week with one pipeline: what you type, and what you get. [Operate a pipeline](operating.md)
+explains the commands. Lines with `#` say what happens in between; `...` replaces output.
 
-`python -m tests.contract.week` runs them with Google's own clients **against a local fake** of Vertex AI and
-writes this page. The local runner runs the pipeline jobs; nothing ran on Vertex AI ([limits](limits.md)).
-`...` replaces output that is left out; a line with `#` says what happens between two commands.
+`python -m tests.contract.week` writes this page, with Google's own clients **against a local fake** of Vertex
+AI; the jobs run on one machine ([limits](limits.md)).
 """
 
 #: A job's end comes within this many seconds on a busy machine.
