@@ -104,7 +104,7 @@ def test_a_quantile_is_an_output_of_a_model_of_ones_own(tmp_path):
 def test_mlp_has_quantiles_of_one_number_alone(tmp_path, labels):
     info = describe(tmp_path, write_labelled(tmp_path, labels))
 
-    with pytest.raises(ModelError, match=r"mlp: quantiles are those of one number, and the dataset has"):
+    with pytest.raises(ModelError, match=r"mlp: quantiles need one label of one number, and the dataset has"):
         build("mlp", info, {"quantiles": SHARES})
 
 

@@ -81,7 +81,7 @@ class DataAdapter:
             pad: Whether fewer examples than replicas are padded with copies of the last.
 
         Raises:
-            SettingsError: The argument is not data that can be read in this way.
+            SettingsError: The argument is not such data, or does not fit the other arguments.
         """
         if isinstance(data, str | Path):
             return self._read_directory(data, name, steps, restart=restart)

@@ -145,16 +145,16 @@ class BatchSequence:
         def one_epoch(number: tf.Tensor) -> tf.data.Dataset:
             # The same batches in each epoch, also in a resumed run.
             known = self._source.examples
-            found = self._source.dataset(tf.zeros_like(number) if self._restart else number)
+            batches = self._source.dataset(tf.zeros_like(number) if self._restart else number)
             if known and not self._local_replicas and in_epoch and self._sizes[-1] > known[1]:
-                found = _merge_last_two(found, in_epoch + 1, self.element_spec)
-            return found.take(self.steps * self._batches_per_step) if self._restart else found
+                batches = _merge_last_two(batches, in_epoch + 1, self.element_spec)
+            return batches.take(self.steps * self._batches_per_step) if self._restart else batches
 
         numbers = tf.data.Dataset.range(first, 1 if endless and not self._restart else _UNLIMITED_EPOCHS)
-        found = numbers.flat_map(_no_autograph(one_epoch)).skip(rest)
+        batches = numbers.flat_map(_no_autograph(one_epoch)).skip(rest)
         options = tf.data.Options()
         options.deterministic = True
-        return found.with_options(options)
+        return batches.with_options(options)
 
     def raw_batches(self, at: Position = _BEGINNING) -> tf.data.Dataset:
         """Returns the batches of single steps, the input of `decode`, for the parameter server strategy."""

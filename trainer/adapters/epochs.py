@@ -101,7 +101,7 @@ class DatasetEpochs:
     """
 
     def __init__(self, dataset: tf.data.Dataset, name: str, seed: int) -> None:
-        """Converts a dataset to a graph and seeds it; a SettingsError says that it cannot be converted."""
+        """Converts a dataset to a graph and seeds it; raises SettingsError if it cannot be converted."""
         self._dataset = dataset  # keeps its functions alive
         self._seed = seed
         self.element_spec = dataset.element_spec

@@ -150,7 +150,9 @@ def parse_batch(
         name: tf.io.FixedLenFeature(*(((), "string") if name == "image" else (feature.shape, feature.dtype)))
         for name, feature in inputs.items()
     }
-    stored |= {one.name: tf.io.FixedLenFeature(one.feature.shape, one.feature.dtype) for one in labels}
+    stored |= {
+        label.name: tf.io.FixedLenFeature(label.feature.shape, label.feature.dtype) for label in labels
+    }
     parsed = tf.io.parse_example(serialized, stored)
     targets = {label.name: parsed.pop(label.name) for label in labels}
     x = decode_batch(parsed["image"], inputs["image"]) if "image" in inputs else parsed

@@ -1,4 +1,4 @@
-"""Features and labels of an example: how each value is stored, what is to be predicted, what does not fit.
+"""Features and labels of an example, their statistics, schema anomalies, and the placement of resized images.
 
 Preprocessing (with numbers) and the exported model (with tensors) share `compute_placement`, and so crop and
 resize an image alike to the pixel. Loads no TensorFlow.
@@ -24,7 +24,7 @@ COLUMN_TYPES: Mapping[str, str] = {"text": "string", "integer": "int64", "number
 #: Kinds of labels: one class; any number of classes; one or several numbers.
 CLASS, MULTILABEL, REGRESSION = LABEL_KINDS = ("class", "multilabel", "regression")
 
-#: Name of the feature, and of the label, where a dataset has only one.
+#: Name of the only label of a dataset, and of its feature.
 LABEL = "label"
 
 #: Features with the value by which a time split ordered the examples -> their units in a second or, for a
@@ -159,9 +159,9 @@ class Tally:
 
 def _merge_spreads(parts: Sequence[tuple[int, Spread]]) -> Spread:
     total = sum(count for count, _ in parts)
-    mean = math.fsum(count * one.mean for count, one in parts) / total
-    squares = math.fsum(count * (one.deviation**2 + (one.mean - mean) ** 2) for count, one in parts)
-    least, largest = min(one.least for _, one in parts), max(one.largest for _, one in parts)
+    mean = math.fsum(count * part.mean for count, part in parts) / total
+    squares = math.fsum(count * (part.deviation**2 + (part.mean - mean) ** 2) for count, part in parts)
+    least, largest = min(part.least for _, part in parts), max(part.largest for _, part in parts)
     return Spread(least, largest, mean, math.sqrt(squares / total))
 
 

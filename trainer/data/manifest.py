@@ -253,7 +253,7 @@ class Manifest:
     @property
     def inputs(self) -> Mapping[str, Feature]:
         """Inputs of a model, by name: the image alone, else all columns; a DatasetError without either."""
-        if images := {one.name: one for one in self.features if one.name == "image"}:
+        if images := {feature.name: feature for feature in self.features if feature.name == "image"}:
             return images
         columns = {
             feature.name: feature for feature in self.columns if feature.name not in self.split_columns

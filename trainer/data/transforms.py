@@ -174,9 +174,8 @@ def trace(reference: str, dataset: DatasetInfo) -> tf.Module | None:
     """
     function = plugins.load(reference, "transform", SettingsError)
     function = getattr(function, "python_function", function)
-    x = tf.nest.map_structure(
-        lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), _probe_batch(dataset)
-    )
+    probe = _probe_batch(dataset)
+    x = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), probe)
     y = {
         name: tf.TensorSpec([None, *label.feature.shape], label.feature.dtype)
         for name, label in dataset.labels.items()
@@ -265,7 +264,7 @@ def _check_graph(reference: str, traced: Any, inputs: int, targets: int) -> None
     """Refuses inputs that depend on labels, on random numbers, or on Python code."""
     graph = traced.graph
     labels = {id(tensor.op) for tensor in graph.inputs[inputs : inputs + targets]}
-    used = {node.op for one in graph.as_graph_def().library.function for node in one.node_def}
+    used = {node.op for body in graph.as_graph_def().library.function for node in body.node_def}
     waiting = [tensor.op for tensor in tf.nest.flatten(graph.structured_outputs) if hasattr(tensor, "op")]
     seen = set[int]()
     while waiting:  # all ancestors of the outputs
@@ -290,7 +289,7 @@ def _skip_identities(tensor: Any) -> Any:
 
 
 def _check_batch_independence(reference: str, prepare: Any, dataset: DatasetInfo) -> None:
-    """Refuses a transformation that gives an example other inputs alone than in a batch."""
+    """Refuses a transformation whose inputs of an example depend on the rest of the batch."""
     rows = _probe_batch(dataset)
     try:
         together = prepare(rows)

@@ -148,7 +148,7 @@ def load_callbacks(reference: str, directory: Path) -> list[keras.callbacks.Call
 
 
 def check_callback(callback: Any, refusal: str) -> None:
-    """Refuses, in these words, what is no callback of Keras, and one that runs where no callbacks do."""
+    """Refuses, with the message `refusal`, an object that is not a callback; and an invalid `on`."""
     if not isinstance(callback, keras.callbacks.Callback):
         raise SettingsError(f"{refusal} {type(callback).__name__}")
     callback_scope(callback)

@@ -52,7 +52,7 @@ class Evaluations:
         files.write_json(self._path(position.steps), content)
 
     def read(self, steps: int) -> dict[str, float] | None:
-        """Returns the finite metrics of a checkpoint, or None where it has not been evaluated."""
+        """Returns the finite metrics of a checkpoint; None if it has not been evaluated."""
         try:
             metrics = files.read_json(self._path(steps), RunError).get("metrics")
         except RunError:

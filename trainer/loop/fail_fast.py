@@ -85,7 +85,7 @@ def _path_state(path: Path) -> Any:
     with contextlib.suppress(OSError, ValueError):
         if (manifest := path / MANIFEST_FILE).is_file():  # which has the checksums of the shards
             return sorted(os.listdir(path)), manifest.read_bytes()
-        found = sorted(path.iterdir()) if path.is_dir() else [path]
-        known = [(file.name, file.stat()) for file in found]
+        paths = sorted(path.iterdir()) if path.is_dir() else [path]
+        known = [(file.name, file.stat()) for file in paths]
         return [(name, at.st_size, at.st_mtime_ns) for name, at in known if stat.S_ISREG(at.st_mode)]
     return []

@@ -331,10 +331,10 @@ class Training:
 
     def _check_finite(self, agreed: Agreement, plan: RunPlan, done: int) -> None:
         """Ends the run when the loss of a step was not finite, naming the shards of its batch."""
-        found = [(step, process) for process, step in enumerate(agreed.diverged) if step]
-        if not found:
+        diverged = [(step, process) for process, step in enumerate(agreed.diverged) if step]
+        if not diverged:
             return
-        step, process = min(found)
+        step, process = min(diverged)
         source = self._run.step_source(plan, step - (self.position.steps - done + 1), process)
         where = f" on {self._run.processes[process]}" if len(self._run.processes) > 1 else ""
         raise DivergedError(

@@ -111,7 +111,7 @@ class Workers:
     ) -> WorkerStep:
         """Returns the model's `train_step` or `test_step` as a function of an undecoded batch."""
         variables = model.metrics_variables
-        counters = [v for one in optimizers(model) for v in one.variables if v.name == "iteration"]
+        counters = [v for item in optimizers(model) for v in item.variables if v.name == "iteration"]
         names = flat_logs(model.get_metrics_result()).keys()
         shapes: dict[str, tuple[int, ...]] = {}
 
@@ -212,7 +212,7 @@ class CoordinatorLoop:
     """
 
     def __init__(self, model: keras.Model, workers: Workers, batches: tf.data.Dataset, decode: Decode):
-        if any(one.gradient_accumulation_steps for one in updating_optimizers(model)):
+        if any(optimizer.gradient_accumulation_steps for optimizer in updating_optimizers(model)):
             raise SettingsError(
                 "strategy parameter_server cannot accumulate gradients: gradient_accumulation_steps asks "
                 "for replicas that step together; use larger batches or multi_worker_mirrored"

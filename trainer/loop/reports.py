@@ -32,7 +32,7 @@ class Counters:
         replicas: Number of replicas.
         total_steps: Steps of the whole run, if nothing ends it early.
         first_step: Steps that earlier processes have trained.
-        steps: Steps of the whole run so far.
+        steps: Steps of the whole run until now.
         examples: Examples that this process has trained, over all replicas.
         seconds: Seconds that this process has trained.
         waited: Seconds of these that it waited for input.

@@ -132,7 +132,7 @@ def reported_metrics(step: Callable[[Any], Any], logs: Any) -> dict[str, tf.Tens
 class StepLoop:
     """Training loop of synchronous strategies; every process calls the same methods.
 
-    `evaluation` is that of the validation split, None without one.
+    `evaluation` is that of the validation split; None without a validation split.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ def check_export(
     """Saves a model, loads it in safe mode, and traces it, if it has code that is not Keras' own.
 
     Collective: every replica must call it at the same point, outside the strategy's scope. A model of Keras'
-    own layers alone is not tried, which would take seconds for a large one.
+    own layers alone is skipped, as this takes seconds for a large model.
 
     Args:
         model: Built model.

@@ -99,22 +99,22 @@ def read_interface(
         order = tuple(names) if isinstance(outputs, list | tuple) else ()
     losses = losses_by_label(model, labels)
     metrics = compiled_by_label(model, passed_metrics(model), labels, compiled_metrics(model))
-    found: dict[str, tuple[LabelForm, str]] = {}
+    chosen: dict[str, tuple[LabelForm, str]] = {}
     for name, label in dataset.labels.items():
-        found[name] = DEFAULT_FORMS[label.kind], ""
+        chosen[name] = DEFAULT_FORMS[label.kind], ""
         shape, count = shapes.get(name, ()), len(label.outputs)
         if label.kind == CLASS:
             single = shape[1:] == (1,) or (heads is not None and heads[name] in ("probability", "logit"))
-            found[name] = choose_form(losses[name], metrics[name], 1 if single else count, count)
+            chosen[name] = choose_form(losses[name], metrics[name], 1 if single else count, count)
         elif (label.kind, count, len(shape)) == (REGRESSION, 1, 2):
-            found[name] = "column", ""
+            chosen[name] = "column", ""
     forms = {
-        name: form for name, (form, _) in found.items() if form != DEFAULT_FORMS[dataset.labels[name].kind]
+        name: form for name, (form, _) in chosen.items() if form != DEFAULT_FORMS[dataset.labels[name].kind]
     }
     descriptions = tuple(
-        f"{f'{name} ' if name != LABEL else ''}{_FORM_NAMES[form]}, as {found[name][1]} takes them"
+        f"{f'{name} ' if name != LABEL else ''}{_FORM_NAMES[form]}, as {chosen[name][1]} takes them"
         for name, form in forms.items()
-        if found[name][1]
+        if chosen[name][1]
     )
     return Interface(forms, descriptions, heads, order)
 

@@ -70,8 +70,8 @@ def build_model(
 ) -> keras.Model:
     """Numbers normalized, text looked up or hashed and embedded -> Dense relu, twice -> what labels need.
 
-    A missing number counts as the mean of its column, and where the training split has some, a column of 0
-    and 1 says which. A missing text is a value like any other.
+    A missing number counts as the mean of its column; if the training split has some, an indicator of 0 and 1
+    is added. A missing text is a value like any other.
 
     Args:
         dataset: Columns and labels. Whole numbers and floats are numbers, text is a category.

@@ -154,7 +154,9 @@ def adapted_layers(model: keras.Model, *, numbers: bool = False) -> dict[str, st
     facts += [list(layer.bin_boundaries) for layer in _layers(model, keras.layers.Discretization)]
     if numbers:
         normalizations = _layers(model, keras.layers.Normalization)
-        facts += [[keras.ops.convert_to_numpy(one).tolist() for one in n.weights] for n in normalizations]
+        facts += [
+            [keras.ops.convert_to_numpy(weight).tolist() for weight in n.weights] for n in normalizations
+        ]
     if not facts:
         return {}
     text = json.dumps(facts, default=str)

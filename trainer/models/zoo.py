@@ -124,8 +124,8 @@ def compiled_quantiles(label: Label, losses: Sequence[Any]) -> tuple[float, ...]
 
     Raises ModelError if the label is not one number.
     """
-    found = next((loss for loss in losses if isinstance(loss, QuantileLoss)), None)
-    if found is None:
+    quantile_loss = next((loss for loss in losses if isinstance(loss, QuantileLoss)), None)
+    if quantile_loss is None:
         return ()
     if (label.kind, len(label.outputs)) != (REGRESSION, 1):
         raise ModelError(
@@ -133,7 +133,7 @@ def compiled_quantiles(label: Label, losses: Sequence[Any]) -> tuple[float, ...]
             f"{label.kind}:{','.join(label.outputs[:5])}; make each number a label of its own, and compile a "
             "model of classes with a crossentropy"
         )
-    return found.quantiles
+    return quantile_loss.quantiles
 
 
 def parse_quantiles(head: object) -> tuple[float, ...]:
@@ -181,7 +181,7 @@ def add_outputs(
     if quantiles and [(label.kind, len(label.outputs)) for label in labels] != [(REGRESSION, 1)]:
         found = "; ".join(f"{label.kind}:{','.join(label.outputs[:5])}" for label in labels)
         raise ModelError(
-            f"{name}: quantiles are those of one number, and the dataset has {found}; leave quantiles out"
+            f"{name}: quantiles need one label of one number, and the dataset has {found}; leave them out"
         )
     outputs, losses, metrics = {}, {}, {}
     for label in labels:

@@ -1,4 +1,4 @@
-"""The order of examples over replicas and steps, and which worker reads which shard."""
+"""Sharding: the order of examples over replicas and steps, and the shards of each worker."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Attempts of a job: a mistake ends the next one at once, unless something has changed since."""
+"""Fail-fast markers: a user error ends the restart of a job at once, unless something has changed since."""
 
 import errno
 import json
@@ -43,8 +43,8 @@ def environ(tmp_path):
     return {"CLOUD_ML_JOB_ID": "1", "AIP_CHECKPOINT_DIR": f"{tmp_path}/base/checkpoints/"}
 
 
-def attempt(settings, environ, failure=None, cluster=None):
-    """Makes one attempt that fails so, and returns the error that ends it; None when nothing does."""
+def run_job(settings, environ, failure=None, cluster=None):
+    """Runs a job that fails with `failure`; returns the error that ends it, None if it succeeds."""
     try:
         with fail_fast.refuse_repeated_failure(settings, cluster or ClusterConfig(), environ):
             if failure:
@@ -55,10 +55,10 @@ def attempt(settings, environ, failure=None, cluster=None):
 
 
 @pytest.mark.parametrize("failure", [ModelError(WORDS), DivergedError(WORDS), DatasetError(WORDS)])
-def test_the_next_attempt_ends_with_the_first_message(settings, environ, failure):
-    attempt(settings, environ, failure)
+def test_a_restart_ends_with_the_first_message(settings, environ, failure):
+    run_job(settings, environ, failure)
 
-    again = attempt(replace(settings, model_dir="of-the-second-task"), {**environ, "CLOUD_ML_JOB_ID": "2"})
+    again = run_job(replace(settings, model_dir="of-the-second-task"), {**environ, "CLOUD_ML_JOB_ID": "2"})
 
     assert isinstance(again, RepeatedError)
     assert (again.line, again.exit_code) == (WORDS, failure.exit_code)
@@ -66,10 +66,10 @@ def test_the_next_attempt_ends_with_the_first_message(settings, environ, failure
 
 def test_every_replica_ends_and_the_first_message_stays(settings, environ):
     cluster = ClusterConfig("chief", 0, ("a:1", "b:1"))
-    attempt(settings, environ, ModelError(WORDS), cluster)
+    run_job(settings, environ, ModelError(WORDS), cluster)
     worker = replace(cluster, task_type="worker", hosts=("c:7", "d:8"))  # as a restarted one may find them
 
-    assert str(attempt(settings, environ, ModelError("another"), worker)) == WORDS
+    assert str(run_job(settings, environ, ModelError("another"), worker)) == WORDS
 
 
 def of_the_machine():
@@ -87,12 +87,12 @@ def of_the_machine():
         OSError(errno.EIO, "Input/output error"),
         FileNotFoundError(errno.ENOENT, "No such file"),
         MemoryError(),
-        RuntimeError("of nobody's"),
+        RuntimeError("of unknown origin"),
     ],
 )
-def test_what_may_be_gone_at_the_next_attempt_is_tried_again(settings, environ, failure):
-    attempt(settings, environ, failure)
-    assert attempt(settings, environ) is None
+def test_an_error_that_a_restart_may_fix_is_tried_again(settings, environ, failure):
+    run_job(settings, environ, failure)
+    assert run_job(settings, environ) is None
 
 
 @pytest.mark.parametrize(
@@ -107,18 +107,18 @@ def test_what_may_be_gone_at_the_next_attempt_is_tried_again(settings, environ, 
         lambda settings, here: changed(settings, here / "weights.keras"),
     ],
 )
-def test_who_has_mended_something_is_not_stopped(settings, environ, tmp_path, mend):
-    attempt(settings, environ, ModelError(WORDS))
-    assert attempt(mend(settings, tmp_path), environ) is None
+def test_a_job_with_a_fix_is_not_stopped(settings, environ, tmp_path, mend):
+    run_job(settings, environ, ModelError(WORDS))
+    assert run_job(mend(settings, tmp_path), environ) is None
 
 
 def test_a_dataset_is_its_manifest_and_none_of_its_shards_is_asked_for(settings, environ, tmp_path):
     """Copied or touched, it is the same: thousands of shards in a bucket would be asked for, one by one."""
     (tmp_path / "data/train-00000-of-00001.tfrecord").touch()
-    attempt(settings, environ, ModelError(WORDS))
+    run_job(settings, environ, ModelError(WORDS))
     for path in (tmp_path / "data").iterdir():
         os.utime(path, (1, 1))
-    assert isinstance(attempt(settings, environ), RepeatedError)
+    assert isinstance(run_job(settings, environ), RepeatedError)
 
 
 def changed(settings, path):
@@ -128,40 +128,40 @@ def changed(settings, path):
 
 
 def test_a_package_that_was_missing_and_is_installed_is_a_change(settings, environ, tmp_path, monkeypatch):
-    attempt(settings, environ, ModelError("no module 'efficientnet'"))
+    run_job(settings, environ, ModelError("no module 'efficientnet'"))
     (tmp_path / "site/efficientnet-1.0.dist-info").mkdir(parents=True)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert attempt(settings, environ) is None
+    assert run_job(settings, environ) is None
 
 
-def test_who_tries_by_hand_is_not_stopped(settings, environ):
-    attempt(settings, environ, ModelError(WORDS))
+def test_a_run_started_by_hand_is_not_stopped(settings, environ):
+    run_job(settings, environ, ModelError(WORDS))
     by_hand = {"AIP_CHECKPOINT_DIR": environ["AIP_CHECKPOINT_DIR"]}
-    assert attempt(settings, by_hand) is None
+    assert run_job(settings, by_hand) is None
 
 
-def test_the_marker_is_in_the_runs_own_directory_and_can_be_forgotten(settings, environ, tmp_path):
+def test_the_marker_is_in_the_runs_own_directory_and_can_be_removed(settings, environ, tmp_path):
     """Not beside the checkpoints that were taken over from another run, which is none of this one's."""
     other = replace(settings, checkpoint_dir=str(tmp_path / "other/checkpoints"))
-    attempt(other, environ, ModelError(WORDS))
+    run_job(other, environ, ModelError(WORDS))
     (marker,) = tmp_path.rglob("mistake-*.json")
     assert marker.parent == tmp_path / "base"
     assert json.loads(marker.read_text()) == {"error": WORDS, "replica": "chief-0"}
 
     fail_fast.clear_markers(tmp_path / "base")
-    assert attempt(other, environ) is None
+    assert run_job(other, environ) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"error": 3}'])
-def test_a_marker_that_cannot_be_read_stops_nobody(settings, environ, tmp_path, text):
-    attempt(settings, environ, ModelError(WORDS))
+def test_an_unreadable_marker_stops_no_job(settings, environ, tmp_path, text):
+    run_job(settings, environ, ModelError(WORDS))
     next(tmp_path.rglob("mistake-*.json")).write_text(text)
-    assert attempt(settings, environ) is None
+    assert run_job(settings, environ) is None
 
 
-def test_without_a_place_to_write_the_error_is_the_mistake(settings, environ, tmp_path):
+def test_without_a_writable_directory_the_error_is_the_same(settings, environ, tmp_path):
     (tmp_path / "base").write_text("in the way")
-    assert str(attempt(settings, environ, ModelError(WORDS))) == WORDS
+    assert str(run_job(settings, environ, ModelError(WORDS))) == WORDS
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_without_a_place_to_write_the_error_is_the_mistake(settings, environ, tm
     ],
 )
 def test_neither_waits_for_tensorflow(settings, environ, tmp_path, variables, words):
-    attempt(settings, environ, ModelError(WORDS))
+    run_job(settings, environ, ModelError(WORDS))
     # Found only when it is imported: after that the process would end with another code.
     (tmp_path / "no/tensorflow").mkdir(parents=True)
     (tmp_path / "no/tensorflow/__init__.py").write_text("raise SystemExit(99)")
