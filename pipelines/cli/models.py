@@ -94,12 +94,8 @@ def validate(
     or of a slice, with a number or with the champion, which is evaluated again on the same examples:
 
     \b
-      accuracy >= 0.95
       recall[class=healthy] >= 0.9
       worst_slice(accuracy) >= 0.8
-      latency_p95_ms <= 50
-      accuracy >= champion - 0.005
-      accuracy > champion (p < 0.05)
       champion: accuracy >= champion (within 0.02)
 
     Exits with 1 if the model is not blessed.
