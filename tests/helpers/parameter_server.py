@@ -151,7 +151,7 @@ def train_on(chief, out):
 
 
 def survive(chief, out):
-    """Trains while a worker is killed, until it is back; then until a parameter server is gone."""
+    """Trains while a worker is killed, until it is back; then until a parameter server is lost."""
     loop = chief.loop(passes=10_000)
     loop.train(SIZES)
     say("training")
@@ -159,7 +159,7 @@ def survive(chief, out):
     with progress.sink(lambda event: events.append(event.text)):
         steps = len(SIZES)
         sys.stdin.readline()
-        while not any("worker-1 is gone" in text for text in events):
+        while not any("worker-1 is lost" in text for text in events):
             loop.train(SIZES)
             steps += len(SIZES)
         say("gone")

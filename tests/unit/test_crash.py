@@ -35,7 +35,7 @@ def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             ModuleNotFoundError("No module named 'psutil'", name="psutil"),
             EXIT_BAD_INPUT,
-            "psutil is not installed, which this needs; pip install 'shardline[local]'",
+            "psutil is needed and not installed; pip install 'shardline[local]'",
         ),
         (MemoryError(), EXIT_FAILED, "out of memory; "),
         (RuntimeError("part-0; No space left on device"), EXIT_FAILED, "RuntimeError: part-0; No space left"),

@@ -19,20 +19,13 @@ from shardline.trainer.base.plugins import describe
 DIRECTORY_VARIABLE = "SHARDLINE_CRASH_DIR"
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_STORAGE_LOST = (
-    errno.EIO,
-    errno.ESTALE,
-    errno.ENOTCONN,
-    errno.ETIMEDOUT,
-    errno.ECONNRESET,
-    errno.EHOSTUNREACH,
-)
+_IO_LOST = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTUNREACH)
 # Failures of the machine, each with its remedy: a later attempt may succeed.
 _MACHINE_FAILURES = {
     **dict.fromkeys(_DISK_FULL, "make room there and try again"),
-    **dict.fromkeys(_STORAGE_LOST, "a disk, a mounted bucket or the network has failed; try again"),
+    **dict.fromkeys(_IO_LOST, "a disk, a mounted bucket or the network has failed; try again"),
     **dict.fromkeys((errno.EFBIG, errno.EMFILE, errno.ENFILE), "raise the limit (ulimit)"),
-    errno.ENOMEM: "give the machine more memory, or the work less to hold",
+    errno.ENOMEM: "use a machine with more memory, or a smaller model, batch or dataset",
 }
 # Errors of a path that a user named.
 _PATH_ERRORS = {
@@ -52,7 +45,7 @@ def as_error(failure: Exception) -> ShardlineError:
         return failure
     if isinstance(failure, ModuleNotFoundError) and failure.name:
         return SettingsError(
-            f"{failure.name} is not installed, which this needs; pip install 'shardline[local]' has all that "
+            f"{failure.name} is needed and not installed; pip install 'shardline[local]' has all that "
             "Shardline's own commands need"
         )
     if isinstance(failure, MemoryError):

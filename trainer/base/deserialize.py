@@ -179,12 +179,8 @@ def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
         if missing := [each for each in _required(kind) if each not in content]:
             raise TypeError(f"{name}.{missing[0]} is missing".lstrip("."))
         hints = {each: hint for each, hint in field_types(kind).items() if each in content}
-        return kind(
-            **{
-                each: _convert(hint, content[each], f"{name}.{each}".lstrip("."))
-                for each, hint in hints.items()
-            }
-        )
+        prefix = f"{name}.".lstrip(".")
+        return kind(**{each: _convert(hint, content[each], prefix + each) for each, hint in hints.items()})
     if origin is tuple:
         items = _check_instance(value, list | tuple, f"a list{_items_text(inner[0])}", name)
         kinds = inner[:1] * len(items) if inner[-1] is Ellipsis else inner
@@ -192,9 +188,8 @@ def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
         return tuple(_convert(each, item, f"{name}[{index}]", strict=strict) for index, (each, item) in pairs)
     if origin is not None:
         items = _check_instance(value, Mapping, f"a mapping{_items_text(inner[1])}", name).items()
-        return {
-            key: _convert(inner[1], item, f"{name}.{printable(key)}", strict=strict) for key, item in items
-        }
+        kind = inner[1]
+        return {key: _convert(kind, item, f"{name}.{printable(key)}", strict=strict) for key, item in items}
     return _convert_scalar(kind, value, name, strict)
 
 

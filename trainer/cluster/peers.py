@@ -68,9 +68,8 @@ _RULES = {
 
 def peer_config(settings: TrainSettings, fingerprint: str, gpus: int) -> PeerConfig:
     """Returns what must be the same on all replicas: settings, dataset, versions, number of GPUs."""
-    shared = {
-        name: value for name, value in asdict(settings).items() if name not in (*PATH_SETTINGS, "evaluator")
-    }
+    unshared = (*PATH_SETTINGS, "evaluator")
+    shared = {name: value for name, value in asdict(settings).items() if name not in unshared}
     config: PeerConfig = {
         "settings": shared,
         "dataset": {"fingerprint": fingerprint},
@@ -183,12 +182,8 @@ class Peers:
         address, config = self._cluster.addresses.get(self._cluster.name), own or {}
         if address is None:  # no cluster, or the evaluator, which has no peers
             return
-        start, missing, reported, port = (
-            time.monotonic(),
-            self._others,
-            False,
-            int(address.rpartition(":")[2]),
-        )
+        start, missing, reported = time.monotonic(), self._others, False
+        port = int(address.rpartition(":")[2])
         try:  # on all interfaces, as TensorFlow will, or on loopback when all peers are there
             listener = listen(self._cluster.own_host, port, backlog=2 * len(self._others) + 8)
         except OSError as error:
