@@ -236,7 +236,7 @@ def png(side: int = 12) -> bytes:
         ({}, "not a tf.train.Example"),
     ],
 )
-def test_an_example_that_is_not_as_the_manifest_says(
+def test_an_example_that_contradicts_the_manifest(
     dataset: Path, record: dict[str, Any], message: str
 ) -> None:
     """Its checksums are right: a writer with a fault wrote it."""
@@ -248,7 +248,7 @@ def test_an_example_that_is_not_as_the_manifest_says(
 
 
 @pytest.mark.timeout(60)
-def test_a_pipe_in_the_place_of_a_shard_is_not_waited_for(dataset: Path) -> None:
+def test_a_pipe_instead_of_a_shard_does_not_block(dataset: Path) -> None:
     (dataset / SHARD).unlink()
     os.mkfifo(dataset / SHARD)
     assert found(dataset) == [f"{SHARD}: is not a file"]
@@ -292,7 +292,7 @@ def test_processes_cannot_be_negative(dataset: Path) -> None:
 # info and stats
 
 
-def test_info_says_what_the_manifest_says(dataset: Path) -> None:
+def test_info_shows_the_manifest(dataset: Path) -> None:
     manifest = manifests.load(dataset)
     described = stats.describe(manifest)
     assert described["splits"]["train"]["records"] == 60

@@ -159,7 +159,9 @@ def test_a_record_that_is_not_as_the_manifest_says_is_refused(tmp_path: Path) ->
     manifest = write_table(tmp_path, records={"train": 30})
     other = dataclasses.replace(manifest, features=(*manifest.features, Feature("extra", "float32")))
 
-    with pytest.raises(DatasetError, match="has not one float32 as 'extra'; 'shardline dataset verify'"):
+    with pytest.raises(
+        DatasetError, match="does not have one float32 as 'extra'; 'shardline dataset verify'"
+    ):
         make_profile(tmp_path, other)
 
 

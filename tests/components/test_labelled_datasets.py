@@ -144,9 +144,7 @@ def test_a_column_without_any_number(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_said_of_every_kind(
-    tmp_path: Path, label: str, says: tuple[str, ...], moving: set[str]
-) -> None:
+def test_reports_of_every_kind(tmp_path: Path, label: str, says: tuple[str, ...], moving: set[str]) -> None:
     rows = [(i % 2, i % 7, i / 3, bool(i % 3), "x|y" if i % 4 else "", "t") for i in range(90)]
     path = write_csv(tmp_path / "table.csv", ["a", "b", "p", "flag", "tags", "text"], rows)
     manifest = run(f"table:{path}", tmp_path / "out", label=label)
@@ -194,7 +192,7 @@ def test_labels_that_cannot_be_learned_are_refused(tmp_path: Path, label: str, m
     assert not (tmp_path / "out").exists()
 
 
-def test_a_manifest_that_says_other_labels_is_found_out(diabetes: Path, tmp_path: Path) -> None:
+def test_a_manifest_with_other_labels_is_detected(diabetes: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(diabetes, tmp_path / "copy")
     path = copy / "manifest.json"
     content = json.loads(path.read_text())

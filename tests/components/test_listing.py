@@ -133,7 +133,7 @@ def test_a_page_that_is_lost_is_asked_for_again(bucket: Mounted) -> None:
     assert len(bucket.requests) == 1 + 2 + 1
 
 
-def test_without_an_answer_the_mount_is_asked_and_the_way_is_told(
+def test_without_an_answer_the_mount_is_listed_and_that_is_reported(
     bucket: Mounted, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bucket.write(*NAMES)
@@ -194,7 +194,7 @@ def test_patterns_match_in_a_bucket_as_on_a_disk(pattern: str, bucket: Mounted) 
     assert listing.find_files(wanted) == sorted(on_disk)
 
 
-def test_what_is_not_there_is_said_as_ever(bucket: Mounted) -> None:
+def test_what_is_missing_has_the_usual_error(bucket: Mounted) -> None:
     bucket.write(*NAMES)
     for call, path, message in [
         (listing.match_files, "bird/*", "no file matches "),

@@ -85,7 +85,7 @@ def test_the_manifest_states_what_the_shards_hold(tmp_path: Path) -> None:
             assert shard.bytes == (tmp_path / "out" / shard.file).stat().st_size
 
 
-def test_the_fingerprint_follows_the_content_and_not_the_place(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_content_and_not_the_path(tmp_path: Path) -> None:
     here, there = write_images(tmp_path / "here"), write_images(tmp_path / "there")
     first = run(f"images:{here}", tmp_path / "1")
     assert run(f"images:{there}", tmp_path / "2", data_dir="elsewhere").fingerprint == first.fingerprint
@@ -200,7 +200,7 @@ def test_the_split_follows_from_its_salt_and_not_from_the_seed(tmp_path: Path) -
         {"seed": 3, "split_salt": 2, "key": "content"},
     ],
 )
-def test_each_example_is_known_by_a_hash_that_its_split_and_place_do_not_change(
+def test_each_example_has_a_key_hash_that_its_split_and_position_do_not_change(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     def known(name: str, **settings: Any) -> dict[bytes, bytes]:

@@ -98,7 +98,7 @@ def test_the_component_ends_with_one_line(
     [component.preprocess, component.plan_shards, component.write_shards, component.finish_dataset],
     ids=lambda function: function.__name__,
 )
-def test_the_component_stands_alone(function: Callable[..., Any]) -> None:
+def test_the_component_is_self_contained(function: Callable[..., Any]) -> None:
     """KFP carries the text of the function into the container, and nothing around it."""
     namespace: dict[str, Any] = {"dsl": dsl}
     exec(inspect.getsource(function), namespace)

@@ -39,7 +39,7 @@ def test_a_directory_with_something_else_is_left_alone(tmp_path: Path, name: str
     assert contents(tmp_path) == {name: b"{}"}
 
 
-def test_files_beside_a_dataset_are_left_alone(tmp_path: Path) -> None:
+def test_files_next_to_a_dataset_are_left_alone(tmp_path: Path) -> None:
     run("digits", tmp_path / "out")
     (tmp_path / "out" / "notes.txt").write_text("mine")
     before = contents(tmp_path / "out")
@@ -105,7 +105,7 @@ def test_a_directory_inside_the_source_is_refused(tmp_path: Path, source: str, o
     assert sorted(photos.rglob("*")) == before
 
 
-def test_a_directory_beside_the_source_is_taken(tmp_path: Path) -> None:
+def test_a_directory_next_to_the_source_is_accepted(tmp_path: Path) -> None:
     photos = write_images(tmp_path / "photos")
     run(f"images:{photos}", tmp_path / "photos-out")
     run(f"tfrecord:{tmp_path}/photos-out/*.tfrecord", tmp_path / "photos-out" / "again")

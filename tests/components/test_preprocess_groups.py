@@ -105,7 +105,7 @@ def test_training_comes_before_validation_and_test(tmp_path: Path, suffix: str) 
     assert not verify(tmp_path / "out", processes=1).damages
 
 
-def test_a_split_by_time_of_sorted_classes_is_said_to_judge_nothing(
+def test_a_split_by_time_of_sorted_classes_is_reported_as_useless(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sorted_by_class = sorted("abcd"[number % 4] for number in range(1000))

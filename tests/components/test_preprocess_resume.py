@@ -28,7 +28,7 @@ def _lines(events: list[progress.Event]) -> list[str]:
     return [event.text for event in events if event.kind == "line"]
 
 
-def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path, events: list[progress.Event]) -> None:
+def test_a_run_continues_where_the_last_one_stopped(tmp_path: Path, events: list[progress.Event]) -> None:
     images = write_images(tmp_path / "images", each=60)
     settings = PreprocessSettings(source=f"images:{images}")
     shards = plan_dataset(settings, tmp_path / "out").shards
@@ -39,7 +39,7 @@ def test_a_run_goes_on_where_the_last_one_stopped(tmp_path: Path, events: list[p
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 
 
-def test_other_settings_start_anew(tmp_path: Path, events: list[progress.Event]) -> None:
+def test_other_settings_start_from_the_beginning(tmp_path: Path, events: list[progress.Event]) -> None:
     plan_dataset(PreprocessSettings(source="digits"), tmp_path / "out")
     write_shards(tmp_path / "out", 0, 1)
     run("digits", tmp_path / "out", seed=1, shards=5)
@@ -155,7 +155,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, processes: int, events: list[
 
 
 @pytest.mark.parametrize(("processes", "stratify"), [(1, False), (2, False), (2, True)])
-def test_kill_at_any_moment(tmp_path: Path, processes: int, stratify: bool) -> None:
+def test_kill_at_any_time(tmp_path: Path, processes: int, stratify: bool) -> None:
     images = write_images(tmp_path / "images", each=400)
     run(f"images:{images}", tmp_path / "fresh", stratify=stratify)
     program = (

@@ -68,7 +68,7 @@ def schema(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_draft_says_what_a_dataset_has(schema: str, tmp_path: Path) -> None:
+def test_a_draft_describes_a_dataset(schema: str, tmp_path: Path) -> None:
     fields = {field.name: field for field in read(schema).fields.values()}
     assert {name: field.type for name, field in fields.items()} == {
         "risk": "number", "age": "integer", "bmi": "number", "sex": "string"
@@ -142,7 +142,7 @@ def test_text_in_a_column_of_numbers_is_an_anomaly_and_in_a_label_a_bad_record(
         run(write_csv(tmp_path / "b.csv", table), tmp_path / "out", **settings)
 
 
-def test_a_schema_says_the_types_of_columns_where_only_the_values_would(tmp_path: Path) -> None:
+def test_a_schema_sets_the_types_of_columns_that_would_be_inferred(tmp_path: Path) -> None:
     table: Rows = [
         {"house": 100 + n, "zip": f"{n + 1:05}", "part": 17_031_000_000 + n, "age": n, "risk": n}
         for n in range(40)

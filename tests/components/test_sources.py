@@ -157,7 +157,7 @@ def test_urls_that_cannot_be_read(bucket: str, source: str, message: str) -> Non
         opened(source)
 
 
-def test_whatever_fails_behind_a_url_is_one_line() -> None:
+def test_any_failure_behind_a_url_is_one_line() -> None:
     """Of HTTP, of Google's client and of its credentials."""
     message = r"^cannot read 'gs://bucket/x': Internal error$"
     with pytest.raises(SourceError, match=message), remote_files.as_source_error("gs://bucket/x"):

@@ -79,7 +79,7 @@ def read(source: Any) -> list[Example]:
     return sorted(sources.read(source), key=lambda example: example.key)
 
 
-def test_rows_as_of_a_moment_with_typed_features(fake: FakeBigQuery) -> None:
+def test_rows_as_of_a_snapshot_with_typed_features(fake: FakeBigQuery) -> None:
     source = opened(SOURCE, key="id")
     assert source.features == (
         Feature("price", "float32"),
@@ -103,7 +103,7 @@ def test_columns_and_row_filter_are_pushed_down(fake: FakeBigQuery) -> None:
 
 
 @pytest.mark.parametrize("features", [{"key": "id"}, {}], ids=["key", "no key"])
-def test_the_same_bytes_in_whatever_order_the_rows_come(
+def test_the_same_bytes_in_any_order_of_the_rows(
     fake: FakeBigQuery, tmp_path: Path, features: dict[str, str]
 ) -> None:
     # Among them rows that are equal in all columns, and some that are left out.
@@ -120,7 +120,7 @@ def test_the_same_bytes_in_whatever_order_the_rows_come(
     assert (tmp_path / "first" / "rejected.jsonl").read_text().startswith('{"file": "bigquery:')
 
 
-def test_a_stream_goes_on_where_it_broke_off(fake: FakeBigQuery) -> None:
+def test_a_stream_continues_where_it_broke_off(fake: FakeBigQuery) -> None:
     fake.message_rows = 3
     whole = read(opened(SOURCE, key="id"))
     fake.calls.clear()
@@ -169,7 +169,7 @@ def test_a_query_is_run_once_and_its_result_read(fake: FakeBigQuery) -> None:
 
 
 @pytest.mark.parametrize("source", [f"bigquery:{TABLE}", QUERY])
-def test_the_manifest_names_the_moment_and_a_rerun_gives_the_same_bytes(
+def test_the_manifest_names_the_snapshot_and_a_rerun_gives_the_same_bytes(
     fake: FakeBigQuery, tmp_path: Path, source: str
 ) -> None:
     fake.answer = lambda query: (rows(7).select(["label", "price"]), [TABLE])
@@ -183,7 +183,7 @@ def test_the_manifest_names_the_moment_and_a_rerun_gives_the_same_bytes(
         assert run(source, tmp_path / "now", **ALL).records == 20
 
 
-def test_an_interrupted_run_keeps_its_moment(fake: FakeBigQuery, tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_its_snapshot(fake: FakeBigQuery, tmp_path: Path) -> None:
     source = f"bigquery:{TABLE}"
     settings = PreprocessSettings(source=source, features={"key": "id"}, split={"train": 1.0})
     first = plan_dataset(settings, tmp_path / "out")
@@ -229,7 +229,7 @@ def test_a_table_is_known_by_its_last_change(fake: FakeBigQuery, source: str) ->
         ("SELECT id AS image, * FROM t", [TABLE], "images at URLs in column 'image'"),
     ],
 )
-def test_what_may_change_unseen_is_never_called_unchanged(
+def test_what_may_change_undetected_is_never_called_unchanged(
     fake: FakeBigQuery, source: str, tables: list[str], doubt: str
 ) -> None:
     image = rows(7).append_column("image", [["gs://bucket/a.jpg"] * 7])
@@ -241,7 +241,7 @@ def test_what_may_change_unseen_is_never_called_unchanged(
     assert known(SOURCE, image="id").text.startswith("images at URLs in column 'id'")
 
 
-def test_a_dry_run_says_what_is_billed_and_reads_nothing(fake: FakeBigQuery, tmp_path: Path) -> None:
+def test_a_dry_run_reports_what_is_billed_and_reads_nothing(fake: FakeBigQuery, tmp_path: Path) -> None:
     cost = opened(f"{SOURCE} WHERE items > 6", key="id").cost()
     assert cost == "5 columns, 112 B to read; see cloud.google.com/bigquery/pricing"
     fake.answer = lambda query: (rows(7).select(["label", "price"]), [TABLE])
@@ -282,7 +282,7 @@ STRUCT = [{"x": 1}] * 10
         ),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_line(
+def test_what_cannot_be_read_is_one_line(
     fake: FakeBigQuery, source: str, features: str, message: str
 ) -> None:
     fake.tables["acme-vision.shop.view"] = FakeTable([(at("10:00"), rows(3))], kind="VIEW")

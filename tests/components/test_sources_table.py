@@ -240,7 +240,7 @@ def with_quotes(*rows: int, header: str = "id,text,label") -> str:
         pytest.param('label,x\na,"' + "1,b\n" * 700_000, "from line 2 on: quotes contain more than a row"),
     ],
 )
-def test_quotes_never_take_in_rows(tmp_path: Path, text: str, message: str) -> None:
+def test_quotes_never_swallow_rows(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         table(tmp_path, text, label="class:label")
 
@@ -272,7 +272,7 @@ def test_whole_numbers_with_gaps_stay_whole(tmp_path: Path, suffix: str, capsys:
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_numbers_that_become_one_are_told(tmp_path: Path, suffix: str, capsys: Any) -> None:
+def test_numbers_that_become_equal_are_reported(tmp_path: Path, suffix: str, capsys: Any) -> None:
     rows = [{"label": 20_000_000 + n % 50, "x": n / 4 + 2**24, "y": n / 4} for n in range(1000)]
     path = write(tmp_path / f"table.{suffix}", rows)
     assert (
@@ -310,7 +310,7 @@ def test_values_that_a_number_would_rewrite_are_text(tmp_path: Path, capsys: Any
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_the_type_of_a_column_can_be_said(tmp_path: Path, suffix: str) -> None:
+def test_the_type_of_a_column_can_be_set(tmp_path: Path, suffix: str) -> None:
     rows = [{"zip": 12345, "size": 3, "label": "a"}, {"zip": None, "size": 4, "label": "b"}]
     path = write(tmp_path / f"table.{suffix}", rows)
     said = {"zip": "text", "size": "number"}

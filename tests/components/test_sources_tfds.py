@@ -119,7 +119,7 @@ def test_nothing_is_downloaded_into_a_data_dir(tmp_path: Path) -> None:
     assert list((tmp_path / "mine").iterdir()) == []
 
 
-def test_a_dataset_without_classes_says_what_it_has() -> None:
+def test_the_error_of_a_dataset_without_classes_names_its_features() -> None:
     with pytest.raises(
         SourceError, match=r"it has image \(Image\), mask \(LabeledImage\); one Image and one"
     ):

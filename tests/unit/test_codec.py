@@ -52,7 +52,7 @@ COUNTED = {"cmyk": "cmyk", "alpha": "alpha", "transp": "alpha", "16-bit": "16 bi
 
 
 @pytest.mark.parametrize("name", PASSING)
-def test_what_passes_untouched_is_the_same_to_tensorflow_and_to_us(name: str) -> None:
+def test_images_stored_unchanged_are_the_same_to_tensorflow_and_to_us(name: str) -> None:
     data = PASSING[name]
     stored = codec().store(data, "x")
     assert stored.data is data
@@ -264,7 +264,9 @@ def _chunk(content: bytes) -> bytes:
         pytest.param(_chunk(_exif(6)[6:]) + _chunk(_exif(8)[6:]), 6, id="two in a PNG"),
     ],
 )
-def test_training_and_serving_find_the_same_orientation_in_odd_places(before: bytes, expected: int) -> None:
+def test_training_and_serving_find_the_same_orientation_in_odd_positions(
+    before: bytes, expected: int
+) -> None:
     form, end = ("PNG", 33) if before.startswith(b"\0") else ("JPEG", 2)
     plain = encoded(scene(), form)
     data = plain[:end] + before + plain[end:]

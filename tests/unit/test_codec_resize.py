@@ -115,7 +115,7 @@ def test_a_photo_is_no_further_from_the_reference_than_tensorflow_brings_it(size
     assert psnr(stored(data, 224, "crop"), reference) > psnr(served(data, 224, "crop"), reference) - 0.1
 
 
-def test_an_image_is_stored_alike_whatever_was_stored_before() -> None:
+def test_an_image_is_stored_alike_after_any_other() -> None:
     photos = [
         encoded(scene(width, height).convert(mode), "JPEG")
         for width, height, mode in [(300, 260, "RGB"), (90, 70, "L"), (120, 500, "RGB"), (1003, 751, "L")]

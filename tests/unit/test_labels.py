@@ -149,7 +149,7 @@ def test_targets_are_stored_by_their_kind_and_counted() -> None:
     assert first == 1
 
 
-def test_a_stratum_is_a_class_of_the_first_label_that_has_such() -> None:
+def test_the_class_index_is_of_the_first_label_that_is_a_class() -> None:
     other = Label("other", "class", tuple("abcdefgh"))
     targets = Targets([PRICE, KIND, other])
     assert [targets.serialize({"price": 1.0, "kind": kind, "other": 7}, "one")[0] for kind in (0, 1)] == [

@@ -22,7 +22,7 @@ with lock.bucket_lock(Path(sys.argv[1]), take_over=False):
 ELSEWHERE = "elsewhere/boot/pid:[1] 17 99 abc"
 
 
-def test_it_is_held_by_one_and_given_back(tmp_path: Path) -> None:
+def test_it_is_held_by_one_and_released(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with lock.bucket_lock(path, take_over=False) as name:
         assert lock.read_small(path) == name
@@ -61,7 +61,7 @@ def test_one_of_another_machine_stays_unless_it_is_known_to_have_ended(tmp_path:
         assert lock.read_small(path) == name
 
 
-def test_whoever_has_lost_it_leaves_that_of_the_other(tmp_path: Path) -> None:
+def test_a_run_that_has_lost_it_leaves_that_of_the_other(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with lock.bucket_lock(path, take_over=False):
         path.write_text(ELSEWHERE)

@@ -48,7 +48,7 @@ def found(
     return {f"{one.column} {one.problem}": one for one in check.anomalies()}
 
 
-def test_a_schema_says_what_columns_have(tmp_path: Path) -> None:
+def test_a_schema_describes_columns(tmp_path: Path) -> None:
     path = write(
         tmp_path / "s.json",
         {"name": "age", "type": "integer", "title": "Years", "constraints": {"minimum": 0, "maximum": 120}},

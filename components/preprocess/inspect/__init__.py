@@ -1,6 +1,6 @@
-"""Inspection of a finished dataset directory: what it says of itself, what is in it, whether it is whole.
+"""Inspection of a finished dataset directory: its manifest, statistics, profile, card and verification.
 
-Nothing here loads TensorFlow, and nothing writes.
+It loads no TensorFlow and writes nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from shardline.trainer.base.progress import Meter
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import Manifest, Shard
 
-# Progress is reported once for so many records.
+# Records between two reports of progress.
 _TICK = 256
 
-# Shards of which the beginning is read: where they are far, each costs some requests.
+# Most shards whose first records are read: remote ones cost some requests each.
 _SHARDS = 16
 
 #: How values are stored, by the type of their feature.
@@ -53,7 +53,7 @@ def each_shard(
 def read_values(
     path: Path, compression: str, report: Report | None = None
 ) -> Iterator[tuple[int, Values | str]]:
-    """Yields every record of a shard: its size in bytes, and its features or what is wrong with it.
+    """Yields the size in bytes of every record of a shard, and its features or what is wrong with it.
 
     Raises SourceError where the rest of the shard cannot be read: it is cut off, or a length is damaged.
     """
@@ -80,20 +80,22 @@ def first_records(
 ) -> Iterator[Values]:
     """Yields the first records of up to 16 shards, about `records` in all, of large ones fewer.
 
-    They are a random sample: shards are written in the order of hashes. Of each shard reading ends where its
-    share of `max_bytes` bytes is used up. Raises DatasetError when one cannot be read.
+    They are a random sample, as shards are written in the order of hashes. Each shard is read up to its share
+    of `max_bytes`. Raises DatasetError if one cannot be read.
     """
     shards = shards[:: -(-len(shards) // _SHARDS)]
     for shard in shards:
-        left = max(1, max_bytes // len(shards))
-        some = islice(read_values(directory / shard.file, manifest.compression), -(-records // len(shards)))
+        bytes_left = max(1, max_bytes // len(shards))
+        records_of_shard = islice(
+            read_values(directory / shard.file, manifest.compression), -(-records // len(shards))
+        )
         try:
-            for size, values in some:
+            for size, values in records_of_shard:
                 if isinstance(values, str):
                     raise SourceError(values)
                 yield values
-                left -= size
-                if left < 0:
+                bytes_left -= size
+                if bytes_left < 0:
                     break
         except (SourceError, OSError) as error:
             raise DatasetError(
@@ -102,7 +104,7 @@ def first_records(
 
 
 def image_kind(encoded: bytes, feature: Feature) -> tuple[int, int, int, str]:
-    """Returns height, width, channels and encoding of a stored image; a SourceError if it has no header."""
+    """Returns height, width, channels and encoding of a stored image; SourceError if it has no header."""
     if feature.encoding == "raw":
         height, width, channels = (side or 0 for side in feature.shape)
         return height, width, channels, "raw"

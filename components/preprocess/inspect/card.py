@@ -39,9 +39,9 @@ _BINS = 24
 def render_card(directory: Path, manifest: Manifest) -> str:
     """Renders the card of a finished dataset: an HTML page without network or script.
 
-    The numbers are the manifest's. Sample images, and columns, come from the first records of some shards,
-    which are a random sample: shards are written in the order of hashes. The same dataset gives the same
-    page; a shard that cannot be read is a DatasetError.
+    The numbers are the manifest's. Sample images and columns are from the first records of some shards, a
+    random sample as shards are written in the order of hashes. The same dataset gives the same page. Raises
+    DatasetError if a shard cannot be read.
     """
     tallies = {name: split.labels for name, split in manifest.splits.items()}
     tables = [class_table(label, tallies, manifest.records) for label in manifest.labels if label.class_names]
@@ -52,10 +52,10 @@ def render_card(directory: Path, manifest: Manifest) -> str:
     # Number, split, and its smallest, largest, mean value and standard deviation.
     spreads = []
     for label in (label for label in manifest.labels if label.kind == REGRESSION):
-        for place, output in enumerate(label.outputs):
-            unit = f" [{label.units[place]}]" if label.units and label.units[place] else ""
+        for index, output in enumerate(label.outputs):
+            unit = f" [{label.units[index]}]" if label.units and label.units[index] else ""
             for name, split in manifest.splits.items():
-                values = astuple(split.labels[label.name].spreads[place])
+                values = astuple(split.labels[label.name].spreads[index])
                 spreads.append((f"{output}{unit}", name, *(f"{value:.6g}" for value in values)))
     return render(
         Path(__file__).with_name("card.html.j2"),
@@ -74,12 +74,12 @@ def render_card(directory: Path, manifest: Manifest) -> str:
 def _numbers(manifest: Manifest) -> Rows:
     stored = size(sum(split.bytes for split in manifest.splits.values()))
     images = [feature for feature in manifest.features if feature.name == "image"]
-    words = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: "numbers"}
+    names = {CLASS: "classes", MULTILABEL: "labels", REGRESSION: "numbers"}
     return [
         ("examples", f"{manifest.records:,}"),
         *(
             (
-                words[label.kind] + ("" if label.name == LABEL else f" of {label.name}"),
+                names[label.kind] + ("" if label.name == LABEL else f" of {label.name}"),
                 f"{len(label.outputs):,}",
             )
             for label in manifest.labels
@@ -98,15 +98,15 @@ def _target(values: Values, label: Label) -> str:
         return label.outputs[int(found[0])]
     if label.kind == REGRESSION:
         return ", ".join(f"{value:g}" for value in found)
-    return ", ".join(name for name, there in zip(label.outputs, found, strict=True) if there)
+    return ", ".join(name for name, has in zip(label.outputs, found, strict=True) if has)
 
 
 def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) -> dict[str, Any]:
-    """Looks at the first records of some shards, of a large dataset at about 2,000 in all.
+    """Reads the first records of some shards, about 2,000 in all, as a sample for the template.
 
-    Returns for the template their number `records`; some `pictures` with their keys by class, of those that
-    are named, "examples" where there is not one class; without images some examples as `rows` below
-    `columns`; and what is shown of columns of `numbers`, with histograms, and of `texts`.
+    Returns their number `records`; some `pictures` with their keys by class, of the named ones, or "examples"
+    without classes; without images some examples as `rows` below `columns`; and the table rows of columns of
+    `numbers`, with histograms, and of `texts`.
     """
     image = next((feature for feature in manifest.features if feature.name == "image"), None)
     others = [feature.name for feature in manifest.columns if feature.name != manifest.time_feature]
@@ -131,7 +131,7 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
         name = targets[0] if manifest.is_classes else "examples"
         if len(pictures.get(name, [None] * each)) < each:
             pictures[name].append((key, _picture(encoded, image)))
-    # A label of numbers that has no name of its own has theirs.
+    # A regression label without a name of its own has the names of its outputs.
     titles = [
         ", ".join(label.outputs) if label.name == LABEL and label.kind == REGRESSION else label.name
         for label in manifest.labels
@@ -152,7 +152,7 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
 
 
 def _histogram(values: Sequence[float]) -> str:
-    """Draws how numbers are distributed, in a box of 100 x 100, as the `d` of an SVG path."""
+    """Draws a histogram of numbers, in a box of 100 x 100, as the `d` of an SVG path."""
     counts = np.histogram(values, _BINS)[0]
     heights, width = 100 * counts / max(1, counts.max()), 100 / _BINS
     return "".join(

@@ -1,4 +1,4 @@
-"""Column statistics: what the values of each column of a dataset are, counted shard by shard."""
+"""Column statistics: ranges, quantiles and frequent values of a dataset's columns, counted shard by shard."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from shardline.trainer.base.errors import DatasetError, printable
 from shardline.trainer.data.features import REGRESSION, Spread, Tally
 from shardline.trainer.data.manifest import Manifest
 
-#: Shares of the values that lie below each of the quantiles.
+#: Shares of the values that are below each of the quantiles.
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
-# Values that are kept for quantiles: of a dataset about, of a shard at least.
+# Values kept for quantiles: of a dataset about so many, of a shard at least.
 _KEPT, _KEPT_OF_SHARD = 200_000, 64
 
-# Different texts that are counted; of more it is only said that there are more.
+# Most different texts that are counted; more are only reported as more.
 _MOST_TEXTS = 10_000
-# Of so many all are listed, with an empty one.
+# Up to so many, including an empty one, all are listed.
 _MOST_LISTED = 51
 _LONGEST = 100
 _FREQUENT = 3
 
-# Values of a column that are summed up together.
+# Values of a column that are summed at a time.
 _BLOCK = 4096
 
 
@@ -61,7 +61,7 @@ class TextColumn:
         examples: Number of examples.
         empty: Of these, those with an empty text.
         distinct: Number of texts that differ in their first 100 characters.
-        has_more: Whether only the first different texts are counted, of more.
+        has_more: Whether there are more texts than are counted.
         frequent: The most frequent, cut after 100 characters, and their numbers.
         lengths: Smallest, largest and mean number of characters, and standard deviation.
         values: All texts but the empty one, sorted, where they are few and short.
@@ -82,29 +82,31 @@ class ColumnCounter:
 
     Args:
         manifest: Manifest of the dataset.
-        shards: Into how many parts the dataset is counted, whose results `merge_columns` brings together.
+        shards: Number of parts in which the dataset is counted; `merge_columns` joins their results.
     """
 
     def __init__(self, manifest: Manifest, shards: int) -> None:
         kept = max(_KEPT_OF_SHARD, _KEPT // shards)
         labels = [label for label in manifest.labels if label.kind == REGRESSION]
-        places = {output: (one.name, place) for one in labels for place, output in enumerate(one.outputs)}
-        columns = [one for one in manifest.columns if not one.shape and one.name != manifest.time_feature]
-        places |= {one.name: (one.name, 0) for one in columns if one.dtype != "string"}
-        self._numbers = {name: (*at, NumberCounter(kept)) for name, at in places.items()}
-        self._texts = {one.name: (one.name, 0, _TextCounter()) for one in columns if one.dtype == "string"}
+        sources = {output: (label.name, i) for label in labels for i, output in enumerate(label.outputs)}
+        columns = [
+            column for column in manifest.columns if not column.shape and column.name != manifest.time_feature
+        ]
+        sources |= {column.name: (column.name, 0) for column in columns if column.dtype != "string"}
+        self._numbers = {name: (*source, NumberCounter(kept)) for name, source in sources.items()}
+        self._texts = {c.name: (c.name, 0, _TextCounter()) for c in columns if c.dtype == "string"}
 
     def add(self, values: Values) -> None:
-        """Counts an example; a DatasetError names a column that it has not."""
+        """Counts an example; DatasetError names a missing column."""
         for kind, columns in ((bytes, self._texts), (float | int, self._numbers)):
-            for name, (feature, place, counted) in columns.items():
+            for name, (feature, index, counter) in columns.items():
                 found = values.get(feature, ("", ()))[1]
-                if len(found) <= place or not isinstance(found[place], kind):
+                if len(found) <= index or not isinstance(found[index], kind):
                     raise DatasetError(f"an example has no {name!r} as the manifest says")
-                counted.add(found[place])
+                counter.add(found[index])
 
     def found(self) -> dict[str, dict[str, Any]]:
-        """Returns what was found, for `merge_columns`, as JSON can hold it."""
+        """Returns the counts as JSON, for `merge_columns`."""
         return {
             "numbers": {name: counted.found() for name, (*_, counted) in self._numbers.items()},
             "texts": {name: counted.found() for name, (*_, counted) in self._texts.items()},
@@ -133,14 +135,14 @@ class NumberCounter:
         self._examples += len(values)
         self._zeros += int((finite == 0).sum())
         self._block = []
-        # The first of a shard are a random sample: shards are written in the order of hashes.
+        # The first values of a shard are a random sample: shards are written in the order of hashes.
         self._sample += finite[: self._kept - len(self._sample)].tolist()
         if len(finite):
             numbers = (finite.min(), finite.max(), finite.mean(), finite.std())
             self._spreads = [_pooled([*self._spreads, (len(finite), Spread(*map(float, numbers)))])]
 
     def found(self) -> dict[str, Any]:
-        """Returns what was found, for `number_column`, as JSON can hold it."""
+        """Returns the counts as JSON, for `number_column`."""
         self._sum_up()
         spread = [(count, *astuple(each)) for count, each in self._spreads]
         return {
@@ -154,11 +156,11 @@ class _TextCounter:
         self._has_more = False
 
     def add(self, value: bytes) -> None:
-        words = value.decode("utf-8", "replace")
-        self._lengths[len(words)] += 1
-        words = words[:_LONGEST]
-        if words in self._counts or len(self._counts) < _MOST_TEXTS:
-            self._counts[words] += 1
+        characters = value.decode("utf-8", "replace")
+        self._lengths[len(characters)] += 1
+        characters = characters[:_LONGEST]
+        if characters in self._counts or len(self._counts) < _MOST_TEXTS:
+            self._counts[characters] += 1
         else:
             self._has_more = True
 
@@ -171,7 +173,7 @@ class _TextCounter:
 
 
 def merge_columns(parts: Iterable[Mapping[str, Any]]) -> tuple[list[NumberColumn], list[TextColumn]]:
-    """Returns the columns of a dataset from what a `ColumnCounter` found in each part of it, at least one."""
+    """Merges the results of a `ColumnCounter` for each part of a dataset, at least one."""
     found = list(parts)
     return (
         [number_column(name, [part["numbers"][name] for part in found]) for name in found[0]["numbers"]],
@@ -180,7 +182,7 @@ def merge_columns(parts: Iterable[Mapping[str, Any]]) -> tuple[list[NumberColumn
 
 
 def number_column(name: str, parts: Sequence[Mapping[str, Any]]) -> NumberColumn:
-    """Returns a column from what a `NumberCounter` found in each part of a dataset, at least one."""
+    """Merges the results of a `NumberCounter` for each part of a dataset, at least one."""
     spreads = [(count, Spread(*spread)) for part in parts for count, *spread in part["spread"]]
     examples = sum(part["examples"] for part in parts)
     sample = np.concatenate([np.asarray(part["sample"], np.float64) for part in parts])
@@ -229,7 +231,7 @@ def _pooled(spreads: Sequence[tuple[int, Spread]]) -> tuple[int, Spread]:
     return sum(count for count, _ in spreads), tally.spreads[0]
 
 
-#: Titles of what `number_row` and `text_row` give.
+#: Titles of the cells of `number_row` and `text_row`.
 NUMBER_TITLES = (
     "numbers", "least", "5 %", "median", "95 %", "largest", "mean", "deviation", "missing", "zeros"
 )  # fmt: skip
@@ -237,7 +239,7 @@ TEXT_TITLES = ("text", "different", "empty", "characters", "most frequent")
 
 
 def number_row(column: NumberColumn, shown: Callable[[float], str] = "{:.5g}".format) -> tuple[str, ...]:
-    """Returns what is shown of a column of numbers, which `shown` writes."""
+    """Returns the table row of a column of numbers, formatted by `shown`."""
     shares = (f"{count / column.examples:.1%}" for count in (column.missing, column.zeros))
     if column.spread is None:
         return (printable(column.name), *("",) * 7, *shares)
@@ -248,7 +250,7 @@ def number_row(column: NumberColumn, shown: Callable[[float], str] = "{:.5g}".fo
 
 
 def text_row(column: TextColumn) -> tuple[str, ...]:
-    """Returns what is shown of a column of texts."""
+    """Returns the table row of a column of texts."""
     lengths = f"{column.lengths.least:,.0f} to {column.lengths.largest:,.0f}, mean {column.lengths.mean:,.1f}"
     frequent = ", ".join(
         f"{text.truncate(printable(value), 30) or 'empty'} {count / column.examples:.1%}"

@@ -1,6 +1,6 @@
-"""Profile: how the values of a split are distributed, small enough to be kept beside a model.
+"""Profile: the distribution of the values of a split, small enough to be stored with a model.
 
-`shardline.components.validate.metrics.drift` compares later data with it, without the data it was made from.
+`shardline.components.validate.metrics.drift` compares later data with it, without the original data.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from shardline.trainer.base.errors import DatasetError, SourceError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature
 from shardline.trainer.data.manifest import Manifest
 
-#: Examples that are looked at, and their bytes; the shards that they come from.
+#: Most examples that are read, and their bytes.
 RECORDS, _BYTES = 2_000, 256 << 20
 
-# Of more numbers so many quantiles are kept, which tell a share to within 0.2 %.
+# Of more numbers so many quantiles are kept, which give a share to within 0.2 %.
 _QUANTILES = 500
 _LONGEST_VALUE = 100
 _SIDE = 64
@@ -35,7 +35,7 @@ _MOST = 1 << 53
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers in ascending order, or so many quantiles of them; last, as None, those that are not finite."""
+    """Numbers in ascending order, or quantiles of them; non-finite ones last, as None."""
 
     examples: int
     values: tuple[float | None, ...]
@@ -62,8 +62,8 @@ class Profile:
     """Distribution of every feature of a split, by its name.
 
     An image has the features "image brightness" (mean of its pixels, 0 to 255), "image height" and "image
-    width"; text has its "length" in characters, and its values unless nearly each of them is another. Each of
-    several numbers in one label, and of the labels that an example may have, is a feature of its own.
+    width"; text has its "length" in characters, and its values unless nearly all of them differ. Each of
+    several numbers in one label, and each label of a multilabel one, is a feature of its own.
 
     Attributes:
         fingerprint: Fingerprint of the dataset.
@@ -81,9 +81,9 @@ class Profile:
 
 
 def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> Profile:
-    """Profiles a split of a dataset: labels by the manifest, all else by up to 2,000 examples of its shards.
+    """Profiles a split of a dataset: labels from the manifest, other features from up to 2,000 examples.
 
-    Raises DatasetError when there is no such split, or a shard cannot be read.
+    Raises DatasetError if there is no such split, or a shard cannot be read.
     """
     if (found := manifest.splits.get(split)) is None:
         raise DatasetError(
@@ -102,9 +102,9 @@ def make_profile(directory: Path, manifest: Manifest, split: str = "train") -> P
 
 
 def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
-    """Returns the features of one example that a profile is made of, but for labels that are classes.
+    """Returns the features of one example for a profile, except labels that are classes.
 
-    Raises DatasetError when it is not as the manifest says.
+    Raises DatasetError if it does not match the manifest.
     """
     measured: dict[str, float | str] = {}
     labels = {label.name: label for label in manifest.labels}
@@ -117,8 +117,8 @@ def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
         kind, found = values.get(feature.name, ("", ()))
         if kind != KINDS[feature.dtype] or len(found) != (len(label.outputs) if label else 1):
             raise DatasetError(
-                f"a record has not one {feature.dtype} as {feature.name!r}; 'shardline dataset verify' lists "
-                "all damage"
+                f"a record does not have one {feature.dtype} as {feature.name!r}; 'shardline dataset verify' "
+                "lists all damage"
             )
         value = found[0]
         if label and len(found) > 1:
@@ -164,8 +164,8 @@ def summarize(
 def _numbers(values: Sequence[float]) -> Numbers:
     ordered = sorted(value if math.isfinite(value) else math.inf for value in values)
     if len(ordered) > _QUANTILES:
-        places = (np.arange(_QUANTILES) + 0.5) * len(ordered) / _QUANTILES
-        ordered = [ordered[int(place)] for place in places]
+        indices = (np.arange(_QUANTILES) + 0.5) * len(ordered) / _QUANTILES
+        ordered = [ordered[int(index)] for index in indices]
     return Numbers(
         len(values), tuple(float(f"{value:.9g}") if math.isfinite(value) else None for value in ordered)
     )

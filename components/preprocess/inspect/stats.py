@@ -1,6 +1,6 @@
-"""Statistics: what is in the shards (labels, columns, sizes of images and records), and the manifest.
+"""Statistics of the shards (labels, columns, sizes of images and records), and summaries of the manifest.
 
-`stats` reads every record; `describe` and `render_manifest` open no shard.
+`stats` reads every record; `describe` and `render_manifest` read no shard.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardline.trainer.data.manifest import Manifest
 _MOST_CLASSES = 20
 _MOST_SIZES = 10
 _MOST_NAMED = 10
-# Sizes of a shard's records of which the quantiles are.
+# Sizes of a shard's records from which quantiles are computed.
 _KEPT_SIZES = 1000
 _SUMMARY = (
     "source", "fingerprint", "features", "labels", "splits", "compression", "records_in", "records",
@@ -38,7 +38,7 @@ _Size = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of a dataset; what the labels are is by split.
+    """Statistics of a dataset; those of the labels (`tallies`) are by split.
 
     Attributes:
         image_sizes: Images by (height, width, channels), the most frequent first; none without images.
@@ -58,7 +58,7 @@ class Stats:
     texts: tuple[TextColumn, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the same for a program."""
+        """Returns the statistics as JSON."""
         sizes = [
             {"height": height, "width": width, "channels": channels, "images": count}
             for (height, width, channels), count in self.image_sizes
@@ -67,7 +67,7 @@ class Stats:
 
 
 class ClassTable(NamedTuple):
-    """A table of classes, of many the largest and smallest, and if so what says that."""
+    """A table of classes, of many only the largest and smallest, and a note that says so."""
 
     titles: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -75,7 +75,7 @@ class ClassTable(NamedTuple):
 
 
 def stats(directory: Path, *, processes: int = 0) -> Stats:
-    """Reads every record, of images only the headers.
+    """Reads every record, but only the headers of images.
 
     Args:
         directory: A dataset directory.
@@ -87,12 +87,12 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
     manifest = manifests.load(directory)
     found = each_shard(count_shards, directory, manifest, topic="stats", processes=processes)
     sizes, encodings = Counter[_Size](), Counter[str]()
-    for look in found.values():
-        for (height, width, channels, encoding), count in look["images"]:
+    for shard in found.values():
+        for (height, width, channels, encoding), count in shard["images"]:
             sizes[height, width, channels] += count
             encodings[encoding] += count
-    numbers, texts = columns.merge_columns(look["columns"] for look in found.values())
-    record_bytes = columns.number_column("record", [look["record_bytes"] for look in found.values()])
+    numbers, texts = columns.merge_columns(shard["columns"] for shard in found.values())
+    record_bytes = columns.number_column("record", [shard["record_bytes"] for shard in found.values()])
     return Stats(
         records=record_bytes.examples,
         labels=manifest.labels,
@@ -106,9 +106,9 @@ def stats(directory: Path, *, processes: int = 0) -> Stats:
 
 
 def count_shards(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
-    """Counts what is in shards: a job of the process pool, given the `directory` of the dataset.
+    """Counts the contents of shards, a job of the process pool whose argument is the `directory`.
 
-    By shard it returns `images`, pairs of `image_kind` and its number, `record_bytes` and `columns`.
+    It returns for each shard `images`, pairs of `image_kind` and its number, `record_bytes` and `columns`.
     """
     directory, found = Path(arguments["directory"]), {}
     manifest = manifests.load(directory)
@@ -138,7 +138,7 @@ def count_shards(arguments: Mapping[str, Any], items: Iterable[str], report: Rep
 
 
 def render(found: Stats) -> str:
-    """Returns the statistics for a person."""
+    """Renders the statistics as text."""
     parts = []
     for label in found.labels:
         if label.class_names:
@@ -168,7 +168,7 @@ def render(found: Stats) -> str:
 
 
 def class_table(label: Label, tallies: Mapping[str, Mapping[str, Tally]], records: int) -> ClassTable:
-    """Returns the examples of each class, or that have each of several labels, by split (`Stats.tallies`)."""
+    """Returns the number of examples of each class or label, by split (`Stats.tallies`)."""
     by_split = {name: of_split[label.name].counts for name, of_split in tallies.items()}
     totals = [sum(column) for column in zip(*by_split.values(), strict=True)]
     order = sorted(range(len(totals)), key=lambda index: (-totals[index], index))
@@ -193,7 +193,7 @@ def class_table(label: Label, tallies: Mapping[str, Mapping[str, Tally]], record
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """Returns a summary of the manifest as a program reads it; class names are its only long list."""
+    """Returns a summary of the manifest as JSON; class names are its only long list."""
     splits = {
         name: {
             "records": split.records,
@@ -212,7 +212,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 
 def render_manifest(manifest: Manifest) -> str:
-    """Returns a summary of the manifest for a person."""
+    """Renders a summary of the manifest as text."""
     rejected = f", {_counted(manifest.rejected)} rejected" if manifest.rejected else ""
     found = manifest.duplicates
     groups = f"{found.straddling:,} group{'s' if found.straddling != 1 else ''} in more than one split"
@@ -228,7 +228,7 @@ def render_manifest(manifest: Manifest) -> str:
         kind = "classes" if label.name == LABEL and label.class_names else f"{label.name}, {label.kind}"
         labels.append((kind, f"{len(names):,}: {printable(', '.join(names[:_MOST_NAMED]))}{more}"))
     settings = {
-        name: "/".join(f"{key}={one}" for key, one in value.items()) if isinstance(value, dict) else value
+        name: "/".join(f"{key}={item}" for key, item in value.items()) if isinstance(value, dict) else value
         for name, value in manifest.settings.items()
     }
     shown = ", ".join(f"{name} {'none' if value == '' else value}" for name, value in settings.items())
@@ -251,14 +251,14 @@ def render_manifest(manifest: Manifest) -> str:
 
 
 def describe_feature(feature: Feature) -> str:
-    """Returns a feature in a few words: "image 224 x 224 x 3 jpeg (crop)"."""
-    words = [printable(feature.name)]
+    """Describes a feature: "image 224 x 224 x 3 jpeg (crop)"."""
+    parts = [printable(feature.name)]
     if feature.shape:
-        words.append(" x ".join("any" if side is None else str(side) for side in feature.shape))
-    words.append(feature.encoding or feature.dtype)
-    return " ".join(words) + (f" ({feature.resize})" if feature.resize else "")
+        parts.append(" x ".join("any" if side is None else str(side) for side in feature.shape))
+    parts.append(feature.encoding or feature.dtype)
+    return " ".join(parts) + (f" ({feature.resize})" if feature.resize else "")
 
 
 def _counted(amounts: Mapping[str, int]) -> str:
-    """Returns amounts by what they are of: "3 cmyk, 1 alpha", or "none"."""
+    """Formats counts by name: "3 cmyk, 1 alpha", or "none"."""
     return printable(", ".join(f"{count:,} {what}" for what, count in amounts.items())) or "none"

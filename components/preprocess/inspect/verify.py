@@ -1,4 +1,4 @@
-"""Verification: whether a dataset directory is what its manifest says, every file and every record."""
+"""Verification: compares every file and record of a dataset directory with its manifest."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from shardline.trainer.data.manifest import MANIFEST_FILE, SPLITS, Manifest, Sha
 _MOST_LISTED = 10
 _BLOCK = 1 << 20
 
-# What a shard holds, as JSON: the sound `records`, the `bytes` of the file, tallies of the `labels`, all
-# `damages`, the `groups`, and where the split is by time, the first and last of `moments` with their keys.
+# Result of checking a shard, as JSON: the sound `records`, the `bytes` of the file, tallies of the `labels`,
+# all `damages`, the `groups`, and where the split is by time, the first and last of the `times` with keys.
 _Check = Mapping[str, Any]
 
 
@@ -53,7 +53,7 @@ class Damage:
 
 
 def _contradiction(what: str) -> Damage:
-    """Returns what the manifest says and the shards do not."""
+    """Returns a contradiction between the manifest and the shards."""
     return Damage(MANIFEST_FILE, None, f"says {what}")
 
 
@@ -136,19 +136,19 @@ def _check_manifest(manifest: Manifest) -> Iterator[Damage]:
 
 
 def _check_rejected(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    said, path = sum(manifest.rejected.values()), directory / REJECTED_FILE
-    if not said and not path.exists():
+    expected, path = sum(manifest.rejected.values()), directory / REJECTED_FILE
+    if not expected and not path.exists():
         return
     try:
         found = f"names {len([*map(json.loads, path.read_text(encoding='utf-8').splitlines())]):,}"
     except (OSError, ValueError, RecursionError) as error:
         found = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-    if found != f"names {said:,}":
-        yield Damage(REJECTED_FILE, None, f"{found}; the manifest says {said:,} were rejected")
+    if found != f"names {expected:,}":
+        yield Damage(REJECTED_FILE, None, f"{found}; the manifest says {expected:,} were rejected")
 
 
 def _check_files(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    """Yields what is wrong with the file of keys, where there is one, and the files that are not named."""
+    """Yields the damage of the file of keys, if there is one, and files that the manifest does not name."""
     if keys := manifest.keys:
         try:
             yield from _differences(keys, *_size_and_checksum(directory / keys.file, lambda: None))
@@ -177,7 +177,7 @@ def _size_and_checksum(path: Path, advance: Callable[[], None]) -> tuple[int, st
 
 @contextlib.contextmanager
 def _local_file(path: Path) -> Iterator[Path]:
-    """Yields the path of a file on this disk: a copy, while the context lasts, where it is far."""
+    """Yields the path of a file on this disk: of a remote one, a copy that lasts as long as the context."""
     if not remote_files.is_on_network(str(path)):
         yield path
         return
@@ -189,39 +189,39 @@ def _local_file(path: Path) -> Iterator[Path]:
             if error.errno != errno.ENOSPC:
                 raise
             raise RunError(
-                f"no room for a copy of {path} in {name}; have TMPDIR name a larger disk"
+                f"no room for a copy of {path} in {name}; set TMPDIR to a directory on a larger disk"
             ) from None
         yield copy
 
 
-def _differences(said: Shard, size: int, checksum: str) -> Iterator[Damage]:
-    if size != said.bytes:
-        yield Damage(said.file, None, f"has {size:,} bytes, the manifest says {said.bytes:,}")
-    if checksum != said.crc32c:
-        yield Damage(said.file, None, f"has the CRC-32C {checksum}, the manifest says {said.crc32c}")
+def _differences(expected: Shard, size: int, checksum: str) -> Iterator[Damage]:
+    if size != expected.bytes:
+        yield Damage(expected.file, None, f"has {size:,} bytes, the manifest says {expected.bytes:,}")
+    if checksum != expected.crc32c:
+        yield Damage(expected.file, None, f"has the CRC-32C {checksum}, the manifest says {expected.crc32c}")
 
 
 def _check_labels(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
-    """Yields the first class or number that is not as the manifest says, in splits of sound shards."""
+    """Yields the first class or number that differs from the manifest, in splits of sound shards."""
     for name, split in manifest.splits.items():
-        mine = [checks[shard.file] for shard in split.shards]
-        if not any(check["damages"] for check in mine):
-            found = (_check_label(name, split, mine, label) for label in manifest.labels)
+        own_checks = [checks[shard.file] for shard in split.shards]
+        if not any(check["damages"] for check in own_checks):
+            found = (_check_label(name, split, own_checks, label) for label in manifest.labels)
             yield from islice(chain.from_iterable(found), 1)
 
 
 def _check_label(name: str, split: Split, checks: Sequence[_Check], label: Label) -> Iterator[Damage]:
-    said = split.labels[label.name]
+    expected = split.labels[label.name]
     parts = [(check["records"], check["labels"][label.name]) for check in checks]
     found = Tally.merge(
-        [(n, Tally(tuple(one["counts"]), tuple(Spread(**s) for s in one["spreads"]))) for n, one in parts]
+        [(n, Tally(tuple(part["counts"]), tuple(Spread(**s) for s in part["spreads"]))) for n, part in parts]
     )
-    for output, there, expected in zip(label.class_names, found.counts, said.counts, strict=False):
-        if there != expected:
+    for output, count, stated in zip(label.class_names, found.counts, expected.counts, strict=False):
+        if count != stated:
             yield _contradiction(
-                f"class {output!r} has {expected:,} records in {name}, the shards hold {there:,}"
+                f"class {output!r} has {stated:,} records in {name}, the shards hold {count:,}"
             )
-    for output, values, spread in zip(label.outputs, found.spreads, said.spreads, strict=False):
+    for output, values, spread in zip(label.outputs, found.spreads, expected.spreads, strict=False):
         if not np.allclose(astuple(values), astuple(spread), rtol=1e-9, atol=1e-12):
             yield _contradiction(
                 f"{output!r} is {spread.least:g} to {spread.largest:g} in {name}, mean {spread.mean:g}, the "
@@ -230,7 +230,7 @@ def _check_label(name: str, split: Split, checks: Sequence[_Check], label: Label
 
 
 def _check_groups(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
-    """Yields the groups that lie in more than one split, where examples are grouped."""
+    """Yields the groups that are in more than one split, where examples are grouped."""
     splits: dict[str, list[str]] = {}
     for name, split in manifest.splits.items():
         for group in {group for shard in split.shards for group in checks[shard.file]["groups"]}:
@@ -245,7 +245,7 @@ def _check_groups(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[
 
 
 def _check_times(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[Damage]:
-    """Yields the last example of a split that is not, or not by the gap, before the first of the next one."""
+    """Yields the last example of a split that is not before the first of the next one, by the gap if set."""
     feature, column = manifest.time_feature, str(manifest.settings.get("split_by_time"))
     gap = str(manifest.settings.get("split_gap") or "")
     if not feature:
@@ -266,7 +266,7 @@ def _check_times(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[D
 
 
 def check_shards(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
-    """Checks shards, a job of the process pool: a `_Check` by shard.
+    """Checks shards, a job of the process pool; returns a `_Check` by shard.
 
     `arguments` has the `directory` of the dataset, and `deep`: whether images are decoded.
     """
@@ -289,7 +289,7 @@ class _Checker:
     def check(self, file: str) -> _Check:
         """Reads a shard twice, as bytes and as records, and lists all that is wrong with it.
 
-        One that is far is copied to this disk before.
+        A remote shard is copied to this disk first.
         """
         values = {name: list[Sequence[Any]]() for name in self._labels}
         damages, size = list[Damage](), 0
@@ -300,7 +300,7 @@ class _Checker:
             size = path.stat().st_size
             if path.is_file():
                 with _local_file(path) as copy:
-                    # The report ends a worker whose parent is gone.
+                    # The report ends a worker whose parent has ended.
                     _, checksum = _size_and_checksum(copy, lambda: self._report(0, 0))
                     damages += _differences(shard, size, checksum)
                     damages += self._check_records(copy, shard, values)
@@ -322,7 +322,7 @@ class _Checker:
     def _check_records(
         self, path: Path, shard: Shard, labels: Mapping[str, list[Sequence[Any]]]
     ) -> Iterator[Damage]:
-        """Yields the damage of single records, and notes the labels of the sound ones."""
+        """Yields the damage of single records, and collects the labels of the sound ones."""
         number = damaged = 0
         try:
             for _, values in read_values(path, self._compression, self._report):
@@ -332,8 +332,8 @@ class _Checker:
                     if damaged <= _MOST_LISTED:
                         yield Damage(shard.file, number, problem)
                 else:
-                    for name, of_label in labels.items():
-                        of_label.append(values[name][1])
+                    for name, label_values in labels.items():
+                        label_values.append(values[name][1])
                     if self._group in values:
                         self._groups.add(text(values[self._group][1][0]))
                     if self._moment in values:
@@ -341,7 +341,7 @@ class _Checker:
                         self._times = [min(times), max(times)]
                 number += 1
         except SourceError as error:
-            # Where a record ends is no longer known: the rest of the shard cannot be read.
+            # The end of the record is unknown: the rest of the shard cannot be read.
             yield Damage(shard.file, number, str(error).rpartition(f"record {number}: ")[2])
             return
         if damaged > _MOST_LISTED:
@@ -355,9 +355,10 @@ class _Checker:
             kind, found = values.get(feature.name, ("", ()))
             if not kind:
                 return f"has no feature {feature.name!r}"
-            many = 1 if feature.encoding else math.prod(side or 1 for side in feature.shape)
-            if kind != KINDS[feature.dtype] or len(found) != many:
-                what = f"{len(found)} values of {kind}, not {many if many > 1 else 'one'} of {feature.dtype}"
+            expected = 1 if feature.encoding else math.prod(side or 1 for side in feature.shape)
+            if kind != KINDS[feature.dtype] or len(found) != expected:
+                number = expected if expected > 1 else "one"
+                what = f"{len(found)} values of {kind}, not {number} of {feature.dtype}"
                 return f"feature {feature.name!r} holds {what}"
         extra = values.keys() - {feature.name for feature in self._features}
         if extra:
@@ -366,7 +367,7 @@ class _Checker:
             found, classes = values[name][1], len(label.class_names)
             if label.kind == CLASS and not 0 <= found[0] < classes:
                 return f"{name} {found[0]} is no class, they are 0..{classes - 1}"
-            if label.kind == MULTILABEL and any(one not in (0, 1) for one in found):
+            if label.kind == MULTILABEL and any(value not in (0, 1) for value in found):
                 return f"{name} is {found}, not 0 or 1 for each of its names"
             if label.kind == REGRESSION and not all(map(math.isfinite, found)):
                 return f"{name} is {found}, not a finite number"
@@ -391,7 +392,7 @@ class _Checker:
             check_file(encoded, header, deep=self._deep)
         except UnreadableError as fault:
             return f"cannot be decoded as {feature.encoding}: {fault}"
-        found, said = (header.height, header.width), feature.shape[:2]
-        if any(side not in (None, side_found) for side, side_found in zip(said, found, strict=True)):
-            return f"has {found[0]} x {found[1]} pixels, the manifest says {said[0]} x {said[1]}"
+        found, expected = (header.height, header.width), feature.shape[:2]
+        if any(side not in (None, side_found) for side, side_found in zip(expected, found, strict=True)):
+            return f"has {found[0]} x {found[1]} pixels, the manifest says {expected[0]} x {expected[1]}"
         return ""

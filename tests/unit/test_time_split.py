@@ -44,7 +44,7 @@ def test_times_are_numbers_dates_and_texts() -> None:
         assert parse_time(none) is None
 
 
-def test_the_feature_of_times_says_what_it_counts() -> None:
+def test_the_feature_of_times_names_its_unit() -> None:
     assert [time_feature(kind) for kind in ("int64", "float32", "string", "timestamp", "DATE")] == [
         "split_number",
         "split_number_millionths",

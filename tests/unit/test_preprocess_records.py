@@ -38,7 +38,7 @@ def _list(parts: Records) -> list[tuple[object, ...]]:
 IN_ORDER = sorted(_list(ROWS), key=lambda row: (row[0], row[1], row[-2], *row[8:11], *row[6:8], row[2]))
 
 
-def test_a_row_is_taken_apart() -> None:
+def test_a_record_is_taken_apart() -> None:
     assert records.key_hash_bytes(ROWS.heads[6:8]) == bytes([*[0] * 7, 7, *[0] * 7, 8])
     assert len(records.key_hash_bytes(ROWS.heads)) == KEY_BYTES * 1000
     assert list(ROWS.fields())[7] == (b"key7", b"p", b"f" * 7, 7, 2, 7, WHOLE_FILE)
@@ -46,7 +46,7 @@ def test_a_row_is_taken_apart() -> None:
 
 @pytest.mark.parametrize("together", [10, 65_536])
 @pytest.mark.parametrize("in_memory", [1, 64, 333, 999, 1000, 5000])
-def test_buckets_give_all_rows_in_order(
+def test_buckets_yield_all_records_in_order(
     tmp_path: Path, in_memory: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "_RECORDS_IN_MEMORY", in_memory)
@@ -59,7 +59,7 @@ def test_buckets_give_all_rows_in_order(
 
 
 @pytest.mark.parametrize("together", [1, 100, 4096])
-def test_rows_are_read_as_they_were_written(tmp_path: Path, together: int) -> None:
+def test_records_are_read_as_they_were_written(tmp_path: Path, together: int) -> None:
     for start in range(0, 300, 30):
         records.append(tmp_path / "rows", ROWS.take(np.arange(start, start + 30)))
     found = list(records.read(tmp_path / "rows", together))

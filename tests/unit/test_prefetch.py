@@ -34,7 +34,7 @@ def test_results_come_in_the_order_of_the_items_however_long_each_takes() -> Non
     assert list(ordered_map(read, range(100))) == [str(number).encode() for number in range(100)]
 
 
-def test_an_error_stands_in_its_place_and_ends_nothing() -> None:
+def test_an_error_is_in_the_position_of_its_item_and_ends_nothing() -> None:
     def read(number: int) -> bytes:
         if number == 1:
             raise FileNotFoundError(errno.ENOENT, "no such file")
@@ -66,7 +66,7 @@ def refused_token() -> Exception:
         exceptions.ServiceUnavailable("later"),
     ],
 )
-def test_what_may_pass_is_tried_again_and_counted(error: Exception) -> None:
+def test_transient_errors_are_retried_and_counted(error: Exception) -> None:
     left = [error, error]
 
     def read(item: str) -> str:
@@ -92,7 +92,7 @@ def test_what_may_pass_is_tried_again_and_counted(error: Exception) -> None:
     ],
     ids=repr,
 )
-def test_what_will_not_pass_is_said_at_once(error: Exception) -> None:
+def test_permanent_errors_are_raised_at_once(error: Exception) -> None:
     def read(item: str) -> str:
         raise error
 
@@ -101,7 +101,7 @@ def test_what_will_not_pass_is_said_at_once(error: Exception) -> None:
     assert take_retry_count() == 0
 
 
-def test_what_never_passes_is_said_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_never_ends_is_raised_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "RETRY_S", 0.05)
 
     def read(item: str) -> str:
@@ -112,7 +112,7 @@ def test_what_never_passes_is_said_in_the_end(monkeypatch: pytest.MonkeyPatch) -
     assert take_retry_count()
 
 
-def test_large_results_are_held_within_the_room() -> None:
+def test_large_results_are_held_within_the_buffer() -> None:
     lock, held, most = threading.Lock(), 0, 0
 
     def read(number: int) -> bytes:

@@ -56,7 +56,7 @@ def test_more_of_them_are_what_the_column_is(made, capsys):
 @pytest.mark.parametrize(
     "settings", [{"schema": "schema.json"}, {"columns": {"number": "text"}}, {"group": "number"}]
 )
-def test_a_column_is_text_where_it_is_said_or_groups_rows(made, tmp_path, monkeypatch, settings):
+def test_a_column_is_text_if_set_or_if_it_groups_rows(made, tmp_path, monkeypatch, settings):
     monkeypatch.chdir(tmp_path)
     schema = {"fields": [{"name": "number", "type": "string"}]}
     (tmp_path / "schema.json").write_text(json.dumps(schema))

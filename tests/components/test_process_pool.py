@@ -76,7 +76,7 @@ def test_a_worker_that_ends_without_an_answer_is_one_line(how: str, message: str
             assert "preprocess.process_pool" not in " ".join(process.cmdline())
 
 
-def test_what_nobody_foresaw_in_a_worker_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unforeseen_error_of_a_worker_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CrashError, match=r"ValueError: of a kind that nobody foresaw .*the traceback is in"):
         do("unforeseen")
     assert "Traceback" not in "".join(capfd.readouterr())
@@ -90,7 +90,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(60)
-def test_preprocessing_ends_when_a_worker_is_killed_and_goes_on_when_run_again(
+def test_preprocessing_ends_when_a_worker_is_killed_and_continues_when_run_again(
     tmp_path: Path, dataset: Path
 ) -> None:
     with killing_a_worker(), pytest.raises(RunError, match=r"a worker process was killed \(SIGKILL\)"):

@@ -178,7 +178,7 @@ def test_a_part_that_fails_says_why_and_the_others_do_not(
     assert "cat/007.png" in failed[0]
 
 
-def test_a_shard_that_was_cut_off_is_not_done_whatever_its_mark_says(bucket: Mount, photos: Path) -> None:
+def test_a_shard_that_was_cut_off_is_not_done_despite_its_marker(bucket: Mount, photos: Path) -> None:
     plan_dataset(PreprocessSettings(source=f"images:{photos}", shards=40), bucket.path / "out")
     write_shards(bucket.path / "out", 0, 1)
     (bucket.behind / "out" / "train-00002-of-00040.tfrecord").write_bytes(b"cut")
@@ -186,7 +186,7 @@ def test_a_shard_that_was_cut_off_is_not_done_whatever_its_mark_says(bucket: Mou
         finish(bucket.path / "out")
 
 
-def test_shards_whose_marks_were_cut_off_are_written_again(bucket: Mount, photos: Path) -> None:
+def test_shards_whose_markers_were_cut_off_are_written_again(bucket: Mount, photos: Path) -> None:
     out = bucket.path / "out"
     plan = plan_dataset(PreprocessSettings(source=f"images:{photos}", shards=40, processes=1), out)
     write_shards(out, 0, 2)
