@@ -41,10 +41,10 @@ def storage(monkeypatch):
 
 
 @pytest.fixture(params=["disk", "bucket"])
-def shelf(request, tmp_path):
-    """A champion's directory, and one in a bucket that is not mounted."""
+def store_uri(request, tmp_path):
+    """URIs of a model store on a disk, and of one in a bucket that is not mounted."""
     if request.param == "disk":
-        return str(tmp_path / "shelf")
+        return str(tmp_path / "model_store")
     request.getfixturevalue("storage")
     return "gs://bucket/champions/digits"
 
@@ -53,7 +53,7 @@ def invoke(*arguments):
     return CliRunner().invoke(cli.main, ["champion", *map(str, arguments)])
 
 
-def test_one_goes_back_step_by_step_and_forward_by_name(champion, versions):
+def test_rollback_goes_back_step_by_step_and_forward_by_name(champion, versions):
     first, second, third = versions
 
     assert rollback(champion) == second == current(champion)
@@ -165,7 +165,7 @@ def test_rollback_says_which_version_is_the_champion_now(champion, versions):
 
 @pytest.mark.parametrize("command", ["show", "list", "rollback", "prune --keep 0"])
 @pytest.mark.parametrize(
-    ("place", "code", "message"),
+    ("directory", "code", "message"),
     [
         ("nothing-here", 2, "nothing has been published in"),
         ("gs://", 2, "'gs://' names no bucket"),
@@ -173,9 +173,9 @@ def test_rollback_says_which_version_is_the_champion_now(champion, versions):
         ("gs://no-such-bucket/x", 3, "cannot list gs://no-such-bucket/x/: not found"),
     ],
 )
-def test_a_place_without_a_champion_is_one_line(command, place, code, message, storage, tmp_path):
+def test_a_directory_without_a_champion_is_one_line(command, directory, code, message, storage, tmp_path):
     name, *options = command.split()
-    done = invoke(name, place if place.startswith("gs:") else tmp_path / place, *options)
+    done = invoke(name, directory if directory.startswith("gs:") else tmp_path / directory, *options)
 
     assert done.exit_code == code
     assert message in done.output
@@ -189,15 +189,15 @@ def answer(*arguments):
     return json.loads(done.stdout)
 
 
-def test_a_shelf_is_listed_with_who_when_from_which_run_and_the_metrics(shelf, tmp_path):
+def test_a_store_is_listed_with_who_when_from_which_run_and_the_metrics(store_uri, tmp_path):
     exported = write_export(tmp_path / "model")
     (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
-    first = publish_next(exported, shelf, accuracy=0.97, run="monday")
-    second = publish_next(write_export(tmp_path / "next"), shelf, accuracy=0.98, run="tuesday")
-    answer("rollback", shelf)
+    first = publish_next(exported, store_uri, accuracy=0.97, run="monday")
+    second = publish_next(write_export(tmp_path / "next"), store_uri, accuracy=0.98, run="tuesday")
+    answer("rollback", store_uri)
 
-    listed = answer("list", shelf)
-    lines = invoke("list", shelf).output.splitlines()
+    listed = answer("list", store_uri)
+    lines = invoke("list", store_uri).output.splitlines()
 
     assert listed["champion"] == first.version
     assert [item["run"] for item in listed["versions"]] == ["tuesday", "monday"]
@@ -208,77 +208,77 @@ def test_a_shelf_is_listed_with_who_when_from_which_run_and_the_metrics(shelf, t
     assert [line[0] for line in lines] == [" ", " ", "*"]
     assert all(word in lines[2] for word in (first.version, "0.9700", first.by, "monday"))
 
-    shown = answer("show", shelf, second.version)
+    shown = answer("show", store_uri, second.version)
     assert (shown["version"], shown["run"], shown["replaced"]) == (second.version, "tuesday", first.version)
-    assert "metrics     accuracy 0.9, log_loss 0.25\n" in invoke("show", shelf).output
+    assert "metrics     accuracy 0.9, log_loss 0.25\n" in invoke("show", store_uri).output
 
 
-def test_a_blessed_run_that_was_not_registered_is_promoted_by_hand(shelf, tmp_path):
-    first = publish_next(write_export(tmp_path / "first"), shelf)
+def test_a_blessed_run_that_was_not_registered_is_promoted_by_hand(store_uri, tmp_path):
+    first = publish_next(write_export(tmp_path / "first"), store_uri)
     exported = write_export(tmp_path / "unregistered", weights=b"unregistered")
     (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
 
-    promoted = answer("promote", shelf, exported)
+    promoted = answer("promote", store_uri, exported)
 
-    assert current(shelf).version == promoted["version"]
+    assert current(store_uri).version == promoted["version"]
     assert (promoted["previous"], promoted["source"]) == (first.version, str(exported))
     assert promoted["quality"] == f"accuracy {EVALUATION['accuracy']:.4f}"
-    with champions.fetched(shelf, current(shelf)) as copy:
+    with champions.fetched(store_uri, current(store_uri)) as copy:
         assert contents(copy) == contents(exported)
-    assert "is the champion already; name another" in invoke("promote", shelf, exported).output
-    assert answer("rollback", shelf)["version"] == first.version
-    assert answer("promote", shelf, promoted["version"])["version"] == promoted["version"]
+    assert "is the champion already; name another" in invoke("promote", store_uri, exported).output
+    assert answer("rollback", store_uri)["version"] == first.version
+    assert answer("promote", store_uri, promoted["version"])["version"] == promoted["version"]
 
 
 def test_a_directory_in_a_bucket_is_promoted_without_a_mount(champion, storage, tmp_path):
     exported = write_export(tmp_path / "model")
     (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
-    place = open_store("gs://bucket/runs/7")
-    place.put(exported, "exported")
+    store = open_store("gs://bucket/runs/7")
+    store.put(exported, "exported")
     champion.mkdir(parents=True)
 
-    answer("promote", champion, place.location("exported"))
+    answer("promote", champion, store.location("exported"))
 
     assert contents(champion / current(champion).path) == contents(exported)
 
 
-def test_a_blocked_model_needs_a_reason_which_is_kept_and_shown(shelf, tmp_path):
-    first = publish_next(write_export(tmp_path / "first"), shelf)
+def test_a_blocked_model_needs_a_reason_which_is_kept_and_shown(store_uri, tmp_path):
+    first = publish_next(write_export(tmp_path / "first"), store_uri)
     blocked = write_export(tmp_path / "blocked", blessed=False)
     (blocked / "evaluation.json").write_text(json.dumps(EVALUATION))
 
     for override in ([], ["--override", " "]):
-        done = invoke("promote", shelf, blocked, *override)
+        done = invoke("promote", store_uri, blocked, *override)
         assert done.exit_code == 2
         assert (
             "is not blessed (accuracy 0.9 is not >= 0.95); to make it the champion anyway, give"
             in done.output
         )
-    assert (current(shelf), len(complete_versions(shelf))) == (first, 1)
+    assert (current(store_uri), len(complete_versions(store_uri))) == (first, 1)
 
-    promoted = answer("promote", shelf, blocked, "--override", "the labels were wrong")
+    promoted = answer("promote", store_uri, blocked, "--override", "the labels were wrong")
 
-    assert current(shelf).override == promoted["override"] == "the labels were wrong"
-    assert "the labels were wrong" in invoke("list", shelf).output
-    assert "override    the labels were wrong\n" in invoke("show", shelf).output
-    answer("rollback", shelf)
-    assert "the labels were wrong" in invoke("list", shelf).output
-    assert invoke("promote", shelf, promoted["version"]).exit_code == 2
+    assert current(store_uri).override == promoted["override"] == "the labels were wrong"
+    assert "the labels were wrong" in invoke("list", store_uri).output
+    assert "override    the labels were wrong\n" in invoke("show", store_uri).output
+    answer("rollback", store_uri)
+    assert "the labels were wrong" in invoke("list", store_uri).output
+    assert invoke("promote", store_uri, promoted["version"]).exit_code == 2
 
 
-def test_a_version_that_never_was_the_champion_is_shown_as_such(shelf, tmp_path):
-    late = judge_again(write_export(tmp_path / "late"), shelf)
-    first = publish_next(write_export(tmp_path / "first"), shelf)
+def test_a_version_that_never_was_the_champion_is_shown_as_such(store_uri, tmp_path):
+    late = judge_again(write_export(tmp_path / "late"), store_uri)
+    first = publish_next(write_export(tmp_path / "first"), store_uri)
     with pytest.raises(ModelError, match="since; validate it again"):
-        champions.publish(late, shelf, quality="accuracy 0.5000", run="late")
-    (never,) = (item for item in complete_versions(shelf) if item.run == "late")
+        champions.publish(late, store_uri, quality="accuracy 0.5000", run="late")
+    (never,) = (item for item in complete_versions(store_uri) if item.run == "late")
 
-    lines = invoke("show", shelf, never.version).output.splitlines()
+    lines = invoke("show", store_uri, never.version).output.splitlines()
 
     assert f"stored      {never.created} by {never.by}" in lines
     assert "committed   never the champion" in lines
     assert not any(line.startswith(("replaced", "published")) for line in lines)
-    assert "replaced    nothing" in invoke("show", shelf, first.version).output.splitlines()
+    assert "replaced    nothing" in invoke("show", store_uri, first.version).output.splitlines()
 
 
 def test_nothing_is_promoted_on_a_disk_that_is_not_mounted(champion, tmp_path):
@@ -292,20 +292,20 @@ def test_nothing_is_promoted_on_a_disk_that_is_not_mounted(champion, tmp_path):
 
 
 @pytest.fixture
-def put(shelf, tmp_path):
-    """Writes files beside the champions, on the disk or into the bucket."""
+def put(store_uri, tmp_path):
+    """Writes files next to the champions, on the disk or into the bucket."""
 
     def write(*names):
         for name in names:
-            if "://" not in shelf:
-                (tmp_path / "shelf" / name).parent.mkdir(parents=True, exist_ok=True)
-            open_store(shelf).replace(name, "{}", TextFile(None))
+            if "://" not in store_uri:
+                (tmp_path / "model_store" / name).parent.mkdir(parents=True, exist_ok=True)
+            open_store(store_uri).replace(name, "{}", TextFile(None))
 
     return write
 
 
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("names", "message"),
     [
         (
             ("export.json", "saved_model/saved_model.pb"),
@@ -315,18 +315,18 @@ def put(shelf, tmp_path):
         (("digits/versions/1/version.json",), "but digits; give"),
     ],
 )
-def test_what_holds_something_else_is_no_place_for_champions(shelf, put, names, words, tmp_path):
-    """It is no place without a champion yet, in which the first model would be blessed."""
+def test_a_directory_with_other_content_is_no_model_store(store_uri, put, names, message, tmp_path):
+    """It is not taken for an empty store, in which the first model would be blessed."""
     put(*names)
 
     for refused in (
-        lambda: catalog.require_store(shelf),
-        lambda: champions.check_champion(shelf),
-        lambda: champions.publish(write_export(tmp_path / "model"), shelf, quality="0.9"),
+        lambda: catalog.require_store(store_uri),
+        lambda: champions.check_champion(store_uri),
+        lambda: champions.publish(write_export(tmp_path / "model"), store_uri, quality="0.9"),
     ):
         with pytest.raises(SettingsError) as caught:
             refused()
-        assert "holds no champions (champion.json, versions/), " + words in str(caught.value)
+        assert "holds no champions (champion.json, versions/), " + message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -336,14 +336,14 @@ def test_what_holds_something_else_is_no_place_for_champions(shelf, put, names, 
         (".gitkeep", "lost+found/x"),
     ],
 )
-def test_a_place_for_champions_may_hold_what_a_run_or_the_disk_has_put_there(shelf, put, names, tmp_path):
+def test_a_model_store_may_hold_files_of_runs_and_of_the_disk(store_uri, put, names, tmp_path):
     put(*names)
 
-    champions.check_champion(shelf)
-    publish_next(write_export(tmp_path / "model"), shelf, accuracy=0.9)
+    champions.check_champion(store_uri)
+    publish_next(write_export(tmp_path / "model"), store_uri, accuracy=0.9)
     put("README.md")
 
-    champions.check_champion(shelf)
+    champions.check_champion(store_uri)
 
 
 def test_a_directory_whose_name_is_not_utf_8_is_promoted(champion, tmp_path):
@@ -364,18 +364,18 @@ def test_a_prefix_is_the_same_however_its_slashes_are_written(storage, tmp_path)
     assert current("gs://bucket/a/b") == first == current("/gcs/bucket/a//b")
 
 
-def test_prune_keeps_the_champion_what_it_replaced_and_the_newest(shelf, tmp_path):
+def test_prune_keeps_the_champion_what_it_replaced_and_the_newest(store_uri, tmp_path):
     exported = write_export(tmp_path / "model")
-    names = [publish_next(exported, shelf, run=f"run-{number}").version for number in range(6)]
-    answer("rollback", shelf, "--to", names[1])  # which replaced names[0], and now names[5]
+    names = [publish_next(exported, store_uri, run=f"run-{number}").version for number in range(6)]
+    answer("rollback", store_uri, "--to", names[1])  # which replaced names[0], and now names[5]
 
     others = names[2:5]
-    assert answer("prune", shelf, "--keep", 2)["removed"] == others[:1]
-    assert invoke("prune", shelf, "--keep", 1).output == f"removed {others[1]}\n"
-    assert invoke("prune", shelf, "--keep", 1).output == "nothing to remove\n"
+    assert answer("prune", store_uri, "--keep", 2)["removed"] == others[:1]
+    assert invoke("prune", store_uri, "--keep", 1).output == f"removed {others[1]}\n"
+    assert invoke("prune", store_uri, "--keep", 1).output == "nothing to remove\n"
 
-    left = {item.version for item in complete_versions(shelf)}
+    left = {item.version for item in complete_versions(store_uri)}
     assert left == {names[0], names[1], names[5], others[2]}
-    assert current(shelf).version == names[1]
-    assert set(open_store(shelf).names("versions")) == left
-    assert answer("rollback", shelf)["version"] == names[0]
+    assert current(store_uri).version == names[1]
+    assert set(open_store(store_uri).names("versions")) == left
+    assert answer("rollback", store_uri)["version"] == names[0]

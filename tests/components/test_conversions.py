@@ -66,8 +66,8 @@ def test_a_converted_model_is_measured_on_the_examples_of_the_export(name, valid
     out, exported = validated[0], validated[1].evaluation
     (found,) = (one for one in exported.formats if one.name == name)
 
-    said = json.loads((out / model_store.EXPORT_FILE).read_text())["formats"][name]
-    assert found.size_mb == said["bytes"] / 1e6 == (out / said["file"]).stat().st_size / 1e6
+    recorded = json.loads((out / model_store.EXPORT_FILE).read_text())["formats"][name]
+    assert found.size_mb == recorded["bytes"] / 1e6 == (out / recorded["file"]).stat().st_size / 1e6
     assert 0 < found.latency_p50_ms <= found.latency_p95_ms
     assert found.interval[0] <= found.value <= found.interval[1]
     assert found.value == pytest.approx(exported.accuracy, abs=0.02)
@@ -84,7 +84,7 @@ def test_int8_is_smaller_and_answers_in_floats(validated):
 
 
 def train(model, data, manifest):
-    """Trains for a moment, so that the probabilities are not all about the same."""
+    """Trains briefly, so that the probabilities are not all about the same."""
     paths = [str(data / shard.file) for shard in manifest.splits["train"].shards]
     for records in tf.data.TFRecordDataset(paths).batch(16).repeat(4):
         model.train_on_batch(*parse_batch(records, manifest.inputs, manifest.labels))

@@ -69,7 +69,7 @@ def test_a_change_is_found(measured: dict[str, Examples], name: str, feature: st
 
 
 def of_columns(rows: int = 400, **columns) -> Profile:
-    """Returns the profile of columns, each given as a function of the row; of text with its length."""
+    """Returns the profile of columns, each a function of the row; of text with its length."""
     examples = [{name: value(row) for name, value in columns.items()} for row in range(rows)]
     for one in examples:
         one |= {f"{name} length": float(len(text)) for name, text in one.items() if isinstance(text, str)}
@@ -165,7 +165,7 @@ def test_a_record_that_is_not_as_the_manifest_says_is_refused(tmp_path: Path) ->
         make_profile(tmp_path, other)
 
 
-# Beside the champion
+# Compared with the champion
 
 
 @pytest.fixture
@@ -175,8 +175,8 @@ def trained_on(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def beside(data: Path, out: Path, champion: Path | None):
-    """Returns an evaluation of a model that was trained on a dataset, beside a champion's profile."""
+def evaluate_with(data: Path, out: Path, champion: Path | None):
+    """Returns an evaluation of a model trained on a dataset, with the drift from a champion's profile."""
     out.mkdir()
     profile = read_profile(champion, champion.name) if champion else ChampionEvaluation.profile
     return add_drift(make_evaluation(CLASS_NAMES), data, manifests.load(data), out, profile)
@@ -192,18 +192,18 @@ def moved_profile(out: Path, data: Path) -> Path:
 
 
 def test_a_run_is_compared_with_the_profile_of_the_champion(trained_on: Path, tmp_path: Path) -> None:
-    first = beside(trained_on, tmp_path / "first", None)
+    first = evaluate_with(trained_on, tmp_path / "first", None)
     assert (first.drift, first.no_drift) == ((), "there is no champion to compare with")
     assert "drifted" not in first.metrics
     assert {item.feature: item.moved for item in first.skew} == dict.fromkeys(
         ["label", "city", "city length", "year", "income"], False
     )
 
-    same = beside(trained_on, tmp_path / "same", tmp_path / "first")
+    same = evaluate_with(trained_on, tmp_path / "same", tmp_path / "first")
     assert same.metrics["drifted"] == 0
     assert warnings(same) == []
 
-    other = beside(trained_on, tmp_path / "other", moved_profile(tmp_path / "champion", trained_on))
+    other = evaluate_with(trained_on, tmp_path / "other", moved_profile(tmp_path / "champion", trained_on))
     assert [item.feature for item in other.drift if item.moved] == ["income"]
     assert other.metrics["drifted"] == 1
     (warning,) = warnings(other)
@@ -227,23 +227,23 @@ def test_a_champion_without_a_sound_profile(content, words: str, trained_on: Pat
     if content:
         (tmp_path / "old" / PROFILE_FILE).write_text(content)
 
-    found = beside(trained_on, tmp_path / "out", tmp_path / "old")
+    found = evaluate_with(trained_on, tmp_path / "out", tmp_path / "old")
     assert found.drift == ()
     assert words in found.no_drift
 
 
 def test_without_a_training_split_nothing_is_compared(tmp_path: Path) -> None:
     write_table(tmp_path / "data", records={"test": 30})
-    found = beside(tmp_path / "data", tmp_path / "out", tmp_path / "champion")
+    found = evaluate_with(tmp_path / "data", tmp_path / "out", tmp_path / "champion")
     assert (found.no_drift, found.skew) == ("the dataset has no training split", ())
 
 
 def test_the_report_says_what_moved(trained_on: Path, tmp_path: Path) -> None:
-    other = beside(trained_on, tmp_path / "other", moved_profile(tmp_path / "champion", trained_on))
+    other = evaluate_with(trained_on, tmp_path / "other", moved_profile(tmp_path / "champion", trained_on))
     page = make_report(other)
     assert "1 of 5 features have moved" in page
     assert "Between training and test split none of 5 features differs." in page
-    first = make_report(beside(trained_on, tmp_path / "out", None))
+    first = make_report(evaluate_with(trained_on, tmp_path / "out", None))
     assert "Not compared with the champion's training data: there is no champion to compare with." in first
 
 
@@ -258,7 +258,7 @@ def test_the_report_says_what_moved(trained_on: Path, tmp_path: Path) -> None:
 def test_a_rule_may_block(rule: str, verdict: str, trained_on: Path, tmp_path: Path) -> None:
     gate = Gate(parse_rules([rule]))
     gate.check(manifests.load(trained_on), "champions")
-    other = beside(trained_on, tmp_path / "other", moved_profile(tmp_path / "champion", trained_on))
+    other = evaluate_with(trained_on, tmp_path / "other", moved_profile(tmp_path / "champion", trained_on))
     assert judge(other, gate, champion="v1").rules[0].verdict == verdict
 
 

@@ -136,8 +136,8 @@ def test_all_signatures_agree_with_the_trained_model_in_a_clean_process(images, 
         golden = one.content["golden"]["predictions"]
         assert len(golden) == 16
         assert [row["label_name"] for row in answer] == [row["label_name"] for row in golden]
-        for found, said in zip(answer, golden, strict=True):
-            np.testing.assert_allclose(found["probabilities"], said["probabilities"], rtol=0, atol=1e-5)
+        for found, expected in zip(answer, golden, strict=True):
+            np.testing.assert_allclose(found["probabilities"], expected["probabilities"], rtol=0, atol=1e-5)
 
 
 def test_export_json_says_what_was_exported(images, table):
@@ -291,12 +291,12 @@ def test_columns_of_any_name_are_served(table, tmp_path):
         dataclasses.replace(one, name=renamed.get(one.name, one.name)) for one in table.manifest.features
     )
     manifest = dataclasses.replace(table.manifest, features=features)
-    given = []
+    samples = []
     for example in table.taken[:5]:
         parsed = tf.train.Example.FromString(example)
         for old, new in renamed.items():
             parsed.features.feature[new].CopyFrom(parsed.features.feature.pop(old))
-        given.append(parsed.SerializeToString())
+        samples.append(parsed.SerializeToString())
 
     # The names of Keras' inputs are free; it finds the columns by the keys of the dict.
     by_old_name = table.model
@@ -312,7 +312,7 @@ def test_columns_of_any_name_are_served(table, tmp_path):
     model = Renamed()
     model.compile("sgd", "sparse_categorical_crossentropy")
     model.loss = by_old_name.loss
-    export_model(model, manifest, tmp_path, samples=given)
+    export_model(model, manifest, tmp_path, samples=samples)
 
     content = json.loads((tmp_path / model_store.EXPORT_FILE).read_text())
     arguments = {name: column["argument"] for name, column in content["inputs"].items()}

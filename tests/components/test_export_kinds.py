@@ -66,8 +66,14 @@ def case(request, tmp_path_factory):
 
 def test_signatures_give_what_the_model_says_of_each_label(case):
     model, manifest, samples, out = case
-    given = model(parse_batch(tf.constant(samples), manifest.inputs, manifest.labels)[0])
-    expected = [*given.values()] if isinstance(given, dict) else given if isinstance(given, list) else [given]
+    outputs = model(parse_batch(tf.constant(samples), manifest.inputs, manifest.labels)[0])
+    expected = (
+        [*outputs.values()]
+        if isinstance(outputs, dict)
+        else outputs
+        if isinstance(outputs, list)
+        else [outputs]
+    )
 
     served = ServedModel(out / model_store.SAVED_MODEL, manifest)
     found = served.predict_examples(tf.constant(samples))

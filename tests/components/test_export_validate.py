@@ -96,8 +96,8 @@ def export(model, manifest, out):
 
 
 def evaluate(saved_model, dataset, **options):
-    given = {"loaded": LOADED.get(saved_model), "calls": 3} | options
-    return measure(saved_model, Examples(dataset, manifests.load(dataset)), **given).evaluation
+    arguments = {"loaded": LOADED.get(saved_model), "calls": 3} | options
+    return measure(saved_model, Examples(dataset, manifests.load(dataset)), **arguments).evaluation
 
 
 @pytest.fixture(scope="module")
@@ -173,9 +173,9 @@ LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 @pytest.mark.parametrize(
     ("make", "answer"),
     [
-        (lambda _: half_model(), lambda said: said.astype(np.float32)),
-        (lambda _: band_model(activation=None, loss=LOGITS), lambda said: tf.nn.softmax(said).numpy()),
-        (lambda manifest: models.own_step(manifest.info()), lambda said: said),
+        (lambda _: half_model(), lambda outputs: outputs.astype(np.float32)),
+        (lambda _: band_model(activation=None, loss=LOGITS), lambda outputs: tf.nn.softmax(outputs).numpy()),
+        (lambda manifest: models.own_step(manifest.info()), lambda outputs: outputs),
     ],
     ids=["in single precision", "with a softmax", "subclassed"],
 )
@@ -326,7 +326,7 @@ def copied(dataset, directory):
 
 
 def write(*examples):
-    """Returns what puts examples in the place of those of the test split of a dataset."""
+    """Returns what puts examples in place of those of the test split of a dataset."""
 
     def damage(copy):
         shard = write_shard(copy / "test-00000-of-00001.tfrecord", [*examples])
@@ -414,11 +414,11 @@ def weak(dataset, tmp_path_factory, clean_process):
     """A weak model that the component has validated: what it returned, its artifacts, directory."""
     root = tmp_path_factory.mktemp("weak")
     save(sometimes_wrong(), root / "model")
-    given = artifacts(dataset, root / "model", root / "out")
+    task = artifacts(dataset, root / "model", root / "out")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(golden, "start_process", lambda: contextlib.nullcontext(clean_process))
-        outcome = export_validate(**given, gate={"min_accuracy": 0.95})
-    return outcome, given, root
+        outcome = export_validate(**task, gate={"min_accuracy": 0.95})
+    return outcome, task, root
 
 
 def test_a_good_model_is_blessed(good):
@@ -475,7 +475,7 @@ def test_a_model_that_gives_nan_is_not_blessed(dataset, tmp_path, events):
     assert (evaluation["non_finite"], evaluation["log_loss"]) == (TEST_RECORDS, None)
     assert evaluation["mistakes"][0]["probability"] is None
     assert "probability not finite" in (tmp_path / "out/report.html").read_text()
-    # It agrees with itself, and what is no number stands in its golden set as none.
+    # It agrees with itself, and NaN is null in its golden set.
     content = json.loads((tmp_path / "out" / model_store.EXPORT_FILE).read_text())
     assert content["max_difference"] == 0.0
     assert content["golden"]["predictions"][0]["probabilities"][0] is None
@@ -511,11 +511,15 @@ def test_training_history_and_settings_reach_the_report(good):
             "no examples in its test split.*splits: train$",
         ),
         (
-            lambda a: beside(a, "settings.json", "{}"),
+            lambda a: write_next_to_model(a, "settings.json", "{}"),
             ModelError,
             r"settings\.json .* names no model function",
         ),
-        (lambda a: beside(a, "history.csv", "epoch,loss\n1,x\n"), ModelError, r"cannot read .*history\.csv"),
+        (
+            lambda a: write_next_to_model(a, "history.csv", "epoch,loss\n1,x\n"),
+            ModelError,
+            r"cannot read .*history\.csv",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(prepare, error, message, dataset, tmp_path, events):
@@ -536,7 +540,7 @@ def without_split(dataset):
     manifests.save(dataclasses.replace(manifest, splits={"train": manifest.splits["train"]}), dataset)
 
 
-def beside(arguments, name, content):
+def write_next_to_model(arguments, name, content):
     arguments["model_file"].with_name(name).write_text(content)
 
 
@@ -593,29 +597,29 @@ def artifacts(dataset, model_directory, out):
 
 
 def test_the_component_fills_its_artifacts(weak):
-    (blessed, quality), given, tmp_path = weak
+    (blessed, quality), task, tmp_path = weak
 
     assert blessed is False
-    accuracy = given["metrics"].metadata["accuracy"]
+    accuracy = task["metrics"].metadata["accuracy"]
     assert quality == f"accuracy {accuracy:.4f}"
-    assert given["metrics"].metadata["examples"] == TEST_RECORDS
-    slices = given["sliced"].metadata["evaluationSlices"]
+    assert task["metrics"].metadata["examples"] == TEST_RECORDS
+    slices = task["sliced"].metadata["evaluationSlices"]
     assert [one["slice"] for one in slices] == [f"class={name}" for name in CLASS_NAMES]
     assert slices[0]["sliceClassificationMetrics"]["confidenceMetrics"][-1]["recall"] == 1.0
-    rows = [row["row"] for row in given["confusion"].metadata["confusionMatrix"]["rows"]]
+    rows = [row["row"] for row in task["confusion"].metadata["confusionMatrix"]["rows"]]
     assert sum(map(sum, rows)) == TEST_RECORDS
     assert sum(rows[i][i] for i in range(3)) == round(accuracy * TEST_RECORDS)
     page = (tmp_path / "out/exported" / model_store.REPORT_FILE).read_text()
     shown = (tmp_path / "out/page/report.html").read_text()
     assert shown == page.replace('"model_card.html"', '"../exported/model_card.html"')
-    assert given["exported"].metadata["blessed"] is False
+    assert task["exported"].metadata["blessed"] is False
 
 
 def test_the_component_ends_with_one_line_and_exit_code_2(dataset, tmp_path, events):
-    given = artifacts(dataset, tmp_path / "no model", tmp_path / "out")
+    task = artifacts(dataset, tmp_path / "no model", tmp_path / "out")
 
     with pytest.raises(SystemExit) as ended:
-        export_validate(**given, gate={"min_accuracy": 0.95})
+        export_validate(**task, gate={"min_accuracy": 0.95})
 
     assert ended.value.code == 2
     assert [event.kind for event in events if event.kind != "line"] == ["error"]

@@ -178,8 +178,8 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def challenges(dataset, champion, measured, tmp_path_factory):
-    """Returns what was measured of a model, and the champion beside it; once, however often it is judged."""
+def champion_evaluations(dataset, champion, measured, tmp_path_factory):
+    """Returns what was measured of a model, compared with the champion; once, however often it is judged."""
 
     @functools.cache
     def challenger(name):
@@ -190,12 +190,12 @@ def challenges(dataset, champion, measured, tmp_path_factory):
         return measure(out / model_store.SAVED_MODEL, examples(dataset))
 
     @functools.cache
-    def challenge(name, compared):
+    def evaluate_against(name, compared):
         if not compared:
             return ChampionEvaluation(challenger(name).evaluation)
         return evaluate_champion(challenger(name), str(champion), examples(dataset), min_slice=10)
 
-    return challenge
+    return evaluate_against
 
 
 @pytest.mark.parametrize(
@@ -218,11 +218,11 @@ def challenges(dataset, champion, measured, tmp_path_factory):
         ("better", ["latency_p50_ms <= 0"], False, "latency_p50_ms"),
     ],
 )
-def test_each_model_gets_the_verdict_that_it_deserves(model, rules, blessed, reason, challenges):
+def test_each_model_gets_the_verdict_that_it_deserves(model, rules, blessed, reason, champion_evaluations):
     gate = Gate(parse_rules(rules))
-    beside = challenges(model, any(rule.reference for rule in gate.rules))
+    compared = champion_evaluations(model, any(rule.reference for rule in gate.rules))
 
-    blessing = judge(beside.evaluation, gate, absence=beside.absence)
+    blessing = judge(compared.evaluation, gate, absence=compared.absence)
 
     assert blessing.blessed == blessed, blessing.reason
     assert reason in blessing.reason
@@ -231,16 +231,16 @@ def test_each_model_gets_the_verdict_that_it_deserves(model, rules, blessed, rea
 @pytest.mark.parametrize(
     ("damage", "because"),
     [
-        (lambda place, _: (place / "champion.json").write_text("{"), "champion.json is not JSON"),
+        (lambda store, _: (store / "champion.json").write_text("{"), "champion.json is not JSON"),
         (
-            lambda place, publish_into: publish_into(
-                place, labels=[{"name": "label", "kind": "class", "outputs": ["a", "b", "c"]}]
+            lambda store, publish_into: publish_into(
+                store, labels=[{"name": "label", "kind": "class", "outputs": ["a", "b", "c"]}]
             ),
             "has other classes",
         ),
-        (lambda place, publish_into: publish_into(place, inputs={"year": {}}), "has other inputs (year)"),
+        (lambda store, publish_into: publish_into(store, inputs={"year": {}}), "has other inputs (year)"),
         (
-            lambda place, publish_into: write_when_loaded(publish_into(place), place / "written"),
+            lambda store, publish_into: write_when_loaded(publish_into(store), store / "written"),
             "reads or writes files while it predicts (WriteFile)",
         ),
     ],
@@ -248,26 +248,26 @@ def test_each_model_gets_the_verdict_that_it_deserves(model, rules, blessed, rea
 def test_a_champion_that_cannot_be_measured_is_never_ignored(
     damage, because, dataset, champion, tmp_path, measured
 ):
-    def publish_into(place, **changes):
-        shutil.copytree(champion, place, dirs_exist_ok=True)
-        (version,) = (place / "versions").iterdir()
+    def publish_into(store, **changes):
+        shutil.copytree(champion, store, dirs_exist_ok=True)
+        (version,) = (store / "versions").iterdir()
         content = json.loads((version / "export.json").read_text())
         (version / "export.json").write_text(json.dumps(content | changes))
         return version / "saved_model"
 
-    place = tmp_path / "champions"
-    place.mkdir()
-    damage(place, publish_into)
+    store = tmp_path / "champions"
+    store.mkdir()
+    damage(store, publish_into)
     rules = parse_rules(["accuracy >= 0.3", "accuracy >= champion"])
 
-    beside = evaluate_champion(measured, str(place), examples(dataset), min_slice=10)
+    compared = evaluate_champion(measured, str(store), examples(dataset), min_slice=10)
 
-    assert because in beside.absence.text
+    assert because in compared.absence.text
     for first_run in ("bless", "block"):
-        blessing = judge(beside.evaluation, Gate(rules, first_run), absence=beside.absence)
+        blessing = judge(compared.evaluation, Gate(rules, first_run), absence=compared.absence)
         assert (blessing.blessed, blessing.rules[1].verdict) == (False, "failed")
         assert because in blessing.reason
-    assert not (place / "written").exists()
+    assert not (store / "written").exists()
 
 
 class WritesWhenLoaded(tf.lookup.KeyValueTensorInitializer):
@@ -292,21 +292,21 @@ def write_when_loaded(saved_model, path):
     path.unlink()  # it was written
 
 
-def test_only_an_empty_place_for_champions_is_a_first_run(dataset, champion, tmp_path, measured):
-    def challenge(place):
-        return evaluate_champion(measured, str(place), examples(dataset), min_slice=10)
+def test_only_an_empty_model_store_is_a_first_run(dataset, champion, tmp_path, measured):
+    def evaluate_against(store):
+        return evaluate_champion(measured, str(store), examples(dataset), min_slice=10)
 
     (tmp_path / "empty").mkdir()
     gone = shutil.copytree(champion, tmp_path / "gone")
     (gone / "champion.json").unlink()
 
-    empty, without_record = challenge(tmp_path / "empty"), challenge(gone)
+    empty, without_record = evaluate_against(tmp_path / "empty"), evaluate_against(gone)
 
     assert (empty.champion, empty.absence.first, empty.evaluation.champion) == ("", True, None)
     assert not without_record.absence.first
     assert "champion.json is gone, but" in without_record.absence.text
     with pytest.raises(SettingsError, match=r"there is no directory .*mount the disk .*or begin"):
-        challenge(tmp_path / "mnt")
+        evaluate_against(tmp_path / "mnt")
 
 
 def test_what_decides_nothing_is_a_warning(dataset, tmp_path):
@@ -363,9 +363,9 @@ def test_the_command_ends_with_the_verdict(dataset, champion, tmp_path):
 
     blessed = invoke("--rules", tmp_path / "gate.toml", "--rule", "ece <= 0.9", "--champion", champion)
     assert blessed.exit_code == 0, blessed.output
-    beside = json.loads((tmp_path / "out/evaluation.json").read_text())
-    assert {item["feature"] for item in beside["drift"]} >= {"label", "image brightness"}
-    assert beside["metrics"]["drifted"] == 0
+    compared = json.loads((tmp_path / "out/evaluation.json").read_text())
+    assert {item["feature"] for item in compared["drift"]} >= {"label", "image brightness"}
+    assert compared["metrics"]["drifted"] == 0
     content = json.loads((tmp_path / "out/blessing.json").read_text())
     assert [rule["rule"] for rule in content["rules"][-2:]] == ["accuracy >= champion", "ece <= 0.9"]
     assert content["headline"].startswith("Better than the champion by")

@@ -78,7 +78,7 @@ def test_an_export_gives_its_golden_answers_without_shardline(exported, clean_pr
     assert asked(clean_process, exported).difference < 1e-6
 
 
-def test_an_answer_that_nobody_has_waited_for_is_no_other_requests(exported, tmp_path, clean_process):
+def test_an_answer_that_was_not_waited_for_is_dropped(exported, tmp_path, clean_process):
     clean_process.ask(tmp_path / "missing", {"instances": [1]})
 
     assert asked(clean_process, exported).difference < 1e-6
@@ -96,8 +96,8 @@ def test_an_operation_that_only_a_plug_in_has_is_one_line_with_its_name(exported
     assert "\n" not in found.description
 
 
-def test_nothing_beside_tensorflow_can_be_imported(tmp_path, monkeypatch):
-    """A stand-in for TensorFlow, beside which a package of the model's author is installed."""
+def test_nothing_but_tensorflow_can_be_imported(tmp_path, monkeypatch):
+    """A stub of TensorFlow, next to which a package of the model's author is installed."""
     (tmp_path / "mine.py").touch()
     (tmp_path / "tensorflow.py").write_text(
         """

@@ -14,8 +14,8 @@ NAMES = ("healthy", "sick")
 
 
 def a_card(names=NAMES, export=EXPORT, training=TRAINING, features=None, **values):
-    given = (features,) if features else ()
-    manifest = dataclasses.replace(make_manifest(names, *given), rejected={"broken": 2})
+    image = (features,) if features else ()
+    manifest = dataclasses.replace(make_manifest(names, *image), rejected={"broken": 2})
     evaluation = dataclasses.replace(make_evaluation(names), **values)
     return make_card(manifest, export, training, evaluation, "Blessed: accuracy")
 

@@ -42,172 +42,178 @@ NEXT = {"quality": "accuracy 0.9900", "run": "next"}
 
 
 @pytest.fixture(params=["disk", "bucket"])
-def shelf(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def store_uri(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     if request.param == "disk":
-        yield str(tmp_path / "shelf")
+        yield str(tmp_path / "model_store")
         return
     with fake_storage("bucket", {}) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         yield "gs://bucket/champions/digits"
 
 
-def chain(shelf: str) -> list[str]:
+def chain(store_uri: str) -> list[str]:
     """Returns the names of the champion and of those before it."""
-    known = {item.version: item for item in complete_versions(shelf)}
-    found, names = current(shelf), []
+    known = {item.version: item for item in complete_versions(store_uri)}
+    found, names = current(store_uri), []
     while found:
         names.append(found.version)
         found = known.get(found.previous)
     return names
 
 
-def test_what_was_judged_against_another_champion_is_refused_and_kept(shelf: str, tmp_path: Path) -> None:
-    first = publish_next(write_export(tmp_path / "first"), shelf)
-    late, fast = (judge_again(write_export(tmp_path / name), shelf) for name in ("late", "fast"))
-    second = publish(fast, shelf, quality="accuracy 0.9800")
+def test_what_was_judged_against_another_champion_is_refused_and_kept(store_uri: str, tmp_path: Path) -> None:
+    first = publish_next(write_export(tmp_path / "first"), store_uri)
+    late, fast = (judge_again(write_export(tmp_path / name), store_uri) for name in ("late", "fast"))
+    second = publish(fast, store_uri, quality="accuracy 0.9800")
 
     with pytest.raises(ModelError, match=f"judged against {first.version}, the champion is {second.version}"):
-        publish(late, shelf, quality="accuracy 0.9900", run="late")
+        publish(late, store_uri, quality="accuracy 0.9900", run="late")
 
-    assert current(shelf) == second
-    (kept,) = (item for item in complete_versions(shelf) if item.run == "late")
-    promoted = promote(shelf, kept.version)
+    assert current(store_uri) == second
+    (kept,) = (item for item in complete_versions(store_uri) if item.run == "late")
+    promoted = promote(store_uri, kept.version)
     assert (promoted.version, promoted.previous) == (kept.version, second.version)
-    assert chain(shelf) == [kept.version, second.version, first.version]
-    with champions.fetched(shelf, promoted) as copy:
+    assert chain(store_uri) == [kept.version, second.version, first.version]
+    with champions.fetched(store_uri, promoted) as copy:
         assert contents(copy) == contents(late)
 
 
-def test_the_loser_is_refused_before_it_is_served(shelf: str, tmp_path: Path) -> None:
-    late, fast = (judge_again(write_export(tmp_path / name), shelf) for name in ("late", "fast"))
-    champions.check_judged(late, shelf, "late")
-    publish(fast, shelf, quality="accuracy 0.9800", run="fast")
+def test_the_loser_is_refused_before_it_is_served(store_uri: str, tmp_path: Path) -> None:
+    late, fast = (judge_again(write_export(tmp_path / name), store_uri) for name in ("late", "fast"))
+    champions.check_judged(late, store_uri, "late")
+    publish(fast, store_uri, quality="accuracy 0.9800", run="fast")
 
-    with pytest.raises(ModelError, match=f"judged against no champion, .* promote {shelf} {late}"):
-        champions.check_judged(late, shelf, "late")
-    champions.check_judged(fast, shelf, "fast")  # the task is repeated after this run has published
+    with pytest.raises(ModelError, match=f"judged against no champion, .* promote {store_uri} {late}"):
+        champions.check_judged(late, store_uri, "late")
+    champions.check_judged(fast, store_uri, "fast")  # the task is repeated after this run has published
     champions.check_judged(late, "", "late")
 
 
-def test_a_run_that_repeats_itself_publishes_once_and_undoes_no_rollback(shelf: str, tmp_path: Path) -> None:
-    first = publish_next(write_export(tmp_path / "first"), shelf)
-    second = publish_next(write_export(tmp_path / "second"), shelf, run="today")
-    rollback(shelf)
+def test_a_run_that_repeats_itself_publishes_once_and_undoes_no_rollback(
+    store_uri: str, tmp_path: Path
+) -> None:
+    first = publish_next(write_export(tmp_path / "first"), store_uri)
+    second = publish_next(write_export(tmp_path / "second"), store_uri, run="today")
+    rollback(store_uri)
 
-    assert publish(tmp_path / "second", shelf, quality="accuracy 0.9700", run="today") == second
-    assert current(shelf) == first
-    assert champions.published_by(shelf, "today") == second
-    assert champions.published_by(shelf, "tomorrow") is None
+    assert publish(tmp_path / "second", store_uri, quality="accuracy 0.9700", run="today") == second
+    assert current(store_uri) == first
+    assert champions.published_by(store_uri, "today") == second
+    assert champions.published_by(store_uri, "tomorrow") is None
 
 
-def test_no_rollback_leads_to_a_version_that_never_was_the_champion(shelf: str, tmp_path: Path) -> None:
-    first = publish_next(write_export(tmp_path / "first"), shelf)
-    late = judge_again(write_export(tmp_path / "late"), shelf)
-    second = publish_next(write_export(tmp_path / "second"), shelf)
+def test_no_rollback_leads_to_a_version_that_never_was_the_champion(store_uri: str, tmp_path: Path) -> None:
+    first = publish_next(write_export(tmp_path / "first"), store_uri)
+    late = judge_again(write_export(tmp_path / "late"), store_uri)
+    second = publish_next(write_export(tmp_path / "second"), store_uri)
     with pytest.raises(ModelError, match="since; validate it again"):
-        publish(late, shelf, quality="accuracy 0.5000", run="late")
-    (never,) = (item for item in complete_versions(shelf) if item.run == "late")
+        publish(late, store_uri, quality="accuracy 0.5000", run="late")
+    (never,) = (item for item in complete_versions(store_uri) if item.run == "late")
 
     with pytest.raises(
-        ModelError, match=f"{never.version} never was the champion; .* promote {shelf} {never.version}"
+        ModelError, match=f"{never.version} never was the champion; .* promote {store_uri} {never.version}"
     ):
-        rollback(shelf, never.version)
-    assert rollback(shelf, first.version).version == first.version
-    assert rollback(shelf, second.version).previous == first.version
+        rollback(store_uri, never.version)
+    assert rollback(store_uri, first.version).version == first.version
+    assert rollback(store_uri, second.version).previous == first.version
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, shelf: str, method: str, action: Callable[[], Any]) -> None:
-    """Does something else, once, when a method of the place is called, before it does anything."""
-    place = type(catalog.open_store(shelf))
-    original = getattr(place, method)
+def interrupt(
+    monkeypatch: pytest.MonkeyPatch, store_uri: str, method: str, action: Callable[[], Any]
+) -> None:
+    """Does something else, once, when a method of the store is called, before it does anything."""
+    backend = type(catalog.open_store(store_uri))
+    original = getattr(backend, method)
 
     def first(*arguments: Any) -> Any:
-        monkeypatch.setattr(place, method, original)
+        monkeypatch.setattr(backend, method, original)
         action()
         return original(*arguments)
 
-    monkeypatch.setattr(place, method, first)
+    monkeypatch.setattr(backend, method, first)
 
 
-@pytest.mark.parametrize("moment", ["put", "replace"])
+@pytest.mark.parametrize("method", ["put", "replace"])
 def test_two_attempts_of_a_run_at_the_same_moment_publish_one_whole_version(
-    moment: str, shelf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, store_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish_next(write_export(tmp_path / "first"), shelf)
-    exported = judge_again(write_export(tmp_path / "model"), shelf)
-    interrupt(monkeypatch, shelf, moment, lambda: publish(exported, shelf, **NEXT))
+    publish_next(write_export(tmp_path / "first"), store_uri)
+    exported = judge_again(write_export(tmp_path / "model"), store_uri)
+    interrupt(monkeypatch, store_uri, method, lambda: publish(exported, store_uri, **NEXT))
 
-    done = publish(exported, shelf, **NEXT)
+    done = publish(exported, store_uri, **NEXT)
 
-    assert (current(shelf), done.commit.serial) == (done, 2)
-    assert len(complete_versions(shelf)) == len(catalog.open_store(shelf).names("versions")) == 2
-    with champions.fetched(shelf, done) as copy:
+    assert (current(store_uri), done.commit.serial) == (done, 2)
+    assert len(complete_versions(store_uri)) == len(catalog.open_store(store_uri).names("versions")) == 2
+    with champions.fetched(store_uri, done) as copy:
         assert contents(copy) == contents(exported)
-    assert publish(exported, shelf, **NEXT) == done
+    assert publish(exported, store_uri, **NEXT) == done
 
 
 def test_a_version_that_was_pruned_meanwhile_is_not_promoted(
-    shelf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [publish_next(write_export(tmp_path / name), shelf).version for name in ("a", "b", "c")]
+    names = [publish_next(write_export(tmp_path / name), store_uri).version for name in ("a", "b", "c")]
     # The process that prunes is killed while the files are there still.
-    interrupt(monkeypatch, shelf, "remove", lambda: signal.raise_signal(signal.SIGINT))
-    interrupt(monkeypatch, shelf, "replace", lambda: prune(shelf, 0))
+    interrupt(monkeypatch, store_uri, "remove", lambda: signal.raise_signal(signal.SIGINT))
+    interrupt(monkeypatch, store_uri, "replace", lambda: prune(store_uri, 0))
     with pytest.raises(KeyboardInterrupt):
-        promote(shelf, names[0])
+        promote(store_uri, names[0])
     with pytest.raises(ModelError, match=f"no version {names[0]} in .*; there are {names[1]}, {names[2]}"):
-        promote(shelf, names[0])
+        promote(store_uri, names[0])
 
-    assert chain(shelf) == [names[2], names[1]]
+    assert chain(store_uri) == [names[2], names[1]]
 
 
 def test_a_version_that_is_promoted_while_others_are_pruned_stays_whole(
-    shelf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported = write_export(tmp_path / "model")
-    names = [publish_next(exported, shelf, run=f"run-{number}").version for number in range(4)]
-    interrupt(monkeypatch, shelf, "replace", lambda: promote(shelf, names[0]))
+    names = [publish_next(exported, store_uri, run=f"run-{number}").version for number in range(4)]
+    interrupt(monkeypatch, store_uri, "replace", lambda: promote(store_uri, names[0]))
 
-    assert prune(shelf, 0) == names[1:3]
-    assert chain(shelf) == [names[0], names[3]]
-    with champions.fetched(shelf, complete_versions(shelf)[0]) as copy:
+    assert prune(store_uri, 0) == names[1:3]
+    assert chain(store_uri) == [names[0], names[3]]
+    with champions.fetched(store_uri, complete_versions(store_uri)[0]) as copy:
         assert contents(copy).keys() == contents(exported).keys()
 
 
-def test_prune_clears_what_was_begun_a_day_ago_and_never_finished(shelf: str, tmp_path: Path) -> None:
-    exported, place = write_export(tmp_path / "model"), catalog.open_store(shelf)
-    found = publish_next(exported, shelf)
+def test_prune_clears_what_was_begun_a_day_ago_and_never_finished(store_uri: str, tmp_path: Path) -> None:
+    exported, store = write_export(tmp_path / "model"), catalog.open_store(store_uri)
+    found = publish_next(exported, store_uri)
     old, new = (f"{year}0101T000000-0123456789ab-012345" for year in (2026, 2099))
     for name in (old, new, "mine"):
-        place.put(exported, f"versions/{name}")
+        store.put(exported, f"versions/{name}")
 
-    assert complete_versions(shelf) == [found]
-    assert prune(shelf, 0) == [old]
-    assert set(place.names("versions")) == {new, "mine", found.version}
+    assert complete_versions(store_uri) == [found]
+    assert prune(store_uri, 0) == [old]
+    assert set(store.names("versions")) == {new, "mine", found.version}
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"version": "1", "path": "versions/1", "accuracy": 0.9}'])
 def test_a_record_that_is_gone_damaged_or_of_an_earlier_release_is_no_first_run(
-    content: str | None, shelf: str, tmp_path: Path
+    content: str | None, store_uri: str, tmp_path: Path
 ) -> None:
     exported = write_export(tmp_path / "model")
     (exported / "evaluation.json").write_text(json.dumps(EVALUATION))
-    first, place = publish_next(exported, shelf), catalog.open_store(shelf)
-    place.replace("champion.json", content or "", place.read("champion.json"))
-    if content is None and isinstance(place, DiskBackend):
-        (place.path / "champion.json").unlink()
-    elif isinstance(place, BucketBackend) and content is None:
-        place._objects.remove(place._key("champion.json"))
+    first, store = publish_next(exported, store_uri), catalog.open_store(store_uri)
+    store.replace("champion.json", content or "", store.read("champion.json"))
+    if content is None and isinstance(store, DiskBackend):
+        (store.path / "champion.json").unlink()
+    elif isinstance(store, BucketBackend) and content is None:
+        store._objects.remove(store._key("champion.json"))
 
     actions = (current, lambda of: publish(exported, of, **NEXT), lambda of: promote(of, first.version))
     for use in (*actions, lambda of: prune(of, 0), champions.check_champion):
         with pytest.raises(
-            ModelError, match=f"champion promote ANOTHER {place.location('versions')}/VERSION/"
+            ModelError, match=f"champion promote ANOTHER {store.location('versions')}/VERSION/"
         ):
-            use(shelf)
+            use(store_uri)
     other = tmp_path / "other"
     other.mkdir()
-    assert promote(other, place.location(first.path) + "/").fingerprint == first.fingerprint
+    assert promote(other, store.location(first.path) + "/").fingerprint == first.fingerprint
 
 
 def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,11 +242,11 @@ def test_a_commit_whose_answer_was_lost_is_done(tmp_path: Path, monkeypatch: pyt
 
 def test_a_version_says_which_service_account_has_published_it() -> None:
     account = "training@project.iam.gserviceaccount.com"
-    shelf = BucketBackend("gs://bucket/champion")
+    store_uri = BucketBackend("gs://bucket/champion")
     for email, expected in ((account, account), ("default", f"@{socket.gethostname()}")):
         credentials = SimpleNamespace(service_account_email=email)
-        shelf._objects._client.__dict__["api"] = SimpleNamespace(_credentials=credentials)
-        assert shelf.author().endswith(expected)
+        store_uri._objects._client.__dict__["api"] = SimpleNamespace(_credentials=credentials)
+        assert store_uri.author().endswith(expected)
 
 
 PUBLISHER = """
@@ -249,11 +255,11 @@ from shardline.trainer.base.errors import ModelError
 from tests.helpers.exports import publish_next, write_export
 
 os.getpid = lambda: 7  # each in a container of its own
-directory, shelf, number = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+directory, store_uri, number = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 exported, left = write_export(directory), number
 while left:
     try:
-        publish_next(exported, shelf, run=f"{directory.name}-{left}")
+        publish_next(exported, store_uri, run=f"{directory.name}-{left}")
         left -= 1
     except ModelError as error:
         if " since; validate it again" not in str(error):
@@ -262,27 +268,27 @@ while left:
 
 
 def test_publishers_at_the_same_moment_lose_no_version_and_tear_no_record(
-    shelf: str, tmp_path: Path, pytestconfig: pytest.Config
+    store_uri: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    number = 12 if shelf.startswith("/") else 4
+    number = 12 if store_uri.startswith("/") else 4
     publishers = [
         subprocess.Popen(
-            [sys.executable, "-c", PUBLISHER, str(tmp_path / f"process-{index}"), shelf, str(number)],
+            [sys.executable, "-c", PUBLISHER, str(tmp_path / f"process-{index}"), store_uri, str(number)],
             cwd=pytestconfig.rootpath,
         )
         for index in range(4)
     ]
     seen: set[str] = set()
     while any(publisher.poll() is None for publisher in publishers):
-        if found := current(shelf):
+        if found := current(store_uri):
             seen.add(found.version)
-    runs = [item.run for item in complete_versions(shelf) if item.commit.serial]
+    runs = [item.run for item in complete_versions(store_uri) if item.commit.serial]
 
     assert [publisher.returncode for publisher in publishers] == [0] * 4
     assert len(seen) > 4, "nothing was read while they published"
     assert sorted(runs) == sorted(f"process-{i}-{left + 1}" for i in range(4) for left in range(number))
-    assert len(set(chain(shelf))) == len(chain(shelf)) == 4 * number
-    assert current(shelf).commit.serial == 4 * number
+    assert len(set(chain(store_uri))) == len(chain(store_uri)) == 4 * number
+    assert current(store_uri).commit.serial == 4 * number
 
 
 def killed_at(step: int, action: Callable[[], Any]) -> bool:
@@ -309,17 +315,17 @@ def killed_at(step: int, action: Callable[[], Any]) -> bool:
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> tuple[Path, Path]:
-    """A shelf with three versions, and a model that was judged against the champion."""
-    shelf = tmp_path / "prepared"
+    """A store_uri with three versions, and a model that was judged against the champion."""
+    store_uri = tmp_path / "prepared"
     for index in range(3):
-        publish_next(write_export(tmp_path / f"model-{index}"), shelf, run=f"run-{index}")
-    return shelf, judge_again(write_export(tmp_path / "better", weights=b"better"), shelf)
+        publish_next(write_export(tmp_path / f"model-{index}"), store_uri, run=f"run-{index}")
+    return store_uri, judge_again(write_export(tmp_path / "better", weights=b"better"), store_uri)
 
 
 ACTIONS: dict[str, Callable[[str, Path], Any]] = {
-    "publish": lambda shelf, exported: publish(exported, shelf, **NEXT),
-    "rollback": lambda shelf, _: rollback(shelf),
-    "prune": lambda shelf, _: prune(shelf, 0),
+    "publish": lambda store_uri, exported: publish(exported, store_uri, **NEXT),
+    "rollback": lambda store_uri, _: rollback(store_uri),
+    "prune": lambda store_uri, _: prune(store_uri, 0),
 }
 
 
@@ -332,27 +338,27 @@ def test_a_process_killed_at_any_step_leaves_a_champion_and_the_next_one_finishe
     killed = True
     while killed:
         step += 1
-        shelf = str(shutil.copytree(original, tmp_path / str(step)))
-        before = current(shelf)
+        store_uri = str(shutil.copytree(original, tmp_path / str(step)))
+        before = current(store_uri)
         assert before is not None
-        killed = killed_at(step, functools.partial(do, shelf, exported))
-        found = current(shelf)
+        killed = killed_at(step, functools.partial(do, store_uri, exported))
+        found = current(store_uri)
         assert found is not None
         after.add(found.version != before.version)
-        check_whole(shelf, exported)
+        check_whole(store_uri, exported)
         if found.version == before.version:
-            do(shelf, exported)
-        check_whole(shelf, exported)
-        assert not list(Path(shelf).glob(".tmp-*")), "what was left is cleared by the next change"
-        done = current(shelf)
+            do(store_uri, exported)
+        check_whole(store_uri, exported)
+        assert not list(Path(store_uri).glob(".tmp-*")), "what was left is cleared by the next change"
+        done = current(store_uri)
         assert done is not None
         if action == "publish":
             assert (done.run, done.previous) == ("next", before.version)
-            assert publish(exported, shelf, **NEXT) == done
-            assert len(chain(shelf)) == len(complete_versions(shelf)) == 4
+            assert publish(exported, store_uri, **NEXT) == done
+            assert len(chain(store_uri)) == len(complete_versions(store_uri)) == 4
         elif action == "prune":
-            assert chain(shelf) == [before.version, before.previous]
-            left = set(os.listdir(Path(shelf) / "versions")) - set(chain(shelf))
+            assert chain(store_uri) == [before.version, before.previous]
+            left = set(os.listdir(Path(store_uri) / "versions")) - set(chain(store_uri))
             assert len(left) <= 1, "of less than a day ago"
         else:
             assert done.version == before.previous
@@ -360,24 +366,24 @@ def test_a_process_killed_at_any_step_leaves_a_champion_and_the_next_one_finishe
     assert after == ({False} if action == "prune" else {False, True})
 
 
-def check_whole(shelf: str, exported: Path) -> None:
+def check_whole(store_uri: str, exported: Path) -> None:
     """Checks that every version that can be seen has all of its files, and all see the same champion."""
-    for item in complete_versions(shelf):
-        files = contents(Path(shelf) / item.path)
+    for item in complete_versions(store_uri):
+        files = contents(Path(store_uri) / item.path)
         expected = contents(exported)
         assert files.keys() == expected.keys()
         assert files["saved_model/variables/variables.index"] == (
             b"better" if item.run == "next" else b"weights"
         )
-    found = current(shelf)
+    found = current(store_uri)
     assert found is not None
     # Whoever reads champion.json alone, as the trainer does, sees the same.
-    assert json.loads((Path(shelf) / "champion.json").read_text())["version"] == found.version
+    assert json.loads((Path(store_uri) / "champion.json").read_text())["version"] == found.version
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_a_publisher_cut_off_from_the_bucket_at_any_request_leaves_a_champion(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a bucket sees of a process that is killed: it asks for nothing more."""
     cut, asked, outcomes = sys.maxsize, 0, set()
@@ -385,24 +391,24 @@ def test_a_publisher_cut_off_from_the_bucket_at_any_request_leaves_a_champion(
     def fate(number: int) -> str:
         nonlocal asked
         asked = number
-        return "" if number < cut else moment if number == cut else "before"
+        return "" if number < cut else when if number == cut else "before"
 
-    shelf, exported = "gs://bucket/champion", write_export(tmp_path / "model")
+    store_uri, exported = "gs://bucket/champion", write_export(tmp_path / "model")
     with fake_storage("bucket", {}, fate) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         for step in itertools.count(1):
-            before = publish_next(exported, shelf)
-            judge_again(exported, shelf)
+            before = publish_next(exported, store_uri)
+            judge_again(exported, store_uri)
             cut = asked + step
             with contextlib.suppress(PlatformError):
-                publish(exported, shelf, quality="accuracy 0.9700", run=f"run-{step}")
+                publish(exported, store_uri, quality="accuracy 0.9700", run=f"run-{step}")
             was_cut, cut = asked >= cut, sys.maxsize
-            found = current(shelf)
+            found = current(store_uri)
             assert found is not None
             outcomes.add(found != before)
-            done = publish(exported, shelf, quality="accuracy 0.9700", run=f"run-{step}")
-            assert (current(shelf), done.previous) == (done, before.version)
-            with champions.fetched(shelf, done) as copy:
+            done = publish(exported, store_uri, quality="accuracy 0.9700", run=f"run-{step}")
+            assert (current(store_uri), done.previous) == (done, before.version)
+            with champions.fetched(store_uri, done) as copy:
                 assert contents(copy) == contents(exported)
             if not was_cut:
                 break
@@ -410,7 +416,7 @@ def test_a_publisher_cut_off_from_the_bucket_at_any_request_leaves_a_champion(
     assert outcomes == {False, True}
 
 
-def test_a_bucket_that_is_not_there_is_no_empty_shelf(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_is_not_there_is_no_empty_store(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_storage("bucket", {}) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         with pytest.raises(PlatformError, match="cannot list gs://elsewhere/champion/: not found"):
@@ -420,14 +426,17 @@ def test_a_bucket_that_is_not_there_is_no_empty_shelf(monkeypatch: pytest.Monkey
 def test_a_file_system_without_locks_is_refused_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exported, shelf = write_export(tmp_path / "model"), tmp_path / "shelf"
-    shelf.mkdir()
+    exported, store_uri = write_export(tmp_path / "model"), tmp_path / "model_store"
+    store_uri.mkdir()
     for name, code in (("fcntl.flock", errno.ENOLCK), ("os.link", errno.EPERM)):
         with monkeypatch.context() as patch:
             patch.setattr(
                 name, lambda *_, code=code, **__: (_ for _ in ()).throw(OSError(code, os.strerror(code)))
             )
-            for use in (lambda: champions.check_champion(str(shelf)), lambda: publish_next(exported, shelf)):
+            for use in (
+                lambda: champions.check_champion(str(store_uri)),
+                lambda: publish_next(exported, store_uri),
+            ):
                 with pytest.raises(SettingsError, match=r"without locks or hard links, .* its name, gs://"):
                     use()
 
@@ -436,8 +445,8 @@ def test_a_lock_that_is_never_given_back_is_waited_for_no_longer_than_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "_LOCK_TIMEOUT_S", 0.1)
-    publish_next(write_export(tmp_path / "model"), tmp_path / "shelf")
-    with (tmp_path / "shelf" / ".lock").open("r+") as lock:
+    publish_next(write_export(tmp_path / "model"), tmp_path / "model_store")
+    with (tmp_path / "model_store" / ".lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(RunError, match="has been locked"):
-            publish_next(tmp_path / "model", tmp_path / "shelf")
+            publish_next(tmp_path / "model", tmp_path / "model_store")

@@ -30,12 +30,12 @@ def dataset(tmp_path_factory):
 @pytest.fixture
 def unrehearsed(monkeypatch):
     """The frame of a rehearsal without its inside."""
-    monkeypatch.setattr(rehearsal, "rehearse", lambda *given, **options: None)
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *arguments, **options: None)
 
 
 @pytest.fixture
-def said():
-    """What is said, line by line."""
+def reports():
+    """Reported lines."""
     lines = []
     with progress.sink(lambda event: lines.append(f"{event.topic}: {event.text}")):
         yield lines
@@ -47,7 +47,7 @@ def training(**changes):
 
 def run(dataset, tmp_path, **changes):
     """Rehearses a run as its task does."""
-    given = {
+    arguments = {
         "dataset": dsl.Dataset(uri=str(dataset)),
         "job": dsl.Artifact(uri=f"{tmp_path}/outputs/retrain-1/rehearse/job"),
         "training": {"model": MODEL, "train_options": {"keep_checkpoints": 2.0}},
@@ -55,11 +55,11 @@ def run(dataset, tmp_path, **changes):
         "readers": 2,
         "job_name": "retrain-1",
     }
-    return rehearse_run(**{**given, **changes})
+    return rehearse_run(**{**arguments, **changes})
 
 
-def test_a_run_that_works_is_rehearsed_with_two_lines_and_leaves_nothing_but_its_place(
-    dataset, tmp_path, said
+def test_a_run_that_works_is_rehearsed_with_two_lines_and_leaves_only_its_directory(
+    dataset, tmp_path, reports
 ):
     before = sorted(dataset.iterdir())
     base = run(dataset, tmp_path)
@@ -71,8 +71,8 @@ def test_a_run_that_works_is_rehearsed_with_two_lines_and_leaves_nothing_but_its
         "outputs/jobs/retrain-1",
     ]
     assert sorted(dataset.iterdir()) == before
-    assert [line.split(":")[0] for line in said] == ["rehearse", "rehearse"]
-    assert "trains, saves, loads, exports, can be judged" in said[-1]
+    assert [line.split(":")[0] for line in reports] == ["rehearse", "rehearse"]
+    assert "trains, saves, loads, exports, can be judged" in reports[-1]
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_what_would_fail_after_the_cluster_was_paid_for_fails_here(
 
 
 def test_a_champion_that_cannot_be_read_is_found_before_the_training_not_after_it(dataset, tmp_path):
-    shelf = tmp_path / "champions"
-    shelf.mkdir()
-    publish_next(write_export(tmp_path / "export"), shelf)
+    store = tmp_path / "champions"
+    store.mkdir()
+    publish_next(write_export(tmp_path / "export"), store)
 
     with pytest.raises(ModelError, match="the champion cannot be compared with"):
-        rehearse(dataset, training(), GateSettings(champion_uri=str(shelf)))
+        rehearse(dataset, training(), GateSettings(champion_uri=str(store)))
 
 
 def test_a_rule_that_the_few_examples_cannot_answer_is_left_to_the_validation(dataset, monkeypatch):
@@ -149,8 +149,8 @@ def test_a_run_is_continued_from_a_copy_of_the_checkpoints_of_another(dataset, t
         assert found == ["ckpt-7.data-00000-of-00001", "ckpt-7.index", "ckpt-9.index", "run.json"]
 
 
-def test_the_place_of_a_job_is_the_same_for_all_attempts_of_a_run():
-    """The platform puts the number of the project and of the task's attempt into the artifact's place."""
+def test_the_directory_of_a_job_is_the_same_for_all_attempts_of_a_run():
+    """The platform puts the number of the project and of the task's attempt into the path of the artifact."""
     first = training_job_directory("gs://b/runs/123456/retrain-7/rehearse_-52/job", "retrain-7")
 
     assert first == "gs://b/runs/jobs/retrain-7"
@@ -159,30 +159,30 @@ def test_the_place_of_a_job_is_the_same_for_all_attempts_of_a_run():
         training_job_directory("gs://b/runs/123456/retrain-7/rehearse_99/job", "retrain-8")
 
 
-def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path, said, monkeypatch):
+def test_a_cached_dataset_whose_shards_are_gone_is_made_again(dataset, tmp_path, reports, monkeypatch):
     """A lifecycle rule removes shards; KFP's cache never looks. A refused run has made its dataset."""
 
-    def refuse(*given, **options):
+    def refuse(*arguments, **options):
         raise SettingsError("a slip of the hand")
 
     monkeypatch.setattr(rehearsal, "rehearse", refuse)
-    place = tmp_path / "history"
-    (place / "datasets").mkdir(parents=True)
+    history = tmp_path / "history"
+    (history / "datasets").mkdir(parents=True)
     copy = tmp_path / "copy"
     write_dataset(copy)
 
-    first = changes.dataset_key(place, "abc")
-    assert changes.dataset_key(place, "abc") != first, "a dataset that nobody has seen whole"
-    known = changes.dataset_key(place, "abc")
+    first = changes.dataset_key(history, "abc")
+    assert changes.dataset_key(history, "abc") != first, "a dataset that was never seen complete"
+    known = changes.dataset_key(history, "abc")
     with pytest.raises(SettingsError, match="a slip of the hand"):
-        run(copy, tmp_path, history_uri=str(place), fingerprint=known)
-    assert changes.dataset_key(place, "abc") == known
+        run(copy, tmp_path, history_uri=str(history), fingerprint=known)
+    assert changes.dataset_key(history, "abc") == known
 
     next(copy.glob("train-*")).unlink()
-    again = changes.dataset_key(place, "abc")
+    again = changes.dataset_key(history, "abc")
     assert again != known
     assert again.startswith("abc-")
-    assert any("is no longer complete: it is written again" in line for line in said)
+    assert any("is no longer complete: it is written again" in line for line in reports)
 
 
 def test_a_task_that_takes_too_long_ends_itself():

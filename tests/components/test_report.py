@@ -100,21 +100,21 @@ def test_warnings_facts_and_settings_are_shown():
     }
     evaluation = dataclasses.replace(make_evaluation(NAMES), non_finite=1234)
     names = ("melanocytic nevus, left", "melanocytic nevus, right")
-    blessing = make_blessing(warnings=("Shifted images are told apart worse.",))
+    blessing = make_blessing(warnings=("Shifted images are classified worse.",))
     image = (Feature("image", "uint8", (None, None, 3), "jpeg"), *make_manifest(NAMES).features[1:])
-    given = {"training": TrainingRecord(settings), "manifest": make_manifest(NAMES, image)}
+    arguments = {"training": TrainingRecord(settings), "manifest": make_manifest(NAMES, image)}
 
-    shown = make_report(evaluation, blessing=blessing, **given)
+    shown = make_report(evaluation, blessing=blessing, **arguments)
 
     page = Page(shown)
-    assert "Shifted images are told apart worse." in shown
+    assert "Shifted images are classified worse." in shown
     assert re.search(r"not finite</dt><dd[^>]*>1,234<", shown)
     assert page.row("image")[1] == "any x any x 3, jpeg"
     assert page.row("serving_default")[1] == "images: string [n] → probabilities: float32 [n, 3]"
     assert page.row("git revision")[1] == "4ccda76"
     assert page.row("settings.epochs") == ["settings.epochs", "6"]
     assert not [row for row in page.rows if row and row[0] in ("settings.augment", "class_names")]
-    # Names that begin alike are told apart in the matrix.
+    # Names with the same beginning stay distinct in the matrix.
     alike = {text.strip() for text in Page(make_report(make_evaluation(names))).text}
     assert {"melanoc…s, left", "melanoc…, right"} <= alike
 
@@ -135,7 +135,7 @@ def test_the_challenger_stands_beside_the_champion():
         "40",
         "0.8000 0.7000 to 0.9000",
         "0.9000",
-        "-0.1000",  # of slices that are no class nobody knows by which interval they differ
+        "-0.1000",  # only slices of classes have an interval of the difference
     ]
 
 
@@ -165,7 +165,7 @@ def test_slices_come_weakest_first_and_the_undecided_last():
 def test_classes_come_weakest_first_and_those_never_predicted_are_marked():
     evaluation = make_evaluation(NAMES, slices=[Slice("class=middle", 9, 0.0, True)])
     confusion = tuple(
-        tuple(0 if place == 1 else count for place, count in enumerate(row)) for row in evaluation.confusion
+        tuple(0 if column == 1 else count for column, count in enumerate(row)) for row in evaluation.confusion
     )
     scores = [
         dataclasses.replace(score, f1=f1)

@@ -1,4 +1,4 @@
-"""A report of each kind of label: what it shows, beside a champion too, and what it does not."""
+"""A report of each kind of label: what it shows, also compared with a champion, and what it does not."""
 
 import dataclasses
 

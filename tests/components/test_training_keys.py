@@ -87,11 +87,11 @@ def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exam
     made: dict[str, Examples] = {}
 
     def make(source: str = "Noise", **settings: Any) -> Examples:
-        given = {"split": {"train": 0.5, "test": 0.5}, "shards": 2} | settings
-        name = json.dumps([source, given], sort_keys=True)
+        arguments = {"split": {"train": 0.5, "test": 0.5}, "shards": 2} | settings
+        name = json.dumps([source, arguments], sort_keys=True)
         if name not in made:
             out = tmp_path_factory.mktemp("noise") / "data"
-            made[name] = Examples(out, run(f"{__name__}:{source}", out, **given))
+            made[name] = Examples(out, run(f"{__name__}:{source}", out, **arguments))
         return made[name]
 
     return make
@@ -243,7 +243,7 @@ def test_what_a_training_started_from_counts_as_its_training(make_dataset, tmp_p
 @pytest.mark.parametrize(
     "start",
     [
-        pytest.param("gs://nobody/mounted", id="a bucket that is not mounted"),
+        pytest.param("gs://nothing/mounted", id="a bucket that is not mounted"),
         pytest.param("{tmp}/model/model.keras", id="a plain file"),
         pytest.param("{tmp}/content", id="known by content"),
     ],
@@ -273,21 +273,21 @@ def test_what_an_unknown_start_was_trained_on_is_not_known(start, make_dataset, 
 
 
 def test_a_champion_that_knows_its_training_by_heart_is_compared_on_the_others(make_dataset, tmp_path):
-    shelf, warnings = tmp_path / "champions", []
-    shelf.mkdir()
+    store, warnings = tmp_path / "champions", []
+    store.mkdir()
     for name, salt in (("first", 0), ("second", 1)):
         dataset = make_dataset(split_salt=salt).directory
         model = learn_by_heart(dataset, tmp_path / f"{name}-model")
         out = tmp_path / f"{name}-out"
-        done = validation.validate(model, dataset, out, gate=Gate(()), champion_uri=str(shelf))
-        publish_model(out, shelf, quality="accuracy 0.5000")
+        done = validation.validate(model, dataset, out, gate=Gate(()), champion_uri=str(store))
+        publish_model(out, store, quality="accuracy 0.5000")
         warnings.append(done.blessing.warnings)
 
     found = json.loads((out / "evaluation.json").read_text())
     remaining = found["examples"] - found["left_out"]
     assert min(found["left_out"], remaining) > 100
     assert found["compared"]["examples"] == found["champion"]["examples"] == remaining
-    # On what neither was trained on they are alike; on all examples the champion would be far ahead.
+    # On what neither was trained on they are alike; on all examples the champion would be much better.
     ours, theirs = found["compared"]["accuracy"], found["champion"]["accuracy"]
     assert 0.3 < theirs < 0.7
     assert found["leads"]["accuracy"]["difference"] == pytest.approx(ours - theirs)

@@ -1,6 +1,6 @@
 """Twelve wrong models, and what the gate says to each: `python -m tests.components.wrong_models`.
 
-All are made for real, of the digits, and judged with no rule written, beside a sound champion.
+All are made for real, of the digits, and judged by the default rules, against a good champion.
 Prints the table for docs/judging.md; numbers, which differ a little between machines, are left out of it.
 """
 
@@ -38,12 +38,12 @@ class Leaked:
         self.class_names = Digits().class_names
 
     def __iter__(self) -> Iterator[Example]:
-        for place, example in enumerate(Digits()):
-            given = {"label": example.label, "image": example.image}
-            split = "train" if place % 10 else "test"
-            yield Example(key=f"{place}", split=split, **given)
+        for index, example in enumerate(Digits()):
+            values = {"label": example.label, "image": example.image}
+            split = "train" if index % 10 else "test"
+            yield Example(key=f"{index}", split=split, **values)
             if split == "test":
-                yield Example(key=f"copy of {place}", split="train", **given)
+                yield Example(key=f"copy of {index}", split="train", **values)
 
 
 def build(*layers: keras.layers.Layer, seed: int = 0) -> keras.Model:
@@ -125,14 +125,14 @@ def judged(work: Path) -> Iterator[tuple[Case, Blessing]]:
     preprocessing.run("digits", datasets["digits"])
     preprocessing.run("digits", datasets["tiny"], split={"train": 0.89, "validation": 0.1, "test": 0.01})
     preprocessing.run("tests.components.wrong_models:Leaked", datasets["leaked"])
-    good, shelf = trained(datasets["digits"]), work / "champions"
-    shelf.mkdir()
+    good, store = trained(datasets["digits"]), work / "champions"
+    store.mkdir()
     validate(save(good, work), datasets["digits"], work / "champion", gate=Gate())
-    publish(work / "champion", shelf, quality="accuracy 0.9000")
-    for place, case in enumerate(CASES):
+    publish(work / "champion", store, quality="accuracy 0.9000")
+    for index, case in enumerate(CASES):
         model_file = save(case.make(good, datasets[case.data]), work)
         outcome = validate(
-            model_file, datasets[case.data], work / f"{place}", gate=Gate(), champion_uri=str(shelf)
+            model_file, datasets[case.data], work / f"{index}", gate=Gate(), champion_uri=str(store)
         )
         yield case, outcome.blessing
 
@@ -145,9 +145,11 @@ def save(model: keras.Model, work: Path) -> Path:
 def row(case: Case, blessing: Blessing) -> str:
     """Returns a row of the table."""
     broken = [f"`{rule.name}` {rule.verdict}" for rule in blessing.rules if rule.verdict != "passed"]
-    said = without_numbers("; ".join(blessing.warnings)) if blessing.blessed else ""  # else the rules say it
+    warnings = (
+        without_numbers("; ".join(blessing.warnings)) if blessing.blessed else ""
+    )  # else the rules say it
     verdict = "blessed" if blessing.blessed else "**blocked**"
-    return f"| {case.shown} | {verdict} | {', '.join(broken)} | {said} |"
+    return f"| {case.shown} | {verdict} | {', '.join(broken)} | {warnings} |"
 
 
 def without_numbers(text: str) -> str:

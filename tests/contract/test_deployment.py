@@ -31,10 +31,10 @@ from tests.contract.fake.vertex import LOCATION, FakeVertex
 from tests.helpers.evaluations import EVALUATION
 from tests.helpers.exports import golden_answers, write_export, write_golden
 
-PLACE = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}"
-MODEL = f"{PLACE}/models/7@1"
-ENDPOINT = f"{PLACE}/endpoints/9"
-BESIDE = Deploy(endpoint=ENDPOINT, machine_type="n1-standard-2")
+PARENT = f"projects/{PROJECT_NUMBER}/locations/{LOCATION}"
+MODEL = f"{PARENT}/models/7@1"
+ENDPOINT = f"{PARENT}/endpoints/9"
+DEPLOY = Deploy(endpoint=ENDPOINT, machine_type="n1-standard-2")
 BEFORE = {"5": 60, "6": 40}
 
 
@@ -67,13 +67,13 @@ def services(vertex_environ: FakeVertex) -> FakeServices:
 
 
 @pytest.fixture
-def said() -> Iterator[list[str]]:
+def reports() -> Iterator[list[str]]:
     lines: list[str] = []
     with progress.sink(lambda event: lines.append(event.text)):
         yield lines
 
 
-def deploy(directory: Path, settings: Deploy = BESIDE, check: Callable[[], None] = lambda: None) -> str:
+def deploy(directory: Path, settings: Deploy = DEPLOY, check: Callable[[], None] = lambda: None) -> str:
     """Does what the task does, as an attempt that knows nothing of the one before."""
     return Deployment(
         platform=Platform(PROJECT, LOCATION),
@@ -97,7 +97,7 @@ def splits(services: FakeServices, new: str) -> list[dict[str, int]]:
 
 
 def test_traffic_moves_after_a_probe_that_nobody_else_sees(
-    services: FakeServices, tmp_path: Path, said: list[str]
+    services: FakeServices, tmp_path: Path, reports: list[str]
 ) -> None:
     asked: list[tuple[str, str]] = []
 
@@ -106,16 +106,16 @@ def test_traffic_moves_after_a_probe_that_nobody_else_sees(
         return golden_answers(instances)
 
     services.serving.serve = serve
-    assert deploy(tmp_path, replace(BESIDE, traffic_percent=10)) == ENDPOINT
+    assert deploy(tmp_path, replace(DEPLOY, traffic_percent=10)) == ENDPOINT
 
     # Without traffic it answers on an endpoint of its own; the last one before it stays, for a rollback.
     new = asked[0][1]
     assert asked[0][0] == "probe"
-    assert {place for place, _ in asked} == {"probe"}
+    assert {kind for kind, _ in asked} == {"probe"}
     assert splits(services, new)[0] == {"new": 10, "5": 54, "6": 36}
     assert ids(services) == ["5", "6", "8", new]
     assert list(services.endpoints) == [ENDPOINT]
-    assert "kept without traffic, at the cost of machines: 8" in said
+    assert "kept without traffic, at the cost of machines: 8" in reports
     machines = services.endpoints[ENDPOINT].deployed_models[-1].dedicated_resources
     assert machines.machine_spec.machine_type == "n1-standard-2"
 
@@ -172,12 +172,12 @@ def test_an_answer_that_is_lost_makes_nothing_twice(
 
 @pytest.mark.parametrize("method", ["UndeployModel", "DeleteEndpoint"])
 def test_machines_that_cannot_be_given_back_are_said(
-    services: FakeServices, tmp_path: Path, said: list[str], method: str
+    services: FakeServices, tmp_path: Path, reports: list[str], method: str
 ) -> None:
     services.fail(method, code_pb2.PERMISSION_DENIED)
     deploy(tmp_path)
 
-    assert any(line.startswith("warning: cannot ") and "it costs machines" in line for line in said)
+    assert any(line.startswith("warning: cannot ") and "it costs machines" in line for line in reports)
     assert dict(services.endpoints[ENDPOINT].traffic_split).popitem()[1] == 100
 
 
@@ -203,13 +203,13 @@ def test_machines_that_do_not_start_in_time_are_taken_off(
 
 
 def test_idle_models_that_cannot_be_seen_fail_nothing(
-    services: FakeServices, tmp_path: Path, said: list[str]
+    services: FakeServices, tmp_path: Path, reports: list[str]
 ) -> None:
     services.fail("GetEndpoint", times=CALLS["GetEndpoint"])
     services.fail("GetEndpoint", code_pb2.PERMISSION_DENIED)
     assert deploy(tmp_path) == ENDPOINT
 
-    assert any(line.startswith("warning: cannot read the endpoint") for line in said)
+    assert any(line.startswith("warning: cannot read the endpoint") for line in reports)
     assert list(services.endpoints[ENDPOINT].traffic_split.values()) == [100]
 
 
@@ -285,7 +285,7 @@ def test_the_command_asks_an_endpoint(services: FakeServices, tmp_path: Path) ->
     services.serving.serve = lambda endpoint, model, instances: wrong(instances)
     assert probe(ENDPOINT, exported).exit_code == 1
 
-    missing = probe(f"{PLACE}/endpoints/1", exported)
+    missing = probe(f"{PARENT}/endpoints/1", exported)
     assert missing.exit_code == 3
     assert "cannot read the endpoint" in missing.output
     services.endpoints[ENDPOINT].traffic_split = {}

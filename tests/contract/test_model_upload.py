@@ -83,10 +83,10 @@ def run(vertex: FakeVertex, directory: Path, upload: ModelUpload) -> subprocess.
         look(model=uploaded.outputs["model"], serving=ready.outputs["serving"], result=result)
 
     compiler.Compiler().compile(pipeline, str(directory / "upload.yaml"))
-    given = {"result": str(directory / "result.json")}
-    text = yaml.safe_dump(localize(yaml.safe_load((directory / "upload.yaml").read_text()), given))
+    parameters = {"result": str(directory / "result.json")}
+    text = yaml.safe_dump(localize(yaml.safe_load((directory / "upload.yaml").read_text()), parameters))
     text = text.replace("shardline.pipelines.local.launcher_stubs", "tests.contract.fake.launch")
-    return execute(directory, text, given, vertex.environment)
+    return execute(directory, text, parameters, vertex.environment)
 
 
 def test_a_new_version_of_a_registered_model(vertex: FakeVertex, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A blessed model is made ready for the upload, and the champion, whatever fails between."""
+"""A blessed model is prepared for the upload, and becomes the champion, even if a task fails in between."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ from shardline.components.runs.record import RunRecord
 from shardline.pipelines.local.process.processes import ProcessFailedError
 from shardline.pipelines.local.run import run_pipeline
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, PipelineError, RunError, SettingsError
-from tests.helpers.anybodys_pipeline import MODEL, anybodys, usual, write_pipeline
 from tests.helpers.execution import without_tensorflow
 from tests.helpers.small_disk import small_disk
+from tests.helpers.third_party_pipeline import MODEL, third_party, usual, write_pipeline
 from tests.helpers.toy_pipeline import free_text, loop, write_toy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -130,13 +130,13 @@ def test_a_run_from_end_to_end(toy: Path, runs: Path) -> None:
 
 
 @pytest.mark.usefixtures("by_themselves")
-def test_a_pipeline_of_anybody_s_components_runs(tmp_path: Path, runs: Path) -> None:
+def test_a_pipeline_without_shardline_components_runs(tmp_path: Path, runs: Path) -> None:
     """Lightweight components, one with packages, a container's command, and an importer; nothing of ours."""
     (tmp_path / "data.txt").write_text("imported")
-    path = write_pipeline(anybodys, tmp_path / "anybodys.yaml")
+    path = write_pipeline(third_party, tmp_path / "third_party.yaml")
     stream = io.StringIO()
 
-    result = run_pipeline(path, {"place": str(tmp_path / "data.txt")}, runs_dir=runs, stream=stream)
+    result = run_pipeline(path, {"uri": str(tmp_path / "data.txt")}, runs_dir=runs, stream=stream)
 
     log = (result.directory / "run.log").read_text()
     assert "9 hello you python3 hi imported" in log

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import shardline
 from shardline.trainer.base.errors import RestartError
-from tests.helpers import own_steps
+from tests.helpers import custom_train_steps
 from tests.helpers.losses import train_all
 
 TASK: dict[str, Any] = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
@@ -104,7 +104,7 @@ def losses(out: Path, names: list[str]) -> dict[str, Any]:
 
 def fit_program(name: str, **options: Any) -> dict[str, Any]:
     """Trains a program that has a training step of its own."""
-    program = own_steps.PROGRAMS[name]
+    program = custom_train_steps.PROGRAMS[name]
     data = program.data()
     if program.validated:
         options["validation_data"] = data

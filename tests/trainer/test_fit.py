@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.base.errors import SettingsError
-from tests.helpers import own_steps
+from tests.helpers import custom_train_steps
 from tests.helpers.fitting import (
     BATCH,
     COUNT,
@@ -282,11 +282,12 @@ def test_a_fit_is_that_of_keras(case):
 @pytest.mark.parametrize(
     "name",
     with_matrix(
-        {name: name for name in own_steps.PROGRAMS}, own_steps.PROGRAMS.keys() - {"diffusion", "distillation"}
+        {name: name for name in custom_train_steps.PROGRAMS},
+        custom_train_steps.PROGRAMS.keys() - {"diffusion", "distillation"},
     ),
 )
 def test_a_model_is_built_by_its_own_step_as_keras_does(name):
-    program = own_steps.PROGRAMS[name]
+    program = custom_train_steps.PROGRAMS[name]
     options = {"epochs": 2, "validation_data": program.data()} if program.validated else {"epochs": 2}
     ours = fitted(program.make, program.data(), **options)
     check_alike(ours, fitted_by_keras(program.make, program.data(), **options), tolerance=1e-5)
@@ -295,11 +296,13 @@ def test_a_model_is_built_by_its_own_step_as_keras_does(name):
 def test_a_model_is_built_by_its_own_step_where_that_runs_eagerly():
     def make() -> keras.Model:
         keras.utils.set_random_seed(1)
-        model = own_steps.Autoencoder(steady=False)
+        model = custom_train_steps.Autoencoder(steady=False)
         model.compile(keras.optimizers.Adam(0.01), run_eagerly=True)
         return model
 
-    check_alike(fitted(make, own_steps.examples()), fitted_by_keras(make, own_steps.examples()))
+    check_alike(
+        fitted(make, custom_train_steps.examples()), fitted_by_keras(make, custom_train_steps.examples())
+    )
 
 
 def test_lists_of_a_sequence_are_several_inputs_too():

@@ -17,7 +17,7 @@ import tensorflow as tf
 import shardline
 from shardline.trainer.base.errors import RestartError, SettingsError
 from shardline.trainer.keras_compat.keras_internals import optimizers
-from tests.helpers import own_steps
+from tests.helpers import custom_train_steps
 from tests.helpers.fitting import WIDTH, batches, line, numbers
 from tests.helpers.parameters import with_matrix
 
@@ -210,10 +210,13 @@ ALWAYS = {"wgan_gp", "metric_learning"}
 
 
 @pytest.mark.parametrize(
-    "name", with_matrix({name: name for name in own_steps.PROGRAMS}, own_steps.PROGRAMS.keys() - ALWAYS)
+    "name",
+    with_matrix(
+        {name: name for name in custom_train_steps.PROGRAMS}, custom_train_steps.PROGRAMS.keys() - ALWAYS
+    ),
 )
 def test_a_model_built_by_its_own_step_resumes(name, tmp_path):
-    program = own_steps.PROGRAMS[name]
+    program = custom_train_steps.PROGRAMS[name]
 
     def fit(directory: Path | None, **options: Any) -> keras.callbacks.History:
         given = {"epochs": 2, "verbose": 0, "checkpoint_dir": directory, **options}

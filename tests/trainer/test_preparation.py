@@ -15,7 +15,7 @@ from shardline.trainer.models.saving import load_model
 from tests.helpers.datasets import write_dataset
 from tests.trainer.test_train import run
 
-HERE = "tests.helpers.preparations"
+HERE = "tests.helpers.input_transforms"
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str) -> None:
     [
         ({"7": 100}, 10, {"new": 10, "7": 90}),
         ({"7": 100}, 100, {"new": 100}),
-        # The first model of an endpoint gets all, whatever was asked for.
+        # The first model of an endpoint gets all traffic.
         ({}, 10, {"new": 100}),
         ({"7": 60, "8": 40}, 50, {"new": 50, "7": 30, "8": 20}),
         # 22.5 and 7.5.

@@ -13,7 +13,7 @@ from shardline.pipelines.local.job.custom_job import EXECUTOR_INPUT_MARKER
 from shardline.pipelines.local.localize import check_runnable, localize, localize_value
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base.errors import PipelineError
-from tests.helpers.anybodys_pipeline import IMAGE, anybodys, elsewhere, write_pipeline
+from tests.helpers.third_party_pipeline import IMAGE, elsewhere, third_party, write_pipeline
 from tests.helpers.toy_pipeline import write_toy
 
 Path_ = tuple[Any, ...]
@@ -187,7 +187,7 @@ def test_a_name_that_leads_out_of_the_run_directory_is_refused(toy: dict[str, An
 
 
 def test_all_that_cannot_run_here_is_said_at_once(tmp_path: Path) -> None:
-    check_runnable(load_pipeline(write_pipeline(anybodys, tmp_path / "anybodys.yaml")))
+    check_runnable(load_pipeline(write_pipeline(third_party, tmp_path / "third_party.yaml")))
     spec = load_pipeline(write_pipeline(elsewhere, tmp_path / "p.yaml"))
 
     with pytest.raises(PipelineError) as caught:

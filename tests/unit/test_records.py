@@ -1,4 +1,4 @@
-"""Any JSON in the place of a record is a result or one line, never a traceback."""
+"""Any JSON in place of a record is a result or one line, never a traceback."""
 
 from __future__ import annotations
 
@@ -96,80 +96,80 @@ def write(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-def read_champion(place: Path, content: Any) -> Any:
-    write(place / "champion.json", content)
-    found = champions.require_current(place)
-    versions = champions.complete_versions(place)
+def read_champion(directory: Path, content: Any) -> Any:
+    write(directory / "champion.json", content)
+    found = champions.require_current(directory)
+    versions = champions.complete_versions(directory)
     return f"{found.quality} {found.created} {found.previous}", list(map(asdict, versions))
 
 
-def read_export(place: Path, content: Any) -> Any:
-    write(place / "export.json", content)
-    export = Export.read(place)
+def read_export(directory: Path, content: Any) -> Any:
+    write(directory / "export.json", content)
+    export = Export.read(directory)
     return f"{export.parameters:,} {export.bytes / 1e6:.1f} {', '.join(export.versions.values())}"
 
 
-def publish(place: Path, content: Any) -> Any:
-    exported = place / "exported"
+def publish(directory: Path, content: Any) -> Any:
+    exported = directory / "exported"
     if not exported.exists():
         write_export(exported)
     write(exported / "blessing.json", content)
-    return champions.publish(exported, place / "champion", quality="accuracy 0.9000")
+    return champions.publish(exported, directory / "champion", quality="accuracy 0.9000")
 
 
-def evaluate(place: Path, content: Any) -> Any:
-    write(place / "evaluation.json", content)
-    return read_part(place, "evaluation.json", EvaluationSummary).metrics
+def evaluate(directory: Path, content: Any) -> Any:
+    write(directory / "evaluation.json", content)
+    return read_part(directory, "evaluation.json", EvaluationSummary).metrics
 
 
-def read_history(place: Path, content: Any) -> Any:
-    write(place / "latest.json", content)
-    found = read_latest(place)
+def read_history(directory: Path, content: Any) -> Any:
+    write(directory / "latest.json", content)
+    found = read_latest(directory)
     assert found is not None
     return describe_changes(found.state, found.state), f"{found.metrics.get('accuracy') or 0.0:.4f}"
 
 
-def read_run(place: Path, content: Any) -> Any:
-    write(place / "run.json", content)
-    (place / LOG).write_text(FAILED_LOG)
-    return read_local_record(place).headline()
+def read_run(directory: Path, content: Any) -> Any:
+    write(directory / "run.json", content)
+    (directory / LOG).write_text(FAILED_LOG)
+    return read_local_record(directory).headline()
 
 
-def read_outputs(place: Path, content: Any) -> Any:
-    write(place / "outputs" / "run" / "task" / "executor_output.json", content)
-    return read_run(place, {**RECORD, "state": "succeeded"})
+def read_outputs(directory: Path, content: Any) -> Any:
+    write(directory / "outputs" / "run" / "task" / "executor_output.json", content)
+    return read_run(directory, {**RECORD, "state": "succeeded"})
 
 
-def read_job(place: Path, content: Any) -> Any:
-    write(place / "replicas" / "train" / "job.json", content)
-    return read_run(place, RECORD)
+def read_job(directory: Path, content: Any) -> Any:
+    write(directory / "replicas" / "train" / "job.json", content)
+    return read_run(directory, RECORD)
 
 
-def read_settings(place: Path, content: Any) -> Any:
-    write(place / "settings.json", content)
-    return setting_rows(read_training(place / "model.keras").settings.get("settings", {}))
+def read_settings(directory: Path, content: Any) -> Any:
+    write(directory / "settings.json", content)
+    return setting_rows(read_training(directory / "model.keras").settings.get("settings", {}))
 
 
-def read_rules(place: Path, content: Any) -> Any:
-    write(place / "gate.json", content)
-    return read_gate(place / "gate.json")
+def read_rules(directory: Path, content: Any) -> Any:
+    write(directory / "gate.json", content)
+    return read_gate(directory / "gate.json")
 
 
-def read_drift(place: Path, content: Any) -> Any:
-    write(place / "profile.json", content)
-    found = read_profile(place, "v1")
+def read_drift(directory: Path, content: Any) -> Any:
+    write(directory / "profile.json", content)
+    found = read_profile(directory, "v1")
     return found if isinstance(found, str) else render(compare(found, PROFILE))
 
 
-def study(place: Path, content: Any) -> Any:
+def study(directory: Path, content: Any) -> Any:
     return read_study(parse_study(json.dumps(content)), max_trial_count=2).spec
 
 
-def tuning_job(place: Path, content: Any) -> Any:
-    write(place / "job.json", content)
-    resources = {"resources": [{"resourceUri": (place / "job.json").as_uri()}]}
+def tuning_job(directory: Path, content: Any) -> Any:
+    write(directory / "job.json", content)
+    resources = {"resources": [{"resourceUri": (directory / "job.json").as_uri()}]}
     return select_best_trial(
-        json.dumps(resources), place / "out", place / "report.html", {"model": "mnist_cnn"}
+        json.dumps(resources), directory / "out", directory / "report.html", {"model": "mnist_cnn"}
     )
 
 
@@ -192,7 +192,7 @@ READERS: dict[str, tuple[Callable[[Path, Any], Any], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     return tmp_path_factory.mktemp("records")
 
 
@@ -206,12 +206,12 @@ def test_a_true_record_is_read(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", READERS)
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_a_damaged_record_is_a_result_or_one_line(name: str, data: st.DataObject, place: Path) -> None:
+def test_a_damaged_record_is_a_result_or_one_line(name: str, data: st.DataObject, directory: Path) -> None:
     read, record = READERS[name]
     content = data.draw(damaged(record))
     error: ShardlineError | None = None
     try:
-        read(place / name.split()[0], content)
+        read(directory / name.split()[0], content)
     except ShardlineError as failure:
         error = failure
     if error:

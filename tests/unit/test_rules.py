@@ -53,7 +53,7 @@ def judge_rule(text, evaluated, **policy):
 
 
 def sound(accuracy=0.95, **others):
-    """An evaluation that passes all of the gate's own rules, which are judged on what is measured always."""
+    """An evaluation that passes all default rules, which need only metrics that are always measured."""
     measured = {"examples": 180, "non_finite": 0, "never_predicted": 0, "max_difference": 1e-6}
     measured |= {"golden_difference": 1e-7, "constant_labels": 0}
     plain = evaluation(accuracy, **{**measured, "batch_difference": 1e-7, **others})
@@ -367,7 +367,7 @@ def test_what_was_not_measured_blocks():
 
     assert not unmeasured.blessed
     verdicts = {rule.name: rule.verdict for rule in unmeasured.rules}
-    assert verdicts.pop("champion") == "skipped"  # there is no place for champions
+    assert verdicts.pop("champion") == "skipped"  # there is no champion_uri
     assert set(verdicts.values()) == {"undecided"}
 
 

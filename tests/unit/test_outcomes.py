@@ -1,4 +1,4 @@
-"""Numbers and several labels: metrics as scikit-learn has them, directions, and what a gate says."""
+"""Regression and multilabel outcomes: metrics as scikit-learn has them, directions, and verdicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from tests.helpers.labels import class_label
 
 PRICE = Label("label", REGRESSION, ("price",))
-PLACE = Label("label", REGRESSION, ("x", "y"), ("m", "m"))
+POSITION = Label("label", REGRESSION, ("x", "y"), ("m", "m"))
 TAGS = Label("label", MULTILABEL, ("a", "b", "c"))
 KIND = Label("kind", CLASS, ("no", "yes"))
 RATING = Label("rating", REGRESSION, ("rating",))
@@ -43,10 +43,10 @@ def tags(right: float) -> MultilabelOutcomes:
     flip = np.random.default_rng(1).random(true.shape) > right
     noise = np.random.default_rng(2).uniform(0.01, 0.49, true.shape)
     outputs = np.where(np.where(flip, 1 - true, true) == 1, 1 - noise, noise).astype(np.float32)
-    return several(true, outputs)
+    return multilabel(true, outputs)
 
 
-def several(true: Any, outputs: Any, **columns: Any) -> MultilabelOutcomes:
+def multilabel(true: Any, outputs: Any, **columns: Any) -> MultilabelOutcomes:
     return MultilabelOutcomes(TAGS, true, outputs, columns, predicted=(outputs >= 0.5).astype(np.int64))
 
 
@@ -68,7 +68,7 @@ def evaluated(outcomes: RegressionOutcomes | MultilabelOutcomes, trained: Tally 
     )  # fmt: skip
 
 
-def beside(ours: Any, theirs: Any) -> Evaluation:
+def compare_with(ours: Any, theirs: Any) -> Evaluation:
     return replace(evaluated(ours), champion=evaluated(theirs), leads=ours.leads(theirs))
 
 
@@ -87,7 +87,7 @@ def test_the_gate_asks_of_numbers_alone_nothing_about_classes() -> None:
     assert "classes" not in names(PRICE, RATING)
 
 
-@pytest.mark.parametrize("label", [PRICE, PLACE], ids=["one", "two"])
+@pytest.mark.parametrize("label", [PRICE, POSITION], ids=["one", "two"])
 def test_numbers_are_measured_as_scikit_learn_does(label: Label) -> None:
     outcomes = numbers(10, label)
     true, outputs = outcomes.true, outcomes.outputs
@@ -107,7 +107,7 @@ def test_numbers_are_measured_as_scikit_learn_does(label: Label) -> None:
 
 
 @pytest.mark.parametrize("kind", ["numbers", "tags", "classes"])
-def test_copies_of_examples_make_nothing_surer(kind: str) -> None:
+def test_copies_of_examples_narrow_no_interval(kind: str) -> None:
     """Eight copies of each example: the same values and intervals, which had been narrower by 2.8."""
     one: Any = {"numbers": numbers, "tags": tags, "classes": classes}[kind](0.9)
     eightfold = np.tile(np.arange(N), 8)
@@ -128,14 +128,14 @@ def test_copies_of_examples_make_nothing_surer(kind: str) -> None:
 
 
 def test_of_a_truth_of_zero_there_is_no_share() -> None:
-    outcomes = numbers(10, PLACE)
+    outcomes = numbers(10, POSITION)
     outcomes.true[7, 1] = 0.0
-    for found in (outcomes.score(), outcomes.intervals(), outcomes.leads(numbers(15, PLACE))):
+    for found in (outcomes.score(), outcomes.intervals(), outcomes.leads(numbers(15, POSITION))):
         assert "mape" not in found
         assert {"rmse", "mae"} <= found.keys()
 
 
-def test_several_labels_are_measured_as_scikit_learn_does() -> None:
+def test_multilabel_predictions_are_measured_as_scikit_learn_does() -> None:
     outcomes = tags(0.9)
     true, predicted, outputs = outcomes.true, outcomes.predicted, outcomes.outputs.astype(np.float64)
     expected = {
@@ -155,17 +155,17 @@ def test_several_labels_are_measured_as_scikit_learn_does() -> None:
 
 @pytest.mark.parametrize(("better", "worse"), [(numbers(5), numbers(15)), (tags(0.97), tags(0.8))])
 def test_a_worse_challenger_is_blocked_and_a_better_one_is_not(better: Any, worse: Any) -> None:
-    assert verdicts(beside(better, worse))["champion"].verdict == "passed"
-    assert verdicts(beside(worse, better))["champion"].verdict == "failed"
+    assert verdicts(compare_with(better, worse))["champion"].verdict == "passed"
+    assert verdicts(compare_with(worse, better))["champion"].verdict == "failed"
 
 
-@pytest.mark.parametrize("constant", [numbers(0), several(tags(1.0).true, np.ones((N, 3), np.float32))])
+@pytest.mark.parametrize("constant", [numbers(0), multilabel(tags(1.0).true, np.ones((N, 3), np.float32))])
 def test_a_constant_model_is_blocked(constant: Any) -> None:
     assert verdicts(evaluated(constant))["baseline"].verdict == "failed"
 
 
 def test_rules_know_that_less_error_is_better() -> None:
-    found = beside(numbers(5), numbers(15))
+    found = compare_with(numbers(5), numbers(15))
     judged = verdicts(
         found,
         "rmse <= 6",
@@ -180,7 +180,7 @@ def test_rules_know_that_less_error_is_better() -> None:
 
 
 def test_rules_about_several_labels_look_at_each_and_at_probabilities() -> None:
-    found = beside(tags(0.97), tags(0.8))
+    found = compare_with(tags(0.97), tags(0.8))
     judged = verdicts(
         found,
         "log_loss < champion (p < 0.05)",
@@ -210,12 +210,12 @@ def test_the_trivial_answer_is_the_mean_in_training() -> None:
 def test_a_label_that_does_not_occur_in_a_slice_does_not_make_it_weak() -> None:
     true = np.tile(np.array([[1, 0, 0], [1, 1, 1], [0, 0, 0]]), (20, 1))
     night = np.tile(["no label b", "all", "none"], 20)
-    found = several(true, np.where(true, 0.9, 0.1).astype(np.float32), part=night)
+    found = multilabel(true, np.where(true, 0.9, 0.1).astype(np.float32), part=night)
     assert {one.name: (one.value, one.interval) for one in found.summarize(10)["slices"]} == dict.fromkeys(
         [*(f"label={name}" for name in TAGS.outputs), "part=all", "part=no label b", "part=none"],
         (1.0, (1.0, 1.0)),
     )
-    missed = several(true, np.full(true.shape, 0.9, np.float32), part=night)
+    missed = multilabel(true, np.full(true.shape, 0.9, np.float32), part=night)
     assert {one.name: one.value for one in missed.summarize(10)["slices"]}["part=no label b"] == 1 / 3
 
 

@@ -1,4 +1,4 @@
-"""Pipelines as anybody writes them with KFP: Python and container components, an importer, nothing of ours.
+"""Pipelines that use KFP alone: Python and container components, an importer, nothing of Shardline.
 
 KFP looks at annotations themselves, not at their texts.
 """
@@ -45,14 +45,14 @@ def show(number: int, words: dsl.Input[dsl.Artifact], imported: dsl.Input[dsl.Da
     print(number, Path(words.path).read_text().strip(), Path(imported.path).read_text())
 
 
-@dsl.pipeline(name="anybodys")
-def anybodys(place: str, name: str = "you") -> None:
+@dsl.pipeline(name="third-party")
+def third_party(uri: str, name: str = "you") -> None:
     """A pipeline of which all parts are on any machine."""
     greeting = hello(name=name).output
     written = write(text=greeting)
     counted = count(data=written.outputs["out"], note=greeting)
     counted.set_env_variable("GREETING", "hi").set_cpu_limit("2").set_retry(3)
-    imported = dsl.importer(artifact_uri=place, artifact_class=dsl.Dataset)
+    imported = dsl.importer(artifact_uri=uri, artifact_class=dsl.Dataset)
     show(number=counted.outputs["number"], words=counted.outputs["words"], imported=imported.output)
 
 

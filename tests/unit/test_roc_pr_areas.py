@@ -38,10 +38,10 @@ def test_as_scikit_learn_has_them(seed: int, examples: int, classes: int, digits
     labels, probabilities = found.true, found.outputs
     areas = measure_roc_pr(labels, probabilities)
     assert areas.classes.tolist() == [c for c in range(classes) if 0 < (labels == c).sum() < examples]
-    for place, label in enumerate(areas.classes):
+    for index, label in enumerate(areas.classes):
         one = labels == label, probabilities[:, label]
-        assert areas.roc[place] == pytest.approx(metrics.roc_auc_score(*one), abs=1e-9)
-        assert areas.pr[place] == pytest.approx(metrics.average_precision_score(*one), abs=1e-9)
+        assert areas.roc[index] == pytest.approx(metrics.roc_auc_score(*one), abs=1e-9)
+        assert areas.pr[index] == pytest.approx(metrics.average_precision_score(*one), abs=1e-9)
     measured = found.score()
     rows = probabilities.astype(np.float64)
     there = rows.sum(axis=1) > 0
@@ -60,7 +60,7 @@ def test_as_scikit_learn_has_them(seed: int, examples: int, classes: int, digits
         assert measured["top5_accuracy"] == pytest.approx(top, abs=1e-9)
 
 
-def test_the_influence_of_an_example_is_what_more_of_its_weight_brings() -> None:
+def test_the_influence_of_an_example_is_the_derivative_by_its_weight() -> None:
     found = outcomes(3, 40, 3, digits=1)
     areas = measure_roc_pr(found.true, found.outputs)
     assert areas.influence.sum(axis=0) == pytest.approx([0, 0], abs=1e-12)
@@ -133,7 +133,7 @@ def right(probabilities: Any, **columns: Any) -> ClassOutcomes:
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param([1.005, -0.005], id="beside 0 to 1"),
+        pytest.param([1.005, -0.005], id="outside 0 to 1"),
         pytest.param([0.0, 0.0], id="a sum of 0"),
         pytest.param([-0.5, -0.5], id="all below 0"),
         pytest.param([2.0, -2.0], id="a sum of 0 of other than 0"),

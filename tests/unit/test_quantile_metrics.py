@@ -56,8 +56,8 @@ def test_the_loss_is_that_of_scikit_learn(shares: tuple[float, ...]) -> None:
     assert one.quantiles is not None
     expected = np.mean(
         [
-            mean_pinball_loss(one.true[:, 0], one.quantiles[:, place], alpha=share)
-            for place, share in enumerate(shares)
+            mean_pinball_loss(one.true[:, 0], one.quantiles[:, index], alpha=share)
+            for index, share in enumerate(shares)
         ]
     )
     assert one.score()["pinball_loss"] == pytest.approx(expected, abs=1e-9)
@@ -104,7 +104,7 @@ def test_losses_of_other_quantiles_are_not_compared(shares: tuple[float, ...]) -
     assert "rmse" in found.leads
 
 
-def test_quantiles_that_cross_are_counted_and_told_and_not_sorted() -> None:
+def test_quantiles_that_cross_are_counted_and_reported_and_not_sorted() -> None:
     one = outcomes()
     assert one.quantiles is not None
     one.quantiles[:7] = one.quantiles[:7, ::-1]
