@@ -94,7 +94,7 @@ def _lines(plan: SchedulePlan, proof: str, kept: Existing | None, dry_run: bool)
     then = "; is paused" if plan.paused else f"; fires next {following}" if following else ""
     yield f"{plan.name}: {'would be ' if dry_run and plan.steps else ''}{plan.action}{then}"
     for difference in plan.differences:
-        yield f"  {difference.what}: {difference.before} -> {difference.after}"
+        yield f"  {difference.field}: {difference.before} -> {difference.after}"
     if plan.steps:
         yield f"  proof: {proof}"
 

@@ -134,7 +134,7 @@ def build(
     """
     from shardline.pipelines.image.context import assemble, user_contents
 
-    revision = images.source_revision(given=revision, allow_dirty=allow_dirty)
+    revision = images.source_revision(revision=revision, allow_dirty=allow_dirty)
     facts = {**_facts(image), **user_contents(content), "revision": revision}
     if dry_run:
         commands = [images.build_command(images.find_tool(needed=False), image, context or "CONTEXT")]

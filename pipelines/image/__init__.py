@@ -1,4 +1,4 @@
-"""The container image of all components and of the trainer: its content and its build.
+"""The container image of all components and of the trainer: its contents and its build.
 
-It may import no other room of `pipelines`.
+It may import no other folder of `pipelines`.
 """

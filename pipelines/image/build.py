@@ -1,4 +1,4 @@
-"""The image built, pushed and pinned with docker or podman."""
+"""Build and push of the image with docker or podman, and its digest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from shardline.trainer.base.errors import PlatformError, RunError, SettingsError
 
-#: The label that the OCI image specification has for the revision of the source.
+#: Label for the revision of the source, of the OCI image specification.
 REVISION_LABEL = "org.opencontainers.image.revision"
 
 # The grammar of the distribution specification.
@@ -37,24 +37,24 @@ class Image:
 
     @classmethod
     def of(cls, reference: str, *, tags: Sequence[str] = (), variant: str = "cpu") -> Image:
-        """Returns the image that a reference names; its own tag is used where no other is given.
+        """Returns the image of a reference; `tags` replace its own tag.
 
-        The variant without TensorFlow is an image of its own, NAME-control: under the name of the full one
-        it would break every pipeline. Raises SettingsError when there is no tag.
+        The variant without TensorFlow is a separate image, NAME-control: under the name of the full one it
+        would break every pipeline. Raises SettingsError when there is no tag.
         """
         name = reference.partition("@")[0]
         path, slash, last = name.rpartition("/")
         last, _, tag = last.partition(":")
         if not _PATH.fullmatch(f"{path}{slash}{last}"):
             raise SettingsError(
-                f"{reference!r} is no image: REGISTRY/PROJECT/REPOSITORY/NAME:TAG, in small letters"
+                f"{reference!r} is not an image: REGISTRY/PROJECT/REPOSITORY/NAME:TAG, in lower case"
             )
         chosen = tuple(tags) or ((tag,) if tag else ())
         if not chosen:
-            raise SettingsError(f"the image {reference!r} names no tag; give one: --tag 0.1.0")
+            raise SettingsError(f"the image {reference!r} has no tag; set one: --tag 0.1.0")
         if wrong := [tag for tag in chosen if not _TAG.fullmatch(tag)]:
             raise SettingsError(
-                f"{wrong[0]!r} is no image tag: letters, digits, underscores, hyphens and dots, up to 128"
+                f"{wrong[0]!r} is not an image tag: up to 128 letters, digits, underscores, hyphens and dots"
             )
         suffix = "-control" if variant == "control" else ""
         return cls(repository=f"{path}{slash}{last}{suffix}", tags=chosen, variant=variant)
@@ -66,9 +66,9 @@ class Image:
 
 
 def find_tool(*, needed: bool = True) -> str:
-    """Returns the program that builds images on this machine; docker where there is none and none is needed.
+    """Returns the installed program that builds images, docker or podman.
 
-    Raises SettingsError when there is none.
+    Without one, raises SettingsError, or returns "docker" where none is `needed`.
     """
     installed = [tool for tool in _TOOLS if shutil.which(tool)]
     if installed or not needed:
@@ -79,22 +79,22 @@ def find_tool(*, needed: bool = True) -> str:
     )
 
 
-def source_revision(*, given: str = "", allow_dirty: bool) -> str:
-    """Returns the revision to record: the one given, or git's of the working directory.
+def source_revision(*, revision: str = "", allow_dirty: bool) -> str:
+    """Returns the revision to record: `revision`, or git's of the working directory.
 
-    The latter ends with "-dirty" where files differ from it. Raises SettingsError when they differ and may
-    not, or there is none.
+    The latter ends with "-dirty" where files differ from it. Raises SettingsError without `allow_dirty` when
+    they differ or there is no revision.
     """
-    if given:
-        if not _REVISION.fullmatch(given):
-            raise SettingsError(f"--revision is a revision of git, as in 1f2e3d4, got {given!r}")
-        return given
+    if revision:
+        if not _REVISION.fullmatch(revision):
+            raise SettingsError(f"--revision is a revision of git, as in 1f2e3d4, got {revision!r}")
+        return revision
     try:
         revision, *changed = (
             line
-            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+            for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain"))
             for line in subprocess.check_output(
-                ["git", *words], stderr=subprocess.DEVNULL, text=True
+                ["git", *arguments], stderr=subprocess.DEVNULL, text=True
             ).splitlines()
         )
     except (OSError, subprocess.CalledProcessError):
@@ -102,19 +102,19 @@ def source_revision(*, given: str = "", allow_dirty: bool) -> str:
             return ""
         raise SettingsError(
             "no git revision to record in the image: this is no git repository with a commit, or git is not "
-            "installed; commit your code, or give --allow-dirty"
+            "installed; commit your code, or add --allow-dirty"
         ) from None
     if changed and not allow_dirty:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise SettingsError(
-            f"files differ from the git revision: {changed[0][3:]}{more}; commit them, or give --allow-dirty"
+            f"files differ from the git revision: {changed[0][3:]}{more}; commit them, or add --allow-dirty"
         )
     return revision + (_DIRTY if changed else "")
 
 
 def build_command(tool: str, image: Image, context: Path | str) -> list[str]:
     """Returns the command that builds an image in a build context."""
-    # The lock files are for one platform, which is also the platform's.
+    # The lock files are for this platform, that of Vertex AI.
     names = (part for name in image.names for part in ("--tag", name))
     return [tool, "build", "--platform", "linux/amd64", *names, str(context)]
 
@@ -141,18 +141,18 @@ def push(tool: str, image: Image, *, allow_dirty: bool) -> tuple[str, str]:
     """Pushes an image under all of its tags; returns REPOSITORY@sha256:... and its source revision.
 
     Raises SettingsError when the name has no registry or the image was built from changed files,
-    PlatformError when the registry refuses or does not say what it has got, RunError when there is no image.
+    PlatformError when the registry refuses or there is no digest, RunError when there is no image.
     """
     if not has_registry(image.repository):
         raise SettingsError(
-            f"the image {image.repository!r} names no registry to push to; give --settings with "
+            f"the image {image.repository!r} has no registry to push to; use --settings with "
             'image = "LOCATION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG"'
         )
     revision = str((_inspect(tool, image).get("Config", {}).get("Labels") or {}).get(REVISION_LABEL) or "")
     if not allow_dirty and (not revision or revision.endswith(_DIRTY)):
         raise SettingsError(
-            f"{image.names[0]} was built from files that no git revision has ({revision or 'none known'}); "
-            "commit, build again, or give --allow-dirty"
+            f"{image.names[0]} was built from files of no git revision ({revision or 'none known'}); "
+            "commit, build again, or add --allow-dirty"
         )
     for command in push_commands(tool, image):
         if status := subprocess.call(command, stdout=sys.stderr.fileno()):
@@ -164,11 +164,13 @@ def push(tool: str, image: Image, *, allow_dirty: bool) -> tuple[str, str]:
     for digest in _inspect(tool, image).get("RepoDigests") or ():
         if str(digest).startswith(f"{image.repository}@sha256:"):
             return str(digest), revision
-    raise PlatformError(f"{tool} knows no digest of {image.repository} after the push; look it up there")
+    raise PlatformError(
+        f"{tool} has no digest of {image.repository} after the push; look it up in the registry"
+    )
 
 
 def has_registry(repository: str) -> bool:
-    """Whether an image's name begins with a registry's host, by the rule that docker has for it."""
+    """Whether an image's name begins with the host of a registry, by docker's rule."""
     host, slash, _ = repository.partition("/")
     return bool(slash) and ("." in host or ":" in host or host == "localhost")
 
@@ -177,7 +179,7 @@ def _inspect(tool: str, image: Image) -> dict[str, Any]:
     command = [tool, "image", "inspect", image.names[0]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = done.stderr.strip() or f"status {done.returncode}"
-        raise RunError(f"{tool} has no image {image.names[0]} ({said}); 'shardline image build' builds it")
-    found: dict[str, Any] = json.loads(done.stdout)[0]
-    return found
+        reason = done.stderr.strip() or f"status {done.returncode}"
+        raise RunError(f"{tool} has no image {image.names[0]} ({reason}); 'shardline image build' builds it")
+    description: dict[str, Any] = json.loads(done.stdout)[0]
+    return description

@@ -1,4 +1,4 @@
-"""Build context of the image: the directory that docker gets, made of Shardline and of what is a user's."""
+"""Build context of the image: the directory for docker, with Shardline's wheel and the user's code."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from shardline.trainer.base.errors import RunError, SettingsError
 DOCKERFILE = Path(__file__).with_name("Dockerfile")
 
 _NAME = "shardline"
-#: Files of a clone that its wheel is built of; the rings are links below the package.
+#: Files of a clone that its wheel is built from; the rings are links below the package.
 _SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 _CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
-#: A package without a project of its own becomes one: with all of its files, and under its own name.
+#: Project file for a package without one: it contains all files, and has the package's name.
 _PROJECT = """\
 [build-system]
 requires = ["setuptools"]
@@ -54,21 +54,21 @@ _TRAINER = 'ENTRYPOINT ["python", "-m", "shardline.trainer.task"]'
 
 
 def assemble(image: ImageSettings, revision: str, directory: Path) -> None:
-    """Writes everything that the image is built of into a directory, with its Dockerfile.
+    """Writes the build context of an image into a directory, with its Dockerfile.
 
     Args:
-        image: What goes into it, with its variant, and with paths that are true from here.
+        image: Contents and variant of the image, with paths relative to here.
         revision: Git revision of the code; "" where none is known.
-        directory: Where, new or empty; `docker build DIRECTORY` does the rest.
+        directory: New or empty directory, for `docker build DIRECTORY`.
 
     Raises:
-        SettingsError: When a package or the requirements cannot be taken, and why.
+        SettingsError: When a package or the requirements cannot be used.
         RunError: When Shardline's own wheel cannot be built.
     """
     requirements = read_requirements(image)
     _check_packages(image)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise SettingsError(f"{directory} is not empty; give a new directory for the build context")
+        raise SettingsError(f"{directory} is not empty; name a new directory for the build context")
     directory.mkdir(parents=True, exist_ok=True)
     for name in ("lock", "wheels", "projects"):
         (directory / name).mkdir()
@@ -90,7 +90,7 @@ def assemble(image: ImageSettings, revision: str, directory: Path) -> None:
 
 
 def user_contents(image: ImageSettings) -> dict[str, Any]:
-    """Returns what is a user's own in an image: names of packages, how many requirements, apt, base, user.
+    """Returns the user's part of an image: names of packages, number of requirements, apt, base, user.
 
     Raises SettingsError as `assemble` does.
     """
@@ -106,7 +106,7 @@ def user_contents(image: ImageSettings) -> dict[str, Any]:
 
 
 def dockerfile(image: ImageSettings, revision: str) -> str:
-    """Returns the Dockerfile with what the settings say as the values of its arguments."""
+    """Returns the Dockerfile with the settings as values of its arguments."""
     text = DOCKERFILE.read_text(encoding="utf-8")
     values = {
         "BASE": image.base,
@@ -123,47 +123,47 @@ def dockerfile(image: ImageSettings, revision: str) -> str:
 
 def _check_packages(image: ImageSettings) -> None:
     """Raises SettingsError when a directory of [image] packages has no code, or another module's name."""
-    taken = {*sys.stdlib_module_names, "shardline"}
-    taken |= {key.replace("-", "_") for key in pinned(lock_of(image.variant))}
+    reserved = {*sys.stdlib_module_names, "shardline"}
+    reserved |= {key.replace("-", "_") for key in pinned(lock_of(image.variant))}
     named: dict[str, Path] = {}
     for package in map(Path, image.packages):
         name = package.resolve().name
         if not package.is_dir():
             raise SettingsError(
-                f"[image] packages: no directory {package}; give paths from the settings file's directory"
+                f"[image] packages: no directory {package}; write paths relative to the settings file"
             )
         if not is_project(package) and (not name.isidentifier() or not any(package.rglob("*.py"))):
             raise SettingsError(
-                f"[image] packages: {package} is no package (a directory called as a module is, with .py "
-                f"files) and no project (a directory with one of {', '.join(PROJECT_FILES)})"
+                f"[image] packages: {package} is neither a package (a directory with a module's name and .py "
+                f"files) nor a project (a directory with one of {', '.join(PROJECT_FILES)})"
             )
-        if not is_project(package) and name.lower() in taken:
+        if not is_project(package) and name.lower() in reserved:
             raise SettingsError(
-                f"[image] packages: the image has a module {name} already, whose place {package} would take; "
-                "give it another name"
+                f"[image] packages: the image already has a module {name}, which {package} would replace; "
+                "rename the directory"
             )
         other = named.setdefault(name.lower(), package)
         if other is not package:
             raise SettingsError(
-                f"[image] packages: {other} and {package} have one name; rename one of the directories"
+                f"[image] packages: {other} and {package} have the same name; rename one of the directories"
             )
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Returns the files of a directory, relative to it: those that git knows or does not ignore.
+    """Returns the files of a directory, relative to it: those that git tracks or does not ignore.
 
-    Without git all, but none that is hidden: .env and its like are no code.
+    Without git, all that are not hidden: .env and the like are not code.
     """
-    found = _git_files(directory, "--cached", "--others", "--exclude-standard")
-    if not found:
+    files = _git_files(directory, "--cached", "--others", "--exclude-standard")
+    if not files:
         for root, directories, names in os.walk(directory):
             directories[:] = sorted(name for name in directories if name[0] != "." and name not in NOT_CODE)
-            found += [Path(root, name).relative_to(directory) for name in sorted(names) if name[0] != "."]
-    return [file for file in found if (directory / file).is_file() and "__pycache__" not in file.parts]
+            files += [Path(root, name).relative_to(directory) for name in sorted(names) if name[0] != "."]
+    return [file for file in files if (directory / file).is_file() and "__pycache__" not in file.parts]
 
 
 def ignored_files(directory: Path) -> list[Path]:
-    """Returns the files of a directory that do not go into the image since git ignores them, caches aside."""
+    """Returns the files of a directory that git ignores, and the image lacks, without caches."""
     ignored = _git_files(directory, "--others", "--ignored", "--exclude-standard")
     return [
         file
@@ -173,7 +173,7 @@ def ignored_files(directory: Path) -> list[Path]:
 
 
 def _git_files(directory: Path, *options: str) -> list[Path]:
-    """Returns what git lists of a directory; nothing where there is no git."""
+    """Returns the files of a directory that git lists; empty without git."""
     command = ["git", "ls-files", "-z", *options, "."]
     try:
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True)
@@ -183,13 +183,13 @@ def _git_files(directory: Path, *options: str) -> list[Path]:
 
 
 def build_own_wheel(directory: Path) -> Path:
-    """Writes Shardline's own wheel into a directory: of this clone, or what is installed, by pip.
+    """Builds Shardline's own wheel with pip into a directory, from this clone or as it was installed.
 
-    Raises RunError when pip cannot, which says why.
+    Raises RunError with pip's message when that fails.
     """
     root = Path(shardline.__file__).parents[1]
     if all((root / name).is_file() for name in _SOURCES):
-        with tempfile.TemporaryDirectory() as name:  # of a copy: setuptools leaves files where it builds
+        with tempfile.TemporaryDirectory() as name:  # from a copy: setuptools leaves files where it builds
             shutil.copytree(root / _NAME, Path(name, _NAME), ignore=_CACHES)
             for file in _SOURCES:
                 shutil.copy(root / file, name)
@@ -198,7 +198,7 @@ def build_own_wheel(directory: Path) -> Path:
         distribution = metadata.distribution(_NAME)
     except metadata.PackageNotFoundError:
         raise SettingsError(
-            "Shardline is not installed here by pip or uv; install it so, or run this in a clone of it"
+            "Shardline is not installed by pip or uv; install it with one of them, or run this in a clone"
         ) from None
     direct = json.loads(distribution.read_text("direct_url.json") or "{}")  # PEP 610
     if "url" not in direct:
@@ -210,10 +210,10 @@ def build_own_wheel(directory: Path) -> Path:
 
 def _wheel(source: str, directory: Path) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory)]
-    # Without an index where what builds it is installed, as with the extra dev.
+    # Without an index where the build tools are installed, as with the extra dev.
     if all(importlib.util.find_spec(tool) for tool in ("setuptools", "wheel")):
         command.append("--no-build-isolation")
     done = subprocess.run([*command, source], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RunError(f"pip makes no wheel of {source}: {(done.stderr or done.stdout).strip()}")
+        raise RunError(f"pip cannot build a wheel of {source}: {(done.stderr or done.stdout).strip()}")
     return next(directory.glob(f"{_NAME}-*.whl"))

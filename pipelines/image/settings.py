@@ -1,4 +1,4 @@
-"""Settings of the container image, the table [image]: what goes into it beside Shardline, and its base."""
+"""Settings of the container image, the table [image]: its contents in addition to Shardline, and its base."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardline.trainer.base.errors import SettingsError
 #: Sets of packages in the image; pipelines/image/Dockerfile says what each is for.
 VARIANTS = ("cpu", "gpu", "tpu", "control")
 
-# Both stand in lines of a Dockerfile, which a shell reads.
+# Both are inserted into lines of a Dockerfile that a shell reads.
 _APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?")
 _USER = re.compile(r"\d+(:\d+)?")
 _BASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
@@ -20,17 +20,17 @@ _BASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSettings:
-    """What `shardline image build` makes.
+    """Settings of `shardline image build`.
 
     Attributes:
         name: Name of the image, REGISTRY/PROJECT/REPOSITORY/NAME:TAG.
-        packages: Directories of your own code, from the settings file's: packages, which are copied, or
+        packages: Directories of your code, relative to the settings file: packages, which are copied, or
             projects with a pyproject.toml, setup.cfg or setup.py, which are installed.
-        requirements: Locked requirements of your code, a file from the settings file's; "" is none.
-        apt: Packages of Debian.
-        base: Image with Python that it is built from; "" is Shardline's own choice, by digest.
-        variant: One of VARIANTS; "" is gpu or tpu where a machine has such accelerators, and cpu elsewhere.
-        user: User as which it runs, UID or UID:GID; "" is root, as in the platform's own training images.
+        requirements: File with locked requirements of your code, relative to the settings file; "" for none.
+        apt: Debian packages.
+        base: Base image with Python; "" for Shardline's own, by digest.
+        variant: One of VARIANTS; "" for gpu or tpu where a machine has such accelerators, else cpu.
+        user: User of its processes, UID or UID:GID; "" for root, as in the platform's own training images.
     """
 
     name: str
@@ -43,23 +43,23 @@ class ImageSettings:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise SettingsError("name is empty; give the container image that all components run in")
+            raise SettingsError("name is empty; set the container image of all components")
         if "" in self.packages:
-            raise SettingsError('packages holds ""; give directories of your code, as in ["../leafnet"]')
+            raise SettingsError('packages holds ""; list directories of your code, as in ["../leafnet"]')
         if self.variant not in ("", *VARIANTS):
             raise SettingsError(f"variant is one of {', '.join(VARIANTS)}, got {self.variant!r}")
         for package in self.apt:
             if not _APT.fullmatch(package):
                 raise SettingsError(
-                    f"apt holds {package!r}, which is no Debian package: NAME or NAME=VERSION"
+                    f"apt holds {package!r}, which is not a Debian package: NAME or NAME=VERSION"
                 )
         if self.user and not _USER.fullmatch(self.user):
             raise SettingsError(f"user is a number, UID or UID:GID, got {self.user!r}")
         if self.base and not _BASE.fullmatch(self.base):
-            raise SettingsError(f"base is no name of an image: {self.base!r}; NAME:TAG@sha256:DIGEST")
+            raise SettingsError(f"base is not the name of an image, NAME:TAG@sha256:DIGEST: {self.base!r}")
 
     def below(self, directory: Path) -> ImageSettings:
-        """Returns the same with the paths of a settings file that lies in `directory`."""
+        """Returns the settings with paths below `directory`, that of the settings file."""
         return replace(
             self,
             packages=tuple(str(directory / package) for package in self.packages),
@@ -67,14 +67,14 @@ class ImageSettings:
         )
 
     def with_variant_for(self, accelerators: Mapping[str, str]) -> ImageSettings:
-        """Returns the same with a variant, the one that machines need.
+        """Returns the settings with the variant that the machines need.
 
         Args:
-            accelerators: What the machines that run this image have, "1 NVIDIA_TESLA_T4" or "", by table of
-                the settings; without those of training where only a run knows them.
+            accelerators: Accelerators of the machines that run this image, by table: "1 NVIDIA_TESLA_T4" or
+                ""; without those of training where they are known only at run time.
 
         Raises:
-            SettingsError: When the variant is another one, or machines need two.
+            SettingsError: When another variant is set, or machines need two.
         """
         needed = {
             machine: "" if not text else "tpu" if "TPU" in text else "gpu"
@@ -85,19 +85,19 @@ class ImageSettings:
             wrong = ({self.variant} if self.variant else others) - {variant}
             if variant and wrong:
                 raise SettingsError(
-                    f"{machine} has accelerators, {accelerators[machine]}, of which the image's variant "
-                    f"{wrong.pop()} knows nothing; leave variant out of the table [image], or write "
+                    f"{machine} has accelerators, {accelerators[machine]}, which the image's variant "
+                    f"{wrong.pop()} does not support; leave variant out of the table [image], or write "
                     f'variant = "{variant}"'
                 )
         training = any(machine.startswith("train.") for machine in accelerators)
         if self.variant in ("gpu", "tpu") and training and not others:
             raise SettingsError(
                 f"the image's variant is {self.variant}, and no machine has accelerators ({', '.join(needed)}"
-                "); leave variant out of the table [image], or give a machine accelerators"
+                "); leave variant out of the table [image], or add accelerators to a machine"
             )
         if self.variant == "control":
             raise SettingsError(
                 "the image's variant control has no TensorFlow; leave it out of the table [image], and build "
-                "that one beside it: shardline image build --variant control"
+                "that image separately: shardline image build --variant control"
             )
         return replace(self, variant=self.variant or "".join(others) or "cpu")

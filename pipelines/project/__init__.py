@@ -1,4 +1,4 @@
 """Projects that `shardline new` writes, from templates: a folder for each kind of data.
 
-It may import no other room of `pipelines`.
+It may import no other folder of `pipelines`.
 """

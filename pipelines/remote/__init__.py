@@ -1,4 +1,4 @@
-"""Vertex AI Pipelines: submission, uploads, schedules, and the doctor of the platform.
+"""Vertex AI Pipelines: submission, uploads, schedules, and the checks of `shardline doctor`.
 
 It may import the specs, settings and rules of `pipelines`.
 """

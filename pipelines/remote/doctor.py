@@ -1,7 +1,7 @@
 """Doctor of the platform: account, project, APIs, bucket, service account and image of a run.
 
-Everything is only looked at; nothing is made or changed. What this account may not look at is a warning: it
-may be in order all the same.
+Read-only: nothing is created or changed. What this account may not read is a warning: it may still be in
+order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IMAGE = re.compile(
 )
 
 _APIS = ("aiplatform", "artifactregistry", "iam", "logging", "storage")
-#: The permissions of somebody who submits, watches and explains runs.
+#: Permissions that submitting, watching and explaining runs needs.
 _PERMISSIONS = (
     "aiplatform.pipelineJobs.create",
     "aiplatform.pipelineJobs.get",
@@ -42,11 +42,11 @@ _Check = Callable[[Environment, Rest], Iterator[Diagnosis]]
 
 
 def examine(environment: Environment, settings: Settings | None = None) -> Iterator[Diagnosis]:
-    """Yields what is found, one thing after the other.
+    """Yields a diagnosis of each check.
 
-    Without the settings that the pipeline is compiled with, its image and network are left out.
+    Without the pipeline's settings, its image and network are not checked.
     """
-    # Where a machine is none of Google's, nobody answers who would know its account.
+    # Outside Google Cloud there is no metadata server: do not wait for it.
     os.environ.setdefault("GCE_METADATA_TIMEOUT", "1")
     os.environ.setdefault("GCE_METADATA_DETECT_RETRIES", "1")
     checks: list[tuple[str, _Check]] = [
@@ -80,36 +80,36 @@ def examine(environment: Environment, settings: Settings | None = None) -> Itera
 
 
 def find_image(image: str, rest: Rest) -> Diagnosis:
-    """Looks for an image, as it stands in the settings, in Artifact Registry.
+    """Checks that an image of the settings exists in Artifact Registry.
 
     Raises:
         requests.HTTPError: When the registry refuses.
     """
-    found = _IMAGE.fullmatch(image)
-    if found is None:
+    match = _IMAGE.fullmatch(image)
+    if match is None:
         return warning(
-            "image", f"{image} is not in Artifact Registry", "whether it exists cannot be seen from here"
+            "image", f"{image} is not in Artifact Registry", "whether it exists cannot be checked from here"
         )
-    if not found["tag"] and not found["digest"]:
+    if not match["tag"] and not match["digest"]:
         return warning(
             "image", f"{image} has neither tag nor digest", "pin its digest: 'shardline image push'"
         )
     package = (
-        f"v1/projects/{found['project']}/locations/{found['location']}/repositories/{found['repository']}"
-        f"/packages/{quote(found['name'], safe='')}"
+        f"v1/projects/{match['project']}/locations/{match['location']}/repositories/{match['repository']}"
+        f"/packages/{quote(match['name'], safe='')}"
     )
-    version = f"versions/{found['digest']}" if found["digest"] else f"tags/{found['tag']}"
+    version = f"versions/{match['digest']}" if match["digest"] else f"tags/{match['tag']}"
     if rest.get_or_none("artifactregistry", f"{package}/{version}") is None:
         return error("image", f"{image} does not exist", "push it: 'shardline image push'")
     return ok("image", image)
 
 
 def _project(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
-    found = rest.request("cloudresourcemanager", f"v3/projects/{environment.project}")
-    if found.get("state", "ACTIVE") != "ACTIVE":
-        yield error("project", f"{environment.project} is {found['state']}", "restore it, or use another")
+    project = rest.request("cloudresourcemanager", f"v3/projects/{environment.project}")
+    if project.get("state", "ACTIVE") != "ACTIVE":
+        yield error("project", f"{environment.project} is {project['state']}", "restore it, or use another")
         return
-    yield ok("project", f"{environment.project} (number {found['name'].rpartition('/')[2]})")
+    yield ok("project", f"{environment.project} (number {project['name'].rpartition('/')[2]})")
 
 
 def _permissions(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
@@ -126,8 +126,8 @@ def _permissions(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
 def _apis(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     parent = f"projects/{environment.project}"
     names = [f"{parent}/services/{api}.googleapis.com" for api in _APIS]
-    found = rest.request("serviceusage", f"v1/{parent}/services:batchGet", names=names)
-    states = {item["name"].rpartition("/")[2]: item["state"] for item in found.get("services", ())}
+    services = rest.request("serviceusage", f"v1/{parent}/services:batchGet", names=names)
+    states = {item["name"].rpartition("/")[2]: item["state"] for item in services.get("services", ())}
     missing = [f"{api}.googleapis.com" for api in _APIS if states.get(f"{api}.googleapis.com") != "ENABLED"]
     if missing:
         fix = f"run 'gcloud services enable {' '.join(missing)} --project {environment.project}'"
@@ -141,7 +141,7 @@ def _bucket(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     from google.cloud.storage import Client
 
     if not environment.pipeline_root:
-        yield warning("bucket", "pipeline_root is not given", "give it: gs://BUCKET/PATH; runs need it")
+        yield warning("bucket", "pipeline_root is not set", "set it to gs://BUCKET/PATH; runs need it")
         return
     name = environment.pipeline_root.removeprefix("gs://").partition("/")[0]
     try:
@@ -155,28 +155,28 @@ def _bucket(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
         fix = "grant this account roles/storage.objectUser on it"
         yield error("bucket", f"gs://{name}: this account lacks {', '.join(missing)}", fix)
         return
-    place = str(bucket.location).lower()
-    if place != environment.location:
-        found = f"gs://{name} is in {place}, and runs in {environment.location}"
+    location = str(bucket.location).lower()
+    if location != environment.location:
+        found = f"gs://{name} is in {location}, and runs in {environment.location}"
         yield warning(
             "bucket", found, f"use one in {environment.location}: it is faster, and traffic is free"
         )
     else:
-        yield ok("bucket", f"gs://{name} in {place}, readable and writable")
+        yield ok("bucket", f"gs://{name} in {location}, readable and writable")
 
 
 def _service_account(environment: Environment, rest: Rest) -> Iterator[Diagnosis]:
     account = environment.service_account
     if not account:
-        found = "service_account is not given: runs act as the project's default, often with too many rights"
-        yield warning("service account", found, "make one for runs and give it as service_account")
+        found = "service_account is not set: runs use the project's default, often with too many permissions"
+        yield warning("service account", found, "create one for runs and set service_account")
         return
     path = f"v1/projects/-/serviceAccounts/{account}"
-    known = rest.get_or_none("iam", path)
-    if known is None:
-        yield error("service account", f"{account} does not exist", "make it, or correct service_account")
+    existing = rest.get_or_none("iam", path)
+    if existing is None:
+        yield error("service account", f"{account} does not exist", "create it, or correct service_account")
         return
-    if known.get("disabled"):
+    if existing.get("disabled"):
         yield error("service account", f"{account} is disabled", "enable it")
         return
     act_as = "iam.serviceAccounts.actAs"
@@ -193,11 +193,13 @@ def _image(image: str, environment: Environment, rest: Rest) -> Iterator[Diagnos
 
 
 def _training_network(job: CustomJobSettings, environment: Environment) -> Diagnosis:
-    """Says who reaches TensorFlow's servers, which ask for no password (docs/vertex.md)."""
+    """Diagnoses access to TensorFlow's servers, which have no authentication (docs/vertex.md)."""
     network = environment.network if job.network == NETWORK else job.network
     if job.psc_interface_config:
         network = str(job.psc_interface_config.get("network_attachment", "psc_interface_config"))
     if network and job.replica_count > 1:
-        found = f"all in {network} who reach the replicas' ports can read and write as the service account"
+        found = (
+            f"clients in {network} that reach the replicas' ports can read and write as the service account"
+        )
         return warning("training network", found, "deny egress to their address range: docs/vertex.md")
-    return ok("training network", "the replicas are in no network of yours, or there is only one")
+    return ok("training network", "the replicas are not in a network of yours, or there is only one")

@@ -1,11 +1,11 @@
-"""Schedules: declared in a file, compared with those on the platform, and made what is declared.
+"""Schedules: declared in a file, compared with those on the platform, and applied.
 
-A schedule has no labels of its own. The API keeps those of the runs that it starts, with its request, and two
-of them tell these runs from any other: a later look needs no copy of what was sent.
+A schedule has no labels. The API keeps those of the runs that it starts, in its request; two of them are
+digests of the pipeline and the request, so that no copy of the request is needed for a comparison.
 
-A schedule that is not as it is declared is replaced: another one is created, and looked at, and only then the
-old one is deleted. What is to be done depends on what there is alone: applied again after it was broken off
-anywhere, it is what was left to do. Between the two calls both fire.
+A schedule that differs from its declaration is replaced: a new one is created and checked, before the old one
+is deleted. The plan depends on the existing schedules alone: applied again after an interruption, it does
+what is left. Between the two calls both schedules fire.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TABLE = "schedules"
 TEMPLATE_LABEL = "shardline-template"
 REQUEST_LABEL = "shardline-request"
 
-#: What a schedule has beside its runs' request.
+#: Fields of a schedule other than its runs' request.
 _FIELDS = (
     "cron",
     "max_concurrent_run_count",
@@ -52,10 +52,10 @@ _FIELDS = (
 ACTIVE = "ACTIVE"
 PAUSED = "PAUSED"
 COMPLETED = "COMPLETED"
-#: Stands for the name of the schedule that an earlier call creates.
+#: Placeholder for the name of the schedule that an earlier call creates.
 NEW = "(the new schedule)"
 
-#: A start that is nearer has passed, as far as clocks agree.
+#: A start time nearer than this counts as passed, since clocks differ.
 _SOON = datetime.timedelta(seconds=60)
 #: Seconds that the platform may take to delete a schedule.
 _DELETION_S = 120
@@ -63,7 +63,7 @@ _DELETION_S = 120
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredSchedule(Schedule):
-    """One schedule, [schedules.NAME]; the words are those of the Vertex AI API.
+    """One schedule, [schedules.NAME]; the fields are those of the Vertex AI API.
 
     Its display name is NAME, by which it is found on the platform, and its cron begins with a time zone.
     settings/schedules.toml.example explains the fields; None leaves it to the pipeline, or to `shardline
@@ -83,9 +83,9 @@ class DeclaredSchedule(Schedule):
             if finding.severity is Severity.ERROR or finding.code == NO_ZONE:
                 raise SettingsError(f"{finding.why}; {finding.fix}")
         for name in ("start_time", "end_time"):
-            moment = getattr(self, name)
-            if moment is not None and moment.tzinfo is None:
-                raise SettingsError(f"{name} {moment.isoformat()} has no offset; write 2027-01-01T00:00:00Z")
+            time = getattr(self, name)
+            if time is not None and time.tzinfo is None:
+                raise SettingsError(f"{name} {time.isoformat()} has no offset; write 2027-01-01T00:00:00Z")
         if self.start_time and self.end_time and self.start_time >= self.end_time:
             raise SettingsError(f"end_time {self.end_time.isoformat()} is not after start_time")
         try:
@@ -102,16 +102,16 @@ def load_schedules(path: Path) -> dict[str, DeclaredSchedule]:
     Raises:
         SettingsError: When the file is missing or no TOML, or a key is unknown, missing, mistyped or wrong.
     """
-    found = {}
+    declared = {}
     for name, table in read_tables(path, TABLE, DeclaredSchedule).items():
         if not table["pipeline"].startswith("https://"):
             table["pipeline"] = str(path.parent / table["pipeline"])
         with error_prefix(f"{path}: {TABLE}.{name}: "):
-            found[name] = DeclaredSchedule(display_name=name, **table)
-    return found
+            declared[name] = DeclaredSchedule(display_name=name, **table)
+    return declared
 
 
-#: A Schedule of the platform, in the API's JSON form: what is 0, false or "" is left out.
+#: A Schedule of the platform in the API's JSON, without values that are 0, false or "".
 Existing = Mapping[str, Any]
 
 
@@ -131,9 +131,9 @@ def run_request(
     *,
     template_uri: str = "",
 ) -> dict[str, Any]:
-    """Returns the CreatePipelineJobRequest of each run, with labels that tell it from any other.
+    """Returns the CreatePipelineJobRequest of each run, with its digests as labels.
 
-    The arguments are those of `job_request`, which says what it raises.
+    The arguments and errors are those of `job_request`.
     """
     request = job_request(
         environment, spec, parameters, enable_caching=declared.enable_caching, template_uri=template_uri
@@ -149,16 +149,16 @@ def run_request(
 def schedule_body(
     declared: DeclaredSchedule, request: Mapping[str, Any], now: datetime.datetime
 ) -> dict[str, Any]:
-    """Returns the Schedule, in the API's JSON form, that is declared.
+    """Returns the declared Schedule in the API's JSON.
 
-    A start that has passed is left out: the API may refuse it, and it says nothing any more.
+    A start time that has passed is left out: the API may refuse it, and it has no effect.
     """
     content = {"displayName": declared.display_name, "createPipelineJobRequest": request}
     for name in _FIELDS:
         value = getattr(declared, name)
         if isinstance(value, datetime.datetime):
-            is_over = name == "start_time" and value <= now
-            value = None if is_over else timestamp(value.replace(microsecond=0))
+            has_passed = name == "start_time" and value <= now
+            value = None if has_passed else timestamp(value.replace(microsecond=0))
         if value:
             # JSON has 64-bit numbers as text.
             content[_key(name)] = str(value) if type(value) is int else value
@@ -166,7 +166,7 @@ def schedule_body(
 
 
 class Action(StrEnum):
-    """What happens to a schedule, as it is said once it has happened."""
+    """What happened to a schedule, as reported."""
 
     NOTHING = "nothing to do"
     CREATE = "created"
@@ -176,15 +176,15 @@ class Action(StrEnum):
 
 
 class Difference(NamedTuple):
-    """One thing that is not as it is declared: its name in the declaration, as it is, and as declared."""
+    """One difference: the field in the declaration, the present value, and the declared one."""
 
-    what: str
+    field: str
     before: str
     after: str
 
 
 class ScheduleStep(NamedTuple):
-    """One call: a method of ScheduleService and its request in the API's JSON form."""
+    """One call: a method of ScheduleService and its request in the API's JSON."""
 
     call: str
     request: Mapping[str, Any]
@@ -192,10 +192,10 @@ class ScheduleStep(NamedTuple):
 
 @dataclass(frozen=True)
 class SchedulePlan:
-    """What has to be done about one declared schedule; no steps where there is nothing to do.
+    """Steps for one declared schedule; none where there is nothing to do.
 
-    The first of those that exist is kept, or is the one that is replaced, where it differs from the `body`
-    that is declared; `paused` is whether it is paused then.
+    The first existing schedule is kept, or replaced where it differs from the declared `body`; `paused` is
+    whether the result is paused.
     """
 
     body: Mapping[str, Any]
@@ -217,27 +217,27 @@ def make_plan(
     existing: Iterable[Existing],
     now: datetime.datetime,
 ) -> SchedulePlan:
-    """Compares a declared schedule, with the `request` of its runs, with all those of its name."""
+    """Compares a declared schedule, and the `request` of its runs, with the existing ones of its name."""
     body = schedule_body(declared, request, now)
 
     def rank(item: Existing) -> tuple[Any, ...]:
-        unlike = len(_differences(body, item, now))
-        return unlike, item["state"] == COMPLETED, item.get("createTime", ""), item["name"]
+        count = len(_differences(body, item, now))
+        return count, item["state"] == COMPLETED, item.get("createTime", ""), item["name"]
 
     found = tuple(sorted(existing, key=rank))
     if declared.end_time and declared.end_time <= now:
-        # What has not ended by itself is deleted.
-        left = [
+        # Those that have not ended by themselves are deleted.
+        remaining = [
             item for item in found if item["state"] != COMPLETED and item.get("endTime") != body["endTime"]
         ]
-        action = Action.RETIRE if left else Action.NOTHING
+        action = Action.RETIRE if remaining else Action.NOTHING
         return SchedulePlan(
             body,
             found,
             action,
-            steps=tuple(ScheduleStep("DeleteSchedule", {"name": item["name"]}) for item in left),
+            steps=tuple(ScheduleStep("DeleteSchedule", {"name": item["name"]}) for item in remaining),
         )
-    # Of one that was paused by hand and is being replaced, the new one may not be paused yet.
+    # While one that was paused by hand is replaced, the new one may not be paused yet.
     paused = any(item["state"] == PAUSED for item in found) if declared.paused is None else declared.paused
     differences = _differences(body, found[0], now) if found else []
     steps: list[ScheduleStep] = []
@@ -257,16 +257,17 @@ def make_plan(
 
 
 def change_state(item: Existing, *, paused: bool, catch_up: bool = False) -> ScheduleStep:
-    """Returns the call that pauses a schedule, or resumes it, the runs first that it has missed."""
+    """Returns the call that pauses or resumes a schedule; `catch_up` starts missed runs first."""
     if paused:
         return ScheduleStep("PauseSchedule", {"name": item["name"]})
     return ScheduleStep("ResumeSchedule", {"name": item["name"], "catchUp": catch_up})
 
 
 def _differences(body: Mapping[str, Any], item: Existing, now: datetime.datetime) -> list[Difference]:
-    """Returns where a schedule is not what is declared.
+    """Returns the differences between a schedule and its declaration.
 
-    Labels say what was sent, which the platform may write differently; parameters can be edited elsewhere.
+    The pipeline and the request are compared by their labels, since the platform may rewrite them; parameters
+    by value, since they can be edited in the console.
     """
     before, after = _parts(item, now), _parts(body, now)
     return [
@@ -291,30 +292,30 @@ def _parts(schedule: Mapping[str, Any], now: datetime.datetime) -> dict[str, Any
 
 
 def apply_plan(platform: Platform, plan: SchedulePlan) -> Existing | None:
-    """Makes a schedule what it is declared to be; returns it as the platform has shown it last.
+    """Executes the steps of a plan; returns the schedule as last read from the platform.
 
-    Raises PlatformError when a call fails, or the platform has made something else of it than was asked for.
-    Another plan then says what is left to do.
+    Raises PlatformError when a call fails, or the created schedule differs from the request. A new plan then
+    has the remaining steps.
     """
     last = plan.existing[0] if plan.existing else None
     for step in plan.steps:
         if last and step.request.get("name") == NEW:
             step = ScheduleStep(step.call, {"name": last["name"]})
-        answer = send_step(platform, plan.name, step)
+        response = send_step(platform, plan.name, step)
         if step.call == "CreateSchedule":
-            last = _read(answer)
+            last = _read(response)
             if _differences(plan.body, last, datetime.datetime.now(datetime.UTC)):
                 raise PlatformError(
-                    f"the schedule {plan.name} was created as {last['name']}, but it is not what was asked "
-                    "for; nothing else was changed: look at it in the console, and delete it"
+                    f"the schedule {plan.name} was created as {last['name']}, but it differs from the "
+                    "request; nothing else was changed: check it in the console, and delete it"
                 )
     return last
 
 
 def send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
-    """Makes one call of ScheduleService, and returns its answer; raises PlatformError as `call_api` does.
+    """Sends one call to ScheduleService and returns its response; raises PlatformError as `call_api` does.
 
-    A deletion is waited for; a schedule that is not there has been deleted, by us or by somebody else.
+    Waits for a deletion; a missing schedule counts as deleted.
     """
     from google.cloud.aiplatform_v1.types import schedule_service
     from google.protobuf import json_format
@@ -322,27 +323,27 @@ def send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
     verb = step.call.removesuffix("Schedule").lower()
     kind = getattr(schedule_service, f"{step.call}Request")
     message = kind(json_format.ParseDict(step.request, kind.pb(kind())))
-    doing, method = f"{verb} the schedule {display_name}", getattr(platform.schedules, f"{verb}_schedule")
+    action, method = f"{verb} the schedule {display_name}", getattr(platform.schedules, f"{verb}_schedule")
     try:
-        # A second schedule would be made by a second attempt, where the answer to the first one was lost.
-        answer = call_api(doing, method, message, repeatable=verb != "create")
+        # Where a response was lost, a second attempt would create a second schedule.
+        response = call_api(action, method, message, repeatable=verb != "create")
     except PlatformError as error:
         if verb == "delete" and refusal_kind(error.__cause__) is RefusalKind.MISSING:
             return None
         raise
-    return wait_for_operation(doing, answer, _DELETION_S) if verb == "delete" else answer
+    return wait_for_operation(action, response, _DELETION_S) if verb == "delete" else response
 
 
 def _read(message: Any) -> Existing:
     from google.protobuf import json_format
 
     content: dict[str, Any] = json_format.MessageToDict(type(message).pb(message))
-    given = {name: value for name, value in content.items() if value not in (0, False, "", "0")}
-    return {"state": "", **given}
+    values = {name: value for name, value in content.items() if value not in (0, False, "", "0")}
+    return {"state": "", **values}
 
 
 def parse_time(text: str | None) -> datetime.datetime | None:
-    """Returns a time of the API's JSON form; None where there is none."""
+    """Returns a time of the API's JSON; None where there is none."""
     return datetime.datetime.fromisoformat(text) if text else None
 
 
@@ -352,7 +353,7 @@ def _digest(content: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Returns a value of the API's JSON form for a person."""
+    """Returns a value of the API's JSON as text for people."""
     if value is None or isinstance(value, str):
         return value or "none"
     if isinstance(value, float) and value.is_integer():
@@ -361,5 +362,5 @@ def _text(value: Any) -> str:
 
 
 def _key(name: str) -> str:
-    """Returns a field's name in the API's JSON form."""
-    return re.sub(r"_(\w)", lambda found: found[1].upper(), name)
+    """Returns a field's name in the API's JSON."""
+    return re.sub(r"_(\w)", lambda match: match[1].upper(), name)

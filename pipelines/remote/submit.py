@@ -1,4 +1,4 @@
-"""Submission of a run: the request that starts it, shown in some lines or sent, and watching it."""
+"""Submission of a run: its request, shown or sent, and waiting for its end."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from shardline.pipelines.spec import declared_parameters, defaults
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import CancelledRunError, PipelineError, RunError, SettingsError
 
-#: Seconds between two looks at a run: at first, and at most.
+#: Seconds between two reads of a run: at first, and at most.
 _FIRST_S, _LAST_S = 0.5, 15.0
 
 _MAX_ID = 127
-#: Characters of a value that are shown.
+#: Largest number of characters of a value that are shown.
 _MAX_VALUE = 60
 _ROLES = ("chief", "workers", "servers", "evaluator")
 _OLDEST_SCHEMA = (2, 1)
 
 
 def submit(platform: Platform, request: Mapping[str, Any]) -> PlatformRun:
-    """Starts a run, of which `job_request` has made a request with an id, and returns it.
+    """Starts a run with a request of `job_request` that has an id, and returns it.
 
     Raises PlatformError when the platform refuses or is not reached.
     """
@@ -53,24 +53,24 @@ def submit(platform: Platform, request: Mapping[str, Any]) -> PlatformRun:
     return run_of(job, platform)
 
 
-def continue_parameters(platform: Platform, run: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of a run that goes on from the checkpoints of another, those given first.
+def continue_parameters(platform: Platform, run: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of a run that continues from the checkpoints of another; `parameters` override.
 
     Raises:
-        RunError: When the other one is still at work: both would write the same checkpoints.
+        RunError: When the other one is still running: both would write the same checkpoints.
         PlatformError: When there is no such run, or the platform is not reached.
     """
-    found = read_run(platform, run)
-    if not found.has_ended:
-        raise RunError(f"the run {run} is {found.state}; cancel it, or wait until it has ended")
-    return {**found.parameters, **given, "continue_run": found.job_id}
+    previous = read_run(platform, run)
+    if not previous.has_ended:
+        raise RunError(f"the run {run} is {previous.state}; cancel it, or wait until it has ended")
+    return {**previous.parameters, **parameters, "continue_run": previous.job_id}
 
 
 def cancel(platform: Platform, run: str) -> tuple[bool, PlatformRun]:
     """Asks the platform to cancel a run, unless it has ended; raises as `read_run` does.
 
     Returns:
-        Whether it was asked to, and the run as it was before.
+        Whether the platform was asked to cancel it, and the run before that.
     """
     found = read_run(platform, run)
     if found.has_ended:
@@ -81,7 +81,7 @@ def cancel(platform: Platform, run: str) -> tuple[bool, PlatformRun]:
 
 
 def wait_for_run(platform: Platform, run: str) -> PlatformRun:
-    """Watches a run until it has ended, tells what becomes of its tasks, and returns it as it ended.
+    """Waits until a run has ended, reports the states of its tasks, and returns it.
 
     Raises PlatformError when the platform was not reached for a quarter of an hour.
     """
@@ -100,7 +100,7 @@ def wait_for_run(platform: Platform, run: str) -> PlatformRun:
 
 
 def raise_for_state(run: PlatformRun) -> None:
-    """Returns when a run that has ended succeeded; raises RunError or CancelledRunError when it did not."""
+    """Raises RunError or CancelledRunError when a finished run has not succeeded."""
     if run.state == SUCCEEDED:
         return
     if run.state == CANCELLED:
@@ -122,21 +122,21 @@ def job_request(
     enable_caching: bool | None = None,
     template_uri: str = "",
 ) -> dict[str, Any]:
-    """Returns a CreatePipelineJobRequest in the API's JSON form.
+    """Returns a CreatePipelineJobRequest in the API's JSON.
 
     Args:
-        environment: Where, in whose name, and with which labels.
+        environment: Project, region, account and labels of the run.
         spec: The compiled pipeline (IR).
         parameters: Checked values (`check_parameters`), without those that keep their default.
         job_id: Id of the run; "" leaves it out, as a schedule's request must.
-        labels: Labels of this run, beside the environment's.
-        enable_caching: For every task; None leaves it to each.
-        template_uri: Where in the registry the pipeline came from.
+        labels: Further labels of this run.
+        enable_caching: Caching of every task; None for the pipeline's own.
+        template_uri: URL of the pipeline in the registry; "" for none.
 
     Raises:
         SettingsError: When there is no pipeline root, or a label or the id has the wrong form.
-        PipelineError: When the pipeline is of a form that takes parameters in another way, or has a name that
-            breaks the launcher of custom jobs.
+        PipelineError: When the pipeline's schema version is not supported, or its name breaks the launcher of
+            custom jobs.
     """
     _check_spec(spec)
     merged = {**environment.labels, **(labels or {})}
@@ -162,26 +162,26 @@ def job_request(
     if job_id:
         if not JOB_ID.fits(job_id):
             raise SettingsError(
-                f"a run's id must begin with a letter, and have lower-case letters, digits and - only, "
-                f"{_MAX_ID} at most, got {job_id!r}"
+                f"a run's id must begin with a letter, and have at most {_MAX_ID} lower-case letters, "
+                f"digits and -, got {job_id!r}"
             )
         request["pipelineJobId"] = job_id
     return request
 
 
 def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: str, proof: str) -> str:
-    """Returns the lines of a request of `job_request`; `file` is the pipeline's path or address."""
+    """Returns a summary of a request of `job_request`; `file` is the pipeline's path or URL."""
     job = mapping_at(request, "pipelineJob")
     pipeline = Pipeline(mapping_at(job, "pipelineSpec"), parameters)
     custom_jobs = jobs(pipeline)
-    usual = defaults(pipeline.spec)
-    given = [
+    default_values = defaults(pipeline.spec)
+    changed = [
         f"{name}={truncate(value, _MAX_VALUE)}"
         for name, value in parameters.items()
-        if name not in usual or value != usual[name]
+        if name not in default_values or value != default_values[name]
     ]
-    if rest := len(declared_parameters(pipeline.spec)) - len(given):
-        given.append(f"{rest} others keep their defaults")
+    if rest := len(declared_parameters(pipeline.spec)) - len(changed):
+        changed.append(f"{rest} others keep their defaults")
     account = job.get("serviceAccount") or "the project's default service account"
     launchers = {known_text(item.task.container.get("image")) for item in custom_jobs}
     images = [known_text(executor.container.get("image")) for executor in pipeline.executors]
@@ -192,13 +192,13 @@ def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: 
         ("run", str(request.get("pipelineJobId") or "")),
         ("where", f"{request['parent']}, outputs below {outputs}"),
         ("as", str(account)),
-        ("parameters", ", ".join(given)),
+        ("parameters", ", ".join(changed)),
         ("image", ", ".join(image for image in dict.fromkeys(images) if image not in launchers)),
         *(("training", _machines(item)) for item in custom_jobs),
         ("labels", ", ".join(f"{name}={value}" for name, value in mapping_at(job, "labels").items())),
         ("proof", proof),
     ]
-    # Both ways through a pipeline have their own training job.
+    # Both branches of a pipeline have their own training job.
     return facts([(name, value) for name, value in dict.fromkeys(rows) if value])
 
 
@@ -208,20 +208,20 @@ def _machines(job: Job) -> str:
     for pool in job.pools:
         role = _ROLES[pool.index] if pool.index < len(_ROLES) else f"pool {pool.index}"
         count = "?" if pool.replica_count is None else pool.replica_count
-        has = f"{role} {count} x {pool.machine_type or 'a machine of the run'}"
+        text = f"{role} {count} x {pool.machine_type or 'a machine of the run'}"
         if pool.accelerator_type:
-            has += f" with {whole_number(pool.machine.get('accelerator_count'))} {pool.accelerator_type}"
-        pools.append(has)
+            text += f" with {whole_number(pool.machine.get('accelerator_count'))} {pool.accelerator_type}"
+        pools.append(text)
     return f"{', '.join(pools)} ({total} {'machine' if total == 1 else 'machines'})"
 
 
 def new_job_id(name: str, now: datetime.datetime | None = None) -> str:
     """Returns an id that no other run of a pipeline has: NAME-YYYYMMDDhhmmss-6hex.
 
-    The SDK's own end with the second, and collide within it.
+    Ids of the SDK have no random part, and collide within a second.
     """
-    moment = (now or datetime.datetime.now(datetime.UTC)).strftime("%Y%m%d%H%M%S")
-    end = f"-{moment}-{secrets.token_hex(3)}"
+    time = (now or datetime.datetime.now(datetime.UTC)).strftime("%Y%m%d%H%M%S")
+    end = f"-{time}-{secrets.token_hex(3)}"
     word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     word = word if word[:1].isalpha() else f"run-{word}".rstrip("-")
     return word[: _MAX_ID - len(end)].rstrip("-") + end

@@ -1,4 +1,4 @@
-"""KFP repository in Artifact Registry: compiled pipelines, with versions by content and tags that move."""
+"""KFP repository in Artifact Registry: compiled pipelines, versioned by content, and their tags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _URL = re.compile(
     r"(?P<host>https://[a-z0-9-]+-kfp\.pkg\.dev/[^/]+/[^/]+)/(?P<package>[^/]+)"
     r"/(?P<version>sha256:[0-9a-f]{64}|[\w.-]+)"
 )
-#: As Artifact Registry has it; kfp checks no tag before it sends it.
+#: Artifact Registry's format; kfp does not check tags.
 _TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
 
@@ -30,8 +30,7 @@ class Uploaded:
 
     Attributes:
         is_new: Whether the version was not there before.
-        moved: What each tag pointed at before, of those that did not point at the version already; "" for
-            one that is new.
+        moved: Previous version of each tag that was moved; "" for a new tag.
     """
 
     registry: str
@@ -42,12 +41,12 @@ class Uploaded:
 
     @property
     def url(self) -> str:
-        """What `submit` and schedules take, for exactly this version."""
+        """URL of exactly this version, for `submit` and schedules."""
         return f"{self.registry}/{self.package}/{self.version}"
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Checks the form of tags; raises SettingsError when one has another."""
+    """Checks the format of tags; raises SettingsError."""
     for tag in tags:
         if not _TAG.fullmatch(tag):
             raise SettingsError(
@@ -57,7 +56,7 @@ def check_tags(tags: Sequence[str]) -> None:
 
 
 def upload_requests(registry: str, package: str, file: Path, tags: Sequence[str]) -> Any:
-    """Returns what `upload` asks the registry for, as JSON."""
+    """Returns the requests of `upload` to the registry as JSON."""
     version = _digest(file.read_bytes())
     return {
         "upload": {"url": registry, "package": package, "content": str(file), "version": version},
@@ -66,10 +65,10 @@ def upload_requests(registry: str, package: str, file: Path, tags: Sequence[str]
 
 
 def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> Uploaded:
-    """Uploads a compiled pipeline, unless the registry has it already, and makes the tags point at it.
+    """Uploads a compiled pipeline, unless the registry has it already, and moves the tags to it.
 
-    A tag that is there is moved in one step, once the new version is complete: whoever asks for it gets the
-    old version or the new one. Repeated, it does what is still to be done. `registry` is
+    A tag is moved atomically, after the upload of the new version: readers get the old version or the new
+    one. Repeated, it does what is left. `registry` is
     https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY, `package` the pipeline's name there.
 
     Raises:
@@ -90,26 +89,26 @@ def upload(registry: str, package: str, file: Path, tags: Sequence[str]) -> Uplo
 
 
 def download(url: str) -> tuple[bytes, str]:
-    """Returns a pipeline's YAML from the registry, and the address of exactly that version.
+    """Returns a pipeline's YAML from the registry, and the URL of exactly that version.
 
-    Raises PipelineError for another form, PlatformError when there is no such version or no answer.
+    Raises PipelineError for a malformed URL, PlatformError when the version cannot be read.
     """
-    found = _URL.fullmatch(url)
-    if found is None:
+    match = _URL.fullmatch(url)
+    if match is None:
         raise PipelineError(
-            f"{url!r} is not the address of a pipeline in a registry; the form is "
+            f"{url!r} is not the URL of a pipeline in a registry; the format is "
             "https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY/PACKAGE/TAG, or .../sha256:DIGEST"
         )
-    repository, package, version = _Repository(found["host"]), found["package"], found["version"]
+    repository, package, version = _Repository(match["host"]), match["package"], match["version"]
     if not version.startswith("sha256:"):
         tag, version = version, repository.tagged(package, version)
         if not version:
-            raise PipelineError(f"{found['host']} has no {package} with the tag {tag!r}")
-    return repository.download(package, version), f"{found['host']}/{package}/{version}"
+            raise PipelineError(f"{match['host']} has no {package} with the tag {tag!r}")
+    return repository.download(package, version), f"{match['host']}/{package}/{version}"
 
 
 def _digest(content: bytes) -> str:
-    """Returns the version under which the registry has a content."""
+    """Returns the registry's version of a content."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
@@ -129,21 +128,21 @@ class _Repository:
 
     def tagged(self, package: str, tag: str) -> str:
         """Returns the version that a tag points at; "" where there is no such tag."""
-        found = self._find(f"read the tag {tag}", self._client.get_tag, package, tag)
-        return str(found["version"]).rpartition("/")[2] if found else ""
+        reference = self._find(f"read the tag {tag}", self._client.get_tag, package, tag)
+        return str(reference["version"]).rpartition("/")[2] if reference else ""
 
     def upload(self, package: str, file: Path) -> tuple[str, str]:
         """Uploads a version and returns its package and name."""
-        found: tuple[str, str] = self._ask(f"upload {package}", self._client.upload_pipeline, str(file))
-        return found
+        version: tuple[str, str] = self._call(f"upload {package}", self._client.upload_pipeline, str(file))
+        return version
 
     def tag(self, package: str, version: str, tag: str, *, is_there: bool) -> None:
         """Makes a tag point at a version."""
         change = self._client.update_tag if is_there else self._client.create_tag
         try:
-            self._ask(f"set the tag {tag}", change, package, version, tag)
+            self._call(f"set the tag {tag}", change, package, version, tag)
         except PlatformError as error:
-            # After an attempt whose answer was lost, the next one finds the tag there.
+            # After an attempt whose response was lost, the next one finds the tag.
             if (
                 refusal_kind(error.__cause__) is not RefusalKind.CONFLICT
                 or self.tagged(package, tag) != version
@@ -151,30 +150,30 @@ class _Repository:
                 raise
 
     def download(self, package: str, version: str) -> bytes:
-        """Returns a version's content; raises PlatformError when it is not what the version's name says."""
+        """Returns a version's content; raises PlatformError when its digest differs."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "pipeline.yaml"
             call = self._client.download_pipeline
-            self._ask(f"download {package}/{version}", call, package, version=version, file_name=str(path))
+            self._call(f"download {package}/{version}", call, package, version=version, file_name=str(path))
             content = path.read_bytes()
         digest = _digest(content)
         if digest != version:
             raise PlatformError(
-                f"what {self.host} has as {package}/{version} has the digest {digest}: it was damaged or "
-                "exchanged; upload it again"
+                f"{package}/{version} in {self.host} has the digest {digest}: it was damaged or "
+                "replaced; upload it again"
             )
         return content
 
-    def _find(self, doing: str, call: Callable[..., T], *args: str) -> T | None:
-        """Returns what a call gives; None when it finds nothing."""
+    def _find(self, action: str, call: Callable[..., T], *args: str) -> T | None:
+        """Returns the result of a call; None for status 404."""
         try:
-            return self._ask(doing, call, *args)
+            return self._call(action, call, *args)
         except PlatformError as error:
             if refusal_kind(error.__cause__) is RefusalKind.MISSING:
                 return None
             raise
 
-    def _ask(self, doing: str, call: Callable[..., T], *args: str, **options: str) -> T:
-        # The content is the version's name: what is uploaded twice is there once.
-        with platform_errors(doing):
-            return retry_policy(doing, self._client._auth)(call)(*args, **options)
+    def _call(self, action: str, call: Callable[..., T], *args: str, **options: str) -> T:
+        # Versions are digests of the content: an upload can be repeated.
+        with platform_errors(action):
+            return retry_policy(action, self._client._auth)(call)(*args, **options)

@@ -90,7 +90,7 @@ def test_what_is_missing_is_named_with_what_mends_it(project: Any) -> None:
     [
         (f"nobody@{PROJECT}.iam.gserviceaccount.com", "does not exist"),
         (f"old@{PROJECT}.iam.gserviceaccount.com", "is disabled"),
-        ("", "act as the project's default"),
+        ("", "use the project's default"),
     ],
 )
 def test_a_service_account_that_cannot_be_used(project: Any, account: str, words: str) -> None:
@@ -103,7 +103,7 @@ def test_a_service_account_that_cannot_be_used(project: Any, account: str, words
     ("root", "level", "words"),
     [
         ("gs://nowhere-at-all/x", "error", "does not exist"),
-        ("", "warning", "not given"),
+        ("", "warning", "not set"),
         ("gs://far-away/runs", "warning", "is in us"),
     ],
 )

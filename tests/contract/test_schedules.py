@@ -191,7 +191,7 @@ def test_what_the_platform_makes_of_it_is_looked_at_before_anything_is_deleted(w
     refused = shardline("apply")
 
     assert refused.exit_code == 3
-    assert "not what was asked for" in refused.stderr
+    assert "differs from the request" in refused.stderr
     assert len(workplace.services.schedules) == 2
 
 

@@ -170,7 +170,7 @@ def test_a_run_is_of_exactly_the_version_that_a_tag_meant(
     for address, message in (
         (f"{REGISTRY}/toy/nope", "has no toy with the tag 'nope'"),
         (f"{REGISTRY}/nobody/latest", "has no nobody with the tag 'latest'"),
-        ("https://example.com/pipeline.yaml", "is not the address of a pipeline in a registry"),
+        ("https://example.com/pipeline.yaml", "is not the URL of a pipeline in a registry"),
     ):
         done = shardline("submit", address)
         assert done.exit_code == 2
@@ -179,7 +179,7 @@ def test_a_run_is_of_exactly_the_version_that_a_tag_meant(
     package.versions[version] += b"# exchanged"
     done = shardline("submit", f"{REGISTRY}/toy/latest")
     assert done.exit_code == 3
-    assert "it was damaged or exchanged; upload it again" in done.stderr
+    assert "it was damaged or replaced; upload it again" in done.stderr
     done = shardline("submit", f"{REGISTRY}/toy/sha256:{'0' * 64}")
     assert done.exit_code == 3
     assert "not found" in done.stderr

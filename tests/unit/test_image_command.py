@@ -160,7 +160,7 @@ def test_what_docker_builds_from_can_be_written_for_another_machine(clone: Clone
     assert (clone.root / "made" / "lock" / "image.txt").read_bytes() == (LOCKS / "cpu.txt").read_bytes()
     again = clone.run("build", "--context", "made", "--allow-dirty")
     assert again.returncode == 2
-    assert "made is not empty; give a new directory" in again.stderr
+    assert "made is not empty; name a new directory" in again.stderr
 
 
 def test_a_dry_run_says_what_would_be_built_and_runs_nothing(clone: Clone) -> None:
@@ -242,9 +242,9 @@ def test_a_push_says_how_to_pin(clone: Clone) -> None:
     ("built", "status", "code", "words"),
     [
         (("REVISION",), 1, 3, f"docker push {NAME}:0.1.0 ended with 1"),
-        (("REVISION", f"elsewhere@{DIGEST}"), 0, 3, f"docker knows no digest of {NAME} after the push"),
-        (("", f"{NAME}@{DIGEST}"), 0, 2, "built from files that no git revision has (none known)"),
-        (("abc-dirty", f"{NAME}@{DIGEST}"), 0, 2, "built from files that no git revision has (abc-dirty)"),
+        (("REVISION", f"elsewhere@{DIGEST}"), 0, 3, f"docker has no digest of {NAME} after the push"),
+        (("", f"{NAME}@{DIGEST}"), 0, 2, "built from files of no git revision (none known)"),
+        (("abc-dirty", f"{NAME}@{DIGEST}"), 0, 2, "built from files of no git revision (abc-dirty)"),
         ((), 0, 1, f"docker has no image {NAME}:0.1.0"),
     ],
 )
@@ -278,7 +278,7 @@ def test_what_is_not_built_and_what_is_said_of_it(clone: Clone) -> None:
     assert "this is no git repository with a commit" in clone.run("build").stderr
     assert "from revision unknown" in clone.run("build", "--allow-dirty").stdout
     clone.settings.write_text(clone.settings.read_text().replace(NAME, "shardline"))
-    assert "names no registry to push to" in clone.run("push").stderr
+    assert "has no registry to push to" in clone.run("push").stderr
 
 
 @pytest.mark.parametrize(
@@ -294,5 +294,5 @@ def test_what_is_not_built_and_what_is_said_of_it(clone: Clone) -> None:
 def test_names(reference: str, tags: list[str], names: tuple[str, ...]) -> None:
     assert Image.of(reference, tags=tags).names == names
     assert Image.of(reference, tags=["1"], variant="control").repository.endswith("shardline-control")
-    with pytest.raises(SettingsError, match="names no tag; give one: --tag"):
+    with pytest.raises(SettingsError, match="has no tag; set one: --tag"):
         Image.of(f"{NAME}@{DIGEST}")

@@ -62,7 +62,9 @@ def test_a_module_that_is_in_no_image_is_refused_with_what_to_do(project: Path) 
 def test_a_module_that_the_package_does_not_have_is_refused(project: Path) -> None:
     (line,) = missing_from_image(image(project, "leafnet"), {"source": "leafnet.sorce:Leaves"})
 
-    assert line.endswith("leafnet in packages of [image] has no module leafnet.sorce; name one that it has")
+    assert line.endswith(
+        "leafnet in packages of [image] has no module leafnet.sorce; name one of its modules"
+    )
 
 
 def test_a_name_that_the_module_does_not_have_is_refused(project: Path) -> None:

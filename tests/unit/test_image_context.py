@@ -80,7 +80,7 @@ def test_two_packages_of_one_name_are_refused(tmp_path: Path) -> None:
     packages = [str(write(tmp_path / place / "leafnet" / "model.py").parent) for place in "ab"]
 
     for refuse in (contexts.user_contents, lambda image: assemble(image, "", tmp_path / "made")):
-        with pytest.raises(SettingsError, match=r"a/leafnet and .*b/leafnet have one name"):
+        with pytest.raises(SettingsError, match=r"a/leafnet and .*b/leafnet have the same name"):
             refuse(image(packages=packages))
 
 
@@ -103,15 +103,15 @@ def test_settings_are_lines_of_the_dockerfile() -> None:
 @pytest.mark.parametrize(
     ("name", "files", "message"),
     [
-        ("leafnet", [], "no directory .*leafnet; give paths from the settings file"),
-        ("leaf-net", ["model.py"], "leaf-net is no package"),
+        ("leafnet", [], "no directory .*leafnet; write paths relative to the settings file"),
+        ("leaf-net", ["model.py"], "leaf-net is neither a package"),
         (
             "photos",
             ["1.png"],
-            "photos is no package .* and no project .a directory with",
+            "photos is neither a package .* nor a project .a directory with",
         ),
-        ("keras", ["model.py"], "the image has a module keras already"),
-        ("json", ["model.py"], "the image has a module json already"),
+        ("keras", ["model.py"], "the image already has a module keras"),
+        ("json", ["model.py"], "the image already has a module json"),
     ],
 )
 def test_a_directory_without_code_or_with_anothers_name_is_refused(
@@ -143,10 +143,13 @@ def test_locked_requirements_go_in_without_shardline_itself(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("timm>=1\n", r"line 1: 'timm>=1' is not one version \(NAME==VERSION\); lock them: uv pip compile"),
-        ("a==1\n\ntimm\n", "line 3: 'timm' is not one version"),
-        ("-r other.txt\n", "line 1: '-r other.txt' is not one version"),
-        ("-e .\n", "line 1: '-e .' is not one version"),
+        (
+            "timm>=1\n",
+            r"line 1: 'timm>=1' is not a locked version \(NAME==VERSION\); lock them: uv pip compile",
+        ),
+        ("a==1\n\ntimm\n", "line 3: 'timm' is not a locked version"),
+        ("-r other.txt\n", "line 1: '-r other.txt' is not a locked version"),
+        ("-e .\n", "line 1: '-e .' is not a locked version"),
         (f"a==1 {HASH}\nb==1\n", "some requirements have hashes, and others have none"),
         ("numpy==1.0\n", r"names numpy 1.0, and the image has \d.*; lock them: .* -c .*/lock/cpu.txt"),
     ],

@@ -19,8 +19,8 @@ from shardline.trainer.base.errors import SettingsError
         ({"packages": ("",)}, 'packages holds ""'),
         ({"variant": "cuda"}, "variant is one of cpu, gpu, .*got 'cuda'"),
         # Both would be lines of a Dockerfile.
-        ({"apt": ("libgl1; curl x",)}, "apt holds 'libgl1; curl x', which is no Debian package"),
-        ({"base": "python\nRUN curl x"}, "base is no name of an image"),
+        ({"apt": ("libgl1; curl x",)}, "apt holds 'libgl1; curl x', which is not a Debian package"),
+        ({"base": "python\nRUN curl x"}, "base is not the name of an image"),
         ({"user": "nobody"}, "user is a number, UID or UID:GID, got 'nobody'"),
     ],
 )
@@ -69,7 +69,7 @@ def test_the_variant_is_the_one_that_the_machines_need(
             {"train.chief": "", "register": ""},
             r"no machine has accelerators \(train.chief, register\)",
         ),
-        ("", T4 | {"validate": "4 TPU"}, "train.chief has accelerators, .* variant tpu knows nothing"),
+        ("", T4 | {"validate": "4 TPU"}, "train.chief has accelerators, .* variant tpu does not support"),
         ("control", {"train.chief": ""}, "control has no TensorFlow"),
     ],
 )

@@ -214,7 +214,7 @@ def test_drift_of_what_a_run_is_made_of_is_found(context: Any, what: str) -> Non
     made = plan(declared(), existing(), **context)
 
     assert calls(made) == REPLACEMENT
-    assert [item.what for item in made.differences] == [what]
+    assert [item.field for item in made.differences] == [what]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_drift_is_what_makes_another_run(edit: Any, what: list[str]) -> None:
     content["pipelineJob"] |= edit
     made = plan(declared(), existing(content=content))
 
-    assert [item.what for item in made.differences] == what
+    assert [item.field for item in made.differences] == what
     assert calls(made) == (REPLACEMENT if what else [])
 
 
