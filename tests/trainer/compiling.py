@@ -338,12 +338,12 @@ def build(dataset: DatasetInfo, case: str) -> keras.Model:
 _HEAD = """\
 # What compiles in Keras
 
-These are the ways to build and compile a model that Shardline trains as Keras' own `fit` does, and those
-that it refuses. A test checks each of them: trained by both on the same batches, loss and metrics differ by
-less than 0.00001 (0.001 in half precision). `python -m tests.trainer.compiling` prints this page.
+Here are the ways to build and compile a model that Shardline trains as Keras' own `fit` does, and those
+that it refuses. A test trains each in both ways on the same batches: loss and metrics differ by less than
+0.00001 (0.001 in half precision). `python -m tests.trainer.compiling` prints this page.
 
-Labels take the form that loss and metrics need: class numbers, one-hot, or 0 and 1 for a single output. A
-log line says which.
+Labels take the form that loss and metrics need: class numbers, one-hot, or 0 and 1 for a single output. The
+log says which.
 """
 _REFUSED = """\
 ## Refused
