@@ -39,7 +39,7 @@ def finish(processes: Any, seconds: float = 180) -> tuple[list[int], list[str]]:
     return [process.returncode for process in processes], outputs
 
 
-def found(out: Path, *names: str) -> list[dict[str, Any]]:
+def results(out: Path, *names: str) -> list[dict[str, Any]]:
     return [json.loads((out / f"{name}.json").read_text()) for name in names]
 
 
@@ -47,7 +47,7 @@ def run(out: Path, case: str, count: int = 2, **options: Any) -> list[dict[str, 
     """Runs the processes to their end, and returns what each has seen."""
     codes, outputs = finish(start(out, case, count, **options))
     assert not any(codes), "\n".join(output[-3000:] for output in outputs)
-    return found(out, *(NAMES if count > 1 else ("alone",)))
+    return results(out, *(NAMES if count > 1 else ("alone",)))
 
 
 def assert_close(one: Any, other: Any, path: str = "", tolerance: float = 1e-5) -> None:
@@ -84,7 +84,7 @@ def test_a_loss_of_any_form_counts_the_same_on_two_processes(tmp_path: Path, nam
     (one,) = run(tmp_path, "losses", 1, names=names)
     codes, outputs = finish(start(tmp_path, "losses", names=names))
     assert codes == [0, 0], "\n".join(output[-3000:] for output in outputs)
-    assert_close(found(tmp_path, "chief-0")[0], one)
+    assert_close(results(tmp_path, "chief-0")[0], one)
     # The contrastive one; all others, of one number or not, are means over examples, and say nothing.
     assert outputs[0].count("a loss is computed of a batch as a whole") == 1
     assert "synchronized" not in outputs[0]
@@ -190,7 +190,7 @@ def test_workers_alone_and_parameter_servers(tmp_path: Path) -> None:
             ]
         )
         assert not any(codes), outputs
-        weights.append(found(out, names[0])[0]["weights"])
+        weights.append(results(out, names[0])[0]["weights"])
     assert_close(*weights)
 
 
@@ -213,4 +213,4 @@ def test_a_cluster_resolver_takes_the_place_of_tf_config(tmp_path: Path) -> None
     )
     assert not any(codes), outputs
     (one,) = run(tmp_path / "..", "plain", 1)
-    assert_close(found(tmp_path, "worker-0")[0], one)
+    assert_close(results(tmp_path, "worker-0")[0], one)

@@ -20,17 +20,17 @@ from tests.helpers.snapshots import checkpoints, save, snapshot
 DATA = ".data-00000-of-00001"
 
 
-def same(found, expected):
-    assert found.position == expected.position
-    assert found.host == expected.host
-    assert found.arrays.keys() == expected.arrays.keys()
+def same(restored, expected):
+    assert restored.position == expected.position
+    assert restored.host == expected.host
+    assert restored.arrays.keys() == expected.arrays.keys()
     for name, value in expected.arrays.items():
-        assert found.arrays[name].dtype == value.dtype
-        np.testing.assert_array_equal(found.arrays[name], value)
+        assert restored.arrays[name].dtype == value.dtype
+        np.testing.assert_array_equal(restored.arrays[name], value)
 
 
 @pytest.fixture
-def said():
+def messages():
     lines = []
     with progress.sink(lambda event: lines.append(event.text)):
         yield lines
@@ -204,13 +204,13 @@ def delete_the_data(prefix):
 @pytest.mark.parametrize(
     "damage", [truncate, flip_a_byte, flip_a_byte_of_the_index, empty_the_index, delete_the_data]
 )
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, said, damage):
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, messages, damage):
     save(tmp_path, 1, 2)
     damage(tmp_path / "ckpt-2")
     written = checkpoints(tmp_path, keep=1)
 
     same(written.restore(), snapshot(1))
-    (line,) = said
+    (line,) = messages
     assert line.startswith(f"warning: cannot read checkpoint {tmp_path}/ckpt-2: ")
     assert line.endswith("; continuing without it")
     # A damaged one counts for nothing when it is decided which are kept.
@@ -219,14 +219,14 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, said, damage
     same(written.restore(), snapshot(2))
 
 
-def test_a_damaged_later_checkpoint_does_not_displace_good_ones(tmp_path, said):
+def test_a_damaged_later_checkpoint_does_not_displace_good_ones(tmp_path, messages):
     save(tmp_path, 1, 20)
     truncate(tmp_path / "ckpt-20")
 
     assert save(tmp_path, 2, keep=2).steps() == [1, 2]
 
 
-def test_without_its_index_a_checkpoint_does_not_exist(tmp_path, said):
+def test_without_its_index_a_checkpoint_does_not_exist(tmp_path, messages):
     save(tmp_path, 1, 2)
     (tmp_path / "ckpt-2.index").unlink()
     (tmp_path / f".tmp-ckpt-3{DATA}.tempstate77").write_bytes(b"half")
@@ -235,16 +235,16 @@ def test_without_its_index_a_checkpoint_does_not_exist(tmp_path, said):
     assert (tmp_path / f"ckpt-2{DATA}").exists()  # a reader removes nothing
     same(checkpoints(tmp_path).restore(), snapshot(1))
     assert sorted(os.listdir(tmp_path)) == [f"ckpt-1{DATA}", "ckpt-1.index", "run.json", "writer.json"]
-    assert said == []
+    assert messages == []
 
 
-def test_when_all_are_damaged_the_run_starts_over(tmp_path, said):
+def test_when_all_are_damaged_the_run_starts_over(tmp_path, messages):
     save(tmp_path, 1, 2)
     for steps in (1, 2):
         truncate(tmp_path / f"ckpt-{steps}")
 
     assert checkpoints(tmp_path).restore() is None
-    assert len(said) == 2
+    assert len(messages) == 2
 
 
 @pytest.mark.parametrize(
@@ -323,8 +323,8 @@ def test_a_checkpoint_that_was_pruned_meanwhile_cannot_be_read(tmp_path):
 def test_on_new_data_a_run_goes_back_to_the_start_of_its_epoch(tmp_path):
     save(tmp_path, 7)
 
-    found = checkpoints(tmp_path, dataset="d2", allow_new_data=True).restore()
-    assert found.position == Position(epoch=1, examples=0, steps=7)
+    restored = checkpoints(tmp_path, dataset="d2", allow_new_data=True).restore()
+    assert restored.position == Position(epoch=1, examples=0, steps=7)
     # Killed before it saved anything, it does so again: the checkpoint knows its data.
     assert checkpoints(tmp_path, dataset="d2").restore().position.examples == 0
     assert save(tmp_path, 8, dataset="d2").restore().position.examples == 10

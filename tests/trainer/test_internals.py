@@ -48,10 +48,10 @@ def test_keras_draws_the_same_numbers_on_all_replicas():
 
 def test_keras_forgets_the_requested_jit_compile():
     compiled = []
-    for asked in ("auto", False):
+    for jit_compile in ("auto", False):
         with tf.distribute.OneDeviceStrategy("/cpu:0").scope(), keras_internals.record_jit_compile():
             compiled.append(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
-            compiled[-1].compile("sgd", "mse", jit_compile=asked)
+            compiled[-1].compile("sgd", "mse", jit_compile=jit_compile)
     assert [model.jit_compile for model in compiled] == [False, False]
     assert [keras_internals.requested_jit_compile(model) for model in compiled] == ["auto", False]
 
@@ -135,11 +135,11 @@ def test_distributed_variables_do_not_convert_and_keras_exchanges_in_predict():
 
 
 def test_lost_workers_are_reported_and_nothing_else():
-    said = []
+    lines = []
     logger = logging.getLogger("tensorflow")
     before = logger.level, list(logger.filters)
     logger.filters.clear()  # of a training in this process, which took such lines for itself
-    tensorflow_internals.report_workers(said.append)
+    tensorflow_internals.report_workers(lines.append)
     try:
         logger.error("Worker %s failed with %r", "/job:worker/replica:0/task:1", "an error")
         logger.info("Worker %s has been recovered.", "/job:worker/replica:0/task:1")
@@ -147,7 +147,7 @@ def test_lost_workers_are_reported_and_nothing_else():
     finally:
         logger.setLevel(before[0])
         logger.filters[:] = before[1]
-    assert said == ["worker-1 is lost; the other workers take over its step", "worker-1 is back"]
+    assert lines == ["worker-1 is lost; the other workers take over its step", "worker-1 is back"]
 
 
 def test_an_import_of_tensorflow_prints_notices_and_loads_unused_modules():
@@ -180,8 +180,8 @@ def test_the_strategy_does_not_set_the_heartbeat_timeout():
 
 def test_updates_wait_for_all_gradients():
     """Those of Keras do, too, by an IdentityN, which TensorFlow's optimizer of graphs takes away."""
-    optimizer, given = keras.optimizers.SGD(), []
-    optimizer.apply = lambda gradients, _: given.extend(gradients)
+    optimizer, applied = keras.optimizers.SGD(), []
+    optimizer.apply = lambda gradients, _: applied.extend(gradients)
     keras_internals.update_after_gradients(optimizer)
 
     @tf.function(autograph=False)
@@ -190,7 +190,7 @@ def test_updates_wait_for_all_gradients():
         optimizer.apply([tf.exp(value), None, sparse])
 
     step.get_concrete_function(tf.TensorSpec([1]))
-    assert given[1] is None
-    assert isinstance(given[2], tf.IndexedSlices)
-    for one in (given[0], given[2].values):
+    assert applied[1] is None
+    assert isinstance(applied[2], tf.IndexedSlices)
+    for one in (applied[0], applied[2].values):
         assert {"Exp", "Sqrt"} <= {op.type for op in (one.op.inputs[0].op, *one.op.control_inputs)}

@@ -20,7 +20,7 @@ EVERYDAY = {
 
 
 @pytest.fixture(scope="module")
-def one(request, tmp_path_factory):
+def single(request, tmp_path_factory):
     return run("one", tmp_path_factory.mktemp("one"), request)
 
 
@@ -36,8 +36,8 @@ def run(kind, directory, request):
 
 
 @pytest.mark.parametrize("case", with_matrix({case: case for case in CASES}, {*CASES} - EVERYDAY))
-def test_two_replicas_with_batch_b_equal_one_with_batch_2b(one, mirrored, case):
-    comparison.assert_equal_to_one(case, one[case], [mirrored[case]])
+def test_two_replicas_with_batch_b_equal_one_with_batch_2b(single, mirrored, case):
+    comparison.assert_equal_to_one(case, single[case], [mirrored[case]])
 
 
 @pytest.mark.parametrize("case", ["half_overflow"])

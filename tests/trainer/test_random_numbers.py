@@ -14,12 +14,12 @@ def drawn(kind, directory, processes=1):
     """Returns, by replica, what each way drew in each step, and the state of the generators."""
     replicas.run(["-m", "tests.helpers.random_layers", kind, str(directory)], processes)
     files = [json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))]
-    found = []
+    draws = []
     for file in files:
         for replica in range(len(file["drawn"][0]["dropout"])):
             steps = [{name: values[replica] for name, values in step.items()} for step in file["drawn"]]
-            found.append((steps, [state[replica] for state in file["state"]]))
-    return found
+            draws.append((steps, [state[replica] for state in file["state"]]))
+    return draws
 
 
 @pytest.fixture(scope="module")

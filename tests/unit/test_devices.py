@@ -43,10 +43,10 @@ def test_names_the_available_cores(seen, monkeypatch, cores, words):
     assert strategy.describe_devices() == words
 
 
-@pytest.mark.parametrize("asked", ["", "1 NVIDIA_TESLA_T4", "4 TPU"])
-def test_the_requested_accelerators_are_there(seen, asked):
+@pytest.mark.parametrize("accelerators", ["", "1 NVIDIA_TESLA_T4", "4 TPU"])
+def test_the_requested_accelerators_are_there(seen, accelerators):
     seen("Tesla T4")
-    strategy.check_devices({"SHARDLINE_ACCELERATORS": asked})
+    strategy.check_devices({"SHARDLINE_ACCELERATORS": accelerators})
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,6 @@ import os, sys, shardline.trainer.task
 print(len(os.listdir('/proc/self/task')), 'numpy' in sys.modules)
 """
     command = [sys.executable, "-c", program]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
 
-    assert found.stdout == "1 False\n"
+    assert done.stdout == "1 False\n"

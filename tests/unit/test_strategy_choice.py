@@ -22,7 +22,7 @@ def settings(**changes):
 
 
 @pytest.mark.parametrize(
-    ("asked", "cluster", "cpu_devices", "chosen"),
+    ("requested", "cluster", "cpu_devices", "chosen"),
     [
         ("auto", ALONE, 0, "one_device"),
         ("auto", ALONE, 1, "one_device"),  # one logical CPU is the whole CPU
@@ -39,12 +39,12 @@ def settings(**changes):
         ("mirrored", EVALUATOR_ALONE, 2, "one_device"),
     ],
 )
-def test_chooses(asked, cluster, cpu_devices, chosen):
-    assert strategy.choose(settings(strategy=asked, cpu_devices=cpu_devices), cluster) == chosen
+def test_chooses(requested, cluster, cpu_devices, chosen):
+    assert strategy.choose(settings(strategy=requested, cpu_devices=cpu_devices), cluster) == chosen
 
 
 @pytest.mark.parametrize(
-    ("asked", "cluster", "cpu_devices", "message"),
+    ("requested", "cluster", "cpu_devices", "message"),
     [
         ("one_device", WORKERS, 0, "'one_device' trains in one process, but TF_CONFIG has 2"),
         ("parameter_server", WORKERS, 0, "needs parameter servers, but TF_CONFIG has none"),
@@ -57,13 +57,13 @@ def test_chooses(asked, cluster, cpu_devices, chosen):
         ("auto", WORKERS, 2, "cpu_devices 2 .* strategy multi_worker_mirrored uses one CPU device"),
     ],
 )
-def test_refuses_contradictions(asked, cluster, cpu_devices, message):
+def test_refuses_contradictions(requested, cluster, cpu_devices, message):
     with pytest.raises(SettingsError, match=message):
-        strategy.choose(settings(strategy=asked, cpu_devices=cpu_devices), cluster)
+        strategy.choose(settings(strategy=requested, cpu_devices=cpu_devices), cluster)
 
 
 @pytest.mark.parametrize(
-    ("asked", "cluster", "gpus", "message"),
+    ("requested", "cluster", "gpus", "message"),
     [
         ("nccl", WORKERS, 0, "communication nccl is between GPUs, but worker-1 has none; use auto"),
         ("tcp", WORKERS, 2, "communication tcp is between processes of one device each, .* has 2 GPUs"),
@@ -77,11 +77,11 @@ def test_refuses_contradictions(asked, cluster, cpu_devices, message):
         ("nccl", EVALUATOR, 0, ""),
     ],
 )
-def test_an_impossible_communication_is_refused(monkeypatch, asked, cluster, gpus, message):
+def test_an_impossible_communication_is_refused(monkeypatch, requested, cluster, gpus, message):
     monkeypatch.setattr(strategy.tf.config, "list_physical_devices", lambda kind: [kind] * gpus)
     refused = pytest.raises(SettingsError, match=message) if message else contextlib.nullcontext()
     with refused:
-        strategy.choose(settings(communication=asked), cluster)
+        strategy.choose(settings(communication=requested), cluster)
 
 
 def between_two_devices(resolver, options):
@@ -90,7 +90,7 @@ def between_two_devices(resolver, options):
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpus", "hint"),
+    ("requested", "gpus", "hint"),
     [
         ("auto", 0, "ring"),
         ("auto", 1, "nccl"),
@@ -98,12 +98,12 @@ def between_two_devices(resolver, options):
         ("ring", 2, "ring"),
     ],
 )
-def test_the_collectives_of_a_step_have_a_communication_hint(monkeypatch, asked, gpus, hint):
+def test_the_collectives_of_a_step_have_a_communication_hint(monkeypatch, requested, gpus, hint):
     """TensorFlow takes NCCL for no other hint than "nccl"."""
     with monkeypatch.context() as patch:
         patch.setattr(strategy.tf.distribute, "MultiWorkerMirroredStrategy", between_two_devices)
         patch.setattr(strategy.tf.config, "list_physical_devices", lambda kind: [kind] * gpus)
-        made = strategy.create(settings(communication=asked, strategy="multi_worker_mirrored"), ALONE)
+        made = strategy.create(settings(communication=requested, strategy="multi_worker_mirrored"), ALONE)
 
     def step(value):
         context = strategy.tf.distribute.get_replica_context()
@@ -122,14 +122,14 @@ def test_a_missing_tpu_is_one_line():
 
 def test_a_tpu_becomes_its_strategy(monkeypatch):
     """With TensorFlow's two entrances replaced, as there is no TPU here."""
-    asked = []
+    requested = []
 
     def connect(tpu):
-        asked.append(tpu)
+        requested.append(tpu)
         return "resolver"
 
     monkeypatch.setattr(strategy.tf.distribute.cluster_resolver.TPUClusterResolver, "connect", connect)
     monkeypatch.setattr(strategy.tf.distribute, "TPUStrategy", lambda resolver: ("tpu strategy", resolver))
 
     assert strategy.create(settings(strategy="tpu"), ALONE) == ("tpu strategy", "resolver")
-    assert asked == ["local"]
+    assert requested == ["local"]
