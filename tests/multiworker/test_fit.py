@@ -194,7 +194,7 @@ def test_workers_alone_and_parameter_servers(tmp_path: Path) -> None:
     assert_close(*weights)
 
 
-def test_a_cluster_resolver_takes_the_place_of_tf_config(tmp_path: Path) -> None:
+def test_a_cluster_resolver_replaces_tf_config(tmp_path: Path) -> None:
     """Slurm's, whose variables are those of two tasks of a step on one machine."""
     port = replicas.free_ports(1)[0]
     step = {

@@ -70,12 +70,12 @@ def compiled(
     units: int = 0,
     **options: Any,
 ) -> Callable[[DatasetInfo], keras.Model]:
-    """Returns a model function; what has a state is given as a function that makes it."""
+    """Returns a model function; stateful objects are passed as functions that make them."""
 
     def make(dataset: DatasetInfo) -> keras.Model:
         model = net(dataset, *(one() for one in middle), activation=activation, units=units)
-        given = [one() if isinstance(one, type | functools.partial) else one for one in metric]
-        model.compile(optimizer() if callable(optimizer) else optimizer, loss, metrics=given, **options)
+        created = [one() if isinstance(one, type | functools.partial) else one for one in metric]
+        model.compile(optimizer() if callable(optimizer) else optimizer, loss, metrics=created, **options)
         return model
 
     return make

@@ -54,7 +54,7 @@ def vocabulary(model):
     return lookup.get_vocabulary()
 
 
-def test_the_first_training_examples_are_given_whatever_their_shards(table, tmp_path):
+def test_the_first_training_examples_do_not_depend_on_the_shards(table, tmp_path):
     """In the order of the split, which is that of no number of shards."""
     write_labelled(tmp_path, "two", shards=3)
     examples = describe(table).training_examples()
@@ -71,7 +71,7 @@ def test_the_first_training_examples_are_given_whatever_their_shards(table, tmp_
     np.testing.assert_array_equal(describe(tmp_path).training_examples()["income"], examples["income"])
 
 
-def test_images_are_given_decoded(tmp_path):
+def test_training_images_are_decoded(tmp_path):
     write_dataset(tmp_path, records={"train": 6})
     assert describe(tmp_path).training_examples(limit=4)["image"].shape == (4, 12, 12, 3)
 
@@ -87,13 +87,13 @@ def test_a_vocabulary_is_saved_with_the_model(trained):
     assert set(vocabulary(load_model(trained / "model.keras"))) == {"", "[UNK]", "ulm", "rom", "bern"}
 
 
-def test_a_run_does_not_go_on_with_another_vocabulary(trained, other, tmp_path):
+def test_a_run_does_not_resume_with_another_vocabulary(trained, other, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     with pytest.raises(SettingsError, match=r"holds checkpoints of another run: adapted layers was 'sha256:"):
         run(other, tmp_path, epochs=2, allow_new_data=True)
 
 
-def test_means_of_earlier_data_stay_in_a_run_that_goes_on_with_new(table, other, tmp_path):
+def test_means_of_earlier_data_stay_in_a_run_resumed_with_new_data(table, other, tmp_path):
     model = "tests.helpers.label_models:normalized"
     run(table, tmp_path, model=model)
     before = load_model(tmp_path / "model.keras").get_layer("normalization")

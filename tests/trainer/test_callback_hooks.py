@@ -213,6 +213,6 @@ def unreachable():
         ("unreachable", RunError, "ConnectionRefusedError"),  # may work later
     ],
 )
-def test_what_a_callback_raises_is_said_in_one_line(dataset, tmp_path, callback, error, message):
+def test_an_exception_of_a_callback_is_one_line(dataset, tmp_path, callback, error, message):
     with pytest.raises(error, match=message):
         run(dataset, tmp_path, callback=callback, epochs=1)

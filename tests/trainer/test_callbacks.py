@@ -65,7 +65,7 @@ def begin(model, callbacks):
 
 
 def run(model, both, losses, first=0):
-    """Runs epochs with the given validation losses, of which each leaves its mark in the weights."""
+    """Runs epochs with some validation losses, each of which changes the weights."""
     for epoch, loss in enumerate(losses, first):
         if model.stop_training:
             return
@@ -79,7 +79,7 @@ def through_json(state):
 
 
 @pytest.mark.parametrize("cut", range(len(LOSSES)))
-def test_early_stopping_and_learning_rate_go_on_where_they_were(cut):
+def test_early_stopping_and_learning_rate_resume_where_they_were(cut):
     def make():
         model = tiny_model()
         callbacks = [

@@ -149,7 +149,7 @@ def test_what_settings_ask_of_an_optimizer_that_cannot_is_refused(dataset, optim
         (losses.plain(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")), False),
         (losses.subclassed(losses.Computing), False),
         (losses.plain(losses.Contrastive()), True),
-        (losses.plain(lambda y, given: keras.losses.dice(y, given)), True),
+        (losses.plain(lambda y, y_pred: keras.losses.dice(y, y_pred)), True),
         (losses.regularized(activity_regularizer=losses.Together()), True),
         (losses.regularized(activity_regularizer="l2", kernel_regularizer="l2"), False),
         (losses.subclassed(losses.Interacting), True),

@@ -180,7 +180,7 @@ def rates():
     ("model", "more"),
     [("scheduled", {"warmup_steps": 3}), ("called", {})],
 )
-def test_a_learning_rate_for_fine_tuning_takes_the_place_of_a_schedule(dataset, tmp_path, model, more):
+def test_a_learning_rate_for_fine_tuning_replaces_a_schedule(dataset, tmp_path, model, more):
     changes = {"unfreeze_at_epoch": 2, "fine_tuning_learning_rate": 0.001, "callbacks": ("rates",), **more}
     run(dataset, tmp_path, model=model, per_replica_batch_size=8, **changes)
 
@@ -347,7 +347,7 @@ def test_a_metric_that_is_not_finite_is_null(dataset, tmp_path, capsys):
     assert "warning: undefined, val_undefined of the model is not finite" in capsys.readouterr().out
 
 
-def test_an_early_stopped_run_goes_on_with_more_patience(dataset, tmp_path):
+def test_an_early_stopped_run_resumes_with_more_patience(dataset, tmp_path):
     changes = {"early_stopping": "val_loss", "callbacks": ("spoiler",), "epochs": 6, "model": "steady"}
     run(dataset, tmp_path, early_stopping_patience=1, **changes)
     assert len(read_history(tmp_path)) == 3

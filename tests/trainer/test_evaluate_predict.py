@@ -95,7 +95,7 @@ def test_an_evaluation_is_that_of_keras(make, data, options):
 
 
 def test_losses_of_several_outputs_are_means_over_the_examples():
-    """Keras means them over batches, whatever the size of the last."""
+    """Keras averages them over batches, of any size of the last."""
     x, _ = numbers()
     y = {"a": np.ones((COUNT, 2), "float32"), "b": np.zeros((COUNT, 2), "float32")}
     found = shardline.evaluate(outputs_by_name, (x, y), batch_size=16, verbose=0)

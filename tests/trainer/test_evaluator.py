@@ -135,7 +135,7 @@ def test_each_checkpoint_is_evaluated_exactly_and_the_best_is_kept(world):
     assert tags["evaluation_loss_vs_iterations"] == pytest.approx(dict(zip((3, 6, 9), losses, strict=True)))
 
 
-def test_an_evaluator_that_is_started_again_goes_on(world):
+def test_a_restarted_evaluator_continues(world):
     with world.evaluations.chief_alive(0):
         world.chief.train(3, 0.1)
         best = world.chief.model.get_weights()

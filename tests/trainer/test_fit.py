@@ -318,7 +318,7 @@ def test_an_epoch_of_some_steps_continues_in_the_next():
 
 
 def test_losses_of_several_outputs_are_means_over_the_examples():
-    """Keras means them over batches, whatever the size of the last (keras-team/keras#19363)."""
+    """Keras averages them over batches, of any size of the last (keras-team/keras#19363)."""
     history = fitted(two_outputs, targets(), batch_size=BATCH, epochs=1).history
     theirs = fitted_by_keras(two_outputs, targets(), batch_size=BATCH, epochs=1).history
     total = history["a_loss"][0] + 0.5 * history["b_loss"][0]

@@ -40,9 +40,9 @@ class Recorder(keras.callbacks.Callback):
             setattr(self, f"on_{hook}", self._note(hook, stop))
 
     def _note(self, hook: str, stop: tuple[Any, ...]) -> Callable[..., None]:
-        def note(*given: Any, logs: Any = None) -> None:
-            number = [one for one in given if isinstance(one, int)]
-            logs = next((one for one in given if isinstance(one, dict)), logs)
+        def note(*args: Any, logs: Any = None) -> None:
+            number = [one for one in args if isinstance(one, int)]
+            logs = next((one for one in args if isinstance(one, dict)), logs)
             optimizer = self.model.optimizer
             read = (dict(self.params), int(optimizer.iterations), float(optimizer.learning_rate))
             self.seen.append((hook, *number, logs, read))
@@ -61,8 +61,8 @@ def both(
     for name, train in (("ours", fitted), ("theirs", fitted_by_keras)):
         (path / name).mkdir()
         made.append(make(path / name))
-        given = {"batch_size": 16, "epochs": 4, "validation_data": VALIDATION, **options}
-        histories.append(train(model, given.pop("data", numbers()), callbacks=[made[-1]], **given))
+        arguments = {"batch_size": 16, "epochs": 4, "validation_data": VALIDATION, **options}
+        histories.append(train(model, arguments.pop("data", numbers()), callbacks=[made[-1]], **arguments))
     check_alike(*histories)
     return made[0], made[1]
 
@@ -280,7 +280,7 @@ def test_what_is_shown_is_what_keras_shows(verbose, capsys):
         assert [words(one) for one in ours.out.splitlines()] == [
             words(one) for one in theirs.out.splitlines()
         ]
-    else:  # where nobody looks: lines, and Keras' is a bar
+    else:  # without a terminal: lines, and Keras' is a bar
         assert ours.out.splitlines()[0] == "Epoch 1/2"
 
 

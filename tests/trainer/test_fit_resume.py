@@ -85,8 +85,8 @@ def train(run: str, directory: Path | None, cut: Any = (), **options: Any) -> ke
     model, callbacks, data = RUNS[run]
     if isinstance(data(), tuple):
         options["batch_size"] = 16
-    given = {"epochs": EPOCHS, "validation_data": VALIDATION, "verbose": 0, **options}
-    return shardline.fit(model, data(), callbacks=[*callbacks(), *cut], checkpoint_dir=directory, **given)
+    arguments = {"epochs": EPOCHS, "validation_data": VALIDATION, "verbose": 0, **options}
+    return shardline.fit(model, data(), callbacks=[*callbacks(), *cut], checkpoint_dir=directory, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_a_run_that_is_done_is_not_trained_on(whole, tmp_path):
     check(train("plateau", tmp_path), whole("plateau"))
 
 
-def test_more_epochs_go_on(tmp_path):
+def test_a_run_continues_with_more_epochs(tmp_path):
     train("none", tmp_path, epochs=2)
     ours = train("none", tmp_path, epochs=3)
     check(ours, train("none", None, epochs=3))
@@ -219,8 +219,8 @@ def test_a_model_built_by_its_own_step_resumes(name, tmp_path):
     program = custom_train_steps.PROGRAMS[name]
 
     def fit(directory: Path | None, **options: Any) -> keras.callbacks.History:
-        given = {"epochs": 2, "verbose": 0, "checkpoint_dir": directory, **options}
-        return shardline.fit(program.make, program.data(), **given)
+        arguments = {"epochs": 2, "verbose": 0, "checkpoint_dir": directory, **options}
+        return shardline.fit(program.make, program.data(), **arguments)
 
     cut = fit(tmp_path, max_steps=2)
     assert any(one.built and int(one.iterations) for one in optimizers(cut.model))

@@ -168,7 +168,7 @@ def test_a_transform_whose_examples_vary_in_size_is_refused(dataset, name):
 
 
 @pytest.mark.parametrize(("replicas", "workers", "done"), [(3, 3, 1), (4, 2, 2), (2, 2, 0)])
-def test_a_run_goes_on_in_the_middle_of_an_epoch(dataset, replicas, workers, done):
+def test_a_run_resumes_in_the_middle_of_an_epoch(dataset, replicas, workers, done):
     plan = EpochPlan(97, replicas, 4)
     start = sum(plan.step_sizes[:done])
     whole = steps(dataset, replicas, 4, range(1, 3), workers=workers)
@@ -177,7 +177,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(dataset, replicas, workers, don
 
 
 @pytest.mark.parametrize(("replicas", "workers", "batch"), [(3, 3, 5), (1, 1, 7), (4, 2, 3)])
-def test_an_epoch_goes_on_with_other_replicas_and_batches(dataset, replicas, workers, batch):
+def test_an_epoch_resumes_with_other_replicas_and_batches(dataset, replicas, workers, batch):
     """32 examples were trained by 2 x 8: 32 is no multiple of 3 replicas or of a batch of 7."""
     before = steps(dataset, 2, 8, range(1))[:2]
     after = steps(dataset, replicas, batch, range(1), workers=workers, start=32)

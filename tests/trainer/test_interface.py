@@ -45,7 +45,7 @@ class OwnSubclass(keras.losses.CategoricalCrossentropy):
 
 
 @pytest.mark.parametrize(
-    ("loss", "given", "form"),
+    ("loss", "metrics", "form"),
     [
         ("sparse_categorical_crossentropy", ["accuracy"], "sparse"),
         (losses.SparseCategoricalCrossentropy(from_logits=True), [], "sparse"),
@@ -70,8 +70,8 @@ class OwnSubclass(keras.losses.CategoricalCrossentropy):
         (lambda y_true, y_pred: "nothing that can be computed", [], "sparse"),
     ],
 )
-def test_labels_take_the_form_that_loss_and_metrics_need(loss, given, form):
-    assert choose_form([loss] if loss else [], given, 3, 3)[0] == form
+def test_labels_take_the_form_that_loss_and_metrics_need(loss, metrics, form):
+    assert choose_form([loss] if loss else [], metrics, 3, 3)[0] == form
 
 
 def test_a_single_output_takes_0_or_1():

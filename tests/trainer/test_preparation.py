@@ -64,7 +64,7 @@ def test_inputs_that_stay_as_they_are_need_no_preparation(name, info, tmp_path):
         ("doubled", "of 3 examples: their number changes"),
     ],
 )
-def test_what_cannot_be_served_is_said_before_training(name, why, info):
+def test_a_transform_that_cannot_be_served_is_refused_before_training(name, why, info):
     with pytest.raises(ModelError, match=f"transform cannot be exported: .*{why}.*allow_unexportable"):
         transforms.trace_for_training(f"{HERE}:{name}", info, exported=True)
     assert transforms.trace_for_training(f"{HERE}:{name}", info, exported=False) is None

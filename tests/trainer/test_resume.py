@@ -63,7 +63,7 @@ def test_a_learning_rate_that_a_callback_has_lowered_stays(dataset, tmp_path):
     assert rates(tmp_path) == [0.005]  # saved before the end of the second epoch
 
 
-def test_a_run_that_diverged_goes_on_with_a_lower_learning_rate(dataset, tmp_path):
+def test_a_diverged_run_resumes_with_a_lower_learning_rate(dataset, tmp_path):
     model = {"model": "tests.helpers.models:plain_with_rate"}
     run(dataset, tmp_path, learning_rate=0.1, **model)
     with pytest.raises(DivergedError, match="lower the learning rate"):
@@ -75,7 +75,7 @@ def test_a_run_that_diverged_goes_on_with_a_lower_learning_rate(dataset, tmp_pat
     assert [(one["was"], one["is"]) for one in changes] == [(0.1, 0.05)]
 
 
-def test_a_change_that_comes_too_late_to_be_trained_is_said(dataset, tmp_path, capsys):
+def test_a_change_that_comes_too_late_to_be_trained_is_reported(dataset, tmp_path, capsys):
     run(dataset, tmp_path, max_steps=4, learning_rate=0.01)
     run(dataset, tmp_path, max_steps=4, learning_rate=0.5)
     assert "warning: learning_rate was 0.01, is 0.5 from step 5 on: that trains nothing, as max_steps 4" in (
@@ -98,7 +98,7 @@ def test_what_cannot_change_is_refused(dataset, tmp_path, changes, message):
     assert message in str(caught.value)
 
 
-def test_another_number_of_replicas_goes_on_in_the_middle_of_an_accumulation(dataset, tmp_path):
+def test_another_number_of_replicas_resumes_in_the_middle_of_an_accumulation(dataset, tmp_path):
     """Two replicas have summed two of three steps of 16 examples."""
     arguments = ["-m", "shardline.trainer.task", "--dataset", dataset, "--model-dir", tmp_path / "parts"]
     arguments += ["--model", "tests.helpers.models:plain", "--epochs", 1, "--gradient-accumulation-steps", 3]

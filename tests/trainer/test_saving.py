@@ -13,7 +13,7 @@ from shardline.trainer.models.saving import load_model
 
 @pytest.fixture
 def downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model file with a settings.json beside it that names a module which can be imported."""
+    """A model file with a settings.json next to it that names a module which can be imported."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.save(tmp_path / "model.keras")
     (tmp_path / "settings.json").write_text(json.dumps({"model": "downloaded_code:build"}))
@@ -28,12 +28,12 @@ def test_a_module_that_a_file_names_is_not_imported(downloaded: Path) -> None:
     assert "downloaded_code" not in sys.modules
 
 
-def test_the_model_function_that_somebody_names_is(downloaded: Path) -> None:
+def test_a_named_model_function_is_imported(downloaded: Path) -> None:
     load_model(downloaded, function="downloaded_code:build")
     assert "downloaded_code" in sys.modules
 
 
-def test_a_file_that_may_need_code_says_how_it_is_given(downloaded: Path) -> None:
+def test_the_error_for_a_file_that_may_need_code_names_the_option(downloaded: Path) -> None:
     downloaded.write_bytes(b"nothing")
     with pytest.raises(ModelError, match=r"cannot load .*--model-function downloaded_code:build"):
         load_model(downloaded)

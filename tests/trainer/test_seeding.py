@@ -95,7 +95,7 @@ DATASETS = {
 
 
 @pytest.mark.parametrize("case", DATASETS)
-def test_what_resumes_goes_on_as_if_nothing_had_happened(case):
+def test_a_resumed_sequence_is_the_same(case):
     steps = 4 if case == "endless" else None
     whole = numbers(stream(DATASETS[case](), steps=steps))
     assert len(whole) == 3 * STEPS

@@ -46,7 +46,7 @@ def test_a_batch_is_a_dict_of_columns(table):
     assert set(x["city"].numpy()[y.numpy() == 1]) == {b"Ulm"}
 
 
-def test_a_model_is_told_the_columns(table):
+def test_a_model_function_gets_the_columns(table):
     info = table[1].info()
 
     assert info.is_table
@@ -117,7 +117,7 @@ def test_mlp_takes_any_kind_of_columns_alone(table, kept):
 
 
 def described(**columns):
-    """Returns the description of a table of given training examples, with a number as its label."""
+    """Returns the description of a table of some training examples, with a number as its label."""
     features = {
         name: Feature(
             name,
@@ -137,7 +137,7 @@ def described(**columns):
     )
 
 
-def test_mlp_normalizes_vectors_by_place_and_embeds_each_text():
+def test_mlp_normalizes_vectors_by_position_and_embeds_each_text():
     vectors = np.array([[1.0, 10.0], [3.0, 30.0], [np.nan, 20.0], [2.0, 20.0]])
     texts = np.array([[b"a", b"x"], [b"b", b"x"], [b"a", b"y"], [b"a", b"x"]])
     columns = {"v": vectors, "od/x": vectors[:, 1], "t": texts}
@@ -186,17 +186,17 @@ def test_a_missing_number_counts_as_the_mean_and_is_marked():
 
 
 @pytest.mark.parametrize("missing", ["", "never seen"])
-def test_texts_are_told_apart_by_value_while_they_are_few(missing):
+def test_few_texts_are_looked_up_and_many_are_hashed(missing):
     columns = {"city": np.array([b"Ulm", b"Rom", b"", b"Rom"], object)}
     few = features_of(build("mlp", described(**columns), {"buckets": 8}))
     many = features_of(build("mlp", described(**columns), {"buckets": 3}))
 
-    given = {"city": np.array(["Ulm", "Rom", missing, "Rom"], object)}
+    rows = {"city": np.array(["Ulm", "Rom", missing, "Rom"], object)}
     for features, kind in ((few, keras.layers.StringLookup), (many, keras.layers.Hashing)):
         assert any(isinstance(layer, kind) for layer in features.layers)
-        found = np.asarray(features(given))
+        found = np.asarray(features(rows))
         np.testing.assert_array_equal(found[1], found[3])
-    assert len({tuple(row) for row in np.asarray(few(given)).tolist()}) == 3
+    assert len({tuple(row) for row in np.asarray(few(rows)).tolist()}) == 3
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_checkpoints_by_time(dataset, tmp_path):
     assert len(list(tmp_path.glob("checkpoints/*.index"))) == 6
 
 
-def test_max_time_ends_a_run_which_can_go_on(dataset, tmp_path, capsys):
+def test_max_time_ends_a_run_which_can_be_resumed(dataset, tmp_path, capsys):
     run(dataset, tmp_path, epochs=2, max_time=1e-9)
     assert "training ends after 1 steps: max_time" in capsys.readouterr().out
     assert (tmp_path / "model.keras").exists()

@@ -141,7 +141,7 @@ def test_a_run_started_by_hand_is_not_stopped(settings, environ):
 
 
 def test_the_marker_is_in_the_runs_own_directory_and_can_be_removed(settings, environ, tmp_path):
-    """Not beside the checkpoints that were taken over from another run, which is none of this one's."""
+    """Not next to checkpoints of another run, which this one has taken over."""
     other = replace(settings, checkpoint_dir=str(tmp_path / "other/checkpoints"))
     run_job(other, environ, ModelError(WORDS))
     (marker,) = tmp_path.rglob("mistake-*.json")

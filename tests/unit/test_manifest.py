@@ -1,4 +1,4 @@
-"""Manifest, plan and marks of a dataset: whatever is in their files is read as they are, or is one line."""
+"""Manifest, plan and completion markers: any content of their files is read, or is an error of one line."""
 
 from __future__ import annotations
 
