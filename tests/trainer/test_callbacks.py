@@ -159,7 +159,8 @@ def test_a_state_that_cannot_be_kept_is_refused():
     _, states = begin(tiny_model(), [])
     assert states.capture() == ({}, {})
     with pytest.raises(
-        SettingsError, match=r"get_state\(\) of Wrong: 'model' holds a value of type object; what is kept"
+        SettingsError,
+        match=r"get_state\(\) of Wrong: 'model' holds a value of type object; only numbers, text",
     ):
         begin(tiny_model(), [Wrong()])[1].capture()
 

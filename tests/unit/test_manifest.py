@@ -58,7 +58,7 @@ PLAN = Plan(
     rejected={"empty file": 1},
     shards=(PlannedShard(SHARD.file, "train", 10, "hash"),),
 )
-MARK = Marker("identity", 1, SHARD, counted((4, 6)), Images(8, 8, 3, ("png",), {"alpha": 2}))
+MARKER = Marker("identity", 1, SHARD, counted((4, 6)), Images(8, 8, 3, ("png",), {"alpha": 2}))
 HASHES = bytes(range(HASH_BYTES)) * SHARD.records
 
 tries = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -135,23 +135,23 @@ def test_any_plan_is_read_or_is_one_line(tmp_path: Path, content: Any) -> None:
 
 
 @tries
-@given(content=damaged(as_json(MARK)))
-def test_any_mark_is_read_or_is_none(tmp_path: Path, content: Any) -> None:
+@given(content=damaged(as_json(MARKER)))
+def test_any_marker_is_read_or_is_none(tmp_path: Path, content: Any) -> None:
     work = WorkDirectory(tmp_path)
     work.done.mkdir(parents=True, exist_ok=True)
     (work.done / "a.mark").write_bytes(json.dumps([content]).encode() + b"\n" + HASHES)
     for found in markers.load(work).values():
-        assert Images.merge([found[0].mark.images, MARK.images])
+        assert Images.merge([found[0].marker.images, MARKER.images])
 
 
-def test_plan_and_mark_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_plan_and_marker_are_read_as_they_were_written(tmp_path: Path) -> None:
     PLAN.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == PLAN
     work = WorkDirectory(tmp_path)
     work.done.mkdir(parents=True)
-    markers.write(work, [(MARK, HASHES)])
+    markers.write(work, [(MARKER, HASHES)])
     ((found,),) = markers.load(work).values()
-    assert (found.mark, b"".join(found.hashes())) == (MARK, HASHES)
+    assert (found.marker, b"".join(found.hashes())) == (MARKER, HASHES)
     found.path.write_bytes(found.path.read_bytes()[:-1])
     assert not markers.load(work)
 
