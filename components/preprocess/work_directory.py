@@ -137,8 +137,8 @@ class WorkDirectory:
     def marker_files(self) -> list[Path]:
         """Returns the files of the markers; for a bucket, local copies of those that can be read."""
         if self.is_remote:
-            there = {path.name for path in self.path.glob(_MARKERS)}
-            self.fetch(sorted(there - {path.name for path in self.done.glob(_MARKERS)}), self.done)
+            present = {path.name for path in self.path.glob(_MARKERS)}
+            self.fetch(sorted(present - {path.name for path in self.done.glob(_MARKERS)}), self.done)
         return sorted(self.done.glob(_MARKERS))
 
     def fetch(self, names: Iterable[str], directory: Path) -> list[Exception]:

@@ -1,4 +1,4 @@
-"""A dataset that is far is looked at in few requests, and what is found is what is found on a disk."""
+"""A dataset that is remote is looked at in few requests, and what is found is what is found on a disk."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SHARDS = 40
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("far")
+    root = tmp_path_factory.mktemp("remote")
     run(f"images:{write_images(root / 'photos', each=60)}", root / "dataset", shards=_SHARDS)
     return root / "dataset"
 
 
 @pytest.fixture
-def far(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The dataset is far; returns how often each of its files was opened, by name."""
+def remote(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The dataset is remote; returns how often each of its files was opened, by name."""
     opened = Counter[str]()
     monkeypatch.setattr(files, "is_mounted", lambda path: str(path).startswith(str(dataset)))
     made = remote_files.RangeReader.__init__
@@ -40,11 +40,11 @@ def far(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return opened
 
 
-def test_each_shard_is_brought_once_to_be_verified(dataset: Path, far: Counter[str]) -> None:
+def test_each_shard_is_brought_once_to_be_verified(dataset: Path, remote: Counter[str]) -> None:
     manifest = manifests.load(dataset)
     shard = manifest.shards[0]
     assert verify.verify(dataset, processes=1).damages == ()
-    assert far == {shard.file: 1 for shard in manifest.shards}
+    assert remote == {shard.file: 1 for shard in manifest.shards}
     content = (dataset / shard.file).read_bytes()
     (dataset / shard.file).write_bytes(content[:-1] + b"x")
     wrong = verify.verify(dataset, processes=1).damages
@@ -53,22 +53,22 @@ def test_each_shard_is_brought_once_to_be_verified(dataset: Path, far: Counter[s
 
 
 def test_statistics_read_each_shard_once(
-    dataset: Path, far: Counter[str], monkeypatch: pytest.MonkeyPatch
+    dataset: Path, remote: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = stats.stats(dataset, processes=1)
-    assert set(far.values()) == {1}
+    assert set(remote.values()) == {1}
     monkeypatch.setattr(files, "is_mounted", lambda _: False)
     assert found == stats.stats(dataset, processes=1)
 
 
-def test_the_card_and_the_profile_are_of_a_few_shards(dataset: Path, far: Counter[str]) -> None:
+def test_the_card_and_the_profile_are_of_a_few_shards(dataset: Path, remote: Counter[str]) -> None:
     manifest = manifests.load(dataset)
     assert len(manifest.shards) > _SHARDS
     page = render_card(dataset, manifest)
-    assert 8 <= far.total() <= 16
-    far.clear()
+    assert 8 <= remote.total() <= 16
+    remote.clear()
     profile = make_profile(dataset, manifest)
-    assert 8 <= far.total() <= 16
+    assert 8 <= remote.total() <= 16
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "is_mounted", lambda _: False)
         assert render_card(dataset, manifest) == page

@@ -210,9 +210,9 @@ def test_images_of_a_mounted_bucket_are_listed_by_its_api(
 ) -> None:
     bucket.write(*NAMES, *HIDDEN)
     for name in NAMES:
-        (bucket.root / name).unlink()  # nobody looks
-    told = list[str]()
-    monkeypatch.setattr(listing, "warm_mount", told.extend)
+        (bucket.root / name).unlink()  # no one notices
+    listed = list[str]()
+    monkeypatch.setattr(listing, "warm_mount", listed.extend)
 
     source = open_source(PreprocessSettings(source=f"images:{bucket.root}"))
     examples = [example for example in source if isinstance(example, Example)]
@@ -226,7 +226,7 @@ def test_images_of_a_mounted_bucket_are_listed_by_its_api(
     assert {example.image for example in examples} == {
         (f"{bucket.root}/{name}", 1, ~len(name.encode())) for name in NAMES
     }
-    assert sorted(told) == [f"{bucket.root}/{name}" for name in source.class_names]
+    assert sorted(listed) == [f"{bucket.root}/{name}" for name in source.class_names]
     assert len(bucket.requests) == 1 + 5  # the top, and once for each folder
 
 

@@ -13,9 +13,9 @@ from shardline.trainer.base.errors import SourceError
 def test_a_column_that_is_nearly_all_numbers_is_found() -> None:
     malformed = MalformedValues(["dist", "name", "code"])
     for number in range(1, 2001):
-        dist = {3: "", 4: "NA", 1500: "far"}.get(number, "1.5")
+        dist = {3: "", 4: "NA", 1500: "long"}.get(number, "1.5")
         malformed.inspect(number, {"dist": dist, "name": "ann", "code": "7" if number % 2 else "x"})
-    assert [*malformed.columns()] == [MalformedValue("dist", 1500, "far", 1998, 1997)]
+    assert [*malformed.columns()] == [MalformedValue("dist", 1500, "long", 1998, 1997)]
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def made(tmp_path):
 
 
 def test_few_values_that_are_no_numbers_are_refused(made):
-    told = (
+    message = (
         "column 'number' has '12a' in row 8, and numbers in 198 of 200 rows; correct it, or leave it empty, "
         "or if the column is text, say so: --column number=text (columns in a pipeline)"
     )
     with pytest.raises(SourceError) as raised:
         made({7, 70})
-    assert str(raised.value) == told
+    assert str(raised.value) == message
 
 
 def test_more_of_them_are_what_the_column_is(made, capsys):

@@ -39,7 +39,7 @@ EACH = 100
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_images(tmp_path_factory.mktemp("far") / "photos", each=EACH)
+    return write_images(tmp_path_factory.mktemp("remote") / "photos", each=EACH)
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def test_a_worker_that_ends_without_an_answer_is_one_line(how: str, message: str
 
 
 def test_an_unforeseen_error_of_a_worker_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(CrashError, match=r"ValueError: of a kind that nobody foresaw .*the traceback is in"):
+    with pytest.raises(CrashError, match=r"ValueError: of an unforeseen kind .*the traceback is in"):
         do("unforeseen")
     assert "Traceback" not in "".join(capfd.readouterr())
 

@@ -13,7 +13,7 @@ from shardline.components.preprocess.process_pool import Report
 
 
 def grieve(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -> dict[str, Any]:
-    """Takes two items in the parent, and does in a worker what `arguments` says."""
+    """Takes two items in the parent, and fails in a worker as `arguments` says."""
     if os.getpid() == arguments["parent"]:
         return dict.fromkeys(islice(items, 2), os.getpid())
     how = arguments["how"]
@@ -25,5 +25,5 @@ def grieve(arguments: Mapping[str, Any], items: Iterable[str], report: Report) -
         subprocess.Popen(["sleep", "60"])
         os._exit(0)
     if how == "unforeseen":
-        raise ValueError("of a kind that nobody foresaw")
+        raise ValueError("of an unforeseen kind")
     return dict.fromkeys(items, os.getpid())

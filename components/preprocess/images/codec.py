@@ -88,7 +88,7 @@ class Codec:
         self._converter: Converter | None = None
 
     def store(self, encoded: bytes, name: str) -> StoredImage:
-        """Returns an image file as it is stored; BadRecordError with `name` if it cannot be used."""
+        """Returns an image file as stored; BadRecordError with `name` if it cannot be used."""
         try:
             if not encoded:
                 raise UnreadableError("empty file")

@@ -168,7 +168,7 @@ class SourceImage:
         elif image.format == "GIF":  # TensorFlow makes transparent pixels black
             colours = image.convert("RGBA")
             image = Image.composite(colours, Image.new("RGBA", image.size), colours.getchannel("A"))
-        elif mode in ("P", "PA"):  # by way of RGBA, as the transparent colours of a palette are still colours
+        elif mode in ("P", "PA"):  # through RGBA, as transparent colours of a palette are still colours
             image = image.convert("RGBA")
         elif mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
             image = ImageChops.invert(image)  # Adobe's are inverted, and Pillow takes all for Adobe's

@@ -42,7 +42,7 @@ class NumberColumn:
         missing: Of these, those without a finite number.
         zeros: Of these, those with 0.
         spread: Smallest, largest and mean number, and standard deviation; None where all are missing.
-        quantiles: Numbers below which the `SHARES` lie; of many examples those of a random sample.
+        quantiles: Quantiles at `SHARES`; of many examples those of a random sample.
     """
 
     name: str

@@ -59,7 +59,7 @@ def _contradiction(what: str) -> Damage:
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of checking a dataset: its shards, the records that are sound, the bytes there, all damage."""
+    """Result of checking a dataset: its shards, the records that are sound, their bytes, all damage."""
 
     shards: int
     records: int

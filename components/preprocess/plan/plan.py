@@ -291,8 +291,8 @@ def load_part(work: WorkDirectory, part: int = 0, parts: int = 1) -> tuple[Plan,
     planned = read_small(work.path / _PLANNED) if work.is_remote else ""
     if planned:
         work.guard = work.guard or (_PLANNED, planned)
-        there = [path.name for path in (work.plan, work.rejected) if (work.path / path.name).exists()]
-        fetch(there, work.scratch)
+        available = [path.name for path in (work.plan, work.rejected) if (work.path / path.name).exists()]
+        fetch(available, work.scratch)
     plan = Plan.load(work.plan)
     shards = plan.shards[part::parts]
     if work.is_remote:

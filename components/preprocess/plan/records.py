@@ -263,7 +263,7 @@ def _sorted_records(paths: Sequence[Path], parts: int, together: int) -> Iterato
 
 
 def _sorted_partitions(path: Path, parts: int, together: int) -> Iterator[Records]:
-    """Yields the records of a bucket that is too large, sorted, by way of smaller bucket files."""
+    """Yields the records of a bucket that is too large, sorted, through smaller bucket files."""
     times = 1 << (2 * _count(path) // together).bit_length()
     paths = [path.with_name(f"{path.stem}-{number}.rows") for number in range(times)]
     try:

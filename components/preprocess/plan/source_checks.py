@@ -79,8 +79,8 @@ def check_labels(source: Any) -> tuple[Label, ...]:
         if len(set(class_names)) != len(class_names):
             raise SourceError(f"class names are not unique: {', '.join(class_names)}")
         if label.kind == CLASS and len(class_names) < 2:
-            there = f"only {class_names[0]!r}" if class_names else "none"
-            raise SourceError(f"at least 2 classes are needed, the source has {there}")
+            found = f"only {class_names[0]!r}" if class_names else "none"
+            raise SourceError(f"at least 2 classes are needed, the source has {found}")
         if label.fault:
             raise SourceError(f"the source's {label.fault}")
     if len(labels) == 1:
@@ -133,7 +133,7 @@ def check_anomalies(found: Sequence[Anomaly], settings: PreprocessSettings) -> N
         report("preprocess", f"anomaly: {anomaly}")
     blocking = [anomaly for anomaly in found if anomaly.blocks]
     if blocking and settings.on_anomaly == "fail":
-        named = ", ".join(f"{one.column} ({one.problem})" for one in blocking[:_NAMED])
+        named = ", ".join(f"{anomaly.column} ({anomaly.problem})" for anomaly in blocking[:_NAMED])
         more = f" and {len(blocking) - _NAMED} more" if len(blocking) > _NAMED else ""
         raise SourceError(
             f"the source does not fit the schema {settings.schema}: {named}{more} (see the log); correct "
@@ -166,10 +166,10 @@ class Targets:
 
     def __init__(self, labels: Sequence[Label]) -> None:
         self._labels = labels
-        self._class_label = next((one.name for one in labels if one.kind == CLASS), "")
+        self._class_label = next((label.name for label in labels if label.kind == CLASS), "")
         # The smallest and the largest value so far of each number, and of each class's indicator.
-        self._least = {one.name: np.full(len(one.outputs), math.inf) for one in labels}
-        self._largest = {one.name: np.full(len(one.outputs), -math.inf) for one in labels}
+        self._least = {label.name: np.full(len(label.outputs), math.inf) for label in labels}
+        self._largest = {label.name: np.full(len(label.outputs), -math.inf) for label in labels}
 
     def serialize(self, values: Any, name: str) -> tuple[int, bytes]:
         """Returns the index of the first label that is a class, else 0, and the entries of one example."""
@@ -226,15 +226,15 @@ def _store(label: Label, value: Any, name: str) -> list[int] | list[float]:
         values = value if is_list else [value]
         if len(values) != len(outputs):
             raise BadRecordError(name, f"has {len(values)} numbers for {len(outputs)}")
-        return [_number(one, output, name) for one, output in zip(values, outputs, strict=True)]
+        return [_number(number, output, name) for number, output in zip(values, outputs, strict=True)]
     if not is_list and not isinstance(value, set | frozenset):
         raise BadRecordError(name, f"label {label.name!r} is {_short(value)}, not a list of names")
-    if all(isinstance(one, str) for one in value):
-        if unknown := [one for one in value if one not in outputs]:
+    if all(isinstance(item, str) for item in value):
+        if unknown := [item for item in value if item not in outputs]:
             raise BadRecordError(name, f"label {label.name!r} has {unknown[0]!r}, which is none of its names")
         chosen = set(value)
         return [int(output in chosen) for output in outputs]
-    if len(value) != len(outputs) or any(one not in (0, 1) for one in value):
+    if len(value) != len(outputs) or any(item not in (0, 1) for item in value):
         raise BadRecordError(
             name, f"label {label.name!r} is {_short(value)}, not a 0 or 1 for each of its names"
         )

@@ -116,14 +116,14 @@ def _find_label(
     for column in wanted.columns:
         if wanted.kind == REGRESSION and types[column] == "string":
             _refuse_text(column, values(column))
-        kind, there = wanted.kind, types[column]
-        if there not in _FITTING[kind] or (there == "strings" and len(wanted.columns) > 1):
+        kind, found = wanted.kind, types[column]
+        if found not in _FITTING[kind] or (found == "strings" and len(wanted.columns) > 1):
             of_kind, fitting = (
                 f" of kind {kind}" if kind else "",
                 ", ".join(map(_TYPE_NAMES.__getitem__, _FITTING[kind])),
             )
             raise SourceError(
-                f"column {column!r} is {_TYPE_NAMES.get(there, there)}; as a label{of_kind}, {fitting} "
+                f"column {column!r} is {_TYPE_NAMES.get(found, found)}; as a label{of_kind}, {fitting} "
                 "can be used"
             )
     first = wanted.columns[0]
@@ -232,13 +232,13 @@ def split_names(value: Any) -> Sequence[str] | None:
 
 def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool) -> SourceError:
     """Returns the error of a label in a column that a table does not have."""
-    there = printable(", ".join(types))[:300]
+    named = printable(", ".join(types))[:300]
     if labelled:
         hint = did_you_mean(column, types) or "name one of these"
-        return SourceError(f"{table!r} has no column {column!r} for the label, it has {there}; {hint}")
+        return SourceError(f"{table!r} has no column {column!r} for the label, it has {named}; {hint}")
     last = [*types][-1] if [*types] else "fare"
     return SourceError(
-        f"{table!r} has no column 'label', it has {there}; say which one is to be predicted with label, "
+        f"{table!r} has no column 'label', it has {named}; say which one is to be predicted with label, "
         f"such as label={last}, or with its kind, label=regression:{last}"
     )
 

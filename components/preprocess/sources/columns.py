@@ -187,7 +187,7 @@ def _parquet_types(path: str, overrides: Types) -> CsvScan:
     import pyarrow.parquet as pq
     import pyarrow.types as kinds
 
-    def word(kind: Any) -> str:
+    def type_name(kind: Any) -> str:
         if kinds.is_dictionary(kind):
             kind = kind.value_type
         if kinds.is_integer(kind) or kinds.is_boolean(kind):
@@ -197,14 +197,14 @@ def _parquet_types(path: str, overrides: Types) -> CsvScan:
         if kinds.is_timestamp(kind) or kinds.is_date(kind):
             return "timestamp"
         if kinds.is_list(kind) or kinds.is_large_list(kind):
-            return "strings" if word(kind.value_type) == "string" else str(kind)
+            return "strings" if type_name(kind.value_type) == "string" else str(kind)
         return "string" if kinds.is_string(kind) or kinds.is_large_string(kind) else str(kind)
 
     with remote_files.open_read(path) as file:
         opened = pq.ParquetFile(file)
-        types = {field.name: word(field.type) for field in opened.schema_arrow}
+        types = {field.name: type_name(field.type) for field in opened.schema_arrow}
         # Not by statistics, which a writer may leave out, and which crash the process where they are damaged.
-        whole = [one.name for one in opened.schema_arrow if types[one.name] == "int64" and one.nullable]
+        whole = [f.name for f in opened.schema_arrow if types[f.name] == "int64" and f.nullable]
         gaps, wide = set[str](), set[str]()
         for batch in opened.iter_batches(_PARQUET_ROWS, columns=whole) if whole else ():
             gaps |= {name for name in whole if batch[name].null_count}

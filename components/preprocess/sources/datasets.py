@@ -139,9 +139,9 @@ def _image_and_label(tfds: Any, name: str, info: Any) -> tuple[str, str]:
         images, labels = ([key] for key in info.supervised_keys)
     if len(images) == len(labels) == 1:
         return images[0], labels[0]
-    there = [f"{key} ({type(value).__name__})" for key, value in features.items()]
+    found = [f"{key} ({type(value).__name__})" for key, value in features.items()]
     raise SourceError(
-        f"'tfds:{name}' is not an image classification dataset: it has {', '.join(there) or info.features}; "
+        f"'tfds:{name}' is not an image classification dataset: it has {', '.join(found) or info.features}; "
         "one Image and one ClassLabel are needed"
     )
 

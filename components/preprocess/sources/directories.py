@@ -93,8 +93,8 @@ class ListedFiles(TableRows):
         )
         columns = Columns(table, overrides={_PATH: "text?", **settings.columns})
         if _PATH not in columns.types:
-            there = printable(", ".join(columns.types))[:300]
-            raise SourceError(f"{table!r} has the columns {there}; one called path is needed")
+            names = printable(", ".join(columns.types))[:300]
+            raise SourceError(f"{table!r} has the columns {names}; one called path is needed")
         wanted = {column for label in labels.parse(settings.label) for column in label.columns}
         wanted |= {settings.group} if settings.group else set()
         for column in wanted - columns.types.keys():

@@ -157,7 +157,7 @@ class TfRecords:
             self._class_names = _numbers(highest)
 
     def _reader(self) -> Callable[[bytes], tuple[int, int, Mapping[str, Value]]]:
-        """Returns a function that returns start and length of a record's image, and other values by our name.
+        """Returns a function that returns start and length of a record's image, and other values by name.
 
         It raises a ValueError for data that is not a tf.train.Example with the required features.
         """
@@ -187,9 +187,9 @@ class TfRecords:
             try:
                 return {ours: type(value) for ours, value in self._reader()(record.data)[2].items()}
             except ValueError as fault:
-                there = printable(", ".join(name.decode(*_TEXT) for name in locate(record.data)))
+                names = printable(", ".join(name.decode(*_TEXT) for name in locate(record.data)))
                 raise SourceError(
-                    f"{path!r}: the first record: {fault}; it has {there[:300]}; say which is which with "
+                    f"{path!r}: the first record: {fault}; it has {names[:300]}; say which is which with "
                     "features, such as image=image/encoded,label=image/class/label"
                 ) from None
         raise SourceError(f"there is no record in {self._files[0].path!r} (of {len(self._files)} files)")

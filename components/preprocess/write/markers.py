@@ -262,7 +262,7 @@ def describe(label: Label, tallies: Sequence[Tally]) -> str:
     if label.kind != REGRESSION:
         named = printable(", ".join(label.outputs[:5])) + (", ..." if len(label.outputs) > 5 else "")
         return f"{name}{label.kind} of {len(label.outputs):,}: {named}"
-    units, spreads = label.units or ("",) * len(label.outputs), [one.spreads for one in tallies]
+    units, spreads = label.units or ("",) * len(label.outputs), [each.spreads for each in tallies]
     ranges = [
         f"{min(each.least for each in found):g} to {max(each.largest for each in found):g} {unit}".rstrip()
         for unit, *found in zip(units, *spreads, strict=True)
