@@ -23,7 +23,7 @@ from tests.helpers.preprocessing import SOURCE, run
         ("yield example(60, label='yes')", "label 'yes' of '60' is not an integer"),
         ("yield example(60, split='dev')", "split 'dev' of '60'"),
         ("yield example(60, image='a.png')", "image '60' is a str"),
-        (r"yield example(60, key='\ud800')", r"key '\\ud800' of an example is no text"),
+        (r"yield example(60, key='\ud800')", r"key '\\ud800' of an example cannot be encoded"),
         ("yield BadExample('60', 'is torn')", "'60': is torn"),
         ("yield example(60, image=IMAGE * 1.0)", "'60': not a uint8 array"),
         ("yield example(60, image=Span('gone', 0, 9))", "cannot read 'gone'"),
