@@ -1,4 +1,4 @@
-"""The pipelines ring: the two pipelines, their settings, their compiled YAML, and where it runs.
+"""The two pipelines, their settings and compiled YAML, and runs on this machine and on the platform.
 
-It may import both other rings, click and the KFP compiler; it knows no tensors and no TFRecord bytes.
+It may import both other rings, click and the KFP compiler; it handles no tensors and no TFRecord files.
 """

@@ -27,9 +27,9 @@ _STUDY = frozenset({"metric", "parameter"})
 
 
 def check_file(
-    path: Path, given: Mapping[str, Any] | None = None, schedule: Schedule | None = None
+    path: Path, parameters: Mapping[str, Any] | None = None, schedule: Schedule | None = None
 ) -> list[Finding]:
-    """Returns what is wrong with a file: a pipeline or settings, as `read` reads them, schedules or a study.
+    """Returns the findings in a file: a pipeline or settings, as `read` reads them, schedules or a study.
 
     A schedule is checked with its pipeline and parameters; if its pipeline is in the registry, only the
     schedule is checked. Raises as `read` does, and SettingsError for an invalid study.
@@ -39,28 +39,28 @@ def check_file(
         load_study(path)
         return []
     if SCHEDULES not in keys:
-        return check(read(path, given), schedule)
-    found = []
+        return check(read(path, parameters), schedule)
+    findings = []
     for name, declared in load_schedules(path).items():
         if declared.pipeline.startswith("https://"):
-            findings = list(apply({Schedule: [declared]}))
+            own = list(apply({Schedule: [declared]}))
         else:
-            findings = check(read(Path(declared.pipeline), declared.parameters), declared)
-        found += [replace(finding, where=f"schedules.{name}: {finding.where}") for finding in findings]
-    return found
+            own = check(read(Path(declared.pipeline), declared.parameters), declared)
+        findings += [replace(finding, where=f"schedules.{name}: {finding.where}") for finding in own]
+    return findings
 
 
-def read(path: Path, given: Mapping[str, Any] | None = None) -> Pipeline:
-    """Reads a file for a check; `given` are the parameters of the run, None if they are not known.
+def read(path: Path, parameters: Mapping[str, Any] | None = None) -> Pipeline:
+    """Reads a file for a check; `parameters` are those of the run, None if they are not known.
 
     The file is a pipeline (YAML or JSON), alone or in a PipelineJob, or settings (TOML), which are compiled.
     Raises PipelineError when it is not a pipeline, and SettingsError when settings cannot be read.
     """
     if path.suffix not in _TOML:
-        return parse(read_pipeline(path), path, given)
+        return parse(read_pipeline(path), path, parameters)
     from shardline.pipelines.compile import compile_pipeline  # with KFP's compiler
 
-    pipeline = parse(compile_pipeline(load(path)), path, given)
+    pipeline = parse(compile_pipeline(load(path)), path, parameters)
     return replace(pipeline, environment=read_environment(path), image=load_image(path))
 
 

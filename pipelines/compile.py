@@ -1,4 +1,4 @@
-"""The compiled pipeline: one YAML, the same bytes whenever and wherever it is compiled."""
+"""Compilation of a pipeline into one YAML file, reproducible to the byte."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardline.trainer.base.errors import PipelineError
 def compile_pipeline(settings: Settings, study: str | None = None) -> str:
     """Returns the YAML of a pipeline for one environment.
 
-    `study` is what the tuning pipeline searches, as JSON; None for the retraining pipeline.
+    `study` is the study of the tuning pipeline as JSON; None for the retraining pipeline.
     """
     pipeline = retrain_pipeline(settings) if study is None else tune_pipeline(settings, study)
     with tempfile.TemporaryDirectory() as directory:
@@ -55,6 +55,6 @@ def check(settings: Settings, output: Path, study: str | None = None) -> None:
 
 
 def _has_content(path: Path, text: str) -> bool:
-    """Whether a file, of whatever size, has this content."""
+    """Whether a file has this content."""
     content = text.encode()
     return path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content

@@ -1,4 +1,4 @@
-"""Parameters of a pipeline, checked against what it declares, and what else is known before a run of ours."""
+"""Parameters of a pipeline: checks against its declarations, and of values before a run of our pipelines."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _LARGEST_INTEGER = 2**53
 def read_parameters(path: Path) -> dict[str, Any]:
     """Returns the parameters in a TOML file: names and values, tables and arrays for objects and lists.
 
-    Raises SettingsError when there is no such file or it is no TOML, or a value is none that JSON has.
+    Raises SettingsError when there is no such file, it is not TOML, or a value cannot be JSON.
     """
-    found = read_toml(path, f"no parameter file {path}; it has lines NAME = VALUE (TOML)")
-    for name, value in found.items():
+    parameters = read_toml(path, f"no parameter file {path}; it has lines NAME = VALUE (TOML)")
+    for name, value in parameters.items():
         if wrong := next(_not_json(name, value), None):
             raise SettingsError(f"{path}: {wrong}")
-    return found
+    return parameters
 
 
 def _not_json(name: str, value: Any) -> Iterator[str]:
-    """Yields what in a TOML value is none that JSON has, with its key."""
+    """Yields an error for each value of a TOML file that JSON cannot represent."""
     if isinstance(value, (dict, list)):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _not_json(f"{name}.{key}", item)
@@ -58,18 +58,18 @@ def _not_json(name: str, value: Any) -> Iterator[str]:
         yield f"{name} must be finite, got {value}"
 
 
-def check_parameters(spec: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the given parameters with their declared types: str, int, float, bool, dict or list.
+def check_parameters(spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters converted to their declared types: str, int, float, bool, dict or list.
 
-    They are given as text, as on a command line, or of the declared type already. Raises PipelineError when
-    one is unknown, mistyped, not one of its literals, or missing, or holds a secret.
+    Values are texts, as on a command line, or of the declared type. Raises PipelineError when one is unknown,
+    mistyped, not one of its literals, or missing, or holds a secret.
     """
     known = declared_parameters(spec)
-    checked = {name: _check(name, value, known) for name, value in given.items()}
+    checked = {name: _check(name, value, known) for name, value in parameters.items()}
     for name, declaration in known.items():
-        if name not in given and "defaultValue" not in declaration and not declaration.get("isOptional"):
+        if name not in parameters and "defaultValue" not in declaration and not declaration.get("isOptional"):
             raise PipelineError(
-                f"the parameter {name} ({_type_of(declaration)}) has no default and must be given"
+                f"the parameter {name} ({_type_of(declaration)}) has no default and must be set"
             )
     return checked
 
@@ -82,8 +82,8 @@ def _check(name: str, value: Any, known: Mapping[str, Mapping[str, Any]]) -> Any
     converted = convert(name, value, known[name])
     if kind := secret_kind(name, converted):
         raise PipelineError(
-            f"the parameter {name} holds {kind}, which everybody who sees the run would see; put it into "
-            "Secret Manager, give its name there, projects/PROJECT/secrets/NAME/versions/latest, and "
+            f"the parameter {name} holds {kind}, which everyone with access to the run could read; put it "
+            "into Secret Manager, pass its name, projects/PROJECT/secrets/NAME/versions/latest, and "
             "revoke this one"
         )
     return converted
@@ -93,14 +93,14 @@ def convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
     """Returns the value of a parameter with its declared type; PipelineError when it is of another."""
     kind = declaration["parameterType"]
     if kind not in _TYPES:
-        raise PipelineError(f"the parameter {name} is of type {kind}, which cannot be given")
+        raise PipelineError(f"the parameter {name} is of type {kind}, which cannot be passed")
     shown = truncate(repr(value), 80)
     try:
         converted = _TYPES[kind][0](value)
     except (ValueError, TypeError) as error:
-        because = f" ({error})" if isinstance(error, _ReasonError) else ""
+        reason = f" ({error})" if isinstance(error, _ReasonError) else ""
         raise PipelineError(
-            f"the parameter {name} is declared as {_type_of(declaration)}, got {shown}{because}"
+            f"the parameter {name} is declared as {_type_of(declaration)}, got {shown}{reason}"
         ) from None
     literals = declaration.get("literals")
     if literals and converted not in literals:
@@ -109,7 +109,7 @@ def convert(name: str, value: Any, declaration: Mapping[str, Any]) -> Any:
 
 
 class _ReasonError(ValueError):
-    """A value is refused for a reason that the type does not say."""
+    """A value is refused for another reason than its type."""
 
 
 def _string(value: Any) -> str:
@@ -166,7 +166,7 @@ def _json(kind: type, value: Any) -> Any:
     return value
 
 
-#: How a value of each type is read, and what the type is called in a message.
+#: Converter of each type, and its name in messages.
 _TYPES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "STRING": (_string, "str"),
     "NUMBER_INTEGER": (_integer, "int"),
@@ -182,9 +182,9 @@ def _type_of(declaration: Mapping[str, Any]) -> str:
     return _TYPES[kind][1] if kind in _TYPES else kind
 
 
-#: Names of the pipelines whose parameters are known here.
+#: Names of our own pipelines.
 OWN_PIPELINES = (RETRAIN, TUNE)
-#: Parameters that pipelines of our names have to have.
+#: Parameters that pipelines of these names must have.
 _RETRAINED = ("source", "model", "preprocess_processes")
 REQUIRED_PARAMETERS = {
     RETRAIN: _RETRAINED,
@@ -195,13 +195,11 @@ REQUIRED_PARAMETERS = {
 def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> None:
     """Checks the values of all parameters of one of `OWN_PIPELINES`.
 
-    With `here`, data and model must be on this machine.
-
-    The steps check them again where they use them; here they are checked before anything has been spent.
-    Loads neither TensorFlow nor the user's own code.
+    With `here`, data and model must be on this machine. The steps check the values again; this check comes
+    before any cost. Loads neither TensorFlow nor the user's own code.
 
     Raises:
-        SettingsError: When a value is out of range, or the study is wrong, or tunes what cannot be tuned.
+        SettingsError: When a value is out of range, or the study is wrong.
         SourceError, ModelError: When there is no such source or model.
     """
     values = {**parameters, "processes": parameters["preprocess_processes"]}
@@ -215,16 +213,16 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
         plugins.check_reference(function, "model")
         if (run := parameters.get("continue_run", "")) and "/" not in run:
             raise SettingsError(
-                f"continue_run is {run!r}, of the platform; here 'shardline run --resume RUN' continues "
-                "one, or continue_run names a directory with its checkpoints"
+                f"continue_run is {run!r}, a run on the platform; here use 'shardline run --resume RUN', "
+                "or a directory with checkpoints as continue_run"
             )
     source = parameters["source"]
     check_form(source)
-    # What {date} is, the run will know; what lies in a bucket need not be within reach of this machine.
-    elsewhere = any(word in source for word in ("{date", "{last ", "://")) or source.startswith(
+    # {date} is known at run time only, and a bucket may not be accessible from this machine.
+    is_remote = any(part in source for part in ("{date", "{last ", "://")) or source.startswith(
         ("images:/gcs/", "text:/gcs/")
     )
-    if here and not elsewhere and (source.startswith(("images:", "text:")) or ":" not in source):
+    if here and not is_remote and (source.startswith(("images:", "text:")) or ":" not in source):
         open_source(data)
     elif here and is_plugin(source):
         plugins.check_reference(source, "source", SourceError)
@@ -237,9 +235,9 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
 
 
 def rehearsal_arguments(
-    spec: Mapping[str, Any], given: Mapping[str, Any]
+    spec: Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> tuple[TrainingSettings, GateSettings, int, int]:
-    """Returns what a run of one of our pipelines would rehearse, and its readers and parameter_servers.
+    """Returns the inputs of a rehearsal of one of our pipelines: settings, readers and parameter_servers.
 
     Raises PipelineError when the pipeline has no rehearsal, or a parameter is unknown or mistyped, and
     SettingsError when a value is out of range.
@@ -252,7 +250,7 @@ def rehearsal_arguments(
     ]
     if not inputs:
         raise PipelineError("the pipeline has no task 'rehearse'; compile it with this release")
-    values = defaults(spec) | check_parameters(spec, given)
+    values = defaults(spec) | check_parameters(spec, parameters)
     training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
     gate = read(GateSettings, own_fields(GateSettings, values), "gate")
     names = ("readers", "parameter_servers")
@@ -263,7 +261,7 @@ def rehearsal_arguments(
 def load_study(path: Path) -> str:
     """Returns a study file as JSON, for the parameter "study"; settings/tune.toml shows all of its keys.
 
-    Raises SettingsError when the file is missing or no TOML, or says something that makes no study.
+    Raises SettingsError when the file is missing, is not TOML, or is not a valid study.
     """
     content = read_toml(path, f"no study file {path}; settings/tune.toml is one to start from")
     try:
@@ -275,20 +273,20 @@ def load_study(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Proofs:
-    """Where runs on this machine are, and whether a pipeline has to have succeeded in one of them."""
+    """Runs on this machine that prove a pipeline, and whether one must have succeeded (--proven)."""
 
     runs_dir: Path
     required: bool = False
 
-    def of(self, content: bytes) -> str:
-        """Returns in one line whether a file of this content has run here, and how that came out.
+    def describe(self, content: bytes) -> str:
+        """Returns in one line whether a file of this content has run here, and the outcome.
 
-        The run that is named is the newest that succeeded, and where there is none the newest. Raises
-        PipelineError where a success is required and there is none.
+        It names the newest run that succeeded, or else the newest. Raises PipelineError where a success is
+        required and there is none.
         """
         digest = hashlib.sha256(content).hexdigest()
         same = [record for record in local_runs(self.runs_dir, 1000) if record.sha256 == digest]
-        # One that found nothing changed has proved least.
+        # Runs that ended as unchanged come last: they prove least.
         succeeded = sorted(
             (record for record in same if record.state == SUCCEEDED),
             key=lambda record: record.verdict == "unchanged",
@@ -297,9 +295,11 @@ class Proofs:
             line = f"this file (sha256 {digest[:12]}) has not run here, in {self.runs_dir}"
         else:
             times = "once" if len(same) == 1 else f"{len(same)} times"
-            found = [*succeeded, *same][0]
-            outcome = ", ".join(filter(None, (found.verdict, quality(found.metrics))))
-            line = f"this file has run here {times}: {found.name} {found.state} ({outcome or 'no verdict'})"
+            run = [*succeeded, *same][0]
+            outcome = ", ".join(filter(None, (run.verdict, quality(run.metrics))))
+            line = f"this file has run here {times}: {run.name} {run.state} ({outcome or 'no verdict'})"
         if self.required and not succeeded:
-            raise PipelineError(f"{line}; --proven wants a run that succeeded: 'shardline run' makes one")
+            raise PipelineError(
+                f"{line}; --proven requires a run that succeeded: start one with 'shardline run'"
+            )
         return line

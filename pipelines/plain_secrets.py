@@ -38,15 +38,15 @@ _PATTERNS = {
     ),
 }
 
-#: Names whose plain-text value is always a secret; and names that other things have, too (a tokenizer's
-#: marks, a way to sign in), whose value is a secret only if it looks like one.
+#: Names whose plain-text value is always a secret; and ambiguous names (a tokenizer's token, a kind of
+#: authorization), whose value is a secret only if it looks like one.
 _NAME = re.compile(
     r"(?i)(^|[_.-])(password|passwd|pwd|passphrase|secret|(secret|api|access|account|private)[_-]?key"
     r"|client[_-]?secret|(?-i:(?<=_)PASS|PGPASSWORD))$"
 )
 _WEAK_NAME = re.compile(r"(?i)(^|[_.-])(token|auth|authorization|bearer|credentials?|webhook([_-]?url)?)$")
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])\S{8,}")
-#: Values that are no secret: a resource's name, a path, a placeholder, a tokenizer's mark.
+#: Values that are not secrets: a resource's name, a path, a placeholder, a tokenizer's token.
 _REFERENCE = re.compile(r"(projects|secrets)/\S+|(gs:/)?/\S+|.*\{\{.*|\$\{?\w+\}?|\[\w+\]|<[\w/|]+>")
 
 #: Assignments: of code or JSON, of a command line, of an environment, of a line in a settings file. A name is
@@ -109,9 +109,9 @@ def _decoded(text: str) -> str:
     """Returns the text that base64 of either alphabet encodes; "" if it is not text."""
     plain = text.translate(str.maketrans("-_", "+/"))
     try:
-        found = base64.b64decode(plain[: len(plain) // 4 * 4]).replace(b"\0", b"")  # UTF-16, too
+        content = base64.b64decode(plain[: len(plain) // 4 * 4]).replace(b"\0", b"")  # UTF-16, too
     except binascii.Error:
         return ""
-    sample = found[:256]
-    is_text = sum(byte < 0x80 for byte in sample) > 0.8 * len(sample)  # of random bytes, about half are
-    return found.decode("utf-8", "ignore") if is_text else ""
+    sample = content[:256]
+    is_text = sum(byte < 0x80 for byte in sample) > 0.8 * len(sample)  # about half of random bytes are
+    return content.decode("utf-8", "ignore") if is_text else ""

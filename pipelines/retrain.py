@@ -20,7 +20,7 @@ from shardline.pipelines.steps import (
 
 
 def retrain_pipeline(settings: Settings) -> Any:
-    """Returns the pipeline for one environment, as `dsl.pipeline` gives it."""
+    """Returns the pipeline for one environment, as `dsl.pipeline` returns it."""
     description = "From raw data to a registered model, if it is good enough."
     return make_pipeline(RETRAIN, description, retrain, settings)
 
@@ -41,25 +41,25 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
     """Retrains a model.
 
     1. Configure: the parameters become three objects, data, training and gate. Without any change since the
-       last run that is remembered, the run ends here.
+       last run in the history, the run ends here.
     2. Preprocess: the source becomes TFRecord shards with a manifest, in one task or in many.
-    3. Rehearse: what comes next is tried on a few examples, before its machines are paid for.
+    3. Rehearse: all later steps run on a few examples, before their machines cost money.
     4. Train: a CustomJob of one chief and its workers.
-    5. Export and validate: the exported model is judged on the test split.
-    6. Register, if blessed: the model is uploaded and deployed if the settings say so, and then the champion.
-    7. Record: the run is remembered.
-    8. Conclude, whatever has happened: the run is explained, and whoever wants to know is told.
+    5. Export and validate: the exported model is evaluated on the test split, and the gate decides.
+    6. Register, if blessed: the model is uploaded and deployed if the settings say so, then the champion.
+    7. Record: the run is written into the history.
+    8. Conclude, always: the outcome is recorded, a failure explained, and a notification sent.
 
     Args:
-        preprocess_processes: How many processes write the shards on one machine; 0 for one per core.
-        preprocess_tasks: Over how many tasks, each with a machine of its own, the shards are spread.
-        history_uri: Where runs are remembered; empty remembers none, and every run trains.
-        continue_run: Run whose checkpoints the training goes on from, or their directory; empty begins anew.
+        preprocess_processes: Number of processes that write the shards on one machine; 0 for one per core.
+        preprocess_tasks: Number of tasks, each with its own machine, that write the shards.
+        history_uri: Directory or gs:// with the history of runs; empty for none, and every run trains.
+        continue_run: Run whose checkpoints training continues from, or their directory; empty for none.
         force: Whether to train although nothing has changed.
     """
     component = on_machine(settings, settings.register.uncached())
     with dsl.ExitHandler(exit_task(settings, history_uri), name="run"):
-        found = configure_task(
+        configured = configure_task(
             settings,
             source=source,
             model=model,
@@ -69,39 +69,39 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
         ).outputs
 
         def train_on(dataset: Any) -> None:
-            objects = {"training": found["training"], "gate": found["gate"]}
+            objects = {"training": configured["training"], "gate": configured["gate"]}
             rehearsed = rehearse_task(
                 settings,
                 dataset=dataset,
                 **objects,
                 continue_run=continue_run,
-                fingerprint=found["fingerprint"],
+                fingerprint=configured["fingerprint"],
                 **run_arguments(history_uri),
             )
-            judged = train_and_register(
+            validated = train_and_register(
                 dataset=dataset, base_output_directory=rehearsed.outputs["Output"], **objects
             )
             component(record_run)(
-                exported=judged.output,
-                state=found["state"],
-                reason=found["reason"],
+                exported=validated.output,
+                state=configured["state"],
+                reason=configured["reason"],
                 champion_uri=flat["champion_uri"],
                 **run_arguments(history_uri),
             )
 
-        with dsl.If(found["changed"] == True, name="changed"):  # noqa: E712  # a KFP condition
-            data = {"data": found["data"], "processes": preprocess_processes}
+        with dsl.If(configured["changed"] == True, name="changed"):  # noqa: E712  # a KFP condition
+            data = {"data": configured["data"], "processes": preprocess_processes}
             with dsl.If(preprocess_tasks <= 1, name="one-task"):
-                made = on_machine(settings, settings.preprocess)(preprocess)
-                train_on(made(fingerprint=found["fingerprint"], **data).outputs["dataset"])
+                component_op = on_machine(settings, settings.preprocess)(preprocess)
+                train_on(component_op(fingerprint=configured["fingerprint"], **data).outputs["dataset"])
             with dsl.Else(name="many-tasks"):
                 train_on(_preprocess_in_tasks(settings, preprocess_tasks, data))
 
 
 def _preprocess_in_tasks(settings: Settings, tasks: Any, data: dict[str, Any]) -> Any:
-    """Adds the tasks that write a dataset together, and returns the dataset.
+    """Adds parallel tasks that write a dataset, and returns the dataset.
 
-    They share a directory, which another run may be filling: none of them is cached.
+    They share a directory that another run may be writing to: none of them is cached.
     """
     component = on_machine(settings, settings.preprocess.uncached())
     planned = component(plan_shards)(tasks=tasks, **data)

@@ -1,4 +1,4 @@
-"""Settings, one TOML file per environment: image, machines and job, and where on the platform they run."""
+"""Settings, one TOML file per environment: image, machines, training job, and project on the platform."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from shardline.pipelines.tables import (
 from shardline.trainer.base.deserialize import field_types, read_fields
 from shardline.trainer.base.errors import SettingsError
 
-#: The tables below [train], beside its own keys: the pools that differ from these, and the job.
+#: The tables of pools below [train], which override its keys.
 _POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluator")
 _OTHER_MACHINE = ("parameter_servers", "reduction_server")
 
-#: What parameter servers do not take over from [train]: they need no accelerators.
+#: Keys of [train] that parameter servers do not inherit: they need no accelerators.
 _MACHINE_KEYS = {
     name
     for name in field_types(WorkerPool)
     if name.startswith(("machine", "accelerator", "tpu", "reservation"))
 }
 
-#: Machines of the tasks beside training, where their table leaves them open.
+#: Default machines of the tasks other than training.
 _MACHINES = {
     "preprocess": TaskMachine(cpu=8, memory="32G"),
     "validate": TaskMachine(cpu=8, memory="32G"),
@@ -50,14 +50,14 @@ class Settings:
 
     Attributes:
         image: Container image of all components and of the trainer.
-        build: How the image is built, and with what in it; None where the settings name it alone.
-        train: The custom job of the training step: its machines, and how the platform runs it.
+        build: How the image is built; None where the settings have only its name.
+        train: The custom job of the training step: its machines and scheduling.
         preprocess: Machine of each task that makes the dataset.
-        validate: Machine of the tasks that rehearse the training, and export and judge the model.
+        validate: Machine of the tasks that rehearse the training, and export and validate the model.
         register: Machine of all other tasks, which compare, upload, deploy and publish.
         model_upload: How a blessed model is uploaded to the Model Registry; None uploads nothing.
         deploy: How an uploaded model is deployed; None deploys nothing.
-        notify: Who is told how a run came out.
+        notify: Notification at the end of a run.
     """
 
     image: str
@@ -72,29 +72,29 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.image:
-            raise SettingsError("image is empty; give the container image that all components run in")
+            raise SettingsError("image is empty; set the container image of all components")
         if self.deploy and self.model_upload is None:
             raise SettingsError("deploy needs a model in the Model Registry; add a table [model_upload]")
         if self.register.machine_type:
-            raise SettingsError("register.machine_type: these tasks are small; give cpu and memory instead")
+            raise SettingsError("register.machine_type: these tasks are small; set cpu and memory instead")
         if self.build is not None:
             self.build.with_variant_for(self.accelerators)
 
     @property
     def accelerators(self) -> dict[str, str]:
-        """What the machines have that run the image, "1 NVIDIA_TESLA_T4" or "", by their table."""
-        # A pool with an image of its own, as the platform's Reduction Server, does not run this one.
-        found = {
+        """Accelerators of the machines that run the image, "1 NVIDIA_TESLA_T4" or "", by their table."""
+        # A pool with its own image, such as the platform's Reduction Server, does not run this one.
+        accelerators = {
             f"train.{key}": pool.accelerators
             for key, pool in vars(self.train.cluster).items()
             if pool and not pool.image_uri and key != "reduction_server"
         }
         for name in _MACHINES:
             machine = getattr(self, name)
-            found[name] = (
+            accelerators[name] = (
                 f"{machine.accelerator_count} {machine.accelerator_type}" if machine.accelerator_type else ""
             )
-        return found
+        return accelerators
 
 
 #: The tables that are one dataclass each.
@@ -104,14 +104,14 @@ _KINDS: dict[str, type[Any]] = {
     "notify": NotifySettings,
 }
 _TABLES = ("train", *_MACHINES, *_KINDS)
-#: The table that is of no concern to the compiler.
+#: The table that the compiler ignores.
 TABLE = "vertex"
 
 
 def load(path: Path) -> Settings:
     """Returns the settings of a file; settings/vertex.toml.example shows all of its keys.
 
-    Raises SettingsError when it is missing or no TOML, or a key is unknown, missing or wrong.
+    Raises SettingsError when it is missing or not TOML, or a key is unknown, missing or wrong.
     """
     content = read_settings_file(path)
     content.pop(TABLE, None)
@@ -131,7 +131,7 @@ def load(path: Path) -> Settings:
 
 
 def _without_tag(image: str) -> str:
-    """Returns an image's name without the tag of NAME:TAG@DIGEST, which is for the next build alone."""
+    """Returns an image's name without the tag of NAME:TAG@DIGEST, which is for the next build."""
     name, at, digest = image.partition("@")
     path, slash, last = name.rpartition("/")
     return f"{path}{slash}{last.partition(':')[0]}{at}{digest}" if at else image
@@ -140,8 +140,8 @@ def _without_tag(image: str) -> str:
 def load_image(path: Path) -> ImageSettings | None:
     """Returns the image of a settings file, None where there is none; raises as `load`.
 
-    One that is only named holds nothing beside Shardline, as far as is known. The variant of a table is the
-    one that is built, "" where there are no machines.
+    An image with only a name is taken to contain just Shardline. The variant of a table is the one that is
+    built, "" where there are no machines.
     """
     with error_prefix(f"{path}: "):
         content = read_settings_file(path)
@@ -159,9 +159,9 @@ def _read_image(path: Path, image: Any) -> ImageSettings | None:
 
 
 def _read_machine(name: str, table: dict[str, Any]) -> TaskMachine:
-    given = read_fields(TaskMachine, table, f"{name}.", whole=False)
+    values = read_fields(TaskMachine, table, f"{name}.", whole=False)
     with error_prefix(f"{name}."):
-        return replace(TaskMachine() if "machine_type" in given else _MACHINES[name], **given)
+        return replace(TaskMachine() if "machine_type" in values else _MACHINES[name], **values)
 
 
 def _read_job(train: dict[str, Any]) -> CustomJobSettings:
@@ -206,17 +206,17 @@ def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: 
         return WorkerPool(**merged)
 
 
-#: Words of settings/vertex.toml.example that stand for a user's own.
+#: Placeholders in settings/vertex.toml.example for a user's own names.
 _PLACEHOLDERS = ("my-project", "my-bucket")
-#: Where they stand for it: as a bucket, or as the project of a resource, an image, a registry or an account.
+#: Their occurrences: as a bucket, or as the project of a resource, an image, a registry or an account.
 _PLACEHOLDER = re.compile(
     r"(?:\bgc?s://|(?<![\w-])/gcs/)(?P<bucket>my-bucket)(?![\w.-])"
     r"|(?:(?:^|googleapis\.com/(?:v\w+/)?)projects/|\bpkg\.dev/)(?P<project>my-project)(?![\w-])"
     r"|@(?P<account>my-project)\.iam\b"
 )
-#: Fields of an environment that are no values of the table.
+#: Fields of an environment that are not keys of the table.
 _NOT_KEYS = ("origins", "file")
-#: The form of each value.
+#: The format of each value.
 _FORMS = {
     "project": forms.PROJECT,
     "location": forms.LOCATION,
@@ -234,10 +234,10 @@ _FORMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """One place on the platform: the table [vertex], which settings/vertex.toml.example explains.
+    """Project, region and accounts: the table [vertex], which settings/vertex.toml.example explains.
 
     Attributes:
-        origins: Where each value came from.
+        origins: Origin of each value: file, variable or option.
         file: The settings file, if there is one.
     """
 
@@ -267,20 +267,20 @@ class Environment:
 
     @property
     def platform(self) -> Platform:
-        """The platform's services there; nothing is loaded or reached before one is used."""
+        """The platform's services there; clients are created when used."""
         return Platform(self.project, self.location, self.api_endpoint)
 
     def _origin(self, name: str) -> str:
         return f" (from {self.origins[name]})" if name in self.origins else ""
 
 
-#: The values of an environment, and those that can be given as an option as well.
+#: The values of an environment, and those that are options of commands too.
 NAMES = tuple(item.name for item in fields(Environment) if item.compare)
 FLAGS = ("project", "location", "pipeline_root", "service_account", "registry")
 
 
 def read_environment(path: Path) -> dict[str, Any]:
-    """Returns the table of a settings file, whose values may still be wrong; raises as `load_environment`."""
+    """Returns the table of a settings file, values unchecked; raises as `load_environment`."""
     return read_table(path, TABLE, Environment, leave_out=_NOT_KEYS)
 
 
@@ -293,8 +293,8 @@ def load_environment(
 ) -> Environment:
     """Reads an environment: the table [vertex] of a settings file, overridden by VERTEX_*, then by flags.
 
-    A flag that is not given is "". Raises SettingsError when a value in `needed` is missing, one has the
-    wrong form, or where some are needed one is still a placeholder of the example.
+    A flag that is not set is "". Raises SettingsError when a value in `needed` is missing, one is malformed,
+    or, unless `needed` is empty, one is still a placeholder of the example.
     """
     values, origins = read_values(settings, flags, environ)
     for name in needed:
@@ -304,47 +304,47 @@ def load_environment(
     for name, value in values.items() if needed else ():
         if found := placeholder_value(value):
             raise SettingsError(
-                f"{name} is {value!r} (from {origins[name]}), where {found} stands for your own; write yours"
+                f"{name} is {value!r} (from {origins[name]}), where {found} is a placeholder; write your own"
             )
     return environment
 
 
 def placeholder(text: str) -> str:
-    """Returns the word of the example settings that a text still has in the place of a user's own, or "".
+    """Returns the placeholder of the example settings in a text, or "".
 
-    A directory may be called so, and a text that is no place.
+    Only at the position of a bucket or a project: a directory may have that name.
     """
     found = _PLACEHOLDER.search(text)
     return str(found[found.lastgroup or 0]) if found else ""
 
 
 def placeholder_value(value: Any) -> str:
-    """Returns the word that a value of the table [vertex] still has, or is, as `placeholder` does."""
+    """Returns the placeholder that a value of the table [vertex] is or contains, or ""."""
     return str(value) if value in _PLACEHOLDERS else placeholder(str(value))
 
 
 def read_values(
     settings: Path | None, flags: Mapping[str, str], environ: Mapping[str, str]
 ) -> tuple[dict[str, str | Mapping[str, str]], dict[str, str]]:
-    """Returns what has been given, as `load_environment` reads it, and where each value came from."""
+    """Returns the values of `load_environment`, and the origin of each."""
     values = read_environment(settings) if settings else {}
     origins = dict.fromkeys(values, str(settings))
     for name in NAMES:
         variable = variable_of(name)
-        for given, origin in ((environ.get(variable), variable), (flags.get(name), flag_of(name))):
-            if given:
-                values[name] = _labels(given, origin) if name == "labels" else given
+        for value, origin in ((environ.get(variable), variable), (flags.get(name), flag_of(name))):
+            if value:
+                values[name] = _labels(value, origin) if name == "labels" else value
                 origins[name] = origin
     return values, origins
 
 
 def variable_of(name: str) -> str:
-    """Returns the environment variable that gives a value."""
+    """Returns the environment variable of a value."""
     return f"VERTEX_{name.upper()}"
 
 
 def flag_of(name: str) -> str:
-    """Returns the option that gives a value."""
+    """Returns the option of a value."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -357,9 +357,9 @@ def _labels(text: str, origin: str) -> dict[str, str]:
 
 
 def missing_error(name: str) -> SettingsError:
-    """Returns the error that says how to give a value that is missing."""
+    """Returns the error for a missing value, with the ways to set it."""
     flag = f", or {flag_of(name)}" if name in FLAGS else ""
     return SettingsError(
-        f"{name} is missing: give it as {name} in the table [{TABLE}] of a settings file (--settings), "
+        f"{name} is missing: set it as {name} in the table [{TABLE}] of a settings file (--settings), "
         f"in the variable {variable_of(name)}{flag}"
     )

@@ -1,4 +1,4 @@
-"""A compiled pipeline: its file, read and refused in one place, and what its spec (IR) declares."""
+"""Compiled pipeline: its file, read and validated, and the declarations of its spec (IR)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shardline.trainer.base.errors import PipelineError
 #: Names of our own pipelines.
 RETRAIN, TUNE = "retrain", "tune"
 
-#: Names as the compiler makes them; runs, their directories and ids are called after them.
+#: Names as the compiler makes them; runs, their directories and ids begin with them.
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")
 
-#: Larger than any pipeline that was seen (0.6 MB), and read in two seconds.
+#: Largest file in bytes: larger than any known pipeline (0.6 MB), and read in two seconds.
 _MAX_BYTES = 4 * 2**20
 #: The parser's C code ends the process where a file is nested some 10,000 times; pipelines are 10 deep.
 _MAX_DEPTH = 200
-#: Values of a file, aliases followed: some lines of YAML can stand for billions. Ours have 5,000.
+#: Values of a file, with aliases expanded: a few lines of YAML can expand to billions. Ours have 5,000.
 _MAX_VALUES = 200_000
 
 
@@ -44,13 +44,13 @@ class PipelineFile:
 
     @property
     def other_platform_features(self) -> list[str]:
-        """What tasks have on another platform alone, as in secretAsEnv; a workspace is the pipeline's."""
-        tasks = [mapping_at(found, "deploymentSpec", "executors") for found in self.platforms.values()]
-        return sorted({kind for found in tasks for label in found for kind in mapping_at(found, label)})
+        """Features of tasks on other platforms, such as secretAsEnv; a workspace belongs to the pipeline."""
+        tasks = [mapping_at(spec, "deploymentSpec", "executors") for spec in self.platforms.values()]
+        return sorted({kind for task in tasks for label in task for kind in mapping_at(task, label)})
 
 
 def load_pipeline(path: Path) -> dict[str, Any]:
-    """Returns the pipeline spec (IR) of a file that is to run here; raises as `parse_runnable` does."""
+    """Returns the pipeline spec (IR) of a file to run here; raises as `parse_runnable` does."""
     return parse_runnable(read_pipeline(path), path).spec
 
 
@@ -62,9 +62,9 @@ def read_pipeline(path: Path) -> bytes:
 
 
 def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
-    """Returns the pipeline spec in the content of the file `path`, which is for the platform.
+    """Returns the pipeline spec in the content of the file `path`, for the platform.
 
-    Raises PipelineError as `parse_runnable` does, and where there is more in it.
+    Raises PipelineError as `parse_runnable` does, and where the file has a second document.
     """
     file = parse_runnable(content, path)
     if file.platforms:
@@ -76,9 +76,9 @@ def parse_pipeline(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def parse_runnable(content: bytes, path: Path) -> PipelineFile:
-    """Returns the content of the file `path`, of a pipeline that can run by itself.
+    """Parses the content of the file `path`, a pipeline that can run by itself.
 
-    Raises PipelineError when it is no compiled pipeline, or none that can run alone.
+    Raises PipelineError when it is not a compiled pipeline, or cannot run by itself.
     """
     file = parse_file(content, path)
     if file.job:
@@ -86,20 +86,20 @@ def parse_runnable(content: bytes, path: Path) -> PipelineFile:
     name = file.spec["pipelineInfo"].get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise PipelineError(
-            f"{path} has the name {name!r}; a pipeline's name has small letters, digits and hyphens, as the "
-            "compiler writes it"
+            f"{path} has the name {name!r}; a pipeline's name has lower-case letters, digits and hyphens, as "
+            "the compiler writes it"
         )
     if artifacts := mapping_at(file.spec, "root", "inputDefinitions", "artifacts"):
         raise PipelineError(
-            f"{path} takes artifacts as inputs ({', '.join(artifacts)}); only parameters can be given"
+            f"{path} takes artifacts as inputs ({', '.join(artifacts)}); only parameters can be passed"
         )
     return file
 
 
 def parse_file(content: bytes | str, path: Path) -> PipelineFile:
-    """Returns the content of the file `path`, of whatever pipeline, as its documents.
+    """Parses the content of the file `path`, any compiled pipeline.
 
-    Raises PipelineError when it is no compiled pipeline, or not built as the compiler builds it.
+    Raises PipelineError when it is not one, or its structure is not the compiler's.
     """
     documents = _documents(content, path)
     first = documents[0] if documents else None
@@ -128,7 +128,7 @@ def parse_file(content: bytes | str, path: Path) -> PipelineFile:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # a class
-    """PyYAML's loader, which refuses merge keys and keys that are there twice."""
+    """PyYAML's loader, which refuses merge keys and duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
@@ -143,11 +143,11 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def _documents(content: bytes | str, path: Path) -> list[Any]:
-    """Returns the YAML documents of a file; refuses what a compiler does not write."""
+    """Returns the YAML documents of a file; refuses YAML that no compiler writes."""
     too_large = f"{path} is no pipeline: it has more than {_MAX_VALUES:,} values, or holds itself"
     depth = values = 0
     try:
-        # Before anything is built of it.
+        # Before any object is built.
         for event in yaml.parse(content, Loader=_Loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             values += isinstance(event, yaml.NodeEvent)
@@ -167,11 +167,11 @@ def _documents(content: bytes | str, path: Path) -> list[Any]:
 
 
 def _size(node: Any, known: dict[int, int]) -> int:
-    """Returns how many values there are, those that an alias repeats each time."""
+    """Returns the number of values, with aliases expanded."""
     if not isinstance(node, dict | list):
         return 1
     if id(node) not in known:
-        known[id(node)] = _MAX_VALUES  # of one that holds itself
+        known[id(node)] = _MAX_VALUES  # if it contains itself
         inside = node.values() if isinstance(node, dict) else node
         known[id(node)] = 1 + sum(_size(item, known) for item in inside)
     return known[id(node)]
@@ -179,8 +179,8 @@ def _size(node: Any, known: dict[int, int]) -> int:
 
 def declared_parameters(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the declarations of a pipeline's parameters by name, each with a "parameterType"."""
-    found = mapping_at(spec, "root", "inputDefinitions", "parameters")
-    return {name: {"parameterType": "", **(item or {})} for name, item in found.items()}
+    declarations = mapping_at(spec, "root", "inputDefinitions", "parameters")
+    return {name: {"parameterType": "", **(item or {})} for name, item in declarations.items()}
 
 
 def defaults(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,11 +202,11 @@ def _default(name: str, value: Any, kind: str) -> Any:
         return value
     if isinstance(value, (int, float)) and float(value).is_integer():
         return int(value)
-    raise PipelineError(f"the default of the parameter {name} is {value!r}, which is no whole number")
+    raise PipelineError(f"the default of the parameter {name} is {value!r}, which is not a whole number")
 
 
 def has_exit_tasks(spec: Mapping[str, Any]) -> bool:
-    """Whether some task runs although others have failed (exit handlers, ignore_upstream_failure)."""
+    """Whether a task runs after others have failed (exit handlers, ignore_upstream_failure)."""
     return any(
         task.get("triggerPolicy", {}).get("strategy") == "ALL_UPSTREAM_TASKS_COMPLETED"
         for component in (spec["root"], *spec["components"].values())
@@ -214,7 +214,7 @@ def has_exit_tasks(spec: Mapping[str, Any]) -> bool:
     )
 
 
-#: For every key of a mapping, whatever it is called.
+#: Any key of a mapping.
 _EACH = "*"
 
 _TASK = {
@@ -259,32 +259,30 @@ _NAMES: dict[Any, str] = {dict: "a mapping", list: "a list", str: "a text", bool
 
 
 def check_shape(spec: Any) -> None:
-    """Checks that a pipeline spec is built as the compiler builds it, as far as rules rely on it.
+    """Checks the structure of a pipeline spec, as far as rules rely on it.
 
-    Raises PipelineError with the first place where it is not.
+    Raises PipelineError with the first path that has another type.
     """
-    for place, wanted, found in _shape_errors(spec, _SPEC, ""):
-        raise PipelineError(f"{place} must be {_NAMES[wanted]}, not {found}")
+    for path, expected, actual in _shape_errors(spec, _SPEC, ""):
+        raise PipelineError(f"{path} must be {_NAMES[expected]}, not {actual}")
 
 
-def _shape_errors(node: Any, shape: Any, place: str) -> Iterator[tuple[str, Any, str]]:
-    """Yields each place that has another shape: place, wanted type, what is there."""
-    wanted: Any = shape if isinstance(shape, type) else type(shape)
+def _shape_errors(node: Any, shape: Any, path: str) -> Iterator[tuple[str, Any, str]]:
+    """Yields each path with a wrong type: path, expected type, actual value."""
+    expected: Any = shape if isinstance(shape, type) else type(shape)
     # Protobuf reads null as "not set".
     if node is None:
         return
-    if not isinstance(node, wanted):
-        yield place or "the pipeline", wanted, repr(node)[:40]
+    if not isinstance(node, expected):
+        yield path or "the pipeline", expected, repr(node)[:40]
     elif isinstance(shape, dict):
         for key, below in node.items():
             if not isinstance(key, str):
-                yield f"the key {key!r} of {place or 'the pipeline'}", str, type(key).__name__
+                yield f"the key {key!r} of {path or 'the pipeline'}", str, type(key).__name__
             elif key in shape or _EACH in shape:
-                yield from _shape_errors(
-                    below, shape.get(key, shape.get(_EACH)), f"{place}.{key}".lstrip(".")
-                )
+                yield from _shape_errors(below, shape.get(key, shape.get(_EACH)), f"{path}.{key}".lstrip("."))
     elif isinstance(shape, list):
         for index, below in enumerate(node):
             if below is None:
-                yield f"{place}[{index}]", shape[0] if isinstance(shape[0], type) else dict, "null"
-            yield from _shape_errors(below, shape[0], f"{place}[{index}]")
+                yield f"{path}[{index}]", shape[0] if isinstance(shape[0], type) else dict, "null"
+            yield from _shape_errors(below, shape[0], f"{path}[{index}]")

@@ -1,4 +1,4 @@
-"""Steps that both pipelines have, and the parameters that both have because of them."""
+"""Common steps of both pipelines, and their common parameters."""
 
 import functools
 import inspect
@@ -19,7 +19,7 @@ from shardline.components.vertex.job import SERVICE_ACCOUNT, CustomJobSettings, 
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.settings import Settings
 
-#: Fields of a run's objects that a pipeline knows by itself, or by another name.
+#: Fields of a run's objects that the pipeline sets itself, or has under another name.
 _KNOWN = ("readers", "processes")
 
 
@@ -33,9 +33,9 @@ def make_pipeline(
 ) -> Any:
     """Makes a pipeline whose parameters are those of a function, and the fields of data, training and gate.
 
-    Types, defaults and explanations of the fields are those of their dataclasses, unless the function has a
+    Types, defaults and descriptions of the fields are those of their dataclasses, unless the function has a
     parameter of this name. `function` adds the tasks; it takes the settings, the pipeline that trains and
-    registers, and by name its own parameters and the fields. `defaults` are for those that it leaves open.
+    registers, and as keywords its own parameters and the fields. `defaults` are for its parameters.
     """
     own = [
         parameter.replace(
@@ -70,14 +70,14 @@ def make_pipeline(
 
 
 def component_factory(settings: Settings) -> Callable[..., Any]:
-    """Returns what makes a component of a function; the image has KFP: a task installs nothing."""
+    """Returns a function that makes a component of a function; the image has KFP: tasks install nothing."""
     return functools.partial(dsl.component, base_image=settings.image, install_kfp_package=False)
 
 
 def on_machine(settings: Settings, machine: TaskMachine) -> Callable[..., Any]:
-    """Returns what makes a component of a function, whose tasks run on a machine of a settings' table.
+    """Returns a function that makes a component of a function, whose tasks run on the machine of a table.
 
-    Of these the machine's own tasks are made for inputs by name, as those of `component_factory` are.
+    The components take their inputs as keywords, like those of `component_factory`.
     """
     component = component_factory(settings)
     if not machine.machine_type:
@@ -102,7 +102,7 @@ def _single_replica_job(job: CustomJobSettings, machine: TaskMachine) -> CustomJ
         max_wait_duration=CustomJobSettings.max_wait_duration,
         timeout=machine.timeout,
         num_retries=0,
-        # It reads and writes as the pipeline's other tasks do; training has an account of its own.
+        # The account of the pipeline's other tasks; training has its own.
         service_account=SERVICE_ACCOUNT,
         tensorboard="",
         base_output_directory="",
@@ -111,36 +111,36 @@ def _single_replica_job(job: CustomJobSettings, machine: TaskMachine) -> CustomJ
 
 
 def run_arguments(history_uri: Any) -> dict[str, Any]:
-    """Returns the arguments that name a run and the place where runs are remembered."""
+    """Returns the arguments job_name and history_uri of a task."""
     return {"job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER, "history_uri": history_uri}
 
 
-def configure_task(settings: Settings, **given: Any) -> dsl.PipelineTask:
-    """Adds the first task, `configure` with the parameters `given`, and returns it.
+def configure_task(settings: Settings, **inputs: Any) -> dsl.PipelineTask:
+    """Adds the first task, `configure` with these inputs, and returns it.
 
-    The settings' machines say how many workers will read the dataset.
+    The number of readers is the settings' number of workers.
     """
     return on_machine(settings, settings.register.uncached())(configure)(
         scheduled=dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER,
         created=dsl.PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER,
         readers=settings.train.replica_count,
-        **given,
+        **inputs,
     )
 
 
-def rehearse_task(settings: Settings, **given: Any) -> dsl.PipelineTask:
-    """Adds the rehearsal of what comes after a dataset, with the inputs `given`, and returns its task."""
+def rehearse_task(settings: Settings, **inputs: Any) -> dsl.PipelineTask:
+    """Adds the rehearsal of the steps after the dataset, with these inputs, and returns its task."""
     servers = settings.train.cluster.parameter_servers
     return on_machine(settings, settings.validate.uncached())(rehearse)(
         readers=settings.train.replica_count,
         parameter_servers=servers.replica_count if servers else 0,
         job_directory=settings.train.base_output_directory,
-        **given,
+        **inputs,
     )
 
 
 def exit_task(settings: Settings, history_uri: Any) -> Any:
-    """Adds what is done at the end of a run however it came out."""
+    """Adds the exit task, which runs at the end of every run."""
     if settings.notify.emails:
         from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
 
@@ -155,12 +155,12 @@ def exit_task(settings: Settings, history_uri: Any) -> Any:
 
 
 def train_and_register_pipeline(settings: Settings, name: str) -> Any:
-    """Builds the part of a pipeline from a dataset to the exported model, which it gives.
+    """Builds the part of a pipeline from a dataset to the exported model, its output.
 
-    `name` is the whole pipeline's, for labels.
+    `name` is that of the whole pipeline, for labels.
     """
     train_op = custom_job(component_factory(settings)(train), settings.train, {"pipeline": name})
-    # Compared with the champion of today: never cached, nor is what comes after.
+    # Compared with the present champion: never cached, nor are later tasks.
     export_validate_op = on_machine(settings, settings.validate.uncached())(export_validate)
 
     def train_and_register(
@@ -169,7 +169,7 @@ def train_and_register_pipeline(settings: Settings, name: str) -> Any:
         gate: dict,  # type: ignore[type-arg]
         base_output_directory: str,
     ) -> dsl.Model:
-        """Trains on a dataset, judges the exported model, and registers it if it is blessed."""
+        """Trains on a dataset, validates the exported model, and registers it if it is blessed."""
         trained = train_op(dataset=dataset, training=training, base_output_directory=base_output_directory)
         job_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
         validated = export_validate_op(
@@ -183,19 +183,19 @@ def train_and_register_pipeline(settings: Settings, name: str) -> Any:
 
 
 def _register(settings: Settings, validated: dsl.PipelineTask, gate: Any, labels: Mapping[str, str]) -> None:
-    """Adds what becomes of a blessed model: the champion, but only once it is uploaded and deployed."""
+    """Adds the tasks of a blessed model: it becomes the champion after upload and deployment."""
     machine = settings.register.uncached()
     component = on_machine(settings, machine)
     exported, quality = validated.outputs["exported"], validated.outputs["quality"]
-    of_run = {"gate": gate, "job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
-    before = None
+    arguments = {"gate": gate, "job_name": dsl.PIPELINE_JOB_NAME_PLACEHOLDER}
+    previous = None
     if settings.model_upload:
         image_uri = settings.model_upload.serving_image_uri
-        ready = component(serving_model)(exported=exported, quality=quality, image_uri=image_uri, **of_run)
+        ready = component(serving_model)(exported=exported, quality=quality, image_uri=image_uri, **arguments)
         uploaded = machine.schedule(upload_task(settings.model_upload, ready, labels=labels))
-        before = uploaded
+        previous = uploaded
         if settings.deploy:
-            before = deploy_task(component, settings.deploy, exported, uploaded, labels, gate)
-    registered = component(register)(exported=exported, quality=quality, **of_run)
-    if before:
-        registered.after(before)
+            previous = deploy_task(component, settings.deploy, exported, uploaded, labels, gate)
+    registered = component(register)(exported=exported, quality=quality, **arguments)
+    if previous:
+        registered.after(previous)

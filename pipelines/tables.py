@@ -1,4 +1,4 @@
-"""Settings files (TOML): their tables, whose keys are the fields of a dataclass, and are checked as such."""
+"""Tables of TOML settings files, read and checked as fields of dataclasses."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ T = TypeVar("T")
 
 
 def read_settings_file(path: Path, kind: str = "settings") -> dict[str, Any]:
-    """Returns the content of a settings file; SettingsError when it is missing or no TOML.
+    """Returns the content of a settings file; SettingsError when it is missing or not TOML.
 
-    One of another `kind` holds nothing but tables [KIND.NAME].
+    A file of another `kind` has only tables [KIND.NAME].
     """
     missing = (
-        f"no settings file {path}; give its path from here, or let 'shardline new DIR' write a project "
-        "with one"
+        f"no settings file {path}; check the path, or create a project with one: 'shardline new DIR'"
         if kind == "settings"
         else f"no {kind} file {path}; it has tables [{kind}.NAME] (TOML)"
     )
@@ -29,26 +28,26 @@ def read_settings_file(path: Path, kind: str = "settings") -> dict[str, Any]:
 
 
 def read_toml(path: Path, missing: str) -> dict[str, Any]:
-    """Returns the content of a TOML file; SettingsError when it is none, `missing` when there is no file."""
+    """Returns the content of a TOML file; SettingsError, with the message `missing` without a file."""
     if not path.exists() and not path.is_symlink():
         raise SettingsError(missing)
     return files.read_toml(path, SettingsError)
 
 
 @contextmanager
-def error_prefix(words: str) -> Iterator[None]:
-    """Puts the file or table in question in front of a SettingsError's message."""
+def error_prefix(prefix: str) -> Iterator[None]:
+    """Prefixes the message of a SettingsError with the file or table."""
     try:
         yield
     except SettingsError as error:
-        raise SettingsError(f"{words}{error}") from None
+        raise SettingsError(f"{prefix}{error}") from None
 
 
 def read_table(path: Path, table: str, kind: type[Any], *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Returns a table of a settings file that is of no concern to the compiler; empty where it is missing.
+    """Returns a table of a settings file that the compiler ignores; empty where it is missing.
 
     The table's keys are the fields of the dataclass `kind`, except those in `leave_out`. Raises SettingsError
-    when the file is missing or no TOML, or a key is unknown or mistyped.
+    when the file is missing or not TOML, or a key is unknown or mistyped.
     """
     content = read_settings_file(path).get(table, {})
     with error_prefix(f"{path}: "):
@@ -57,10 +56,10 @@ def read_table(path: Path, table: str, kind: type[Any], *, leave_out: tuple[str,
 
 
 def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display_name") -> dict[str, Any]:
-    """Returns the tables [TABLE.NAME] of a file that holds nothing else, by their names.
+    """Returns the tables [TABLE.NAME] of a file that has no others, by NAME.
 
-    Their keys are the fields of the dataclass `kind`, of which `name` is the table's own name. Raises
-    SettingsError when the file is missing or no TOML, or a key is unknown, missing or mistyped.
+    Their keys are the fields of the dataclass `kind`, except `name`, which is NAME. Raises
+    SettingsError when the file is missing or not TOML, or a key is unknown, missing or mistyped.
     """
     content = read_settings_file(path, table)
     with error_prefix(f"{path}: "):
@@ -75,14 +74,14 @@ def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display
 
 
 def read_dataclass(name: str, kind: Callable[..., T], table: dict[str, Any]) -> T:
-    """Returns the dataclass that a table is."""
-    found = read_fields(kind, table, f"{name}.")  # type: ignore[arg-type]  # a dataclass
+    """Returns a table as the dataclass `kind`."""
+    values = read_fields(kind, table, f"{name}.")  # type: ignore[arg-type]  # a dataclass
     with error_prefix(f"{name}."):
-        return kind(**found)
+        return kind(**values)
 
 
 def check_tables(tables: Mapping[str, Any], prefix: str = "") -> None:
-    """Checks that what stands under these names are tables; SettingsError when one is not."""
+    """Checks that the values are tables; SettingsError when one is not."""
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise SettingsError(f"{prefix}{name} must be a table: [{prefix}{name}]")

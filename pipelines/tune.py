@@ -44,32 +44,36 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
 
     1. Configure: the parameters become three objects, data, training and gate.
     2. Preprocess: the source becomes TFRecord shards with a manifest.
-    3. Rehearse: what comes next is tried on a few examples, before its machines are paid for.
+    3. Rehearse: all later steps run on a few examples, before their machines cost money.
     4. Tune: a HyperparameterTuningJob, each of whose trials is a training on the whole cluster.
     5. Find the best trial.
     6. Train with its parameters, validate and register as the retraining pipeline does.
-    7. Conclude, whatever has happened: the run is explained, and whoever wants to know is told.
+    7. Conclude, always: the outcome is recorded, a failure explained, and a notification sent.
 
     Args:
-        preprocess_processes: How many processes write the shards; 0 for one per core.
-        study: What is searched, how, and for which metric: a study file as JSON.
-        max_trial_count: Trials in all, in the place of the study's own; 0 leaves it.
-        trial_epochs: Passes over the training split in each trial; 0 for as many as epochs.
-        epochs: Passes over the training split in the training at the end, where they are not tuned.
+        preprocess_processes: Number of processes that write the shards; 0 for one per core.
+        study: Parameters, metric and search: a study file as JSON.
+        max_trial_count: Number of trials; 0 for the study's own.
+        trial_epochs: Epochs of each trial; 0 for those of the training.
+        epochs: Epochs of the training at the end, where they are not tuned.
         seed: Seed of the weights, the shuffling and the order of the examples, from 0, not of the split; in a
             local run, also of the search.
-        history_uri: Where the run is recorded; empty records nothing.
+        history_uri: Directory or gs:// for the record of the run; empty for none.
     """
     component = on_machine(settings, settings.register.uncached())
     with dsl.ExitHandler(exit_task(settings, history_uri), name="run"):
-        # Nothing is compared with an earlier run.
+        # Without a comparison with earlier runs.
         once = {**run_arguments(""), "force": False}
-        found = configure_task(settings, source=source, model=model, **once, **flat).outputs
+        configured = configure_task(settings, source=source, model=model, **once, **flat).outputs
         # The same source string may hold other data tomorrow: a cached result would be stale.
-        made = on_machine(settings, settings.preprocess.uncached())(preprocess)
-        dataset = made(data=found["data"], processes=preprocess_processes).outputs["dataset"]
+        component_op = on_machine(settings, settings.preprocess.uncached())(preprocess)
+        dataset = component_op(data=configured["data"], processes=preprocess_processes).outputs["dataset"]
         rehearsed = rehearse_task(
-            settings, dataset=dataset, training=found["training"], gate=found["gate"], **run_arguments("")
+            settings,
+            dataset=dataset,
+            training=configured["training"],
+            gate=configured["gate"],
+            **run_arguments(""),
         )
         planned = component(plan_study)(
             study=study,
@@ -78,28 +82,30 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
             worker_pool_specs=settings.train.cluster.specs({"image_uri": settings.image}),
             job_labels={"component": "tune", "pipeline": TUNE, **settings.train.labels},
             dataset=dataset,
-            training=found["training"],
+            training=configured["training"],
         ).after(rehearsed)
         fields = {name: planned.outputs[name] for name in planned.outputs if name != "trials"}
         tuned = tuning_job(job_arguments(settings))(**fields)
-        best = component(best_trial)(gcp_resources=tuned.outputs["gcp_resources"], training=found["training"])
+        best = component(best_trial)(
+            gcp_resources=tuned.outputs["gcp_resources"], training=configured["training"]
+        )
         train_and_register(
             dataset=dataset,
             training=best.outputs["training"],
-            gate=found["gate"],
+            gate=configured["gate"],
             base_output_directory=rehearsed.outputs["Output"],
         )
 
 
 def job_arguments(settings: Settings) -> dict[str, Any]:
-    """Returns what is fixed of the tuning job when the pipeline is compiled.
+    """Returns the fields of the tuning job that are fixed when the pipeline is compiled.
 
     Raises SettingsError when a label is not allowed, or the name would break the launcher's payload.
     """
     arguments = settings.train.arguments
     del arguments["base_output_directory"]  # the run's own, below the pipeline's root
     if settings.train.strategy != "FLEX_START":
-        arguments["max_wait_duration"] = ""  # which the API takes with no other strategy
+        arguments["max_wait_duration"] = ""  # the API refuses it with any other strategy
     display_name = settings.train.display_name or TUNE
     check_pasted_text("display_name", display_name)
     check_labels(settings.train.labels)

@@ -87,7 +87,7 @@ def submit(
     if continued:
         given = submission.continue_parameters(environment.platform, continued, given or {})
     parameters, warnings = check_run(spec, given or {}, settings=environment.file)
-    proof = proofs.of(content)
+    proof = proofs.describe(content)
     request = submission.job_request(
         environment,
         spec,

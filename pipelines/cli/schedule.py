@@ -204,7 +204,7 @@ def _wanted(
         try:
             spec, template_uri, content = read_spec(wanted.pipeline)
             parameters, warnings = check_run(spec, wanted.parameters, wanted, settings=environment.file)
-            proof = proofs.of(content)
+            proof = proofs.describe(content)
         except ShardlineError as error:
             raise type(error)(f"{file}: schedules.{name}: {error}") from None
         for warning in warnings:

@@ -61,7 +61,7 @@ def upload(
     spec = parse_pipeline(content, pipeline)
     refuse_errors(Pipeline(spec, aim=Aim.SENT))
     registry.check_tags(tags)
-    proof = proofs.of(content)
+    proof = proofs.describe(content)
     name, address = spec["pipelineInfo"]["name"], environment.registry.rstrip("/")
     if dry_run:
         show_json(registry.upload_requests(address, name, pipeline, tags))

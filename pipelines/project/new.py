@@ -1,4 +1,4 @@
-"""A new project: a package with model and source, settings, parameters, tests, Makefile and CI."""
+"""Creation of a project: a package with model and source, settings, parameters, tests, Makefile and CI."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shardline.trainer.base.files import write_bytes
 
 _TEMPLATE = Path(__file__).with_name("template")
 _COMMON = "common"
-#: Stands in the names and the content of the template's files for the package's name.
+#: Placeholder for the package's name in the names and the content of the template's files.
 _PACKAGE = "my_package"
-#: Begins the name of a file or folder that begins with a dot: package data has no hidden files.
+#: Prefix of a file or folder whose name begins with a dot: package data has no hidden files.
 _DOT = "dot_"
-#: Directories of the project itself, and names under which Shardline and what it brings are imported.
-_TAKEN = (
+#: Directories of the project itself, and import names of Shardline and its dependencies.
+_RESERVED = (
     "compiled",
     "keras",
     "kfp",
@@ -41,7 +41,7 @@ _HOME = "https://github.com/shardline/shardline"
 
 @dataclass(frozen=True)
 class ProjectKind:
-    """A kind of data: the template's, in words, the epochs that it needs, and an accuracy reached easily."""
+    """A kind of project: a description of its data, the epochs of a run, and its minimum accuracy."""
 
     data: str
     epochs: int
@@ -56,30 +56,29 @@ KINDS: Mapping[str, ProjectKind] = {
 
 
 def package_name(directory: Path) -> str:
-    """Returns the name of the package that a project in a directory gets: leaf-net becomes leaf_net."""
+    """Returns the package's name for a project in a directory: leaf_net for leaf-net."""
     return re.sub(r"[^a-z0-9]+", "_", Path(os.path.abspath(directory)).name.lower()).strip("_")
 
 
 def check_name(name: str) -> None:
-    """Checks that a package can be called so; SettingsError when it cannot, or another has the name."""
+    """Checks the name of a package; SettingsError when it is invalid or in use."""
     if not _NAME.fullmatch(name) or len(name) > 40 or keyword.iskeyword(name):
         raise SettingsError(
-            f"{name!r} is no name of a package: up to 40 small letters, digits and single underscores, a "
-            "letter first; choose another with --name"
+            f"{name!r} is not a name of a package: up to 40 lower-case letters, digits and single "
+            "underscores, a letter first; choose another with --name"
         )
     elsewhere = [entry for entry in sys.path if entry and Path(entry) != Path.cwd()]
-    if name in (*sys.stdlib_module_names, "test", *_TAKEN) or PathFinder.find_spec(name, elsewhere):
+    if name in (*sys.stdlib_module_names, "test", *_RESERVED) or PathFinder.find_spec(name, elsewhere):
         raise SettingsError(
-            f"{name} is the name of something else that a project imports or holds; choose another with "
-            "--name"
+            f"{name} is the name of another module or directory of a project; choose another with --name"
         )
 
 
 def write(directory: Path, kind: str, name: str, requirement: str) -> list[Path]:
     """Writes a project of one of `KINDS` and returns its files, relative to the directory.
 
-    `requirement` is what pip installs Shardline from. Raises SettingsError when the name cannot be used, or
-    the directory holds something besides a .git.
+    `requirement` is Shardline's requirement for pip. Raises SettingsError when the name cannot be used, or
+    the directory has other files than a .git.
     """
     check_name(name)
     _check_directory(directory)
@@ -96,7 +95,7 @@ def write(directory: Path, kind: str, name: str, requirement: str) -> list[Path]
     for root in (_TEMPLATE / _COMMON, _TEMPLATE / kind):
         for file in sorted(path for path in root.rglob("*") if path.is_file()):
             if re.search(r"/(\.|__pycache__)", str(file.relative_to(root.parent))):
-                continue  # which tools have left there
+                continue  # left by tools
             parts = [_replaced(part, values) for part in file.relative_to(root).parts]
             path = Path(*(f".{part.removeprefix(_DOT)}" if part.startswith(_DOT) else part for part in parts))
             target = directory / path
@@ -114,20 +113,20 @@ def _replaced(text: str, values: Mapping[str, str]) -> str:
 
 def _check_directory(directory: Path) -> None:
     try:
-        there = sorted({entry.name for entry in directory.iterdir()} - {".git"})
+        existing = sorted({entry.name for entry in directory.iterdir()} - {".git"})
     except FileNotFoundError:
         return
     except NotADirectoryError:
         raise SettingsError(f"{directory} is a file; name a new directory") from None
-    if there:
-        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
-        raise SettingsError(f"{directory} is not empty: it holds {there[0]}{more}; name a new directory")
+    if existing:
+        more = f" and {len(existing) - 1} more" if len(existing) > 1 else ""
+        raise SettingsError(f"{directory} is not empty: it holds {existing[0]}{more}; name a new directory")
 
 
 def origin() -> str:
-    """Returns what pip installs this very Shardline from, with all that runs a pipeline here.
+    """Returns the requirement from which pip installs this same Shardline, with the extra for local runs.
 
-    Wherever it was installed from: a wheel, a git URL, a clone (PEP 610 says which); else its release.
+    It is a wheel, a git URL or a clone where it was installed from one (PEP 610), else its release.
     """
     try:
         distribution = importlib.metadata.distribution("shardline")

@@ -172,7 +172,7 @@ def test_placeholders_are_no_project_and_this_machine_is_looked_at_all_the_same(
     result = CliRunner().invoke(main, ["doctor", "--settings", str(example)])
 
     assert result.exit_code == 2
-    assert "where my-project stands for your own" in result.stderr
+    assert "where my-project is a placeholder" in result.stderr
     assert "toy job: not run" in result.stdout
 
 

@@ -184,12 +184,12 @@ def test_a_file_is_sent_with_what_came_of_it_here(fake: FakeVertex) -> None:
     done = submit("--proven")
     assert done.exit_code == 2
     assert (
-        "has not run here, in runs; --proven wants a run that succeeded: "
-        "'shardline run' makes one" in done.stderr
+        "has not run here, in runs; --proven requires a run that succeeded: "
+        "start one with 'shardline run'" in done.stderr
     )
     ran("2027-01-30T09-00-00Z", state="failed")
     done = submit("--proven")
-    assert "has run here once: 2027-01-30T09-00-00Z failed (no verdict); --proven wants" in done.stderr
+    assert "has run here once: 2027-01-30T09-00-00Z failed (no verdict); --proven requires" in done.stderr
     assert fake.services.calls == []
 
     ran("2027-01-29T09-00-00Z", state="succeeded", verdict="blessed", metrics={"accuracy": 0.98765})
@@ -211,7 +211,7 @@ def ran(name: str, **facts: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the parameter count (int) has no default and must be given"),
+        ([], "the parameter count (int) has no default and must be set"),
         (["-p", "count=3", "--job-id", "Toy"], "id must begin with a letter"),
         (
             ["-p", "count=3", "--label", "Team=a"],
@@ -385,7 +385,7 @@ def test_an_image_of_this_machine_and_placeholders_are_refused(fake: FakeVertex)
     assert "SL411 pipeline: the image shardline:0.1.0 has no registry" in done.stderr
     done = shardline("submit", "pipeline.yaml", "-p", "count=3", "--project", "my-project")
     assert done.exit_code == 2
-    assert "project is 'my-project' (from --project), where my-project stands for your own" in done.stderr
+    assert "project is 'my-project' (from --project), where my-project is a placeholder" in done.stderr
 
 
 def submit_retrain(*given: str, settings: Sequence[str] = ()) -> Result:

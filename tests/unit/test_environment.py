@@ -145,7 +145,7 @@ def test_the_example_says_where_on_the_platform() -> None:
     assert found.registry.endswith("-kfp.pkg.dev/my-project/pipelines")
     # Somebody's own has to be there before anything is done.
     with pytest.raises(
-        SettingsError, match=r"my-project.* \(from .*example\), where my-project stands for your own"
+        SettingsError, match=r"my-project.* \(from .*example\), where my-project is a placeholder"
     ):
         load_environment(example, {}, {})
     given = {f"VERTEX_{name.upper()}": "" for name in NAMES} | {"VERTEX_PROJECT": "acme-vision"}

@@ -107,13 +107,13 @@ def test_it_may_be_written_into_a_new_repository_and_into_nothing_else(tmp_path:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("my-net", "is no name of a package"),
-        ("class", "is no name of a package"),
-        ("a__b", "is no name of a package"),  # nor of an image
-        ("leaf" * 11, "is no name of a package"),
-        ("json", "json is the name of something else"),
-        ("trainer", "trainer is the name of something else"),
-        ("click", "click is the name of something else"),
+        ("my-net", "is not a name of a package"),
+        ("class", "is not a name of a package"),
+        ("a__b", "is not a name of a package"),  # nor of an image
+        ("leaf" * 11, "is not a name of a package"),
+        ("json", "json is the name of another module"),
+        ("trainer", "trainer is the name of another module"),
+        ("click", "click is the name of another module"),
     ],
 )
 def test_a_name_that_something_else_has_is_refused(tmp_path: Path, name: str, words: str) -> None:

@@ -86,7 +86,7 @@ def test_unknown_names_the_nearest_and_all() -> None:
 
 
 def test_missing_required() -> None:
-    with pytest.raises(PipelineError, match=r"source \(str\) has no default and must be given"):
+    with pytest.raises(PipelineError, match=r"source \(str\) has no default and must be set"):
         check_parameters(_spec(source={"parameterType": "STRING"}), {})
 
 

@@ -1,4 +1,4 @@
-"""Model and source do what the pipeline expects of them."""
+"""Model and source work as the pipeline expects."""
 
 from pathlib import Path
 
@@ -18,13 +18,13 @@ def examples() -> list[Example]:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> DatasetInfo:
-    """What the model is told of the data, once it is written as the pipeline writes it."""
+    """The model function's DatasetInfo, of a dataset as the pipeline writes it."""
     out: Path = tmp_path_factory.mktemp("data") / "dataset"
     return preprocess(PreprocessSettings(source="my_package.source:Source"), out).info()
 
 
 def batches(examples: list[Example]) -> tf.data.Dataset:
-    """What a model learns from: images, or the columns of a table by name, each with the labels."""
+    """Batches of images, or of the columns of a table by name, with labels."""
     inputs = [example.image for example in examples]
     if inputs[0] is None:
         names = examples[0].features

@@ -13,7 +13,7 @@ TABLE = Path(__file__).with_name("penguins.csv")
 
 
 class Source:
-    """Rows of a table: text and number columns, and the species to be told."""
+    """Rows of a table: text and number columns, and the species to be predicted."""
 
     class_names = ("Adelie", "Chinstrap", "Gentoo")
     features = (

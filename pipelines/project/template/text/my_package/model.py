@@ -38,7 +38,7 @@ class Trigrams(keras.layers.Layer):
         return (*input_shape, self.buckets)
 
     def get_config(self) -> dict[str, object]:
-        """Returns what the layer is made of again when the model is loaded."""
+        """Returns the arguments with which the layer is loaded again."""
         return {**super().get_config(), "buckets": self.buckets}
 
 

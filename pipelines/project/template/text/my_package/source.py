@@ -22,7 +22,7 @@ class Source:
         """Yields every example once, each with a key that stays the same when the data grows."""
         with TABLE.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                # Of the content, so that a sentence keeps its split wherever in the file it stands.
+                # From the content: a sentence keeps its split when rows are moved.
                 key = hashlib.sha256(row["text"].encode()).hexdigest()[:16]
                 label = self.class_names.index(row["language"])
                 yield Example(key=key, label=label, features={"text": row["text"]})
