@@ -138,7 +138,7 @@ class PlatformRun(_Timed):
 
 
 def resource_name(platform: Platform, run: str) -> str:
-    """Returns a run's resource name, given it or the run's id.
+    """Returns a run's resource name; `run` is that name, or the run's id.
 
     Raises:
         SettingsError: When it is neither, or the name is that of a run elsewhere.
@@ -157,7 +157,7 @@ def resource_name(platform: Platform, run: str) -> str:
 
 
 def read_run(platform: Platform, run: str, *, watching: bool = False) -> PlatformRun:
-    """Returns a run, given its id or resource name, as it stands.
+    """Reads the present state of a run by its id or resource name.
 
     Raises:
         PlatformError: When there is none, or the platform refuses or is not reached; while `watching` only

@@ -206,7 +206,7 @@ def retry_policy(
 
     def record(error: Exception) -> None:
         failed.append(error)
-        # A service that is not reached is given up within seconds: no line.
+        # Retries of a service that is not reached end within seconds: no line.
         if watching or refusal_kind(error) is not RefusalKind.UNREACHED:
             progress.report("vertex", f"cannot {action} yet ({short_reason(error)}); trying again")
 

@@ -646,7 +646,7 @@ def test_differences_are_few_words():
     ]
 
 
-def test_looking_loads_neither_tensorflow_nor_keras(photos, history):
+def test_detecting_changes_loads_neither_tensorflow_nor_keras(photos, history):
     program = (
         "import sys; from tests.components.test_changes import look\n"
         "look(sys.argv[1], sys.argv[2])\n"

@@ -136,7 +136,7 @@ def forbidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forbidden")
-def test_where_the_kernel_allows_no_namespace_it_is_said_who_reaches_the_replicas(
+def test_where_the_kernel_allows_no_namespace_a_warning_names_the_ports(
     tmp_path: Path, events: list[Event]
 ) -> None:
     run_job(make_job("pass"), tmp_path)

@@ -167,7 +167,7 @@ def test_without_credentials_it_is_said_what_was_not_looked_at(
     assert found["training network"].level == "ok"  # which settings say
 
 
-def test_placeholders_are_no_project_and_this_machine_is_looked_at_all_the_same() -> None:
+def test_placeholders_are_no_project_and_this_machine_is_checked_all_the_same() -> None:
     example = Path(__file__).parents[2] / "settings" / "vertex.toml.example"
     result = CliRunner().invoke(main, ["doctor", "--settings", str(example)])
 
@@ -185,7 +185,7 @@ def test_a_machine_without_the_packages_of_local_runs_is_told_which(monkeypatch:
     assert "toy job" not in found
 
 
-def test_the_command_looks_at_the_platform_and_at_this_machine(project: Any, tmp_path: Path) -> None:
+def test_the_command_checks_the_platform_and_this_machine(project: Any, tmp_path: Path) -> None:
     path = settings(tmp_path)
     path.write_text(f'{SETTINGS}\n[vertex]\nproject = "{PROJECT}"\nlocation = "{LOCATION}"\n')
     runs = tmp_path / "runs"

@@ -177,7 +177,7 @@ def test_apply_that_died_anywhere_is_repaired_by_the_next(
     assert is_done()
 
 
-def test_what_the_platform_makes_of_it_is_looked_at_before_anything_is_deleted(workplace: FakeVertex) -> None:
+def test_a_created_schedule_is_checked_before_the_old_one_is_deleted(workplace: FakeVertex) -> None:
     done("apply")
     declare(epochs=4)
     call = workplace.services.call

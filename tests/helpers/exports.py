@@ -66,7 +66,7 @@ def export_small_model(directory: Path) -> Path:
 
 
 def judge_again(exported: Path, champion: Path | str) -> Path:
-    """Has a validated model judged against the champion of now."""
+    """Evaluates a validated model against the present champion."""
     blessing = exported / model_store.BLESSING_FILE
     present = current(champion)
     verdict = {**json.loads(blessing.read_text()), "champion": present.version if present else ""}
@@ -75,7 +75,7 @@ def judge_again(exported: Path, champion: Path | str) -> Path:
 
 
 def publish_next(exported: Path, champion: Path | str, *, accuracy: float = 0.97, run: str = "") -> Version:
-    """Publishes a validated model that was judged against the champion of now."""
+    """Publishes a validated model that was evaluated against the present champion."""
     return publish(judge_again(exported, champion), champion, quality=f"accuracy {accuracy:.4f}", run=run)
 
 

@@ -22,7 +22,7 @@ from shardline.trainer.base.errors import SettingsError
         (255, 255, "exit code 255: the program's own; its log says more"),  # 127 is no signal
     ],
 )
-def test_an_exit_code_in_words(status: int | str, code: int, words: str) -> None:
+def test_the_meaning_of_an_exit_code(status: int | str, code: int, words: str) -> None:
     assert exit_code(status) == code
     assert exit_meaning(code).startswith(words)
 

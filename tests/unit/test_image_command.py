@@ -260,7 +260,7 @@ def test_what_cannot_be_pushed(
     assert words in done.stderr
 
 
-def test_what_is_not_built_and_what_is_said_of_it(clone: Clone) -> None:
+def test_builds_that_are_refused_and_their_messages(clone: Clone) -> None:
     assert "neither docker nor podman is installed here" in clone.run("build").stderr
     clone.install("podman")
     failed = clone.run("build", status=17)

@@ -167,7 +167,7 @@ def test_what_cannot_be_continued(runs: Path, facts: dict[str, str], message: st
         find_run("run-9", runs)
 
 
-def test_a_run_of_which_nothing_tells_its_end_is_abandoned_by_word(runs: Path) -> None:
+def test_a_run_whose_end_cannot_be_detected_needs_abandoned(runs: Path) -> None:
     """Its record has no lock, or is another machine's; a lock that is held is believed above the word."""
     for number, facts in enumerate(({"locked": False}, {"locked": True, "host": "gone"})):
         directory = write_run(runs, f"run-{number}", state="running", **facts)

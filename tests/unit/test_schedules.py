@@ -229,7 +229,7 @@ def test_drift_of_what_a_run_is_made_of_is_found(context: Any, what: str) -> Non
         ({"network": "projects/123/global/networks/default"}, []),
     ],
 )
-def test_drift_is_what_makes_another_run(edit: Any, what: list[str]) -> None:
+def test_differences_are_those_that_change_a_run(edit: Any, what: list[str]) -> None:
     content = request(declared())
     content["pipelineJob"] |= edit
     made = plan(declared(), existing(content=content))
