@@ -8,6 +8,8 @@ importing `shardline.components` does not load Kubeflow Pipelines.
 Some have the names of the packages that implement them. `from shardline.components import train` returns the
 component; the packages are still imported by their full names, but not with `import ... as`, which reads
 attributes.
+
+Its folders may import `shardline.trainer`, KFP and GCPC; they know no schedules and no users.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ A validation fills one directory:
     OUT/report.html       report on the evaluation and the verdict
     OUT/model_card.html   use, inputs, outputs and quality of the model; also model_card.md
     OUT/blessing.json     the verdict, written last
+
+It may import `storage` and `runs`; it knows no component.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Inspection of a finished dataset directory: its manifest, statistics, profile, card and verification.
 
 It loads no TensorFlow and writes nothing.
+
+It may import all of `preprocess` but the tasks at its top.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Sources of labelled examples, each named by a source string (`open_source`).
 
 A source is a small Protocol that a user's own class, named by an import string, may implement too.
+
+It may import `schema`, `tfrecord`, `images` and `storage`, and nothing else of `preprocess`.
 """
 
 from __future__ import annotations
