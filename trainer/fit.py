@@ -164,10 +164,8 @@ def fit(
             size = validation_batch_size or (
                 None if isinstance(validation_data, tf.data.Dataset | keras.utils.PyDataset) else batch_size
             )
-            adapter = process.data_adapter(settings.seed, size)
-            validation = adapter.read(
-                validation_data, "validation_data", steps=validation_steps, restart=True
-            )
+            reader = process.data_adapter(settings.seed, size)
+            validation = reader.read(validation_data, "validation_data", steps=validation_steps, restart=True)
         steps = {"train_step": data, **({"test_step": validation} if validation else {})}
         model = build_with_variables(process, build_model, settings, **steps)
         run = _make_run(process.for_model(model), settings, data, checkpoint_dir, frequency)

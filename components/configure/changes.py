@@ -208,10 +208,8 @@ def detect_changes(
     if gate.champion_uri:
         check_champion(gate.champion_uri)
 
-    def result(
-        changed: bool, fingerprint: str, reason: str, state: str = "", blessed: bool = False
-    ) -> Configured:
-        return Configured(changed, source, fingerprint, reason, state, blessed, **objects)
+    def result(changed: bool, digest: str, reason: str, state: str = "", blessed: bool = False) -> Configured:
+        return Configured(changed, source, digest, reason, state, blessed, **objects)
 
     if not history_uri:
         return result(True, _unique_fingerprint(), "history_uri is empty: there is no history")

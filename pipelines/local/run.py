@@ -286,9 +286,8 @@ def run_pipeline(
     )
     try:
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
-            terminal.show(
-                Event("line", "run", f"{name} in {summary.relative_to_cwd(run_directory.directory)}")
-            )
+            where = summary.relative_to_cwd(run_directory.directory)
+            terminal.show(Event("line", "run", f"{name} in {where}"))
             if missing := _unsupported_features(file):
                 terminal.show(Event("line", "run", f"not available here: {', '.join(missing)}"))
             run.watch(localized, values, terminal)
@@ -303,10 +302,8 @@ def run_pipeline(
         raise reason from None
     blessed = _end_run(run_directory, run, SUCCEEDED, stream)
     if require_blessing and not blessed:
-        has_verdict = blessed is not None
-        why = (
-            f"not blessed: {run.facts['blessed'].text}" if has_verdict else "the pipeline validated no model"
-        )
+        verdict = run.facts.get("blessed")
+        why = f"not blessed: {verdict.text}" if verdict else "the pipeline validated no model"
         raise RunError(f"a blessing is required; {why}")
     facts = {name: event.value for name, event in run.facts.items()}
     return LocalRun(run_directory.directory, facts, blessed, run_directory.duration)
