@@ -14,7 +14,7 @@ from shardline.trainer.base.progress import exit_on_error
 from shardline.trainer.base.settings import CHOICES, TrainSettings, flag_name
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.cluster.cluster import read_cluster
-from shardline.trainer.loop import fail_fast
+from shardline.trainer.loop import fail_fast_marker
 
 # Groups of `--help` by their first setting, in the order of the settings.
 _GROUPS = {
@@ -108,7 +108,7 @@ def run(settings: TrainSettings) -> dict[str, float]:
     cluster = read_cluster(os.environ)  # raises its errors before TensorFlow is loaded
     # Before NumPy and TensorFlow start threads, which must not receive the signal.
     with (
-        fail_fast.refuse_repeated_failure(settings, cluster, os.environ),
+        fail_fast_marker.refuse_repeated_failure(settings, cluster, os.environ),
         Preemption(settings.grace_period) as preemption,
     ):
         from shardline.trainer.keras_compat import tensorflow_internals

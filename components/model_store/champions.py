@@ -44,11 +44,11 @@ from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import restore
 from shardline.trainer.base.errors import ModelError
 
-#: Characters of a source in the name of a directory, at most.
+#: Longest source name in the name of a directory, in characters.
 _MAX_NAME_LENGTH = 100
 #: Time in the name of a version, and the form of names that are made here.
 _TIME_FORMAT, _CREATED_HERE = "%Y%m%dT%H%M%S%f", re.compile(r"\d{8}T\d{6,}-")
-#: Age from which an unfinished copy is taken for abandoned.
+#: Unfinished copies older than this count as abandoned.
 _MAX_COPY_TIME = timedelta(days=1)
 
 

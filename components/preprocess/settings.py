@@ -14,7 +14,7 @@ from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import COLUMN_TYPES
 from shardline.trainer.data.manifest import SPLITS
 
-#: Values of the settings that have a few.
+#: Allowed values of enumerated settings.
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "key": ("path", "content"),
     "resize_mode": ("crop", "pad", "stretch"),
@@ -28,10 +28,10 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 #: Sides of a stored image in pixels.
 SMALLEST, LARGEST = 4, 4096
 
-#: Whole numbers are kept in 64 bits, TensorFlow's among them.
+#: Integers have 64 bits, also in TensorFlow.
 LARGEST_SEED = 2**63 - 1
 
-# More than a million, or a thousand processes, is a typing error that would take all memory.
+# More than a million, or a thousand processes, is a typo that would take all memory.
 _RANGES = {
     **dict.fromkeys(("seed", "split_salt"), (0, LARGEST_SEED)),
     **dict.fromkeys(("shards", "image_size"), (0, 1_000_000)),

@@ -31,7 +31,7 @@ from shardline.components.runs.record import (
     TaskOutputs,
     collect_results,
 )
-from shardline.components.vertex.payload import known_text, list_at, mapping_at
+from shardline.components.vertex.payload import list_at, literal_string, mapping_at
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 
@@ -229,7 +229,7 @@ def _outputs(directory: Path) -> Iterator[TaskOutputs]:
             parameters=mapping_at(outputs, "parameterValues"),
             artifacts={name: mapping_at(item, "metadata") for name, item in artifacts.items()},
             uris={
-                name: known_text(item.get("uri"))
+                name: literal_string(item.get("uri"))
                 for name, item in artifacts.items()
                 if isinstance(item, dict)
             },

@@ -33,7 +33,7 @@ _TRANSIENT_ERRNOS = {
 }  # fmt: skip
 
 
-#: Retried reads and writes of this process: a 1 for each, or numbers of them.
+#: Retried reads and writes of this process: counts, whose sum is their number.
 RETRIES = list[int]()
 
 

@@ -29,7 +29,7 @@ def list_at(node: Any, *keys: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def surely_lacks(node: Any, *keys: str) -> bool:
+def is_surely_missing(node: Any, *keys: str) -> bool:
     """Whether nothing is below these keys; False where a placeholder may put something there at run time."""
     for key in keys:
         if isinstance(node, str) and PLACEHOLDER in node:
@@ -38,8 +38,8 @@ def surely_lacks(node: Any, *keys: str) -> bool:
     return not node
 
 
-def known_text(value: Any) -> str:
-    """Returns a text that is known before the run, and "" for everything else."""
+def literal_string(value: Any) -> str:
+    """Returns a string that is known before the run, "" for everything else."""
     return value if isinstance(value, str) and PLACEHOLDER not in value else ""
 
 
@@ -114,7 +114,7 @@ class PoolSpec:
     @property
     def image(self) -> str:
         """The image; "" when it is unknown."""
-        return known_text(self.container.get("image_uri") or self.container.get("executor_image_uri"))
+        return literal_string(self.container.get("image_uri") or self.container.get("executor_image_uri"))
 
     @property
     def replica_count(self) -> int | None:
@@ -129,12 +129,12 @@ class PoolSpec:
     @property
     def machine_type(self) -> str:
         """The machine type; "" when it is unknown."""
-        return known_text(self.machine.get("machine_type"))
+        return literal_string(self.machine.get("machine_type"))
 
     @property
     def accelerator_type(self) -> str:
         """The accelerator type; "" for none, and when it is unknown."""
-        kind = known_text(self.machine.get("accelerator_type"))
+        kind = literal_string(self.machine.get("accelerator_type"))
         return "" if kind == "ACCELERATOR_TYPE_UNSPECIFIED" else kind
 
     @property

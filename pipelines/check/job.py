@@ -16,8 +16,8 @@ from shardline.components.vertex.payload import (
     JobSpec,
     PoolSpec,
     argv,
-    known_text,
     list_at,
+    literal_string,
     mapping_at,
     without_empty,
 )
@@ -127,7 +127,7 @@ class Job(JobSpec):
     @property
     def strategy(self) -> str:
         """The scheduling strategy; "" when it is not known or not set."""
-        return known_text(self.scheduling.get("strategy"))
+        return literal_string(self.scheduling.get("strategy"))
 
     @property
     def training_replicas(self) -> int | None:

@@ -158,7 +158,7 @@ def train(
     from shardline.trainer.base import plugins
     from shardline.trainer.base.plugins import import_string
     from shardline.trainer.data import manifest as manifests
-    from shardline.trainer.loop import fail_fast
+    from shardline.trainer.loop import fail_fast_marker
 
     arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
     # Refuses mistakes before any replica starts.
@@ -174,7 +174,7 @@ def train(
         restart_job_on_worker_restart=not ps,
     )
     failures = [parse_injection(text) for text in injections]
-    fail_fast.clear_markers(Path(given.model_dir))
+    fail_fast_marker.clear_markers(Path(given.model_dir))
     with foreground() as terminal:
         run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
 

@@ -15,7 +15,7 @@ from shardline.components.runs.record import CANCELLED, SUCCEEDED
 from shardline.components.text import facts, truncate
 from shardline.components.vertex.client import Platform, call_api
 from shardline.components.vertex.forms import JOB_ID, MAX_DISPLAY_NAME, check_labels
-from shardline.components.vertex.payload import known_text, mapping_at, whole_number
+from shardline.components.vertex.payload import literal_string, mapping_at, whole_number
 from shardline.pipelines.check.job import Job, jobs
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.settings import Environment, missing_error
@@ -183,8 +183,8 @@ def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: 
     if rest := len(declared_parameters(pipeline.spec)) - len(changed):
         changed.append(f"{rest} others keep their defaults")
     account = job.get("serviceAccount") or "the project's default service account"
-    launchers = {known_text(item.task.container.get("image")) for item in custom_jobs}
-    images = [known_text(executor.container.get("image")) for executor in pipeline.executors]
+    launchers = {literal_string(item.task.container.get("image")) for item in custom_jobs}
+    images = [literal_string(executor.container.get("image")) for executor in pipeline.executors]
     images += [pool.image for item in custom_jobs for pool in item.pools]
     outputs = mapping_at(job, "runtimeConfig").get("gcsOutputDirectory")
     rows = [

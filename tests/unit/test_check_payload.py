@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 
-from shardline.components.vertex.payload import surely_lacks, whole_number
+from shardline.components.vertex.payload import is_surely_missing, whole_number
 from shardline.pipelines.check.job import Job, fill, jobs
 from shardline.pipelines.check.pipeline import UNKNOWN, UNKNOWN_TEXT, Pipeline, Task
 from shardline.pipelines.check.rules.payload import JOB_PARAMETERS
@@ -132,10 +132,10 @@ def test_a_payload_that_is_no_json_says_where() -> None:
 
 
 def test_what_is_surely_not_there() -> None:
-    assert surely_lacks({"a": {}}, "a", "b")
-    assert surely_lacks({"a": {"b": ""}}, "a", "b")
-    assert not surely_lacks({"a": UNKNOWN_TEXT}, "a", "b")
-    assert not surely_lacks({"a": {"b": 1}}, "a", "b")
+    assert is_surely_missing({"a": {}}, "a", "b")
+    assert is_surely_missing({"a": {"b": ""}}, "a", "b")
+    assert not is_surely_missing({"a": UNKNOWN_TEXT}, "a", "b")
+    assert not is_surely_missing({"a": {"b": 1}}, "a", "b")
 
 
 @pytest.mark.parametrize(

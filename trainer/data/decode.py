@@ -44,13 +44,13 @@ class _Bytes:
         powers = 256 ** tf.range(count)
         return tf.reduce_sum(values * tf.where(little, powers, powers[::-1]), axis=-1)
 
-    def starts(self, text: bytes) -> tf.Tensor:
-        """Returns whether the file starts with a text, a bool scalar."""
-        return tf.strings.substr(self._encoded, 0, len(text)) == text
+    def starts_with(self, prefix: bytes) -> tf.Tensor:
+        """Returns whether the file starts with these bytes, a bool scalar."""
+        return tf.strings.substr(self._encoded, 0, len(prefix)) == prefix
 
-    def has(self, position: tf.Tensor | int, text: bytes) -> tf.Tensor:
-        """Returns whether the text is at a position, a bool scalar."""
-        return tf.reduce_all(self.at(position + tf.range(len(text))) == tuple(text))
+    def has(self, position: tf.Tensor | int, expected: bytes) -> tf.Tensor:
+        """Returns whether these bytes are at a position, a bool scalar."""
+        return tf.reduce_all(self.at(position + tf.range(len(expected))) == tuple(expected))
 
 
 def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
@@ -65,10 +65,12 @@ def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
         value = tf.concat([values, [1]], 0)[0]
         return tf.where((value >= 1) & (value <= 8), value, 1)
 
-    is_png = file.starts(b"\x89PNG") & ~file.has(37, b"IDAT")  # which is the first chunk after the header
-    in_chunks = is_png | file.starts(b"RIFF")
+    is_png = file.starts_with(b"\x89PNG") & ~file.has(
+        37, b"IDAT"
+    )  # which is the first chunk after the header
+    in_chunks = is_png | file.starts_with(b"RIFF")
     tiff = tf.cond(
-        file.starts(b"\xff\xd8"),
+        file.starts_with(b"\xff\xd8"),
         lambda: _find_segment(file),
         lambda: tf.cond(in_chunks, lambda: _find_chunk(file, is_png), lambda: file.size),
     )
@@ -244,12 +246,12 @@ def _read(encoded: tf.Tensor, channels: int) -> tf.Tensor:
         flags, lossless = file.at(tf.constant(20)), file.at(tf.constant(24))
         extended = file.has(12, b"VP8X") & (flags & _WEBP_ALPHA > 0) & (flags & _WEBP_ANIMATED == 0)
         has_alpha = extended | file.has(12, b"VP8L") & (lossless & _LOSSLESS_ALPHA > 0)
-        return tf.cond(file.starts(b"RIFF") & has_alpha, lambda: decode(4)[..., :3], lambda: decode(3))
+        return tf.cond(file.starts_with(b"RIFF") & has_alpha, lambda: decode(4)[..., :3], lambda: decode(3))
 
     def other() -> tf.Tensor:
-        has_palette = file.starts(b"BM") & (file.at(tf.constant(28)) == _PALETTE_BITS)
+        has_palette = file.starts_with(b"BM") & (file.at(tf.constant(28)) == _PALETTE_BITS)
         colour = tf.cond(has_palette, with_palette, without_palette)
         return colour if channels == 3 else tf.image.rgb_to_grayscale(colour)
 
-    is_usual = file.starts(b"\xff\xd8") | file.starts(b"\x89PNG")
+    is_usual = file.starts_with(b"\xff\xd8") | file.starts_with(b"\x89PNG")
     return tf.cond(is_usual, lambda: decode(channels), other)

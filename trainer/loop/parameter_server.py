@@ -41,9 +41,10 @@ from shardline.trainer.loop.step import Logs, Shapes, StepsResult, is_finite, re
 # Scheduled steps for each worker: one that runs and one that waits. Each holds a batch in memory.
 _QUEUED_STEPS = 2
 
-# Seconds without a result after which the servers are probed; between two probes of the chief; without an
-# answer after which it counts as ended; and for a connection.
-_SILENCE_S, _PROBE_S, _GONE_S, _CONNECT_S = 5.0, 1.0, 10.0, 5.0
+_PROBE_AFTER_S = 5.0  # without a result, the servers are probed
+_PROBE_INTERVAL_S = 1.0  # between two probes of the chief
+_DEAD_AFTER_S = 10.0  # without an answer, the chief counts as ended
+_CONNECT_S = 5.0
 
 Sums: TypeAlias = npt.NDArray[np.float64]
 #: Result of a step: whether its loss is finite, its increments of the model's metric variables, and the
@@ -166,7 +167,7 @@ class Workers:
     def _next(self) -> Outcome:
         while True:
             with contextlib.suppress(queue.Empty):
-                outcome = self._outcomes.get(timeout=_SILENCE_S)
+                outcome = self._outcomes.get(timeout=_PROBE_AFTER_S)
                 if isinstance(outcome, Exception):
                     raise outcome
                 if outcome:
@@ -339,8 +340,8 @@ def run_server(cluster: ClusterConfig, startup_timeout: float = 600.0) -> None:
             "at the chief's own log, and whether the network lets its port through"
         )
     progress.report("train", f"{name} serves the chief at {chief}")
-    while _wait_until(_GONE_S, lambda: accepts_connections(chief, _CONNECT_S)):
-        time.sleep(_PROBE_S)
+    while _wait_until(_DEAD_AFTER_S, lambda: accepts_connections(chief, _CONNECT_S)):
+        time.sleep(_PROBE_INTERVAL_S)
     progress.report("train", f"{name} ends, as the chief has")
     del server
 
@@ -351,5 +352,5 @@ def _wait_until(seconds: float, condition: Callable[[], bool]) -> bool:
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(_PROBE_S)
+        time.sleep(_PROBE_INTERVAL_S)
     return True

@@ -132,8 +132,8 @@ def assign_splits(sizes: Numbers, shares: Mapping[str, float]) -> Numbers:
 
 def points_from_key_hashes(hashes: bytes, salt: int) -> Numbers:
     """Returns the points of examples from their key hashes, `KEY_BYTES` for each."""
-    each = (identity for (identity,) in iter_unpack(f"{KEY_BYTES}s", hashes))
-    return digests(each, salt)[1]
+    identities = (identity for (identity,) in iter_unpack(f"{KEY_BYTES}s", hashes))
+    return digests(identities, salt)[1]
 
 
 def blocks(path: Path, offset: int = 0, length: int = sys.maxsize) -> Iterator[bytes]:

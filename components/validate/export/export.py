@@ -1,4 +1,4 @@
-"""Export: writes a Keras model as a SavedModel with serving signatures, and compares both."""
+"""Export: writes a Keras model as a SavedModel with signatures, and checks that their predictions agree."""
 
 from __future__ import annotations
 

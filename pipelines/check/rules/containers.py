@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from shardline.components.configure.fingerprint import plugins_of
 from shardline.components.vertex.forms import MAX_VARIABLES, PLATFORM_VARIABLE, VARIABLE
-from shardline.components.vertex.payload import argv, known_text, list_at, surely_lacks
+from shardline.components.vertex.payload import argv, is_surely_missing, list_at, literal_string
 from shardline.pipelines.check.job import Pool, jobs
 from shardline.pipelines.check.pipeline import Aim, Executor, Parameter, Pipeline, Task
 from shardline.pipelines.check.registry import Found, rules
@@ -72,12 +72,12 @@ def images(part: Executor | Pool) -> Found:
     container = part.container
     if isinstance(part, Executor):
         missing, fixed, available, installed = "SL401", "SL403", "SL405", "SL407"
-        what, image = "container", known_text(container.get("image"))
+        what, image = "container", literal_string(container.get("image"))
         is_missing = not container.get("image")
     else:
         missing, fixed, available, installed = "SL402", "SL404", "SL406", "SL408"
         what, image = "pool", part.image
-        is_missing = bool(container) and all(surely_lacks(container, key) for key in _IMAGE_KEYS)
+        is_missing = bool(container) and all(is_surely_missing(container, key) for key in _IMAGE_KEYS)
     if is_missing:
         yield missing, f"the {what} has no image"
     if fault := _loose(image):
@@ -104,7 +104,7 @@ def platforms_and_digests(pipeline: Pipeline) -> Found:
     """
     for name in pipeline.platforms:
         yield "SL409", f"a second document has settings for {name}, which Vertex AI's SDK refuses to load"
-    of_tasks = (known_text(executor.container.get("image")) for executor in pipeline.executors)
+    of_tasks = (literal_string(executor.container.get("image")) for executor in pipeline.executors)
     of_replicas = (pool.image for job in jobs(pipeline) for pool in job.pools)
     for image in sorted({*of_tasks, *of_replicas}):
         known = _PREBUILT.match(image) or _RELEASED.match(image)
@@ -348,7 +348,7 @@ def sent(pipeline: Pipeline) -> Found:
     """
     if pipeline.aim is Aim.HERE:
         return
-    of_tasks = {known_text(executor.container.get("image")) for executor in pipeline.executors}
+    of_tasks = {literal_string(executor.container.get("image")) for executor in pipeline.executors}
     custom_jobs = jobs(pipeline)
     images = of_tasks | {pool.image for job in custom_jobs for pool in job.pools}
     for image in sorted(filter(None, images)):

@@ -8,7 +8,13 @@ from itertools import pairwise
 from shardline.components.vertex import forms
 from shardline.components.vertex.forms import DURATION, LABEL_KEY, LABEL_VALUE, MAX_LABELS, seconds
 from shardline.components.vertex.job import SEVEN_DAYS_S, STRATEGIES
-from shardline.components.vertex.payload import known_text, list_at, mapping_at, surely_lacks, whole_number
+from shardline.components.vertex.payload import (
+    is_surely_missing,
+    list_at,
+    literal_string,
+    mapping_at,
+    whole_number,
+)
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.check.registry import Found, rules
@@ -74,7 +80,9 @@ def pools(pool: Pool) -> Found:
         Fix: set server, path and mount_point of every mount
         Source: NfsMount.
     """
-    found = [key for key in ("container_spec", "python_package_spec") if not surely_lacks(pool.spec, key)]
+    found = [
+        key for key in ("container_spec", "python_package_spec") if not is_surely_missing(pool.spec, key)
+    ]
     if len(found) != 1 and not isinstance(pool.spec, str):
         what = " and ".join(found) or "neither container_spec nor python_package_spec"
         yield "SL105", f"the pool has {what}"
@@ -126,13 +134,17 @@ def roles(job: Job) -> Found:
         if pool.index != 2:
             yield "SL109", f"Reduction Server is worker pool {pool.index} ({_role(pool.index)})"
     workers = [pool for pool in job.pools if pool.index < 2]
-    if servers and all(surely_lacks(pool.spec, "machine_spec", "accelerator_type") for pool in workers):
+    if servers and all(is_surely_missing(pool.spec, "machine_spec", "accelerator_type") for pool in workers):
         yield "SL110", "there is a Reduction Server, and neither chief nor workers have GPUs"
     evaluators = job.pool(3)
     if evaluators and evaluators.replicas > 1:
         yield "SL125", f"worker pool 3 has {evaluators.replica_count} evaluators"
     mounted = [str(pool.index) for pool in job.pools if list_at(pool.spec, "nfs_mounts")]
-    if mounted and surely_lacks(job.spec, "network") and surely_lacks(job.spec, "psc_interface_config"):
+    if (
+        mounted
+        and is_surely_missing(job.spec, "network")
+        and is_surely_missing(job.spec, "psc_interface_config")
+    ):
         yield "SL130", f"worker pool {', '.join(mounted)} mounts NFS, and the job has no network"
 
 
@@ -147,12 +159,12 @@ def _training_strategy(job: Job) -> str:
     """
     for name in _STRATEGY_NAMES[1:]:
         if name in job.task.declared("parameters"):
-            return known_text(job.task.value(name))
+            return literal_string(job.task.value(name))
     for pool in job.pools[:1]:
         for argument, following in pairwise([*pool.argv, ""]):
             option = re.fullmatch(r"--([\w-]+)(?:=(.*))?", argument, re.DOTALL)
             if option and option[1].replace("-", "_") in _STRATEGY_NAMES:
-                return known_text(option[2] if option[2] is not None else following)
+                return literal_string(option[2] if option[2] is not None else following)
     return ""
 
 
@@ -183,14 +195,14 @@ def scheduling(job: Job) -> Found:
         Source: Scheduling.
     """
     for name in ("timeout", "max_wait_duration"):
-        found = known_text(job.scheduling.get(name))
+        found = literal_string(job.scheduling.get(name))
         if found and not DURATION.fits(found):
             yield "SL201", f"{name} is {found!r}"
     if job.strategy and job.strategy not in (*STRATEGIES, *_DEPRECATED, "STRATEGY_UNSPECIFIED"):
         yield "SL202", f"strategy is {job.strategy!r}"
     if job.strategy in _DEPRECATED:
         yield "SL203", f"strategy {job.strategy} is deprecated"
-    alone = surely_lacks(job.spec, "scheduling", "restart_job_on_worker_restart")
+    alone = is_surely_missing(job.spec, "scheduling", "restart_job_on_worker_restart")
     if job.pool(1) and not job.has_parameter_servers and alone:
         yield "SL209", "the job has workers, no parameter servers, and restart_job_on_worker_restart is off"
     if job.scheduling.get("disable_retries") and job.scheduling.get("restart_job_on_worker_restart"):
@@ -221,7 +233,7 @@ def strategies(job: Job) -> Found:
         (pool.machine_type, pool.accelerator_type, str(pool.machine.get("accelerator_count")))
         for pool in job.pools
     }
-    timeout = known_text(job.scheduling.get("timeout"))
+    timeout = literal_string(job.scheduling.get("timeout"))
     if job.strategy == "FLEX_START" and len(kinds) > 1:
         listing = ", ".join(f"{pool.index}: {pool.machine_type}" for pool in job.pools)
         yield (
@@ -230,7 +242,11 @@ def strategies(job: Job) -> Found:
         )
     if job.strategy == "FLEX_START" and (seconds(timeout) or 0) > SEVEN_DAYS_S:
         yield "SL206", f"the strategy is FLEX_START, and the timeout is {timeout}"
-    if job.strategy == "SPOT" and surely_lacks(job.spec, "base_output_directory") and not _has_place(job):
+    if (
+        job.strategy == "SPOT"
+        and is_surely_missing(job.spec, "base_output_directory")
+        and not _has_place(job)
+    ):
         yield "SL207", "SPOT replicas can be preempted, and the job has no directory for checkpoints"
     for pool in job.pools:
         count, written = pool.machine.get("accelerator_count"), str(pool.machine.get("accelerator_type", ""))
@@ -287,15 +303,15 @@ def connections(job: Job) -> Found:
         Source: GcsDestination.
     """
     spec = job.spec
-    if job.text("tensorboard") and surely_lacks(spec, "service_account"):
+    if job.text("tensorboard") and is_surely_missing(spec, "service_account"):
         yield "SL211", "the job has a tensorboard and no service_account"
-    if known_text(spec.get("network")) and spec.get("psc_interface_config"):
+    if literal_string(spec.get("network")) and spec.get("psc_interface_config"):
         yield "SL212", "the job has both network and psc_interface_config"
-    if known_text(spec.get("persistent_resource_id")) and surely_lacks(spec, "service_account"):
+    if literal_string(spec.get("persistent_resource_id")) and is_surely_missing(spec, "service_account"):
         yield "SL213", "the job runs on a persistent resource and has no service_account"
-    if job.text("tensorboard") and surely_lacks(spec, "base_output_directory", "output_uri_prefix"):
+    if job.text("tensorboard") and is_surely_missing(spec, "base_output_directory", "output_uri_prefix"):
         yield "SL214", "the job has a tensorboard and no base_output_directory"
-    if spec.get("reserved_ip_ranges") and surely_lacks(spec, "network"):
+    if spec.get("reserved_ip_ranges") and is_surely_missing(spec, "network"):
         yield "SL220", "the job has reserved_ip_ranges and no network"
     key = mapping_at(job.content, "encryption_spec").get("kms_key_name")
     for code, form, name, value in (
@@ -305,7 +321,7 @@ def connections(job: Job) -> Found:
         ("SL218", forms.SERVICE_ACCOUNT, "service_account", job.spec.get("service_account")),
         ("SL219", forms.BUCKET_PATH, "base_output_directory", job.base_output_directory),
     ):
-        if (text := known_text(value)) and not form.fits(text):
+        if (text := literal_string(value)) and not form.fits(text):
             yield code, f"{name} is {text!r}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 
-from shardline.components.vertex.payload import known_text, mapping_at, surely_lacks, whole_number
+from shardline.components.vertex.payload import is_surely_missing, literal_string, mapping_at, whole_number
 from shardline.components.vertex.pools import BOOT_DISK_TYPES
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Aim, Executor
@@ -140,7 +140,7 @@ def machines(pool: Pool) -> Found:
         Fix: set boot_disk_size_gb to a number from 100 to 64000
         Source: training/configure-compute.
     """
-    if surely_lacks(pool.spec, "machine_spec", "machine_type"):
+    if is_surely_missing(pool.spec, "machine_spec", "machine_type"):
         yield "SL111", "the pool has no machine_type"
     machine, topology = pool.machine_type, pool.machine.get("tpu_topology")
     if machine and machine not in MACHINE_TYPES and not machine.startswith(TPU_FAMILIES):
@@ -150,7 +150,7 @@ def machines(pool: Pool) -> Found:
     if topologies and topology not in topologies and "{{$" not in str(topology):
         yield "SL120", f"tpu_topology is {topology!r}; {machine} has {', '.join(topologies)}"
     disk = mapping_at(pool.spec, "disk_spec")
-    kind, size = known_text(disk.get("boot_disk_type")), whole_number(disk.get("boot_disk_size_gb"))
+    kind, size = literal_string(disk.get("boot_disk_type")), whole_number(disk.get("boot_disk_size_gb"))
     if kind and kind not in BOOT_DISK_TYPES:
         yield "SL121", f"boot_disk_type {kind!r} does not exist"
     if size is not None and not 100 <= size <= 64_000:
@@ -195,7 +195,7 @@ def accelerators(pool: Pool) -> Found:
     numbers, number = fitting.get(kind), whole_number(count)
     if numbers and number and number not in numbers:
         yield "SL116", f"{machine} takes {' or '.join(map(str, numbers))} {kind}, not {number} ({TABLE})"
-    if machine in BUILT_IN and surely_lacks(pool.machine, "accelerator_type"):
+    if machine in BUILT_IN and is_surely_missing(pool.machine, "accelerator_type"):
         built_in, number = BUILT_IN[machine]
         yield "SL117", f"{machine} has {number} {built_in} built in, which the pool does not name"
     if datetime.date.today() >= END_OF_SUPPORT.get(kind, datetime.date.max):

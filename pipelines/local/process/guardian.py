@@ -1,4 +1,4 @@
-"""Guardian of one process: starts it, ends with it, and kills all of its descendants.
+"""Guardian of one process: starts it, exits when it exits, and kills all of its descendants.
 
 Run by path (`python -I -S guardian.py NAMESPACES COMMAND ...`) as the leader of a new session, or forked by
 `fork_server`. A command is often a shell that forks, and PR_SET_PDEATHSIG reaches only the shell: so the

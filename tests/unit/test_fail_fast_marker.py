@@ -20,7 +20,7 @@ from shardline.trainer.base.errors import (
 )
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import ClusterConfig
-from shardline.trainer.loop import fail_fast
+from shardline.trainer.loop import fail_fast_marker
 
 WORDS = "the model returns no probabilities"
 
@@ -46,7 +46,7 @@ def environ(tmp_path):
 def run_job(settings, environ, failure=None, cluster=None):
     """Runs a job that fails with `failure`; returns the error that ends it, None if it succeeds."""
     try:
-        with fail_fast.refuse_repeated_failure(settings, cluster or ClusterConfig(), environ):
+        with fail_fast_marker.refuse_repeated_failure(settings, cluster or ClusterConfig(), environ):
             if failure:
                 raise failure
     except Exception as error:
@@ -148,7 +148,7 @@ def test_the_marker_is_in_the_runs_own_directory_and_can_be_removed(settings, en
     assert marker.parent == tmp_path / "base"
     assert json.loads(marker.read_text()) == {"error": WORDS, "replica": "chief-0"}
 
-    fail_fast.clear_markers(tmp_path / "base")
+    fail_fast_marker.clear_markers(tmp_path / "base")
     assert run_job(other, environ) is None
 
 
