@@ -115,7 +115,7 @@ def _endpoint(options: argparse.Namespace) -> Resources:
     name = _request(options)["display_name"]
     _report_only("deploy", f"no endpoint {name!r} is created; on Vertex AI it would be")
     return _write_artifact(
-        options, "endpoint", "local:not-made", {"resourceName": f"a new endpoint {name!r}"}
+        options, "endpoint", "local:not-created", {"resourceName": f"a new endpoint {name!r}"}
     )
 
 

@@ -84,7 +84,7 @@ def test_what_would_be_done_is_said(
     for said in (
         f"it would be, to {words[0]}, on 1 to 1 n1-standard-2",
         f"'digits' is not uploaded; on Vertex AI it would be, as {words[1]}",
-        "no endpoint 'other' is made",
+        "no endpoint 'other' is created",
         "it would be, to a new endpoint 'other', on 1 to 1 n1-highmem-2",
         "nothing is predicted; on Vertex AI gs://b/in/*.jsonl would be, into gs://b/out",
     ):
