@@ -7,8 +7,8 @@ SETTINGS := $(firstword $(wildcard settings/vertex.toml) settings/local.toml)
 PIPELINE := compiled/retrain.yaml
 # Processes that share the tests, a file to each at a time; JOBS=0 runs them in one, as a debugger wants it.
 JOBS ?= 2
-# $(call install,EXTRA): pip prints warnings and errors only.
-install = @begin=$$(date +%s); $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+# $(call install,EXTRA): pip prints errors only.
+install = @begin=$$(date +%s); $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
   -e '.[$(1)]' && echo "... installed in $$(($$(date +%s) - begin)) s"
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Whatever was set on the command line (make run source=tfds:mnist epochs=3), but for make's own variables.

@@ -164,7 +164,7 @@ def test_make_hands_the_requirement_to_pip_as_it_is(tmp_path: Path) -> None:
 
     assert " 'shardline[local] @ https://a/$x.zip#subdirectory=s' " in done.stdout
     # With hashes in a file pip wants hashes of all that the same call installs.
-    install = ".venv/bin/python -m pip install --quiet --disable-pip-version-check"
+    install = ".venv/bin/python -m pip install -qq --disable-pip-version-check"
     assert f"uv && {install} -r requirements.txt " in done.stdout
 
 
