@@ -136,8 +136,8 @@ class Catalog:
         return next((item for item in self.versions if item.version == name), None)
 
     def require(self, name: str, store: Store) -> Version:
-        """Returns a version by its name; raises ModelError, with the known names, if there is none."""
-        if version := self.find(name):
+        """Returns a version by its name, "latest" for the newest; ModelError, with all names, without one."""
+        if version := self.versions[-1] if name == "latest" and self.versions else self.find(name):
             return version
         known = ", ".join(item.version for item in self.versions) or "none"
         raise ModelError(f"no version {name} in {store.location('')}; there are {known}")

@@ -184,7 +184,7 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
 
     Args:
         champion: Directory or URI of the model store.
-        wanted: Name of a version; anything else, such as a path with a slash, is a directory.
+        wanted: Name of a version, or "latest"; anything else, such as a path with a slash, is a directory.
         override: Reason for promoting a model that is not blessed; kept in its record.
 
     Raises:
@@ -198,7 +198,7 @@ def promote(champion: str | os.PathLike[str], wanted: str, *, override: str = ""
     catalog, seen = read_catalog(store)
     if VERSION_NAME.fullmatch(wanted):
         version = catalog.require(wanted, store)
-        blessed, reason = version.blessed, version.verdict
+        wanted, blessed, reason = version.version, version.blessed, version.verdict
     else:
         with open_store(wanted).fetched("") as exported:
             verdict = read_part(exported, BLESSING_FILE, Verdict)
@@ -238,8 +238,8 @@ def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
     target = catalog.require(wanted, store)
     if not target.was_champion:
         raise ModelError(
-            f"{wanted} never was the champion; look at it, then: {PROMOTE_COMMAND} {store.location('')} "
-            f"{wanted}"
+            f"{target.version} never was the champion; look at it, then: {PROMOTE_COMMAND} "
+            f"{store.location('')} {target.version}"
         )
     return _commit_manually(store, catalog, seen, target, "rolled back", previous=target.previous)
 

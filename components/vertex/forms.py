@@ -96,7 +96,7 @@ MAX_DISPLAY_NAME = 128
 
 
 def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
-    """Checks labels as the API does; `origin` ends the message, " (from --label)".
+    """Checks labels as the API does; `origin` ends the message, " (from --tag)".
 
     Raises:
         SettingsError: When there are too many, or a key or value has characters that are not allowed.

@@ -14,6 +14,7 @@ import click
 
 from shardline.pipelines.cli.options import (
     PATH,
+    CommandGroup,
     environment_flags,
     foreground,
     json_option,
@@ -95,7 +96,7 @@ def _counts(found: list[Finding]) -> dict[str, int]:
     return {"errors": errors, "warnings": len(found) - errors}
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def settings() -> None:
     """Show the settings of an environment."""
 
@@ -104,7 +105,7 @@ def settings() -> None:
 @environment_flags
 @json_option
 def settings_show(settings: Path | None, as_json: bool, **flags: str) -> None:
-    """Show the values of [vertex] that commands use, and where each comes from."""
+    """Show the values of [vertex], and where each comes from."""
     from shardline.pipelines.settings import NAMES, load_environment
 
     found = load_environment(settings, flags, os.environ, needed=())
@@ -124,10 +125,10 @@ _MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 @json_option
 @environment_flags
 def doctor(local: bool, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str) -> None:
-    """Check this machine and the platform before a run: what is wrong, and how to fix it.
+    """Check this machine and the platform before a run.
 
-    Changes nothing. With --settings, checks the image and machines of the pipeline, too. Exits with 1 if a
-    run would fail.
+    Says what is wrong and how to fix it, and changes nothing. With --settings, checks the image and machines
+    of the pipeline, too. Exits with 1 if a run would fail.
     """
     found = []
     with foreground(sys.stderr):

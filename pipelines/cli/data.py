@@ -12,7 +12,15 @@ from typing import Any
 import click
 
 from shardline.components.preprocess.settings import CHOICES, PreprocessSettings
-from shardline.pipelines.cli.options import PATH, foreground, json_option, pairs, show, show_json
+from shardline.pipelines.cli.options import (
+    PATH,
+    CommandGroup,
+    foreground,
+    json_option,
+    pairs,
+    show,
+    show_json,
+)
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 
@@ -160,7 +168,7 @@ def _show_source(settings: PreprocessSettings, as_json: bool) -> None:
     show(as_json, found, *(f"{name}: {text}" for name, text in found.items()))
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def dataset() -> None:
     """Inspect a finished dataset directory."""
 
@@ -195,9 +203,10 @@ def show_stats(directory: Path, processes: int, as_json: bool) -> None:
 @click.option("--output", type=PATH, help="New file to write.  [default: standard output]")
 @_PROCESSES
 def draft_schema(directory: Path, output: Path | None, processes: int) -> None:
-    """Draft a schema from the columns and labels of DIRECTORY, for preprocess --schema.
+    """Draft a schema from the columns and labels of DIRECTORY.
 
-    Edit the draft: it describes this dataset, not what the next one may contain.
+    It is for preprocess --schema. Edit the draft: it describes this dataset, not what the next one may
+    contain.
     """
     from shardline.components.preprocess.inspect.stats import stats
     from shardline.components.preprocess.schema.schema import draft

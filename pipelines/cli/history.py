@@ -14,6 +14,7 @@ from shardline.components.runs.directory import local_runs, read_local_record
 from shardline.components.runs.record import RunRecord
 from shardline.components.text import duration
 from shardline.pipelines.cli.options import (
+    CommandGroup,
     environment_flags,
     foreground,
     json_option,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _WIDTH = 40
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="Number of runs.")
 @runs_dir_option
 @json_option
@@ -39,7 +40,10 @@ _WIDTH = 40
 def runs(
     context: click.Context, /, limit: int, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str
 ) -> None:
-    """List the newest runs in RUNS_DIR and, with --settings or --project, on the platform."""
+    """List the newest runs in RUNS_DIR, and on the platform.
+
+    The platform's are listed with --settings or --project.
+    """
     if context.invoked_subcommand is not None:
         return
     found = [_local_row(record) for record in local_runs(runs_dir, limit)]

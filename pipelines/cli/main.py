@@ -13,7 +13,7 @@ from shardline.pipelines.cli.checks import check, doctor, settings, show_finding
 from shardline.pipelines.cli.data import dataset, drift, preprocess
 from shardline.pipelines.cli.history import runs
 from shardline.pipelines.cli.models import champion, probe, rehearse, validate
-from shardline.pipelines.cli.options import PATH, path_option, show
+from shardline.pipelines.cli.options import PATH, CommandGroup, path_option, show
 from shardline.pipelines.cli.run import launch, run, train
 from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
 from shardline.pipelines.cli.schedule import schedule
@@ -24,7 +24,7 @@ from shardline.trainer.base.crash import as_error
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
 
 
-class _Group(click.Group):
+class _Main(CommandGroup):
     """Group that turns an error into one line and the error's exit code, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -39,13 +39,13 @@ class _Group(click.Group):
             raise shown from None
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shardline")
 def main() -> None:
     """Turn a dataset and a Keras model into a retraining pipeline for Vertex AI Pipelines."""
 
 
-@main.command()
+@click.command()
 @path_option("--settings", "settings/local.toml", "Settings file (TOML).")
 @click.option(
     "--pipeline",
@@ -89,7 +89,7 @@ def compile(
         click.echo(f"{output} {'written' if changed else 'is up to date'}", err=aside)
 
 
-@main.command()
+@click.command()
 @click.argument("directory", type=PATH, metavar="DIR")
 @click.option(
     "--kind",
@@ -100,7 +100,7 @@ def compile(
 )
 @click.option("--name", default="", help="Name of the package.  [default: from DIR]")
 def new(directory: Path, kind: str, name: str) -> None:
-    """Write a new project to DIR: model, source, settings, parameters, tests, Makefile, CI.
+    """Write a project to DIR: model, data, settings, tests, Makefile.
 
     It runs at once, on sample data: 'make run' on this machine, 'make submit' on Vertex AI. Replace its model
     and source with yours. DIR must be new or empty.
@@ -114,8 +114,8 @@ def new(directory: Path, kind: str, name: str) -> None:
     show(False, None, head, "", *map(str, files), "", "Next:", "", *(f"    {step}" for step in steps))
 
 
-_CHECKS = (check, settings, doctor)
-_PARTS = (run, launch, train, preprocess, dataset, drift, rehearse, validate, probe, champion)
-_PLATFORM = (image, upload, submit, runs, status, cancel, logs, explain, schedule)
-for command in (*_CHECKS, *_PARTS, *_PLATFORM):
-    main.add_command(command)
+main.add_section("Start", new, doctor, settings, compile, check)
+main.add_section("Data and models", preprocess, dataset, drift, validate, champion, probe)
+main.add_section("Run on this machine", run, rehearse, train, launch)
+main.add_section("Run on the platform", image, upload, submit, schedule, cancel)
+main.add_section("Look at runs", runs, status, logs, explain)

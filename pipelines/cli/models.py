@@ -14,6 +14,7 @@ import click
 from shardline.components.validate.gate.gate import FIRST_RUN_POLICIES, Gate, read_gate
 from shardline.pipelines.cli.options import (
     PATH,
+    CommandGroup,
     foreground,
     json_option,
     parameter_options,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 @click.argument("dataset", type=PATH)
 @parameter_options
 def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> None:
-    """Try training, export and gate of PIPELINE on a few examples of DATASET.
+    """Try PIPELINE's training and gate on a few examples of DATASET.
 
     Takes less than a minute and keeps nothing. A run does the same before its training job.
     """
@@ -88,10 +89,11 @@ def validate(
     model_function: str,
     **rules: Any,
 ) -> None:
-    """Export MODEL.keras, evaluate it on DATASET's test split, and write the export and a report to OUT.
+    """Export MODEL, judge it on DATASET's test split, report to OUT.
 
-    The default rules of the gate apply; docs/gate.md explains them. A rule compares a metric, of all examples
-    or of a slice, with a number or with the champion, which is evaluated again on the same examples:
+    MODEL is a .keras file; OUT gets the export and report.html. The default rules of the gate apply;
+    docs/gate.md explains them. A rule compares a metric, of all examples or of a slice, with a number or with
+    the champion, which is evaluated again on the same examples:
 
     \b
       recall[class=healthy] >= 0.9
@@ -144,11 +146,11 @@ def probe(
     settings: Path | None,
     as_json: bool,
 ) -> None:
-    """Send the golden examples in EXPORTED_DIR to a model server, and compare its answers.
+    """Compare a model server's answers with those of EXPORTED_DIR.
 
-    URL is a REST endpoint of TensorFlow Serving, http://HOST:8501/v1/models/NAME; ENDPOINT is
-    projects/P/locations/L/endpoints/ID. EXPORTED_DIR is the output of a validation, or a version in the model
-    store. Exits with 1 if the answers differ.
+    It is sent the golden examples of the export. URL is a REST endpoint of TensorFlow Serving,
+    http://HOST:8501/v1/models/NAME; ENDPOINT is projects/P/locations/L/endpoints/ID. EXPORTED_DIR is the
+    output of a validation, or a version in the model store. Exits with 1 if the answers differ.
     """
     from shardline.components.register import probe as probes
     from shardline.components.vertex.forms import ENDPOINT
@@ -179,11 +181,12 @@ _NEVER = "never the champion"
 _store_argument = click.argument("directory", metavar="CHAMPION_URI")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def champion() -> None:
-    """List published models, and choose the champion, the version in use.
+    """List published models, and choose the champion.
 
-    CHAMPION_URI is a directory, or gs://BUCKET/PATH, which need not be mounted.
+    The champion is the version in use. CHAMPION_URI is a directory, or gs://BUCKET/PATH, which need not be
+    mounted.
     """
 
 
@@ -191,7 +194,10 @@ def champion() -> None:
 @_store_argument
 @json_option
 def list_versions(directory: str, as_json: bool) -> None:
-    """List the versions in CHAMPION_URI, newest first; * marks the champion."""
+    """List the versions in CHAMPION_URI, newest first.
+
+    The champion is marked with *.
+    """
     from shardline.components.model_store.champions import complete_versions, require_current
     from shardline.components.text import table
 
@@ -210,13 +216,17 @@ def list_versions(directory: str, as_json: bool) -> None:
 @click.argument("version", default="")
 @json_option
 def show_champion(directory: str, version: str, as_json: bool) -> None:
-    """Show VERSION in CHAMPION_URI, or the champion and the versions to roll back to."""
+    """Show VERSION in CHAMPION_URI, or the champion.
+
+    VERSION is a name from 'list', or latest. Without it, the versions to roll back to are listed as well.
+    """
     from shardline.components.model_store.catalog import open_store, read_catalog
     from shardline.components.model_store.champions import complete_versions, require_current
 
     if version:
         place = open_store(directory)
-        facts = {"version": version, **_facts(directory, read_catalog(place)[0].require(version, place))}
+        found = read_catalog(place)[0].require(version, place)
+        facts = {"version": found.version, **_facts(directory, found)}
         show(as_json, facts, *_lines(facts))
         return
     present = require_current(directory)
@@ -247,8 +257,8 @@ def show_champion(directory: str, version: str, as_json: bool) -> None:
 def promote(directory: str, version: str, override: str, as_json: bool) -> None:
     """Make VERSION the champion in CHAMPION_URI.
 
-    VERSION is a name from 'list', or the directory of a validated model, written with a slash: ./OUT of
-    'shardline validate', or the artifact 'exported' of a run. A directory is copied first.
+    VERSION is a name from 'list', latest for the newest, or the directory of a validated model, written with
+    a slash: ./OUT of 'shardline validate', or the artifact 'exported' of a run. A directory is copied first.
     """
     from shardline.components.model_store import champions
 
@@ -266,7 +276,7 @@ def promote(directory: str, version: str, override: str, as_json: bool) -> None:
 )
 @json_option
 def rollback(directory: str, version: str, as_json: bool) -> None:
-    """Roll the champion in CHAMPION_URI back to the version that it replaced."""
+    """Make the version that the champion replaced the champion again."""
     from shardline.components.model_store import champions
 
     _tell(champions.rollback(directory, version), as_json)
@@ -283,7 +293,10 @@ def rollback(directory: str, version: str, as_json: bool) -> None:
 )
 @json_option
 def prune(directory: str, keep: int, as_json: bool) -> None:
-    """Remove old versions from CHAMPION_URI, never the champion or the one that it replaced."""
+    """Remove old versions from CHAMPION_URI.
+
+    The champion and the version that it replaced stay.
+    """
     from shardline.components.model_store import champions
 
     removed = champions.prune(directory, keep)

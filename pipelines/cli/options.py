@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -15,7 +17,7 @@ import click
 
 from shardline.components.text import table
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import PipelineError, SettingsError, ShardlineError, printable
+from shardline.trainer.base.errors import PipelineError, SettingsError, ShardlineError, page, printable
 
 if TYPE_CHECKING:
     from shardline.pipelines.local.terminal import Terminal
@@ -30,6 +32,37 @@ _HELP = {
 _NEEDED = ("project", "location")
 #: Names of the platform options, which `environment_flags` adds.
 PLATFORM_OPTIONS = ("settings", *_HELP)
+
+
+class CommandGroup(click.Group):
+    """Group of commands in sections; its help shows their first sentences whole, and addresses of pages."""
+
+    #: Names of commands by section.
+    sections: Mapping[str, Sequence[str]] = {}
+
+    def add_section(self, title: str, *commands: click.Command) -> None:
+        """Adds commands in a section of their own."""
+        for command in commands:
+            self.add_command(command)
+        self.sections = {**self.sections, title: [str(command.name) for command in commands]}
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Returns a command whose help has addresses in place of docs/NAME.md, but for `ctx.obj` "pages"."""
+        found = super().get_command(ctx, cmd_name)
+        if found and "docs/" in (found.help or "") and ctx.obj != "pages":
+            found = copy.copy(found)
+            found.help = re.sub(r"docs/([\w-]+)\.md", lambda match: page(match[1]), found.help or "")
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the sections; click would cut sentences that do not fit into a line."""
+        width = max(map(len, self.commands))
+        for title, names in (self.sections or {"Commands": self.list_commands(ctx)}).items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(f"{name:<{width}}", self.commands[name].get_short_help_str(10**4)) for name in names]
+                )
+
 
 #: Type of an argument or option that is a path.
 PATH = click.Path(path_type=Path)
@@ -195,13 +228,15 @@ def foreground(stream: TextIO | None = None) -> Iterator[Terminal]:
         yield terminal
 
 
-def pairs(texts: Iterable[str], option: str, error: type[ShardlineError]) -> dict[str, str]:
+def pairs(
+    texts: Iterable[str], option: str, error: type[ShardlineError], form: str = "NAME=VALUE"
+) -> dict[str, str]:
     """Splits texts of the form NAME=VALUE; raises `error` for another form or a name that occurs twice."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise error(f"{option} takes NAME=VALUE, got {text!r}")
+            raise error(f"{option} takes {form}, got {text!r}")
         if name in found:
             raise error(f"{option} {name} is set twice: {found[name]!r} and {value!r}")
         found[name] = value

@@ -26,17 +26,6 @@ Every command and its options, as `shardline COMMAND -h` prints them. All comman
 _FOOT = """
 This page is generated: `python -m shardline.pipelines.cli.reference > docs/cli.md`.
 """
-#: What a reader wants to do, and the commands or groups of commands for it.
-_TASKS = {
-    "start a project": ("new",),
-    "make and compare datasets": ("preprocess", "dataset", "drift"),
-    "train and judge a model": ("train", "rehearse", "validate", "champion", "probe"),
-    "run on this machine": ("run", "launch"),
-    "compile and check": ("compile", "check", "settings", "doctor"),
-    "release": ("image", "upload"),
-    "run on the platform": ("submit", "schedule", "cancel"),
-    "look at runs": ("runs", "status", "logs", "explain"),
-}
 _PLATFORM = "Platform options"
 _SHARED = "Shared options"
 #: Options that mean the same in every command that has them.
@@ -44,11 +33,7 @@ _SHARED_OPTIONS = ("--json", "--params", "--param", "--runs-dir", "--proven", "-
 
 
 def reference() -> str:
-    """Returns the page with the help of all commands, and of the program that every replica runs.
-
-    Raises:
-        ValueError: When `_TASKS` lacks a command.
-    """
+    """Returns the page with the help of all commands, and of the program that every replica runs."""
     from shardline.trainer import task
 
     contexts = commands()
@@ -65,13 +50,10 @@ def _index(contexts: Sequence[click.Context]) -> str:
     """Returns the rows of the table of commands, with the program of a replica."""
     rows = []
     names = [context.command_path.removeprefix("shardline ") for context in contexts]
-    for aim, wanted in _TASKS.items():
-        found = [name for name in names if name.split()[0] in wanted]
-        found.sort(key=lambda name: wanted.index(name.split()[0]))
+    for title, wanted in main.sections.items():
+        found = [name for one in wanted for name in names if name.split()[0] == one]
         links = [f"[`{name}`](#{_anchor(f'shardline {name}')})" for name in found]
-        rows.append(f"| {aim} | {', '.join(links)} |\n")
-    if missing := {name.split()[0] for name in names}.difference(*_TASKS.values()):
-        raise ValueError(f"no task has the commands {sorted(missing)}")
+        rows.append(f"| {title.lower()} | {', '.join(links)} |\n")
     rows.append(
         "| start a replica yourself | [`python -m shardline.trainer.task`](#options-of-the-trainer) |\n"
     )
@@ -123,8 +105,10 @@ def _options(wanted: Callable[[click.Parameter], bool]) -> str:
 
 def commands() -> list[click.Context]:
     """Returns a context for every command that does something, sorted by name."""
-    # Without --help, which all have.
-    root = click.Context(main, info_name="shardline", terminal_width=_WIDTH, help_option_names=[])
+    # Without --help, which all have; on a page, pages need no address.
+    root = click.Context(
+        main, info_name="shardline", terminal_width=_WIDTH, help_option_names=[], obj="pages"
+    )
     return list(_below(root))
 
 

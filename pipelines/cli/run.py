@@ -103,10 +103,10 @@ _ps_option = click.option(
     help="Create shardline.strategy() before the program starts.  [default: if it imports shardline]",
 )
 def launch(program: str, arguments: tuple[str, ...], module: bool, logs: Path | None, **options: Any) -> None:
-    """Run a Python program as N replicas on this machine, each with its TF_CONFIG.
+    """Run a Python program as N replicas on this machine.
 
-    The first replica is the chief, the others are workers. Each line of output begins with its replica's
-    name. When a replica fails, all are stopped and the command fails.
+    Each has its TF_CONFIG. The first replica is the chief, the others are workers. Each line of output begins
+    with its replica's name. When a replica fails, all are stopped and the command fails.
 
     Options of PROGRAM follow "--":
 
@@ -147,9 +147,10 @@ def train(
     injections: tuple[str, ...],
     trainer_options: tuple[str, ...],
 ) -> None:
-    """Train a model on DATASET with replicas on this machine, without a pipeline, and write it to OUT.
+    """Train a model on DATASET without a pipeline; write it to OUT.
 
-    TRAINER_OPTIONS are those of python -m shardline.trainer.task; --model is mnist_cnn by default.
+    The replicas are processes of this machine. TRAINER_OPTIONS are those of python -m shardline.trainer.task;
+    --model is mnist_cnn by default.
     """
     from shardline.pipelines.local.job.custom_job import CustomJob
     from shardline.pipelines.local.job.injections import parse_injection

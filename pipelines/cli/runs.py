@@ -16,6 +16,7 @@ import click
 from shardline.components.runs.directory import find_run, read_local_record, read_log
 from shardline.components.runs.record import ABANDONED, CANCELLED, FAILED, RUNNING, RunRecord
 from shardline.components.text import facts
+from shardline.components.vertex.forms import check_labels
 from shardline.pipelines.cli.options import (
     environment_flags,
     environment_options,
@@ -48,7 +49,9 @@ _wait_option = click.option(
 @click.command()
 @click.argument("pipeline")
 @parameter_options
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Label of the run.")
+@click.option(
+    "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag of the run; Google Cloud calls it a label."
+)
 @click.option("--job-id", default="", help="Id of the run.  [default: a new one]")
 @click.option("--no-cache", is_flag=True, help="Run every task, without cached results.")
 @click.option(
@@ -66,7 +69,7 @@ _wait_option = click.option(
 def submit(
     pipeline: str,
     given: Mapping[str, Any] | None,
-    labels: tuple[str, ...],
+    tags: tuple[str, ...],
     job_id: str,
     no_cache: bool,
     continued: str,
@@ -86,6 +89,7 @@ def submit(
     spec, template_uri, content = read_spec(pipeline)
     if continued:
         given = submission.continue_parameters(environment.platform, continued, given or {})
+    check_labels(labels := pairs(tags, "--tag", SettingsError, "KEY=VALUE"), " (from --tag)")
     parameters, warnings = check_run(spec, given or {}, settings=environment.file)
     proof = proofs.describe(content)
     request = submission.job_request(
@@ -93,7 +97,7 @@ def submit(
         spec,
         parameters,
         job_id=job_id or submission.new_job_id(spec["pipelineInfo"]["name"]),
-        labels=pairs(labels, "--label", SettingsError),
+        labels=labels,
         enable_caching=False if no_cache else None,
         template_uri=template_uri,
     )
@@ -196,10 +200,11 @@ def logs(
 @json_option
 @environment_flags
 def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str) -> None:
-    """Explain why RUN failed: step, replica, exit code, last lines, likely cause, next step.
+    """Explain why RUN failed, and what to do.
 
-    RUN is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform. Exits
-    with 1 if it failed, with 4 if it was cancelled.
+    Names step, replica, exit code, last lines, likely cause and next step. RUN is a run directory, the name
+    of a run in RUNS_DIR, latest, or the id of a run on the platform. Exits with 1 if it failed, with 4 if it
+    was cancelled.
     """
     place = find_place(run, runs_dir, settings, flags)
     with foreground(sys.stderr):

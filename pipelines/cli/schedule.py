@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardline.pipelines.cli.options import (
+    CommandGroup,
     environment_options,
     json_option,
     path_option,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from shardline.pipelines.settings import Environment
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def schedule() -> None:
     """Run pipelines on a schedule."""
 
@@ -50,10 +51,10 @@ def apply(
     environment: Environment,
     proofs: Proofs,
 ) -> None:
-    """Create or update the schedules NAMES (default: all) as a file declares them.
+    """Create or update the schedules NAMES as a file declares them.
 
-    All are checked before the first change. Schedules that are up to date or not in the file stay as they
-    are. After an interruption, run the command again.
+    By default these are all of the file. All are checked before the first change. Schedules that are up to
+    date or not in the file stay as they are. After an interruption, run the command again.
     """
     from shardline.pipelines.remote.schedules import apply_plan, list_schedules, load_schedules, make_plan
 

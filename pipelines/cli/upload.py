@@ -14,6 +14,7 @@ import click
 
 from shardline.pipelines.cli.options import (
     PATH,
+    CommandGroup,
     dry_run_option,
     json_option,
     path_option,
@@ -48,9 +49,9 @@ def upload(
     environment: Environment,
     proofs: Proofs,
 ) -> None:
-    """Upload PIPELINE, a compiled pipeline, to the registry, and tag it.
+    """Upload PIPELINE, a compiled pipeline, to the registry.
 
-    An existing version is not uploaded again.
+    Its version gets the tags. An existing version is not uploaded again.
     """
     from shardline.pipelines.check.checks import refuse_errors
     from shardline.pipelines.check.pipeline import Aim, Pipeline
@@ -75,9 +76,9 @@ def upload(
     show(as_json, {**dataclasses.asdict(done), "url": done.url, "proof": proof}, *lines, f"proof: {proof}")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def image() -> None:
-    """Build and push the container image of the components and the trainer."""
+    """Build and push the image of the components and the trainer."""
 
 
 def _image_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from shardline.trainer.base.errors import SettingsError
+from shardline.trainer.base.errors import SettingsError, page
 from shardline.trainer.base.files import write_bytes
 
 _TEMPLATE = Path(__file__).with_name("template")
@@ -36,7 +36,6 @@ _RESERVED = (
     "trainer",
 )
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-_HOME = "https://github.com/shardline/shardline"
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,8 @@ def write(directory: Path, kind: str, name: str, requirement: str) -> list[Path]
     values = {
         _PACKAGE: name,
         "@SHARDLINE@": requirement.replace("$", "$$").replace("#", r"\#"),
-        "@HOME@": _HOME,
+        "@HOME@": page("index"),
+        "@VERTEX@": page("vertex"),
         "@DATA@": chosen.data,
         "@EPOCHS@": str(chosen.epochs),
         "@MIN_ACCURACY@": str(chosen.min_accuracy),

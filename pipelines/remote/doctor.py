@@ -17,7 +17,7 @@ from shardline.components.vertex.client import Rest, connect, platform_errors
 from shardline.components.vertex.job import NETWORK, CustomJobSettings
 from shardline.pipelines.local.doctor import Diagnosis, error, ok, warning
 from shardline.pipelines.settings import Environment
-from shardline.trainer.base.errors import PlatformError
+from shardline.trainer.base.errors import PlatformError, page
 
 if TYPE_CHECKING:
     from shardline.pipelines.settings import Settings
@@ -201,5 +201,5 @@ def _training_network(job: CustomJobSettings, environment: Environment) -> Diagn
         found = (
             f"clients in {network} that reach the replicas' ports can read and write as the service account"
         )
-        return warning("training network", found, "deny egress to their address range: docs/vertex.md")
+        return warning("training network", found, f"deny egress to their address range: {page('vertex')}")
     return ok("training network", "the replicas are not in a network of yours, or there is only one")

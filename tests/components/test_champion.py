@@ -379,3 +379,15 @@ def test_prune_keeps_the_champion_what_it_replaced_and_the_newest(store_uri, tmp
     assert current(store_uri).version == names[1]
     assert set(open_store(store_uri).names("versions")) == left
     assert answer("rollback", store_uri)["version"] == names[0]
+
+
+def test_latest_is_the_newest_version(champion, versions):
+    rollback(champion)
+
+    assert invoke("show", champion, "latest").output == invoke("show", champion, versions[2].version).output
+    assert invoke("promote", champion, "latest").output == (
+        f"version {versions[2].version} is the champion (accuracy 0.9700)\n"
+    )
+    again = invoke("promote", champion, "latest")
+    assert (again.exit_code, current(champion)) == (2, versions[2])
+    assert versions[2].version in again.output

@@ -126,7 +126,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 def test_a_run_is_submitted_and_shown(fake: FakeVertex) -> None:
     with start(
-        "submit", "pipeline.yaml", "-p", "count=3", "-p", 'note=a "b" {c}', "--label", "team=vision"
+        "submit", "pipeline.yaml", "-p", "count=3", "-p", 'note=a "b" {c}', "--tag", "team=vision"
     ) as run:
         out, err = run.communicate(timeout=100)
 
@@ -214,7 +214,7 @@ def ran(name: str, **facts: Any) -> None:
         ([], "the parameter count (int) has no default and must be set"),
         (["-p", "count=3", "--job-id", "Toy"], "id must begin with a letter"),
         (
-            ["-p", "count=3", "--label", "Team=a"],
+            ["-p", "count=3", "--tag", "Team=a"],
             "a key is 1 to 63 lower-case letters, digits, '_' and '-', a letter first, got 'Team'",
         ),
         (["-p", "count=3", "--pipeline-root", "runs"], "pipeline_root must be a directory in Cloud Storage"),
@@ -243,7 +243,7 @@ def test_wait_ends_with_0_and_shows_the_tasks(fake: FakeVertex) -> None:
 
 
 def test_wait_ends_with_1_and_names_the_task_that_failed(fake: FakeVertex) -> None:
-    done = submit("--wait", "--label", "way=fail", "--job-id", "toy-1")
+    done = submit("--wait", "--tag", "way=fail", "--job-id", "toy-1")
     assert done.exit_code == 1
     assert done.stderr == (
         "Error: the run toy-1 failed in the task train: The replica workerpool0-0 exited with a non-zero "
@@ -254,7 +254,7 @@ def test_wait_ends_with_1_and_names_the_task_that_failed(fake: FakeVertex) -> No
 
 def test_json_is_all_there_is_on_standard_output(fake: FakeVertex) -> None:
     fake.services.fail("CreatePipelineJob", code_pb2.UNAVAILABLE)
-    done = submit("--wait", "--json", "--label", "way=fail", "--job-id", "toy-1")
+    done = submit("--wait", "--json", "--tag", "way=fail", "--job-id", "toy-1")
     assert done.exit_code == 1
     content = json.loads(done.stdout)
     assert (content["run"], content["state"]) == ("toy-1", "failed")
@@ -266,7 +266,7 @@ def test_json_is_all_there_is_on_standard_output(fake: FakeVertex) -> None:
 
 
 def test_a_run_is_cancelled_which_is_no_success(fake: FakeVertex) -> None:
-    with start(*SUBMIT, "--wait", "--label", "way=held", "--job-id", "toy-1") as run:
+    with start(*SUBMIT, "--wait", "--tag", "way=held", "--job-id", "toy-1") as run:
         assert run.stdout is not None
         while run.stdout.readline() not in ("train: running\n", ""):
             pass
@@ -293,7 +293,7 @@ def test_a_run_goes_on_from_the_checkpoints_of_one_that_has_ended(fake: FakeVert
         sdkVersion="kfp-2",
     )
     (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(made))
-    with start(*SUBMIT, "--wait", "--label", "way=held", "--job-id", "toy-1") as run:
+    with start(*SUBMIT, "--wait", "--tag", "way=held", "--job-id", "toy-1") as run:
         assert run.stdout is not None
         while run.stdout.readline() not in ("train: running\n", ""):
             pass
@@ -312,7 +312,7 @@ def test_a_run_goes_on_from_the_checkpoints_of_one_that_has_ended(fake: FakeVert
 
 
 def test_who_stops_watching_leaves_the_run_alone(fake: FakeVertex) -> None:
-    with start(*SUBMIT, "--wait", "--label", "way=held", "--job-id", "toy-1") as run:
+    with start(*SUBMIT, "--wait", "--tag", "way=held", "--job-id", "toy-1") as run:
         assert run.stdout is not None
         while run.stdout.readline() not in ("train: running\n", ""):
             pass

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.cli.options import pairs
+from shardline.pipelines.cli.options import CommandGroup, pairs
 from shardline.pipelines.cli.reference import commands as all_commands
 from shardline.pipelines.cli.reference import reference
 from shardline.pipelines.parameters import check_parameters
@@ -160,6 +164,54 @@ def test_the_reference_of_the_command_line_is_up_to_date() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == reference(), (
         "python -m shardline.pipelines.cli.reference > docs/cli.md"
     )
+
+
+def groups(context: click.Context) -> Iterator[click.Context]:
+    """Yields a context for each group of commands, as wide as a terminal of 80 columns."""
+    assert isinstance(context.command, click.Group)
+    yield context
+    for name in context.command.list_commands(context):
+        if isinstance(child := context.command.get_command(context, name), click.Group):
+            yield from groups(click.Context(child, info_name=name, parent=context))
+
+
+@pytest.mark.parametrize(
+    "context",
+    list(groups(click.Context(main, info_name="shardline", terminal_width=80))),
+    ids=lambda context: context.command_path,
+)
+def test_the_help_has_each_command_in_one_whole_line(context: click.Context) -> None:
+    group = context.command
+    assert isinstance(group, CommandGroup)
+    help_lines = context.get_help().splitlines()
+    lines = help_lines[help_lines.index("Options:") :]
+    found = [line.split()[0] for line in lines if re.match(r"  [a-z]", line)]
+    texts = [command.get_short_help_str(10**4) for command in group.commands.values()]
+
+    assert sorted(found) == sorted(group.commands), "each is in one section"
+    assert all(any(line.endswith(text) for line in lines) for text in texts), "no sentence is cut or wrapped"
+    assert not [line for line in lines if len(line) > 80 or line.endswith("...")]
+
+
+def test_the_help_names_pages_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = Message()
+    built["Project-URL"] = "Documentation, https://docs.example/shardline"
+    monkeypatch.setattr("importlib.metadata.metadata", lambda name: built)
+    helps = [context.command.help or "" for context in all_commands()]
+
+    shown = CliRunner().invoke(main, ["check", "--help"]).output
+
+    assert "https://docs.example/shardline/check.md" in shown
+    assert {name for text in helps for name in re.findall(r"docs/[\w-]+\.md", text)} <= {
+        f"docs/{page.name}" for page in PAGES
+    }
+
+
+def test_an_installation_has_the_address_of_the_documentation() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+
+    assert re.search(r"^Documentation = https://\S+/docs$", setup["metadata"]["project_urls"], re.MULTILINE)
 
 
 def test_every_command_and_option_has_help() -> None:

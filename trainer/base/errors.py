@@ -32,6 +32,21 @@ class ShardlineError(Exception):
         return printable(" ".join(str(self).split()))
 
 
+def page(name: str) -> str:
+    """Returns the address of a page of the documentation, such as "gate".
+
+    Its base is the project URL "Documentation" of the installed package (setup.cfg), or else docs.
+    """
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        urls = metadata("shardline").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        urls = []
+    bases = (url.partition(", ")[2] for url in urls if url.startswith("Documentation, "))
+    return f"{next(bases, 'docs')}/{name}.md"
+
+
 def printable(text: str) -> str:
     """Returns a text with its control characters escaped as in Python: a terminal would act on them."""
     if text.isprintable():
