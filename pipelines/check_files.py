@@ -19,7 +19,7 @@ from shardline.pipelines.remote.schedules import TABLE as SCHEDULES
 from shardline.pipelines.remote.schedules import load_schedules
 from shardline.pipelines.settings import load, load_image, read_environment
 from shardline.pipelines.spec import read_pipeline
-from shardline.pipelines.tables import read_settings_file
+from shardline.pipelines.tables import PROJECT_SETTINGS, read_settings_file
 
 _TOML = (".toml", ".example")
 #: Keys that every study has, and no settings file.
@@ -54,10 +54,12 @@ def read(path: Path, parameters: Mapping[str, Any] | None = None) -> Pipeline:
     """Reads a file for a check; `parameters` are those of the run, None if they are not known.
 
     The file is a pipeline (YAML or JSON), alone or in a PipelineJob, or settings (TOML), which are compiled.
+    In a project, its settings say what the image holds.
     Raises PipelineError when it is not a pipeline, and SettingsError when settings cannot be read.
     """
     if path.suffix not in _TOML:
-        return parse(read_pipeline(path), path, parameters)
+        image = load_image(PROJECT_SETTINGS) if PROJECT_SETTINGS.is_file() else None
+        return replace(parse(read_pipeline(path), path, parameters), image=image)
     from shardline.pipelines.compile import compile_pipeline  # with KFP's compiler
 
     pipeline = parse(compile_pipeline(load(path)), path, parameters)

@@ -16,6 +16,7 @@ from shardline.components.vertex.job import CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines.image.settings import ImageSettings
 from shardline.pipelines.tables import (
+    PROJECT_SETTINGS,
     check_tables,
     error_prefix,
     read_dataclass,
@@ -293,9 +294,12 @@ def load_environment(
 ) -> Environment:
     """Reads an environment: the table [vertex] of a settings file, overridden by VERTEX_*, then by flags.
 
-    A flag that is not set is "". Raises SettingsError when a value in `needed` is missing, one is malformed,
-    or, unless `needed` is empty, one is still a placeholder of the example.
+    Without `settings` they are those of the project in this directory, if there is one. A flag that is not
+    set is "". Raises SettingsError when a value in `needed` is missing, one is malformed, or, unless `needed`
+    is empty, one is still a placeholder of the example.
     """
+    if settings is None and PROJECT_SETTINGS.is_file():
+        settings = PROJECT_SETTINGS
     values, origins = read_values(settings, flags, environ)
     for name in needed:
         if not values.get(name):

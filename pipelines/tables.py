@@ -13,18 +13,23 @@ from shardline.trainer.base.errors import SettingsError
 
 T = TypeVar("T")
 
+#: The settings of a project, in its directory: the default there.
+PROJECT_SETTINGS = Path("settings.toml")
+
 
 def read_settings_file(path: Path, kind: str = "settings") -> dict[str, Any]:
     """Returns the content of a settings file; SettingsError when it is missing or not TOML.
 
     A file of another `kind` has only tables [KIND.NAME].
     """
-    missing = (
-        f"no settings file {path}; check the path, or create a project with one: 'shardline new DIR'"
-        if kind == "settings"
-        else f"no {kind} file {path}; it has tables [{kind}.NAME] (TOML)"
-    )
-    return read_toml(path, missing)
+    example = path.with_name(f"{path.name}.example")
+    if example.is_file():
+        advice = f"copy {example} to it, and edit it"
+    elif kind == "settings":
+        advice = "check the path, or create a project with one: 'shardline new DIR'"
+    else:
+        advice = f"it has tables [{kind}.NAME] (TOML)"
+    return read_toml(path, f"no {kind} file {path}; {advice}")
 
 
 def read_toml(path: Path, missing: str) -> dict[str, Any]:

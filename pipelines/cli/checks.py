@@ -154,7 +154,7 @@ def _examine(
 
         try:
             environment = load_environment(settings, flags, os.environ)
-            known = compiled.load(settings) if settings else None
+            known = compiled.load(environment.file) if environment.file else None
         except SettingsError:
             yield from here.examine(runs_dir, toy=False)  # it needs no settings
             raise

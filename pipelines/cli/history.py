@@ -42,7 +42,7 @@ def runs(
 ) -> None:
     """List the newest runs in RUNS_DIR, and on the platform.
 
-    The platform's are listed with --settings or --project.
+    The platform's are listed where --settings or --project is given.
     """
     if context.invoked_subcommand is not None:
         return

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 @click.command()
-@path_option("--settings", "settings/local.toml", "Settings file (TOML).")
+@path_option("--settings", "settings/local.toml", "Settings file (TOML).", in_project="settings.toml")
 @click.option(
     "--pipeline",
     type=click.Choice(["retrain", "tune"]),

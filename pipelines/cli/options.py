@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from shardline.components.text import table
+from shardline.pipelines.tables import PROJECT_SETTINGS
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError, SettingsError, ShardlineError, page, printable
 
@@ -68,9 +69,18 @@ class CommandGroup(click.Group):
 PATH = click.Path(path_type=Path)
 
 
-def path_option(name: str, default: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns the option for a path that has a default."""
-    return click.option(name, type=PATH, default=Path(default), show_default=True, help=text)
+def path_option(
+    name: str, default: str, text: str, *, in_project: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns the option for a path that has a default, and another one `in_project`."""
+    if not in_project:
+        return click.option(name, type=PATH, default=Path(default), show_default=True, help=text)
+    return click.option(
+        name,
+        type=PATH,
+        default=lambda: Path(in_project if PROJECT_SETTINGS.is_file() else default),
+        help=f"{text}  [default: {in_project} in a project, else {default}]",
+    )
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -78,7 +88,8 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Print the request
 settings_option = click.option(
     "--settings",
     type=PATH,
-    help="Settings file (TOML); VERTEX_* variables and options override its table [vertex].",
+    help="Settings file (TOML); VERTEX_* variables and options override its table [vertex].  "
+    "[default: settings.toml in a project]",
 )
 
 

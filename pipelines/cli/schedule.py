@@ -36,7 +36,7 @@ def schedule() -> None:
 
 @schedule.command()
 @click.argument("names", nargs=-1)
-@path_option("--file", "settings/schedules.toml", "File of schedules (TOML).")
+@path_option("--file", "settings/schedules.toml", "File of schedules (TOML).", in_project="schedules.toml")
 @click.option("--dry-run", is_flag=True, help="Show the changes and make none.")
 @click.option("--check", is_flag=True, help="With --dry-run: exit with 1 if there are changes to make.")
 @json_option

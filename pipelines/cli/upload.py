@@ -109,7 +109,7 @@ def _image_options(command: Callable[..., None]) -> Callable[..., None]:
             "machines]",
         ),
         click.option("--tag", "tags", multiple=True, help="Tag instead of the settings'. Repeatable."),
-        path_option("--settings", "settings/local.toml", "Settings file (TOML)."),
+        path_option("--settings", "settings/local.toml", "Settings file (TOML).", in_project="settings.toml"),
     ):
         wrapped = option(wrapped)
     return wrapped

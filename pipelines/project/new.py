@@ -87,6 +87,7 @@ def write(directory: Path, kind: str, name: str, requirement: str) -> list[Path]
         "@SHARDLINE@": requirement.replace("$", "$$").replace("#", r"\#"),
         "@HOME@": page("index"),
         "@VERTEX@": page("vertex"),
+        "@OPERATING@": page("operating"),
         "@DATA@": chosen.data,
         "@EPOCHS@": str(chosen.epochs),
         "@MIN_ACCURACY@": str(chosen.min_accuracy),

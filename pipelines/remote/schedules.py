@@ -26,6 +26,7 @@ from shardline.components.vertex.payload import mapping_at
 from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.pipelines.check.registry import Severity, apply
 from shardline.pipelines.check.rules.schedules import NO_ZONE, Schedule
+from shardline.pipelines.parameters import read_parameters
 from shardline.pipelines.remote.submit import job_request
 from shardline.pipelines.settings import Environment
 from shardline.pipelines.tables import error_prefix, read_tables
@@ -66,11 +67,13 @@ class DeclaredSchedule(Schedule):
     """One schedule, [schedules.NAME]; the fields are those of the Vertex AI API.
 
     Its display name is NAME, by which it is found on the platform, and its cron begins with a time zone.
-    settings/schedules.toml.example explains the fields; None leaves it to the pipeline, or to `shardline
+    `params` is a file of parameters, which `parameters` override. settings/schedules.toml.example explains
+    the fields; None leaves it to the pipeline, or to `shardline
     schedule pause` and `resume`.
     """
 
     pipeline: str
+    params: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     enable_caching: bool | None = None
     max_concurrent_active_run_count: int | None = 1
@@ -97,7 +100,8 @@ class DeclaredSchedule(Schedule):
 def load_schedules(path: Path) -> dict[str, DeclaredSchedule]:
     """Reads a file of schedules, by name; settings/schedules.toml.example shows all of its keys.
 
-    A pipeline that is a file becomes an absolute path, or relative as `path` is.
+    A pipeline that is a file becomes an absolute path, or relative as `path` is. Parameters are those of
+    `params`, too.
 
     Raises:
         SettingsError: When the file is missing or no TOML, or a key is unknown, missing, mistyped or wrong.
@@ -107,6 +111,10 @@ def load_schedules(path: Path) -> dict[str, DeclaredSchedule]:
         if not table["pipeline"].startswith("https://"):
             table["pipeline"] = str(path.parent / table["pipeline"])
         with error_prefix(f"{path}: {TABLE}.{name}: "):
+            if params := table.get("params"):
+                table["parameters"] = read_parameters(path.parent / params) | dict(
+                    table.get("parameters", {})
+                )
             declared[name] = DeclaredSchedule(display_name=name, **table)
     return declared
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from google.cloud.aiplatform_v1.types import CreateNotebookExecutionJobRequest, 
 from google.rpc import code_pb2
 
 from shardline.pipelines.cli.main import main
+from shardline.pipelines.project import new
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex
 from tests.helpers.checks import pipeline
@@ -113,6 +115,38 @@ def test_apply_makes_it_so_and_twice_is_once(workplace: FakeVertex) -> None:
     assert done("apply") == f"nightly: nothing to do; fires next {NEXT}\n"
     assert written(workplace) == []
     assert Schedule.to_dict(only(workplace)) == before
+
+
+def test_a_new_project_is_retrained_every_week(
+    workplace: FakeVertex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new.write(Path("project"), "table", "leafnet", "shardline")
+    monkeypatch.chdir("project")
+    for name in WHERE:
+        monkeypatch.delenv(name)
+    for file in (Path("settings.toml"), Path("params/vertex.toml")):
+        file.write_text(file.read_text().replace("my-project", PROJECT).replace("my-bucket", BUCKET))
+
+    def typed(words: str) -> str:
+        result = CliRunner().invoke(main, words.split())
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    typed("compile")
+    checked = typed("check schedules.toml")
+    assert "error" not in checked
+    assert "what the image holds" not in checked
+    assert "leafnet-weekly: would be created" in typed("schedule apply --dry-run")
+    assert written(workplace) == []
+    assert "leafnet-weekly: created; fires next Mon" in typed("schedule apply")
+    assert written(workplace) == ["CreateSchedule"]
+    assert "leafnet-weekly: nothing to do" in typed("schedule apply")
+    assert written(workplace) == []
+    assert re.search("^leafnet-weekly .* active .*0 6 [*] [*] 1 ", typed("schedule list"), re.MULTILINE)
+    job = only(workplace).create_pipeline_job_request.pipeline_job
+    values = dict(job.runtime_config.parameter_values)
+    assert (values["source"], values["epochs"]) == ("leafnet.source:Source", 30)
+    assert values["history_uri"] == f"gs://{BUCKET}/history/leafnet"
 
 
 def test_a_run_is_what_was_declared(workplace: FakeVertex) -> None:

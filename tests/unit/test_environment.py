@@ -42,6 +42,13 @@ def test_variables_override_the_file_and_flags_override_both(file: Path) -> None
     }
 
 
+def test_a_project_needs_no_option(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.rename(file.with_name("settings.toml")).parent)
+    found = load_environment(None, {"location": "us-central1"}, {})
+
+    assert (found.project, found.location, found.file) == ("from-file", "us-central1", Path("settings.toml"))
+
+
 def test_labels_come_from_a_variable() -> None:
     variables = {"VERTEX_LABELS": "team=vision, stage=test", "VERTEX_API_ENDPOINT": "vertex.p.googleapis.com"}
     found = load_environment(None, PLACE, variables)

@@ -48,8 +48,9 @@ def test_it_holds_all_that_is_needed_and_no_placeholder_of_the_template(project:
     written = {path.relative_to(project): path for path in project.rglob("*") if path.is_file()}
     text = "\n".join(path.read_text() for path in written.values())
 
-    wanted = "Makefile README.md settings.toml params/local.toml params/vertex.toml requirements.txt "
-    wanted += "leafnet/model.py leafnet/source.py tests/test_leafnet.py .gitignore .github/workflows/ci.yaml"
+    wanted = "Makefile README.md settings.toml schedules.toml params/local.toml params/vertex.toml "
+    wanted += "requirements.txt leafnet/model.py leafnet/source.py tests/test_leafnet.py .gitignore "
+    wanted += ".github/workflows/ci.yaml"
     assert {Path(name) for name in wanted.split()} <= set(written)
     assert "my_package" not in f"{text}{list(written)}"
     assert not re.findall(r"@[A-Z_]+@", text)

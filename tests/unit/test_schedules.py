@@ -63,6 +63,19 @@ def test_schedules_are_read(tmp_path: Path) -> None:
     assert found["registry"].pipeline.startswith("https://")
 
 
+def test_parameters_override_those_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('epochs = 1\nsource = "digits"')
+    declared = (
+        'cron = "TZ=UTC 0 6 * * *"\npipeline = "p.yaml"\nparams = "run.toml"\nparameters = {epochs = 2}'
+    )
+    (found,) = load_schedules(write(tmp_path, f"[schedules.nightly]\n{declared}")).values()
+
+    assert found.parameters == {"epochs": 2, "source": "digits"}
+    (tmp_path / "run.toml").unlink()
+    with pytest.raises(SettingsError, match=r"nightly: no parameter file .*run\.toml"):
+        load_schedules(tmp_path / "schedules.toml")
+
+
 def test_the_example_is_right(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "settings" / "schedules.toml.example"
     (declared,) = load_schedules(Path(shutil.copy(example, tmp_path))).values()

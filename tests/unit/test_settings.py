@@ -122,5 +122,8 @@ def test_a_wrong_settings_file_is_explained(tmp_path, old, new, message):
 
 
 def test_a_missing_settings_file_is_named(tmp_path):
+    (tmp_path / "vertex.toml.example").touch()
+    with pytest.raises(SettingsError, match=r"no settings file .*; copy .*vertex\.toml\.example to it"):
+        environments.load(tmp_path / "vertex.toml")
     with pytest.raises(SettingsError, match="no settings file"):
         environments.load(tmp_path / "none.toml")

@@ -273,7 +273,7 @@ def contents(pipeline: Pipeline) -> Found:
             its distribution to [image] requirements
         Source: Shardline: the table [image] says what the image holds.
     SL614 warning: The settings say what the image holds.
-        Fix: pass --settings FILE with a table [image]
+        Fix: pass --settings FILE with a table [image]; 'shardline check FILE' checks with it
         Source: Shardline: the table [image] says what the image holds.
     """
     if pipeline.given is None or pipeline.aim is Aim.HERE or pipeline.name not in OWN_PIPELINES:
