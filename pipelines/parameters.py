@@ -28,7 +28,7 @@ from shardline.pipelines.spec import RETRAIN, TUNE, declared_parameters, default
 from shardline.pipelines.tables import read_toml
 from shardline.trainer.base import files, plugins
 from shardline.trainer.base.deserialize import did_you_mean, own_fields, read
-from shardline.trainer.base.errors import PipelineError, SettingsError, SourceError
+from shardline.trainer.base.errors import PipelineError, SettingsError, SourceError, page
 from shardline.trainer.base.plugins import import_string
 
 #: Whole numbers travel as doubles, here as on the platform.
@@ -263,7 +263,7 @@ def load_study(path: Path) -> str:
 
     Raises SettingsError when the file is missing, is not TOML, or is not a valid study.
     """
-    content = read_toml(path, f"no study file {path}; settings/tune.toml is one to start from")
+    content = read_toml(path, f"no study file {path}; {page('tuning')} shows one to start from")
     try:
         check_tuned(read_study(content).types, {})
     except SettingsError as error:

@@ -159,8 +159,7 @@ CAUSES = (
 
 _CRASH = (
     "a crash in native code: incompatible libraries, a library built for another machine, or damaged data",
-    "compare the installed versions with constraints.txt ('shardline doctor --local' does), then look at the "
-    "last lines of the log",
+    "look at the versions that 'shardline doctor --local' shows, then at the last lines of the log",
 )
 _RESTART = "start the run again; training continues from its last checkpoint where it has one"
 _IMAGE = "look at the image and its entry point"

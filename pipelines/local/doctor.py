@@ -99,7 +99,7 @@ def _versions() -> Iterator[Diagnosis]:
     missing = [name for name, version in installed.items() if version is None]
     if missing:
         found = f"not installed: {', '.join(missing)}; nothing can run on this machine"
-        yield warning("packages", found, "pip install -c constraints.txt 'shardline[local]'")
+        yield warning("packages", found, "pip install 'shardline[local]'")
         return
     versions = ", ".join(f"{name} {installed[name]}" for name in ("tensorflow", "keras", "kfp"))
     if not _CONSTRAINTS.is_file():

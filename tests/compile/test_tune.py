@@ -124,7 +124,7 @@ def test_the_command(tmp_path):
     assert "differs from what the code compiles to" in drift.output
     missing = CliRunner().invoke(cli.main, [*given, "--study", str(tmp_path / "none.toml")])
     assert missing.exit_code == 2
-    assert "settings/tune.toml is one to start from" in missing.output
+    assert "docs/tuning.md shows one to start from" in missing.output
 
 
 @pytest.mark.parametrize(

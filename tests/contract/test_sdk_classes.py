@@ -20,6 +20,8 @@ from tests.contract.conftest import enter
 from tests.contract.fake.requests import SPEC, Waiting
 from tests.contract.fake.services import PROJECT
 from tests.contract.fake.vertex import BUCKET, LOCATION, FakeVertex, fake_vertex
+from tests.helpers.markdown import ROOT as REPOSITORY
+from tests.helpers.markdown import blocks
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -60,6 +62,14 @@ def pipeline_job(toy: Path, **changes: Any) -> aiplatform.PipelineJob:
             **changes,
         }
     )
+
+
+def test_a_custom_job_is_started_as_a_page_says(fake: FakeVertex) -> None:
+    (snippet,) = blocks(REPOSITORY / "docs" / "training.md", "python")
+
+    exec(snippet.replace("my-bucket", BUCKET), {})
+
+    assert [pool.replica_count for pool in fake.job.job_spec.worker_pool_specs] == [1, 3]
 
 
 def test_a_parameter_of_the_wrong_type_is_sent(fake: FakeVertex, toy: Path) -> None:

@@ -92,6 +92,15 @@ def parsed(page: Path) -> list[Token]:
     return MarkdownIt().enable("table").parse(page.read_text(encoding="utf-8"))
 
 
+def blocks(page: Path, kind: str) -> list[str]:
+    """Returns the blocks of a kind: the info of a fence; "sh" also for indented blocks, which are to type."""
+    return [
+        token.content
+        for token in parsed(page)
+        if (token.type, token.info) in {("fence", kind), *([("code_block", "")] if kind == "sh" else [])}
+    ]
+
+
 def shown_files() -> Iterator[tuple[str, str]]:
     """Yields name and text of the files that the pages show in full, below a comment with the name."""
     for page in PAGES:

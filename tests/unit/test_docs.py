@@ -21,7 +21,6 @@ from shardline.pipelines.cli.options import CommandGroup, pairs
 from shardline.pipelines.cli.reference import commands as all_commands
 from shardline.pipelines.cli.reference import reference
 from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.settings import load
 from shardline.pipelines.spec import declared_parameters, load_pipeline
 from shardline.trainer import task
 from shardline.trainer.base.errors import PipelineError
@@ -35,7 +34,6 @@ from tests.helpers.markdown import (
     commands,
     links,
     output_commands,
-    shown_files,
 )
 
 #: What speaks to the platform, whatever it is asked.
@@ -233,16 +231,6 @@ def test_the_quickstart_has_every_parameter_of_the_pipeline() -> None:
 )
 def test_a_file_that_a_page_names_is_there(path: str) -> None:
     assert (ROOT / path).exists()
-
-
-def test_settings_that_are_shown_can_be_read(tmp_path: Path) -> None:
-    shown = [(name, text) for name, text in shown_files() if text.startswith("image")]
-
-    assert len(shown) > 1
-    for name, text in shown:
-        path = tmp_path / Path(name).name
-        path.write_text(text)
-        load(path)
 
 
 @pytest.mark.matrix
