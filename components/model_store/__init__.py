@@ -176,7 +176,7 @@ class Verdict:
     Attributes:
         blessed: Whether the model may be published.
         reason: Reason for the verdict, in one sentence.
-        headline: The verdict in short: "Worse than the champion by 4.8 points: not registered".
+        headline: The verdict in short: "4.8 points worse than the champion: not registered".
         champion: Version of the champion that the model was compared with; "" where there was none yet, None
             where no champion_uri was set.
     """

@@ -157,11 +157,17 @@ class Assessment:
         """Returns a copy with counts of examples as metrics; copies of an example count as one."""
         total = self.evaluation.examples
         examples = len(distinct_groups(next(iter(self.outcomes.values())).copies, total)[0])
+        missed, blind = self.evaluation.never_predicted, self.evaluation.blind_to
+        few = [name for item in missed if (name := item.name.partition("=")[2]) not in blind]
+        unjudged = f"fewer than {MIN_SLICE} examples, not judged: {', '.join(few)}" if few else ""
         return self.with_metrics(
-            {"examples": f"{total:,} with their copies" if examples < total else ""},
+            {
+                "examples": f"{total:,} with their copies" if examples < total else "",
+                "never_predicted": unjudged,
+            },
             examples=examples,
             non_finite=self.evaluation.non_finite,
-            never_predicted=len(self.evaluation.blind_to),
+            never_predicted=len(blind),
         )
 
 

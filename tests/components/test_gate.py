@@ -102,7 +102,7 @@ def test_copies_count_as_one_example(champion, tmp_path):
     assert (found.examples, found.accuracy) == (80, alone.accuracy)
     assert found.intervals["accuracy"] == alone.intervals["accuracy"]
     judged = judge(found, Gate(parse_rules(["examples: examples >= 50"])))
-    assert judged.reason == "test examples 40 is not >= 50 (80 with their copies)"
+    assert judged.reason == "test examples 40 is below 50 (80 with their copies)"
 
 
 def test_calibration_is_that_of_every_example(measured):
@@ -201,16 +201,16 @@ def champion_evaluations(dataset, champion, measured, tmp_path_factory):
 @pytest.mark.parametrize(
     ("model", "rules", "blessed", "reason"),
     [
-        ("worse", NOT_WORSE, False, "is not >="),
+        ("worse", NOT_WORSE, False, " is below "),
         ("equal", NOT_WORSE, True, "accuracy"),
-        ("equal", AHEAD, False, "accuracy 0.6222 is not significantly > 0.622222 (p = 1.000"),
+        ("equal", AHEAD, False, "accuracy 0.6222 is not significantly above 0.622222 (p = 1.000"),
         ("better", [*NOT_WORSE, *AHEAD, "worst_slice(accuracy) >= 0.9"], True, "accuracy"),
         # Better overall.
         (
             "blind to one class",
             ["accuracy >= champion", "recall[class=bottom] >= champion - 0.01"],
             False,
-            "recall[class=bottom] 0.0000 is not >=",
+            "recall[class=bottom] 0.0000 is below",
         ),
         ("blind to one class", ["worst_slice(recall) >= 0.5"], False, "class=bottom"),
         ("better", ["size_mb <= 1"], True, "size_mb"),
@@ -368,7 +368,7 @@ def test_the_command_ends_with_the_verdict(dataset, champion, tmp_path):
     assert compared["metrics"]["drifted"] == 0
     content = json.loads((tmp_path / "out/blessing.json").read_text())
     assert [rule["rule"] for rule in content["rules"][-2:]] == ["accuracy >= champion", "ece <= 0.9"]
-    assert content["headline"].startswith("Better than the champion by")
+    assert "points better than the champion" in content["headline"]
     mistyped = invoke("--rule", "acuracy >= 0.9")
     assert (mistyped.exit_code, mistyped.output.count("\n")) == (2, 1)
     assert "there is no metric 'acuracy'" in mistyped.output

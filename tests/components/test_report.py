@@ -178,13 +178,13 @@ def test_classes_come_weakest_first_and_those_never_predicted_are_marked():
 
 
 def test_the_verdict_stands_at_the_top_in_words_with_date_run_and_links():
-    blessing = make_blessing(headline="Worse than the champion by 4.8 points: not registered")
+    blessing = make_blessing(headline="4.8 points worse than the champion: not registered")
     origin = Origin("2026-01-31 09:15 UTC", "retrain-1", "gs://bucket/logs")
 
     shown = make_report(make_evaluation(NAMES), blessing=blessing, origin=origin)
 
     page = " ".join("".join(Page(shown).text).split())
-    assert "✗ Worse than the champion by 4.8 points: not registered accuracy is not above" in page
+    assert "✗ 4.8 points worse than the champion: not registered accuracy is not above" in page
     assert "2026-01-31 09:15 UTC · run retrain-1 · model card" in page
     assert "tensorboard --logdir gs://bucket/logs" in page
     assert re.findall('<a href="(.*?)"', shown) == ["model_card.html"]

@@ -21,7 +21,7 @@ def write_export(
     (saved_model / "saved_model.pb").write_bytes(b"graph")
     (saved_model / "variables" / "variables.index").write_bytes(weights)
     (directory / model_store.EXPORT_FILE).write_text(json.dumps({"fingerprint": "sha256:abc"}))
-    verdict = {"blessed": blessed, "reason": "accuracy 0.9 is not >= 0.95", "champion": judged_against}
+    verdict = {"blessed": blessed, "reason": "accuracy 0.9 is below 0.95", "champion": judged_against}
     (directory / model_store.BLESSING_FILE).write_text(json.dumps(verdict))
     return directory
 

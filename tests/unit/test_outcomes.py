@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn import metrics
 
 from shardline.components.validate.gate.gate import Gate
@@ -14,6 +15,7 @@ from shardline.components.validate.gate.verdict import JudgedRule, judge
 from shardline.components.validate.metrics.classes import ClassOutcomes, MultilabelOutcomes
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.regression import RegressionOutcomes
+from shardline.components.validate.metrics.resampling import proportion_interval
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread, Tally
 from tests.helpers.labels import class_label
@@ -127,6 +129,26 @@ def test_copies_of_examples_narrow_no_interval(kind: str) -> None:
     assert first == pytest.approx(second, rel=0.2)
 
 
+@pytest.mark.parametrize(("right", "examples"), [(106, 106), (105, 106), (0, 10), (7, 9)])
+def test_the_interval_of_a_share_is_that_of_wilson(right: int, examples: int) -> None:
+    expected = stats.binomtest(right, examples).proportion_ci(method="wilson")
+    assert proportion_interval(right, examples) == pytest.approx(expected)
+    assert proportion_interval(2 * right, 2 * examples, np.arange(2 * examples) // 2) == pytest.approx(
+        expected
+    )
+
+
+def test_without_mistakes_a_share_has_an_interval_and_other_metrics_have_none() -> None:
+    found = evaluated(classes(1.0))
+    assert found.intervals["accuracy"] == pytest.approx((0.990488, 1.0), abs=1e-6)
+    assert not {"macro_f1", "roc_auc", "f1[class=a]"} & {*found.intervals}
+    of_a = next(item for item in found.slices if item.name == "class=a")
+    assert found.intervals["recall[class=a]"] == of_a.interval == found.intervals["precision[class=a]"]
+    judged = verdicts(found, "accuracy >= 0.995")["accuracy >= 0.995"]
+    assert (judged.verdict, judged.note) == ("passed", "may be below: the interval begins at 0.9905")
+    assert {*evaluated(tags(1.1)).intervals} >= {"subset_accuracy", "recall[label=a]", "log_loss"}
+
+
 def test_of_a_truth_of_zero_there_is_no_share() -> None:
     outcomes = numbers(10, POSITION)
     outcomes.true[7, 1] = 0.0
@@ -213,7 +235,7 @@ def test_a_label_that_does_not_occur_in_a_slice_does_not_make_it_weak() -> None:
     found = multilabel(true, np.where(true, 0.9, 0.1).astype(np.float32), part=night)
     assert {one.name: (one.value, one.interval) for one in found.summarize(10)["slices"]} == dict.fromkeys(
         [*(f"label={name}" for name in TAGS.outputs), "part=all", "part=no label b", "part=none"],
-        (1.0, (1.0, 1.0)),
+        (1.0, None),  # no resample has a mistake
     )
     missed = multilabel(true, np.full(true.shape, 0.9, np.float32), part=night)
     assert {one.name: one.value for one in missed.summarize(10)["slices"]}["part=no label b"] == 1 / 3

@@ -185,8 +185,8 @@ def test_a_rule_that_is_off_leaves_a_trace():
     ("text", "accuracy", "headline"),
     [
         ("champion: accuracy >= champion - 0.05", 0.91, "As good as the champion (4.0 points worse"),
-        ("champion: accuracy >= champion + 0.02", 0.96, "accuracy 0.9600 is not >= 0.97: not"),
-        ("examples: examples >= 1000", 0.95, "test examples 180 is not >= 1000: not registered"),
+        ("champion: accuracy >= champion + 0.02", 0.96, "accuracy 0.9600 is below 0.97: not"),
+        ("examples: examples >= 1000", 0.95, "test examples 180 is below 1000: not registered"),
     ],
 )
 def test_a_headline_says_what_a_rule_of_a_user_compares(text, accuracy, headline):
@@ -266,10 +266,10 @@ def test_a_smallest_accuracy_is_one_more_rule_within_its_range(min_accuracy):
     [
         (0.9778, 0, 0.95, True, "accuracy 0.9778 >= 0.95"),
         (0.95, 0, 0.95, True, "accuracy 0.9500 >= 0.95 (may be below: the interval begins at 0.9300)"),
-        (0.9, 0, 0.95, False, "accuracy 0.9000 is not >= 0.95"),
-        # Rounded to four digits it would read "0.9500 is not >= 0.95".
-        (0.949996, 0, 0.95, False, "accuracy 0.949996 is not >= 0.95"),
-        (0.99, 3, 0.95, False, "examples with non-finite output 3 is not == 0"),
+        (0.9, 0, 0.95, False, "accuracy 0.9000 is below 0.95"),
+        # Rounded to four digits it would read "0.9500 is below 0.95".
+        (0.949996, 0, 0.95, False, "accuracy 0.949996 is below 0.95"),
+        (0.99, 3, 0.95, False, "examples with non-finite output 3 is not 0"),
     ],
 )
 def test_judge(accuracy, non_finite, min_accuracy, blessed, reason):
@@ -293,15 +293,15 @@ AS_GOOD = Lead(-0.001, (-0.006, 0.004), 0.6)
 @pytest.mark.parametrize(
     ("evaluated", "verdict", "headline"),
     [
-        (sound(0.90, champion=0.95, lead=WORSE), "failed", "Worse than the champion by 5.0 points"),
+        (sound(0.90, champion=0.95, lead=WORSE), "failed", "5.0 points worse than the champion"),
         # Within the tolerance, but significantly worse.
         (
             sound(0.942, champion=0.95, lead=Lead(-0.008, (-0.009, -0.007), 1.0)),
             "failed",
-            "Worse than the champion by 0.8 points: not registered",
+            "0.8 points worse than the champion: not registered",
         ),
         # Perhaps by chance, but by more than the tolerance.
-        (sound(0.938, champion=0.95, lead=UNCLEAR), "failed", "Worse than the champion by 1.2 points"),
+        (sound(0.938, champion=0.95, lead=UNCLEAR), "failed", "1.2 points worse than the champion"),
         (
             sound(0.945, champion=0.95, lead=UNCLEAR),
             "open",
@@ -313,7 +313,7 @@ AS_GOOD = Lead(-0.001, (-0.006, 0.004), 0.6)
             "As good as the champion (0.1 points worse, within what is allowed): blessed",
         ),
         (sound(0.94, champion=0.95), "passed", "As good as the champion (1.0 points worse"),
-        (sound(0.97, champion=0.95, lead=AHEAD), "passed", "Better than the champion by 2.0 points: blessed"),
+        (sound(0.97, champion=0.95, lead=AHEAD), "passed", "2.0 points better than the champion: blessed"),
         (
             sound(0.95, champion=0.95, lead=Lead(0.0, (0.0, 0.0), 1.0)),
             "passed",
@@ -333,12 +333,24 @@ def test_without_a_rule_written_a_worse_model_is_blocked(evaluated, verdict, hea
 @pytest.mark.parametrize(
     ("changes", "broken", "headline"),
     [
-        ({"accuracy": 0.91}, "baseline", "accuracy 0.9100 is not significantly > 0.9"),
+        (
+            {"accuracy": 0.91},
+            "baseline",
+            "Not significantly better than always answering healthy: not registered",
+        ),
         ({"never_predicted": 1}, "classes", "Never predicts"),
-        ({"max_difference": 0.3}, "export", "max_difference 0.3000 is not <= 0.02"),
-        ({"golden_difference": 0.3}, "golden", "largest difference in a clean process 0.3000 is not <="),
-        ({"non_finite": 2}, "finite", "examples with non-finite output 2 is not == 0: not registered"),
-        ({"batch_difference": 0.3}, "batch", "batch_difference"),
+        (
+            {"max_difference": 0.3},
+            "export",
+            "The exported model answers differently from the trained one, by up to 0.3000",
+        ),
+        (
+            {"golden_difference": 0.3},
+            "golden",
+            "The exported model answers differently in a clean process, by up to 0.3000: not registered",
+        ),
+        ({"non_finite": 2}, "finite", "Outputs that are not finite, for 2 examples: not registered"),
+        ({"batch_difference": 0.3}, "batch", "Answers depend on the other examples of a request"),
         ({"constant_labels": 1}, "variety", "Cannot be judged: "),
     ],
 )
@@ -496,4 +508,4 @@ def test_the_champion_does_not_soften_the_other_rules():
 
     blessing = judge(evaluation(0.97, champion=0.9), gate)
 
-    assert blessing.reason.startswith("worst_slice(accuracy) 0.6000 is not >= 0.8 (class=ill")
+    assert blessing.reason.startswith("worst_slice(accuracy) 0.6000 is below 0.8 (class=ill")

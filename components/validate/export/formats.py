@@ -184,7 +184,7 @@ def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> 
     if label.kind == CLASS:
         value, interval = theirs.measure_slice(ours.true >= 0, decided=True)
     else:
-        value, interval = theirs.score()[MAIN[label.kind]], theirs.intervals()[MAIN[label.kind]]
+        value, interval = theirs.score()[MAIN[label.kind]], theirs.intervals().get(MAIN[label.kind])
     p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))
     gap = max_difference(ours.outputs, outputs, read_deviations(manifest).get(label.name, ()))
     return Converted(name, value, interval, len(content) / _MB, p50, p95, gap)

@@ -11,7 +11,7 @@ from shardline.components.model_store import BLESSED, NOT_BLESSED, Verdict
 from shardline.components.text import enumerate_names
 from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, VARIETY, Gate
 from shardline.components.validate.gate.rules import OFF, OPERATORS, GateRule, evaluate_expression
-from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Interval, Lead
 from shardline.components.validate.metrics.metrics import CHECKS, SHARES
 
 # Limits of the warnings on calibration error, and on costs as multiples of the champion's. Other load on the
@@ -31,6 +31,21 @@ _DIGITS = 9
 
 # Labels of the metrics that are counts.
 _LABELS = {metric.name: metric.label for metric in CHECKS}
+
+# What a value is that fails a comparison, by its operator.
+_FAILED = {">=": "below", ">": "not above", "<=": "above", "<": "not below", "==": "not"}
+_ABOVE = {">": "above", "<": "below"}
+
+# Headlines of the rules about the model that failed, by their name.
+_HEADLINES = {
+    "classes": "Never predicts {blind_to}",
+    VARIETY: "Cannot be judged: {rule.note}",
+    EXAMPLES: "Too few to judge: {rule.left_text} test examples",
+    "export": "The exported model answers differently from the trained one, by up to {rule.left_text}",
+    "golden": "The exported model answers differently in a clean process, by up to {rule.left_text}",
+    "finite": "Outputs that are not finite, for {rule.left_text} examples",
+    "batch": "Answers depend on the other examples of a request, by up to {rule.left_text}",
+}
 
 #: "undecided": a value is missing. "open": too few examples to decide; does not block. "skipped": the policy
 #: for a first run lets it pass. "off": a default rule that the settings leave out.
@@ -95,8 +110,8 @@ class JudgedRule:
         note = f" ({self.note})" if self.note else ""
         if self.verdict in ("undecided", "skipped", "open"):
             return f"{self.rule} is {'not decided' if self.verdict == 'open' else self.verdict}{note}"
-        failed = "is not" if self.p is None else "is not significantly"
-        comparison = self.operator if self.verdict == "passed" else f"{failed} {self.operator}"
+        failed = _FAILED[self.operator] if self.p is None else f"not significantly {_ABOVE[self.operator]}"
+        comparison = self.operator if self.verdict == "passed" else f"is {failed}"
         left = _LABELS.get(self.metric, self.metric)
         return f"{left} {self.left_text} {comparison} {self.right_text}{note}"
 
@@ -145,7 +160,9 @@ def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Ab
     missed = [f"{item.name.partition('=')[2]} ({item.examples:,})" for item in evaluation.never_predicted]
     warnings = []
     if missed:
-        warnings.append(f"Never predicted, with test examples: {enumerate_names(missed, _MAX_NAMES)}")
+        few = f"; fewer than {MIN_SLICE} test examples are not judged"
+        few = "" if len(missed) == len(evaluation.blind_to) else few
+        warnings.append(f"Never predicted: {enumerate_names(missed, _MAX_NAMES)}{few}")
     if off := [rule.name for rule in rules if rule.verdict == "off"]:
         warnings.append(f"Rules of the gate that are switched off: {', '.join(off)}")
     if CHAMPION in off and absence and not absence.first:
@@ -195,7 +212,8 @@ def _judge(rule: GateRule, evaluation: Evaluation, gate: Gate, absence: Absence 
     passed, more = OPERATORS[rule.operator](left, judged.right), ""
     if rule.p is not None and judged.p is not None:
         passed = passed and judged.p < rule.p
-        judged = replace(judged, note=f"p = {judged.p:.3f}, must be below {rule.p:g}")
+        note = f"p = {judged.p:.3f}, must be below {rule.p:g}"
+        judged = replace(judged, note="; ".join(filter(None, (judged.note, note))))
     verdict: Judgement = "passed" if passed else "failed"
     if not passed and rule.name == EXAMPLES and rule.why:  # a user's limit is not subject to first_run
         verdict = "skipped" if gate.first_run == "bless" else "failed"
@@ -302,12 +320,16 @@ def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
     if rule.name == CHAMPION:
         return _describe_champion_difference(rule)
     if rule.why and rule.verdict == "failed":
-        if rule.name == "classes":
-            return f"Never predicts {', '.join(evaluation.blind_to[:_MAX_NAMES])}"
-        if rule.name == VARIETY:
-            return f"Cannot be judged: {rule.note}"
-        if rule.name == EXAMPLES:
-            return f"Too few to judge: {rule.left_text} test examples"
+        if text := _HEADLINES.get(rule.name):
+            return text.format(rule=rule, blind_to=enumerate_names(evaluation.blind_to, _MAX_NAMES))
+        label = rule.metric.rpartition(".")[0]
+        baseline = evaluation.of(label).baseline
+        if rule.left is not None and rule.right is not None and baseline:
+            ahead = OPERATORS[rule.operator](rule.left, rule.right)
+            by = f" in {rule.metric}" if label else ""
+            return (
+                f"{'Not significantly' if ahead else 'No'} better{by} than always answering {baseline.answer}"
+            )
     return str(rule)
 
 
@@ -321,11 +343,13 @@ def _describe_champion_difference(rule: JudgedRule) -> str:
     ahead = (difference > 0) == (rule.operator in (">=", ">"))
     label, _, metric = rule.metric.rpartition(".")
     by = f"{100 * abs(difference):.1f} points" if metric in SHARES else f"{abs(difference):.4g}"
-    by += f" in {rule.metric}" if label else ""
+    by += f" {'better' if ahead else 'worse'}" + (
+        f" in {rule.metric}" if label or metric not in SHARES else ""
+    )
     if rule.verdict == "failed" and ahead:
         return str(rule)
     if rule.verdict == "open":
-        return f"Not decided whether it is worse than the champion ({by} {'better' if ahead else 'worse'})"
+        return f"Not decided whether it is worse than the champion ({by})"
     if rule.verdict == "passed" and not ahead:
-        return f"As good as the champion ({by} worse, within what is allowed)"
-    return f"{'Better' if ahead else 'Worse'} than the champion by {by}"
+        return f"As good as the champion ({by}, within what is allowed)"
+    return f"{by} than the champion"

@@ -159,18 +159,24 @@ class ClassOutcomes(Probabilities):
         (true, predicted, _), cells = _cells(self.true, self.predicted)
         ours = dict(zip(COUNTED, _values(cells[None], true, predicted, len(names))[0].tolist(), strict=False))
         values = {name: ours[name] - leads[name].difference for name in COUNTED}
-        return Baseline(repr(names[answer]), values, {name: leads[name] for name in COUNTED})
+        return Baseline(names[answer], values, {name: leads[name] for name in COUNTED})
 
     def intervals(self) -> dict[str, Interval]:
-        """Returns the 95 % interval of every metric; classes without examples have none."""
+        """Returns the 95 % interval of every metric, where known; classes without examples have none."""
         (true, predicted, size), counts = _cells(self.true, self.predicted, copies=self.copies)
         classes = len(self.label.outputs)
         values = np.concatenate([_values(drawn * size, true, predicted, classes) for drawn in _draw(counts)])
-        columns, names = zip(*self._measured(), strict=True)
-        intervals = dict(zip(names, resampling.percentile_intervals(values[:, columns]), strict=True))
+        intervals = resampling.percentile_intervals({name: values[:, i] for i, name in self._measured()})
         intervals |= resampling.intervals(self.finite_only.terms, self.measure)
+        shares = {"accuracy": (self.right, np.full(len(self.true), True))}
+        for index in np.unique(self.true):
+            name = f"[class={self.label.outputs[index]}]"
+            shares |= {f"recall{name}": (self.right, self.true == index)}
+            shares |= {f"precision{name}": (self.right, self.predicted == index)}
+        intervals |= resampling.share_intervals(shares, self.copies)
         if self._among_top is not None:
-            intervals["top5_accuracy"] = proportion_interval(self._among_top, len(self.true), self.copies)
+            top = proportion_interval(self._among_top, len(self.true), self.copies)
+            intervals |= {"top5_accuracy": top} if top else {}
         return intervals
 
     def lead_counts(self, predicted: Ints) -> dict[str, Lead]:
@@ -286,6 +292,12 @@ class MultilabelOutcomes(Probabilities):
     def intervals(self) -> dict[str, Interval]:
         """Returns the 95 % intervals of the counted metrics, also of each label: "f1[label=cat]"."""
         counted = resampling.intervals(self._terms(self.predicted), self._measure_counts)
+        true, predicted = self.true == 1, self.predicted == 1
+        shares = {"subset_accuracy": ((true == predicted).all(axis=1), np.full(len(true), True))}
+        for index, name in enumerate(self.label.outputs):
+            shares |= {f"recall[label={name}]": (predicted[:, index], true[:, index])}
+            shares |= {f"precision[label={name}]": (true[:, index], predicted[:, index])}
+        counted |= resampling.share_intervals(shares, self.copies)
         return counted | resampling.intervals(self.finite_only.terms, self.measure)
 
     @cached_property

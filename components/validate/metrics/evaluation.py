@@ -164,7 +164,7 @@ class Converted:
 
     name: str
     value: float
-    interval: Interval
+    interval: Interval | None
     size_mb: float
     latency_p50_ms: float
     latency_p95_ms: float

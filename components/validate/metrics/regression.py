@@ -78,7 +78,11 @@ class RegressionOutcomes(Outcomes):
 
     def intervals(self) -> dict[str, Interval]:
         """Returns the 95 % intervals of the metrics that follow from sums, and of each number of several."""
-        return resampling.intervals(self._terms(), self._measure)
+        intervals = resampling.intervals(self._terms(), self._measure)
+        if len(self.shares) > 1:
+            inside, all_ = self._quantile_terms()[:, 1] == 1, np.full(len(self.true), True)
+            intervals |= resampling.share_intervals({"coverage": (inside, all_)}, self.copies)
+        return intervals
 
     def leads(self, other: RegressionOutcomes) -> dict[str, Lead]:
         """Returns the lead over another model on the examples where the outputs of both are finite."""

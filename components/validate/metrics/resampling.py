@@ -1,4 +1,6 @@
-"""Bootstrap: 95 % intervals of metrics, and paired leads between two models; areas under ROC and PR curves.
+"""95 % intervals of metrics, and paired leads between two models; areas under ROC and PR curves.
+
+Shares of examples have Wilson's interval (E. B. Wilson, 1927); all else is by bootstrap.
 
 For metrics that follow from sums over the examples, a resample is a product of matrices: examples are put
 into blocks at random, one each where they are few, and blocks are drawn with replacement. Two models on the
@@ -13,11 +15,13 @@ of an example for average precision) instead of computing its areas.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Any, Self
 
 import numpy as np
@@ -174,13 +178,8 @@ def group_copies(terms: npt.NDArray[Any], groups: Ints | None) -> npt.NDArray[An
 
 
 def intervals(terms: npt.NDArray[Any], measure: Measure) -> dict[str, Interval]:
-    """Returns the 95 % interval of each metric from the terms of examples, [examples, sums], where finite."""
-    if not len(terms):
-        return {}
-    by_metric = {
-        name: percentile_intervals(values[:, None])[0] for name, values in measure(_resample(terms)).items()
-    }
-    return {name: ends for name, ends in by_metric.items() if np.isfinite(ends).all()}
+    """Returns the 95 % interval of each metric from the terms of examples, [examples, sums], where known."""
+    return percentile_intervals(measure(_resample(terms))) if len(terms) else {}
 
 
 def leads(ours: npt.NDArray[Any], theirs: npt.NDArray[Any], measure: Measure) -> dict[str, Lead]:
@@ -201,23 +200,50 @@ def leads(ours: npt.NDArray[Any], theirs: npt.NDArray[Any], measure: Measure) ->
 def lead(name: str, difference: float, drawn: Floats) -> Lead:
     """Returns a lead in a metric from its difference and the differences in resamples."""
     behind = drawn >= 0 if name.partition("[")[0] in LOWER_IS_BETTER else drawn <= 0
-    return Lead(
-        difference, percentile_intervals(drawn[:, None])[0], float((behind.sum() + 1) / (len(drawn) + 1))
-    )
+    return Lead(difference, _percentiles(drawn), float((behind.sum() + 1) / (len(drawn) + 1)))
 
 
-def percentile_intervals(values: Floats) -> list[Interval]:
-    """Returns the 95 % interval of each column of values, [resamples, columns]."""
-    lower, upper = np.percentile(values, (2.5, 97.5), axis=0)
-    return list(zip(lower.tolist(), upper.tolist(), strict=True))
+def percentile_intervals(drawn: Mapping[str, Floats]) -> dict[str, Interval]:
+    """Returns the 95 % interval of each metric from its values in resamples.
+
+    There is none where they are not finite, or do not vary: of a model without mistakes, no resample has one.
+    """
+    ends = {name: _percentiles(values) for name, values in drawn.items()}
+    return {name: (lower, upper) for name, (lower, upper) in ends.items() if -np.inf < lower < upper < np.inf}
 
 
-def proportion_interval(right: int, examples: int, groups: Ints | None = None) -> Interval:
-    """Returns the 95 % interval of a share, 0..1, for the effective sample size of the groups (Kish)."""
+def _percentiles(drawn: Floats) -> Interval:
+    lower, upper = np.percentile(drawn, (2.5, 97.5)).tolist()
+    return lower, upper
+
+
+def proportion_interval(right: int, examples: int, groups: Ints | None = None) -> Interval | None:
+    """Returns the 95 % interval of a share, 0..1 (Wilson's score interval); None of no examples.
+
+    Unlike a bootstrap's, it has a width where all or none are right. Groups of copies count by their
+    effective sample size (Kish).
+    """
+    if not examples:
+        return None
     _, sizes = distinct_groups(groups, examples)
-    effective = max(1, round(examples**2 / int((sizes**2).sum())))
-    drawn = np.random.default_rng(SEED).binomial(effective, right / examples, RESAMPLES)
-    return percentile_intervals(drawn[:, None] / effective)[0]
+    share, effective = right / examples, examples**2 / int((sizes**2).sum())
+    z = NormalDist().inv_cdf(0.975)
+    middle = (share + z**2 / (2 * effective)) / (1 + z**2 / effective)
+    half = z * math.sqrt(share * (1 - share) / effective + (z / effective) ** 2 / 4) / (1 + z**2 / effective)
+    return (middle - half if right else 0.0, middle + half if right < examples else 1.0)
+
+
+def share_intervals(
+    shares: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]], copies: Ints | None
+) -> dict[str, Interval]:
+    """Returns the intervals of shares from the masks of what is right and of what is counted, by name."""
+    found = {
+        name: proportion_interval(
+            int((right & among).sum()), int(among.sum()), None if copies is None else copies[among]
+        )
+        for name, (right, among) in shares.items()
+    }
+    return {name: interval for name, interval in found.items() if interval}
 
 
 def _resample(terms: npt.NDArray[Any]) -> Floats:
