@@ -6,6 +6,8 @@ Not tabulate: it takes 30 ms to load, trims cells and widens columns, and saves 
 from __future__ import annotations
 
 import datetime
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -76,12 +78,13 @@ def size(count: float) -> str:
 
 
 def print_rows(rows: Rows, stream: TextIO) -> None:
-    """Prints names and values in two columns, the names in bold on a terminal.
+    """Prints names and values in two columns; on a terminal the names are bold, and long values wrapped.
 
-    Values are never wrapped: paths and checksums can be copied. A path below the current directory is shown
-    relative to it.
+    No path or checksum is broken: they can be copied. A value without a name is a command, which can be
+    pasted where it is wrapped, too. A path below the current directory is shown relative to it.
     """
-    lines = [(name, value.removeprefix(f"{Path.cwd()}/")) for name, value in rows]
+    here = re.compile(rf"(?<!\S){re.escape(str(Path.cwd()))}/")
+    lines = [(name, here.sub("", value)) for name, value in rows]
     print(file=stream)
     if not stream.isatty():
         print(facts(lines), file=stream, flush=True)
@@ -91,7 +94,16 @@ def print_rows(rows: Rows, stream: TextIO) -> None:
 
     console, width = Console(file=stream, highlight=False), max(len(name) for name, _ in rows)
     for name, value in lines:
-        console.print(Text.assemble((name.ljust(width), "bold"), "  ", value), soft_wrap=True)
+        shown = wrap(value, console.width - width - 2, " " * (width + 2), end="" if name else " \\")
+        console.print(Text.assemble((name.ljust(width), "bold"), "  ", shown), soft_wrap=True)
+
+
+def wrap(text: str, columns: int, indent: str, end: str = "") -> str:
+    """Returns text in lines of `columns`, words unbroken; before a line break is `end`, after it `indent`."""
+    if end and "'" in text:  # a backslash does not continue a quoted word
+        return text
+    lines = textwrap.wrap(text, max(20, columns - len(end)), break_long_words=False, break_on_hyphens=False)
+    return f"{end}\n{indent}".join(lines)
 
 
 def relative_to_cwd(path: Path) -> str:

@@ -276,7 +276,7 @@ def _report_unchanged(last: RecordedRun, content: Fingerprint) -> str:
     fact("state", "unchanged", f"unchanged: {reason}, which finished {last.finished}")
     if reached := quality(last.metrics):
         fact("quality", reached, f"{reached} (of {last.run})")
-    fact("blessed", last.blessed, f"{'yes' if last.blessed else 'no'}: {last.verdict} (of {last.run})")
+    fact("blessed", last.blessed, f"{last.verdict} (of {last.run})")
     if last.champion:
         published = version_location(last.state.settings["champion_uri"], last.champion)
         fact("champion", published, f"{published} (of {last.run})")

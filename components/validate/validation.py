@@ -261,14 +261,15 @@ def _write_outcome(evaluation: Evaluation, blessing: Blessing, card: ModelCard, 
     files.write_text(out / model_store.CARD_FILE, card.to_html())
     files.write_json(out / model_store.EVALUATION_FILE, evaluation.to_json())
     files.write_json(out / model_store.BLESSING_FILE, asdict(blessing))
-    quality = evaluation.quality
-    fact("quality", quality, f"{quality} on {evaluation.examples:,} examples")
-    fact("blessed", blessing.blessed, f"{'yes' if blessing.blessed else 'no'}: {blessing.summary}")
+    quality, verdict = evaluation.quality, blessing.explain()
     for rule in blessing.rules:
-        if rule.verdict != "passed":
+        # A default rule that is skipped is a case of its own in the verdict's words.
+        if rule.verdict not in ("passed", "skipped" if rule.name else "") and str(rule) not in verdict:
             report("validate", str(rule))
     for warning in blessing.warnings:
         report("validate", f"warning: {warning}")
+    fact("blessed", blessing.blessed, verdict)
+    fact("quality", quality, f"{quality} on {evaluation.examples:,} examples")
     fact("report", str(out / model_store.REPORT_FILE))
     fact("model card", str(out / model_store.CARD_FILE))
     fact("exported model", str(out / model_store.SAVED_MODEL))

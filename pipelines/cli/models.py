@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -120,6 +121,9 @@ def validate(
             formats=formats,
             model_function=model_function,
         )
+    if champion and outcome.blessed:
+        command = ["shardline", "champion", "promote", champion, f"{out.absolute()}/"]
+        click.echo(f"next: {shlex.join(command)}")
     sys.exit(0 if outcome.blessed else 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -178,6 +179,10 @@ def train(
     fail_fast_marker.clear_markers(Path(given.model_dir))
     with foreground() as terminal:
         run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
+    model = Path(given.model_dir)
+    own = ["--model-function", given.model] if ":" in given.model else []
+    judge = ["shardline", "validate", f"{model}/model.keras", given.dataset, f"{model}/validation", *own]
+    click.echo(f"next: {shlex.join(judge)}")
 
 
 def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:

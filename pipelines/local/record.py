@@ -8,7 +8,11 @@ import datetime
 import hashlib
 import os
 import platform
+import re
+import shlex
+import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
@@ -29,7 +33,8 @@ from shardline.components.runs.record import (
     directory_lock,
     installed_version,
 )
-from shardline.components.text import table, timestamp
+from shardline.components.text import Rows, duration, table, timestamp
+from shardline.components.validate.gate.verdict import NOT_BETTER
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.spec import RETRAIN
 from shardline.trainer.base import crash, files, progress
@@ -37,6 +42,24 @@ from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunErro
 from shardline.trainer.base.progress import Scalar
 
 _PACKAGES = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-pipeline-components")
+#: Rows at the end of a run: the verdict first, checksums last; "" is a command, "*" all other rows.
+_ORDER = (
+    *(
+        "failed",
+        "cancelled",
+        "succeeded",
+        "verdict",
+        "best trial",
+        "quality",
+        "next",
+        "",
+        "*",
+        "run directory",
+    ),
+    *("log", "to continue", "duration", "records", "replicas", "strategy", "dataset", "version", "pipeline"),
+)
+#: Verdicts on a model that more epochs may help.
+_WEAK = re.compile(r"blocked by the rule (baseline|classes)|blocked: \S*(accuracy|f1|recall|rmse|mae)")
 _TITLES = ("replica", "start", "end", "exit", "restarts", "peak memory")
 
 
@@ -112,6 +135,63 @@ class RunDirectory:
         with contextlib.suppress(OSError):  # there is one, or the disk has no links
             link.symlink_to(target.relative_to(self.directory))
         return str(link) if link.exists() and link.samefile(target) else value
+
+    def outcome(
+        self, texts: Mapping[str, str], state: State, blessed: bool | None, *, can_continue: bool
+    ) -> Rows:
+        """Returns the table at the end of the run.
+
+        Args:
+            texts: Facts that the tasks have reported, by name.
+            state: succeeded, failed or cancelled.
+            blessed: Whether the model is blessed; None without a verdict.
+            can_continue: Whether a failed run can be continued with its parameters.
+        """
+        facts = {name: self.short_path(text) for name, text in texts.items()}
+        words, runs, command = facts.pop("blessed", ""), self.directory.parent, ""
+        published = "published as the champion" if "champion" in facts else "good enough, but not published"
+        verdict = f"{published if blessed else 'not published'}: {words}" if words else ""
+        if state == SUCCEEDED and "state" not in facts:
+            command = self._next_command(facts, words)
+        elif state != SUCCEEDED and can_continue and self.record.pipeline == RETRAIN:
+            elsewhere = "" if runs == Path("runs").absolute() else f" --runs-dir {runs}"
+            facts["to continue"] = f"shardline run --resume {self.directory.name}{elsewhere}"
+        store, _, version = facts.pop("champion", "").partition("/versions/")
+        page, took = facts.pop("report", facts.get("trials")), duration(self.duration)
+        end = "duration" if words and state == SUCCEEDED else state
+        rows = facts | {
+            end: took if end == "duration" else f"in {took}",
+            "verdict": "; ".join(filter(None, (facts.pop("state", ""), verdict))),
+            "next": f"open {page}" if page else "",
+            "": command,
+            "model store" if version else "champion": store,
+            "version": version,
+            "run directory": str(self.directory),
+            "log": str(self.directory / LOG),
+            "pipeline": f"sha256:{self.record.sha256}",
+        }
+        # run.json has the whole checksums.
+        shown = [(name, re.sub(r"^(sha256:.{12}).*", r"\1", text)) for name, text in rows.items() if text]
+        return sorted(shown, key=lambda row: _ORDER.index(row[0] if row[0] in _ORDER else "*"))
+
+    def _next_command(self, facts: Mapping[str, str], words: str) -> str:
+        """Returns the command that comes after a verdict in these words; "" for none."""
+        program, parameters = sys.argv[0], self.record.parameters
+        program = "shardline" if shutil.which("shardline") == program else program
+        if "champion" in facts:
+            makefile = Path("Makefile")
+            has_target = makefile.is_file() and "\nsubmit:" in makefile.read_text(errors="replace")
+            return "make submit" if has_target else shlex.join([program, "check", self.record.yaml])
+        if words.startswith(NOT_BETTER) and "exported model" in facts:
+            exported = self.short_path(str(Path(facts["exported model"]).resolve().parent))
+            command = [program, "champion", "promote", str(parameters.get("champion_uri")), f"{exported}/"]
+            return shlex.join([*command, "--override", "REASON"])
+        is_repeatable = sys.argv[1:2] == ["run"] and "--resume" not in sys.argv
+        if _WEAK.match(words) and is_repeatable and parameters.get("epochs"):
+            again, epochs = shlex.join([program, *sys.argv[1:]]), f"epochs={2 * parameters['epochs']}"
+            longer = re.sub(r"\bepochs=\d+", epochs, again)
+            return longer if longer != again else f"{again} --param {epochs}"
+        return ""
 
 
 def _link_latest(directory: Path) -> None:

@@ -36,7 +36,6 @@ from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
 from shardline.pipelines.local.terminal import Heartbeat, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import (
-    RETRAIN,
     PipelineFile,
     defaults,
     has_exit_tasks,
@@ -323,18 +322,9 @@ def _end_run(
         run.facts.pop("blessed", None)
     elif reported is None or reported.value is not blessed:
         run.facts["blessed"] = Event("fact", "blessed", "yes" if blessed else "no", value=blessed)
-    rows = [
-        ("pipeline", f"sha256 {run_directory.record.sha256}"),
-        *((name, run_directory.short_path(event.text)) for name, event in run.facts.items()),
-        (state, f"in {summary.duration(run_directory.duration)}"),
-        ("run directory", str(run_directory.directory)),
-        ("log", str(run.log)),
-    ]
     is_user_error = any(event.exit_code == EXIT_BAD_INPUT for event in run.errors)
-    if state != SUCCEEDED and run_directory.record.pipeline == RETRAIN and not is_user_error:
-        runs = run_directory.directory.parent
-        elsewhere = "" if runs == Path("runs").absolute() else f" --runs-dir {runs}"
-        rows.append(("to continue", f"shardline run --resume {run_directory.directory.name}{elsewhere}"))
+    texts = {name: event.text for name, event in run.facts.items()}
+    rows = run_directory.outcome(texts, state, blessed, can_continue=not is_user_error)
     summary.print_rows(rows, stream)
     run_directory.end(state, {name: event.value for name, event in run.facts.items()}, explanation)
     return blessed

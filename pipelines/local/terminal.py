@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from shardline.components.text import wrap
 from shardline.trainer.base import progress
 from shardline.trainer.base.progress import Event
 
@@ -109,12 +111,14 @@ class _Bars(Terminal):
 
         super().__init__(stream, facts)
         self._colours: dict[str, str] = {}
+        console = Console(file=stream, highlight=False)
+        self._width = min(24, console.width // 10)
         self._bar = Progress(
             TextColumn("[bold]{task.description}", markup=True),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=self._width),
             TextColumn("{task.fields[amount]}", markup=False),
             TextColumn("{task.fields[text]}", markup=False),
-            console=Console(file=stream, highlight=False),
+            console=console,
             transient=True,
         )
         self._task: Any = None
@@ -146,13 +150,23 @@ class _Bars(Terminal):
         if event.done >= event.total:
             return
         amount = f"{event.done:,}/{event.total:,} {event.unit}"
+        # Where the line is too short for the text, its first part and its last, the time left, stay longest.
+        room = self._bar.console.width - self._width - len(event.topic) - len(amount) - 3
+        parts = re.split("(  |, )", event.text)
+        while len("".join(parts)) > room and len(parts) > 3:
+            del parts[-4:-2]
         if self._task is None:
             self._topic = event.topic
             self._task = self._bar.add_task(event.topic, amount="", text="")
             self._bar.start()
-        self._bar.update(self._task, completed=event.done, total=event.total, amount=amount, text=event.text)
+        self._bar.update(
+            self._task, completed=event.done, total=event.total, amount=amount, text="".join(parts)
+        )
 
-    def _above(self, *parts: tuple[str, str]) -> None:
+    def _above(self, head: tuple[str, str], rest: tuple[str, str]) -> None:
         from rich.text import Text
 
-        self._bar.console.print(Text.assemble(*parts), soft_wrap=True)
+        console = self._bar.console
+        text = Text(wrap(head[0] + rest[0], console.width - 4, "    "), rest[1])
+        text.stylize(head[1], 0, len(head[0]))
+        console.print(text, soft_wrap=True)

@@ -124,7 +124,7 @@ def test_the_first_run_trains_and_the_same_again_does_not(photos, history, tmp_p
     assert facts["state"].value == "unchanged"
     assert facts["state"].text.startswith(f"unchanged: {again.reason}, which finished 20")
     assert facts["blessed"].value is True
-    assert facts["blessed"].text == "yes: accuracy 0.9000 >= 0.8 (of run-1)"
+    assert facts["blessed"].text == "accuracy 0.9000 >= 0.8 (of run-1)"
     assert facts["quality"].value == "accuracy 0.9000"
 
 

@@ -116,7 +116,7 @@ def test_a_run_from_end_to_end(toy: Path, runs: Path) -> None:
     assert "preprocess: 3/3 records" in shown
     assert "\nworker-0 | a plain line\n" in shown
     assert "executor_input" not in shown  # KFP's own words, of a replica as well
-    assert record["sha256"] in shown
+    assert f"\npipeline       sha256:{record['sha256'][:12]}\n" in shown
     # What a person copies from the terminal is short.
     assert (runs / "latest").readlink() == Path(result.directory.name)
     assert f"champion       {result.directory}/model\n" in shown
@@ -183,7 +183,9 @@ def test_not_blessed_is_no_failure_where_no_blessing_is_required(toy: Path, runs
     stream = io.StringIO()
     result = run_pipeline(toy, {"bless": "false", "greeting": "hello"}, runs_dir=runs, stream=stream)
     assert (result.blessed, "champion" in result.facts) == (False, False)
-    assert "no: too bad" in stream.getvalue()
+    table = stream.getvalue().rpartition("\n\n")[2]
+    assert table.startswith("verdict        not published: no: too bad\n")
+    assert "succeeded" not in table
     assert "greeting 'hello'" in stream.getvalue()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from shardline.components.validate.gate.gate import DEFAULT_RULES, Gate, read_gate
 from shardline.components.validate.gate.rules import parse_rule, parse_rules
-from shardline.components.validate.gate.verdict import Absence, judge
+from shardline.components.validate.gate.verdict import NOT_BETTER, Absence, judge
 from shardline.components.validate.metrics.evaluation import (
     Baseline,
     ClassScore,
@@ -193,6 +193,22 @@ def test_a_headline_says_what_a_rule_of_a_user_compares(text, accuracy, headline
     gate = Gate(parse_rules([text]))
 
     assert judge(sound(accuracy, champion=0.95), gate).headline.startswith(headline)
+
+
+@pytest.mark.parametrize(
+    ("text", "measured", "words"),
+    [
+        ("accuracy >= 0.97", {}, "blocked: accuracy 0.9500 is below 0.97"),
+        ("classes: never_predicted == 0", {"never_predicted": 2}, "blocked by the rule classes: "),
+        ("champion: accuracy >= champion + 0.02", {}, f"{NOT_BETTER}: accuracy 0.9500 is below 0.97"),
+        ("champion: accuracy >= champion", {}, "As good as the champion"),
+    ],
+)
+def test_a_verdict_in_words_names_the_rule_that_blocks_its_value_and_its_bound(text, measured, words):
+    verdict = judge(sound(champion=0.95, **measured), Gate(parse_rules([text]))).explain()
+
+    assert verdict.startswith(words)
+    assert measured == {} or verdict.endswith("2 is not 0")
 
 
 # A file

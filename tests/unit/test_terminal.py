@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import itertools
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from shardline.components import text as summary
+from shardline.components.runs.record import State
+from shardline.components.validate.gate.verdict import NOT_BETTER
 from shardline.pipelines.local import terminal as terminals
+from shardline.pipelines.local.record import RunDirectory
 from shardline.pipelines.local.terminal import open_terminal
 from shardline.trainer.base.progress import Event
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class _Tty(io.StringIO):
@@ -110,6 +118,81 @@ def test_silence_is_broken_ever_less_often_and_by_the_task_at_work(monkeypatch: 
         "run: running; no output for 3 s",
         "run: running; no output for 9 s",
     ]
+
+
+def test_no_word_is_broken_at_80_columns() -> None:
+    stream, words = _Tty(), "steps waited for input 14% of the time; " * 4
+    path, command = "/runs/" + "x" * 90, ["shardline", "champion", "promote", *("/somewhere/" * 3,) * 3]
+    with open_terminal(stream) as terminal:
+        terminal.show(Event("line", "train", words + path))
+    summary.print_rows([("verdict", words), ("", " ".join(command))], stream)
+    shown = _ANSI.sub("", stream.getvalue())
+    assert [line for line in shown.splitlines() if len(line) > 80] == [f"    {path}"]
+    assert shown.split()[1 : len(words.split()) + 2] == [*words.split(), path]
+    pasted = shown[shown.index("shardline") :]
+    assert "\\\n" in pasted
+    assert shlex.split(pasted.replace("\\\n", "")) == command  # as a shell does
+
+
+def test_a_bar_shows_how_far_it_is_at_80_columns() -> None:
+    stream, text = _Tty(), "epoch 1/20  loss 1.6021  accuracy 0.3594  2,989/s  ETA 118 s"
+    with open_terminal(stream) as terminal:
+        terminal.show(Event("progress", "train", text, done=80, total=160, unit="steps"))
+    bar = re.sub("[━╸╺ ]+", " ", _ANSI.sub("", stream.getvalue()))
+    assert "train 80/160 steps epoch 1/20 loss 1.6021 accuracy 0.3594 ETA 118 s" in bar
+    assert _ANSI.sub("", stream.getvalue()).count("━") >= 7
+
+
+_PUBLISHED = {"blessed": "First champion", "report": "/r.html", "champion": "/store/versions/v1"}
+
+
+@pytest.mark.parametrize(
+    ("state", "blessed", "facts", "first", "command"),
+    [
+        (
+            *("succeeded", True, _PUBLISHED),
+            *("published as the champion: First champion", "shardline check retrain.yaml"),
+        ),
+        (
+            *("succeeded", False, {"blessed": "blocked: accuracy 0.5 is not >= 0.9"}),
+            "not published: blocked: accuracy 0.5 is not >= 0.9",
+            "shardline run retrain.yaml --param epochs=40",
+        ),
+        (
+            *("succeeded", False, {"blessed": f"{NOT_BETTER}: 1 < 2", "exported model": "/out/saved_model"}),
+            f"not published: {NOT_BETTER}: 1 < 2",
+            "shardline champion promote /store /out/ --override REASON",
+        ),
+        ("succeeded", True, {"blessed": "alone"}, "good enough, but not published: alone", ""),
+        ("succeeded", None, {}, "in 0 s", ""),
+        ("failed", True, {"blessed": "alone"}, "in 0 s", ""),
+    ],
+)
+def test_a_run_ends_with_its_verdict_first_and_checksums_last(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    state: State,
+    blessed: bool | None,
+    facts: dict[str, str],
+    first: str,
+    command: str,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["shardline", "run", "retrain.yaml"])
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.chdir(tmp_path)
+    now, parameters = datetime.datetime.now(datetime.UTC), {"epochs": 20, "champion_uri": "/store"}
+    run = RunDirectory(
+        tmp_path / "runs", b"", now, pipeline="retrain", yaml="retrain.yaml", parameters=parameters
+    )
+    rows = run.outcome({"dataset": f"sha256:{'0' * 64}", **facts}, state, blessed, can_continue=True)
+
+    assert rows[0][1] == first
+    assert dict(rows).get("", "") == command
+    assert ("dataset", f"sha256:{'0' * 12}") in rows
+    assert rows[-1][0] == "pipeline"
+    if "report" in facts:
+        assert [name for name, _ in rows[:4]] == ["verdict", "next", "", "model store"]
+        assert [name for name, _ in rows[-2:]] == ["version", "pipeline"]
 
 
 def test_a_bar_ends_with_its_task() -> None:

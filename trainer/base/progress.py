@@ -63,6 +63,8 @@ def render(event: Event) -> str:
         return f"{event.topic}: {amount}  {event.text}".rstrip()
     if event.kind == "error":
         return f"{event.topic}: error: {event.text}"
+    if event.kind == "fact" and event.topic == "blessed":
+        return f"verdict: {event.text}"
     return f"{event.topic}: {event.text}"
 
 

@@ -50,9 +50,12 @@ class Counters:
 class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """Reports steps, metrics, speed, the wait for input and the time left. For the chief alone."""
 
-    def __init__(self, counters: Counters, epochs: int, *, in_memory: bool = False):
+    def __init__(
+        self, counters: Counters, epochs: int, *, in_memory: bool = False, has_images: bool = False
+    ) -> None:
         super().__init__()
-        self._in_memory = in_memory
+        images = ", images stored raw or smaller" if has_images else ""
+        self._advice = "larger batches" if in_memory else f"cache memory{images}"
         self._counters = counters
         self._epochs = epochs
         self._epoch = 0
@@ -91,10 +94,8 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no ty
         counters = self._counters
         share = min(1.0, counters.waited / counters.seconds) if counters.seconds else 0.0
         if share > _NOTABLE_WAIT:
-            advice = "larger batches" if self._in_memory else "cache memory, images stored raw or smaller"
-            progress.report(
-                "train", f"steps waited for input {share:.0%} of the time; what may help: {advice}"
-            )
+            waited = f"steps waited for input {share:.0%} of the time"
+            progress.report("train", f"{waited}; what may help: {self._advice}")
 
     def _eta(self) -> str:
         counters = self._counters

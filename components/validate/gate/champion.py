@@ -67,7 +67,6 @@ def evaluate_champion(
     """
     alone, version, profile = challenger.evaluation, "", ChampionEvaluation.profile
     catalog.require_store(champion_uri)
-    report("validate", f"measuring the champion in {champion_uri} on the same examples")
     try:
         present = champions.current(champion_uri)
         if present is None:
@@ -75,6 +74,7 @@ def evaluate_champion(
                 alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True)
             )
         version = present.version
+        report("validate", f"measuring the champion {version} on the same examples")
         with champions.fetched(champion_uri, present) as published:
             profile = read_profile(published, version)
             export = Export.read(published)

@@ -26,6 +26,9 @@ _COSTS = {
 
 _MAX_NAMES = 5
 
+#: Beginning of the verdict on a model that only the comparison with the champion blocks.
+NOT_BETTER = "good enough, but not better than the champion"
+
 # Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
 _DIGITS = 9
 
@@ -127,6 +130,18 @@ class Blessing(Verdict):
 
     rules: tuple[JudgedRule, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def explain(self) -> str:
+        """Returns the verdict in words, with value and bound of the rules that block the model."""
+        if self.blessed:
+            return self.summary
+        blocking = [rule for rule in self.rules if str(rule) in self.reason]
+        if all(rule.name == CHAMPION and rule.champion is not None for rule in blocking):
+            return f"{NOT_BETTER}: {self.reason}"
+        names = ", ".join(dict.fromkeys(rule.name for rule in blocking if rule.name))
+        known = self.summary.partition(" (and ")[0] in self.reason
+        why = self.reason if known else f"{self.summary}: {self.reason}"
+        return f"blocked by the rule {names}: {why}" if names else f"blocked: {why}"
 
 
 def judge(
