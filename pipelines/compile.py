@@ -49,9 +49,11 @@ def check(settings: Settings, output: Path, study: str | None = None) -> None:
     """Checks that a file is what the code compiles to; PipelineError when it is missing or differs."""
     text = compile_pipeline(settings, study)
     if not output.is_file():
-        raise PipelineError(f"no compiled pipeline {output}; write it with 'shardline compile'")
+        raise PipelineError(f"no compiled pipeline {output}; the same command without --check writes it")
     if not _has_content(output, text):
-        raise PipelineError(f"{output} differs from what the code compiles to; run 'shardline compile'")
+        raise PipelineError(
+            f"{output} differs from what the code compiles to; the same command without --check writes it"
+        )
 
 
 def _has_content(path: Path, text: str) -> bool:

@@ -300,6 +300,6 @@ class Proofs:
             line = f"this file has run here {times}: {run.name} {run.state} ({outcome or 'no verdict'})"
         if self.required and not succeeded:
             raise PipelineError(
-                f"{line}; --proven requires a run that succeeded: start one with 'shardline run'"
+                f"{line}; --proven requires a run that succeeded: 'shardline run PIPELINE' starts one"
             )
         return line

@@ -92,7 +92,7 @@ def predict(
     if isinstance(data, str | Path):
         raise SettingsError(
             "predict takes a tf.data.Dataset, a function of an input context, or arrays; for a dataset "
-            "directory see the report of 'shardline validate'"
+            "directory see the report of 'shardline validate MODEL DATASET OUT'"
         )
     with process.explain_errors():
         if not callable(data) and not isinstance(data, tf.data.Dataset | keras.utils.PyDataset):

@@ -131,7 +131,7 @@ CAUSES = (
     Cause(
         r"model '([^']+)' failed: ",
         "the model function {0} itself raises an error",
-        "correct the line that the message names; 'shardline train --model {0}' is the quickest way to try",
+        "correct the line that the message names; 'shardline train DATASET OUT --model {0}' tries it",
     ),
     Cause(
         r"No module named '?([\w.]+)",

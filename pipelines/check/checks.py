@@ -43,8 +43,9 @@ def refuse_errors(pipeline: Pipeline, schedule: Schedule | None = None) -> list[
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
         first = errors[0]
-        more = f" (and {len(errors) - 1} more: see 'shardline check')" if len(errors) > 1 else ""
-        raise PipelineError(f"{first.code} {first.where}: {first.why}; {first.fix}{more}")
+        count = len(errors) - 1
+        more = f" (and {count} more: 'shardline check FILE' lists all, with --params those of a run)"
+        raise PipelineError(f"{first.code} {first.where}: {first.why}; {first.fix}{more if count else ''}")
     return findings
 
 

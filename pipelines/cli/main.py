@@ -54,7 +54,9 @@ def main() -> None:
     show_default=True,
     help="Pipeline to compile.",
 )
-@path_option("--study", "settings/tune.toml", "Study file of the tuning pipeline (TOML).")
+@path_option(
+    "--study", "settings/tune.toml", "Study file of the tuning pipeline (TOML).", in_project="tune.toml"
+)
 @click.option(
     "--output",
     type=PATH,

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -118,10 +119,11 @@ def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def environment_options(
-    command: Callable[..., Any], *, needed: Iterable[str] = _NEEDED
+    command: Callable[..., Any], *, needed: Iterable[str] = _NEEDED, otherwise: str = ""
 ) -> Callable[..., Any]:
     """Adds the platform options to a command, and passes it `environment`.
 
+    `otherwise` says in an error what can be done without an environment.
     With --json or --dry-run, standard output has only the command's result; progress goes to standard error.
     Raises SettingsError when a `needed` field of the environment is missing.
     """
@@ -133,7 +135,10 @@ def environment_options(
         # gRPC prints a line for each connection that fails.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         flags = {name: values.pop(name) for name in _HELP}
-        environment = load_environment(settings, flags, os.environ, needed=needed)
+        try:
+            environment = load_environment(settings, flags, os.environ, needed=needed)
+        except SettingsError as error:
+            raise SettingsError(f"{error}; {otherwise}" if otherwise else str(error)) from None
         quiet = bool(values.get("as_json") or values.get("dry_run"))
         with progress.sink(lambda event: click.echo(progress.render(event), err=quiet)):
             return command(*args, environment=environment, **values)
@@ -150,6 +155,15 @@ def environment_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     for name, text in reversed(_HELP.items()):
         command = click.option(f"--{name.replace('_', '-')}", name, default="", help=text)(command)
     return settings_option(command)
+
+
+def typed(*words: str) -> str:
+    """Returns a command to type, in quotes, with the platform options of the present one."""
+    given = click.get_current_context().params
+    for name in PLATFORM_OPTIONS:
+        if value := given.get(name):
+            words = (*words, f"--{name.replace('_', '-')}", shlex.quote(str(value)))
+    return f"'shardline {' '.join(words)}'"
 
 
 def show_json(content: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 import re
 import sys
@@ -29,6 +30,7 @@ from shardline.pipelines.cli.options import (
     show,
     show_json,
     show_table,
+    typed,
 )
 from shardline.trainer.base.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, SettingsError
 
@@ -118,7 +120,7 @@ def submit(
 @click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="Number of runs.")
 @_wait_option
 @json_option
-@environment_options
+@functools.partial(environment_options, otherwise="'shardline runs' lists the runs on this machine")
 def status(run: str | None, limit: int, waits: bool, as_json: bool, environment: Environment) -> None:
     """Show the tasks of RUN or, without RUN, the latest runs."""
     from shardline.components.runs.platform_run import latest_runs, read_run
@@ -251,17 +253,17 @@ def _finish(platform: Platform, run: PlatformRun, waits: bool, as_json: bool) ->
         found = wait_for_run(platform, run.name) if waits else run
     except KeyboardInterrupt:
         raise RestartError(
-            f"no longer watching; the run continues: 'shardline status {run.job_id} --wait' watches it "
-            f"again, 'shardline cancel {run.job_id}' ends it"
+            f"no longer watching; the run continues: {typed('status', run.job_id, '--wait')} watches it "
+            f"again, {typed('cancel', run.job_id)} ends it"
         ) from None
     if as_json:
         show_json(found.as_json())
     elif waits:
         _show(found)
     else:
-        click.echo(f"state: {found.state}; 'shardline status {found.job_id} --wait' watches it")
+        click.echo(f"state: {found.state}; {typed('status', found.job_id, '--wait')} watches it")
     if waits:
-        raise_for_state(found)
+        raise_for_state(found, typed("explain", found.job_id))
 
 
 def _show(found: PlatformRun) -> None:

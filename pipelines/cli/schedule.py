@@ -19,6 +19,7 @@ from shardline.pipelines.cli.options import (
     show,
     show_json,
     show_table,
+    typed,
 )
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import EXIT_FAILED, SettingsError, ShardlineError
@@ -146,7 +147,7 @@ def resume(name: str, catch_up: bool, as_json: bool, environment: Environment) -
     if len(found) > 1:
         raise SettingsError(
             f"{len(found)} schedules are called {name}, and each would start its runs; "
-            "'shardline schedule apply' leaves one"
+            f"{typed('schedule apply', name)} leaves one"
         )
     steps = [change_state(item, paused=False, catch_up=catch_up) for item in found if item["state"] == PAUSED]
     _do(environment, name, steps, "resumed, missed runs first" if catch_up else "resumed", as_json)

@@ -75,7 +75,7 @@ def find_tool(*, needed: bool = True) -> str:
         return (installed or _TOOLS)[0]
     raise SettingsError(
         f"neither {' nor '.join(_TOOLS)} is installed here; install one, or let Cloud Build do it: "
-        "shardline image build --context DIR, and gcloud builds submit DIR --tag IMAGE"
+        "'shardline image build --context DIR' and 'gcloud builds submit DIR --tag IMAGE'"
     )
 
 

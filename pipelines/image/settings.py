@@ -98,6 +98,6 @@ class ImageSettings:
         if self.variant == "control":
             raise SettingsError(
                 "the image's variant control has no TensorFlow; leave it out of the table [image], and build "
-                "that image separately: shardline image build --variant control"
+                "that image separately: 'shardline image build --variant control'"
             )
         return replace(self, variant=self.variant or "".join(others) or "cpu")

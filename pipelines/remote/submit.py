@@ -99,8 +99,8 @@ def wait_for_run(platform: Platform, run: str) -> PlatformRun:
         pause = min(_LAST_S, pause * 1.3)
 
 
-def raise_for_state(run: PlatformRun) -> None:
-    """Raises RunError or CancelledRunError when a finished run has not succeeded."""
+def raise_for_state(run: PlatformRun, explain: str) -> None:
+    """Raises RunError or CancelledRunError when a finished run has not succeeded; `explain` says more."""
     if run.state == SUCCEEDED:
         return
     if run.state == CANCELLED:
@@ -108,8 +108,7 @@ def raise_for_state(run: PlatformRun) -> None:
     failed = run.failed_task
     where = f" in the task {failed.name}" if failed else ""
     why = (failed.error if failed else "") or run.error or "the platform does not say why"
-    more = f"'shardline explain {run.job_id}' says more"
-    raise RunError(f"the run {run.job_id} failed{where}: {why.rstrip('.')}; {more}")
+    raise RunError(f"the run {run.job_id} failed{where}: {why.rstrip('.')}; {explain} says more")
 
 
 def job_request(

@@ -330,7 +330,7 @@ def test_stats_counts_what_is_in_the_shards(dataset: Path) -> None:
 
 def test_stats_of_a_damaged_shard_name_it(dataset: Path) -> None:
     flip(dataset / SHARD, 40)
-    with pytest.raises(DatasetError, match=rf"{SHARD}: record 0: .*'shardline dataset verify'"):
+    with pytest.raises(DatasetError, match=rf"{SHARD}: record 0: .*'shardline dataset verify .*'"):
         stats.stats(dataset, processes=1)
 
 
@@ -505,5 +505,5 @@ def test_the_card_of_a_thousand_classes(dataset: Path) -> None:
 
 def test_the_card_of_a_damaged_dataset_is_one_line(dataset: Path) -> None:
     flip(dataset / SHARD, 0)
-    with pytest.raises(DatasetError, match=f"cannot read {SHARD}: .*'shardline dataset verify'"):
+    with pytest.raises(DatasetError, match=f"cannot read {SHARD}: .*'shardline dataset verify .*'"):
         render_card(dataset, manifests.load(dataset))

@@ -160,7 +160,7 @@ def test_a_record_that_is_not_as_the_manifest_says_is_refused(tmp_path: Path) ->
     other = dataclasses.replace(manifest, features=(*manifest.features, Feature("extra", "float32")))
 
     with pytest.raises(
-        DatasetError, match="does not have one float32 as 'extra'; 'shardline dataset verify'"
+        DatasetError, match="does not have one float32 as 'extra'; 'shardline dataset verify DIRECTORY'"
     ):
         make_profile(tmp_path, other)
 

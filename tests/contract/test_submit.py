@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -185,7 +186,7 @@ def test_a_file_is_sent_with_what_came_of_it_here(fake: FakeVertex) -> None:
     assert done.exit_code == 2
     assert (
         "has not run here, in runs; --proven requires a run that succeeded: "
-        "start one with 'shardline run'" in done.stderr
+        "'shardline run PIPELINE' starts one" in done.stderr
     )
     ran("2027-01-30T09-00-00Z", state="failed")
     done = submit("--proven")
@@ -321,6 +322,18 @@ def test_who_stops_watching_leaves_the_run_alone(fake: FakeVertex) -> None:
     assert run.returncode == 75
     assert "the run continues: 'shardline status toy-1 --wait' watches it again" in err
     assert "CancelPipelineJob" not in fake.services.calls
+
+
+def test_a_suggested_command_works_where_the_first_one_did(fake: FakeVertex, tmp_path: Path) -> None:
+    for name in ("PROJECT", "LOCATION"):
+        del os.environ[f"VERTEX_{name}"]
+    (tmp_path / "my settings.toml").write_text(f'[vertex]\nlocation = "{LOCATION}"')
+    assert "; 'shardline runs' lists the runs on this machine" in shardline("status").stderr
+    options = ("--settings", "my settings.toml", "--project", PROJECT)
+    said = shardline(*SUBMIT, "--job-id", "toy-1", *options).stdout
+
+    (suggested,) = re.findall(r"'shardline (.*)' watches it", said)
+    assert shardline(*shlex.split(suggested)).exit_code == 0
 
 
 def test_status_lists_the_latest_runs(fake: FakeVertex) -> None:

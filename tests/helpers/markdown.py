@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -73,6 +74,25 @@ def output_commands() -> Iterator[Command]:
             for part in re.split(r"&&|[|;]", typed):
                 if _COMMAND.match(part.strip()):
                     yield Command(page, _line(token), tuple(shlex.split(part)), whole=True)
+
+
+def message_commands() -> Iterator[Command]:
+    """Yields the commands of ours in the product's messages and, not as whole ones, in its docstrings.
+
+    What a message inserts is 1.
+    """
+    for file in (
+        file for ring in ("trainer", "components", "pipelines") for file in (ROOT / ring).rglob("*.py")
+    ):
+        if "'shardline " not in (text := file.read_text(encoding="utf-8")):
+            continue
+        for parent in ast.walk(ast.parse(text)):
+            for node in () if isinstance(parent, ast.JoinedStr) else ast.iter_child_nodes(parent):
+                parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+                said = "".join(str(part.value) if isinstance(part, ast.Constant) else "1" for part in parts)
+                for found in re.findall(r"'(shardline [a-z][^']*)'", said):
+                    whole = not isinstance(parent, ast.Expr)
+                    yield Command(file, getattr(node, "lineno", 0), tuple(shlex.split(found)), whole)
 
 
 def _of_block(page: Path, token: Token, *, marked: bool) -> Iterator[Command]:

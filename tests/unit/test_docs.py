@@ -33,6 +33,7 @@ from tests.helpers.markdown import (
     anchors,
     commands,
     links,
+    message_commands,
     output_commands,
 )
 
@@ -101,8 +102,8 @@ def module(command: Command) -> None:
         task.parse(arguments)
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *output_commands()], ids=str)
-def test_a_command_of_the_documentation_parses(command: Command) -> None:
+@pytest.mark.parametrize("command", [*COMMANDS, *output_commands(), *message_commands()], ids=str)
+def test_a_command_of_the_documentation_and_of_messages_parses(command: Command) -> None:
     {"shardline": shardline, "make": make, "python": module}[command.words[0]](command)
 
 

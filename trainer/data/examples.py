@@ -168,7 +168,9 @@ def explain(error: Raised, directory: Path, manifest: Manifest) -> DatasetError 
     location, found = _find_bad_example(directory, manifest)
     if not location and not is_damage:
         return None
-    location = location or f"in {directory}, where 'shardline dataset verify --deep' names all damage"
+    location = (
+        location or f"in {directory}, where 'shardline dataset verify {directory} --deep' names all damage"
+    )
     cause = found or error
     message = _OP_NAMES.sub("", " ".join(str(cause).split())).strip()
     what = f"the example cannot be used ({message[:200]})"

@@ -167,8 +167,8 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
             raise
         raise SettingsError(
             "TensorFlow was used before this process has joined the others; call shardline.strategy() before "
-            "the first tensor or dataset is made, start the program with 'shardline launch --strategy', or "
-            "pass the data as a function"
+            "the first tensor or dataset is made, start the program with 'shardline launch 2 --strategy "
+            "PROGRAM', or pass the data as a function"
         ) from None
     if cluster.tasks:
         atexit.register(_leave, stack, _process)

@@ -101,7 +101,7 @@ def first_records(
                     break
         except (SourceError, OSError) as error:
             raise DatasetError(
-                f"cannot read {shard.file}: {error}; 'shardline dataset verify' lists all damage"
+                f"cannot read {shard.file}: {error}; 'shardline dataset verify {directory}' lists all damage"
             ) from None
 
 

@@ -117,8 +117,8 @@ def measure(values: Values, manifest: Manifest) -> dict[str, float | str]:
         kind, found = values.get(feature.name, ("", ()))
         if kind != KINDS[feature.dtype] or len(found) != (len(label.outputs) if label else 1):
             raise DatasetError(
-                f"a record does not have one {feature.dtype} as {feature.name!r}; 'shardline dataset verify' "
-                "lists all damage"
+                f"a record does not have one {feature.dtype} as {feature.name!r}; "
+                "'shardline dataset verify DIRECTORY' lists all damage"
             )
         value = found[0]
         if label and len(found) > 1:

@@ -30,7 +30,6 @@ _SUMMARY = (
     "source", "fingerprint", "features", "labels", "splits", "compression", "records_in", "records",
     "rejected", "converted", "duplicates", "anomalies", "settings",
 )  # fmt: skip
-_VERIFY = "'shardline dataset verify' lists all damage"
 
 #: Height, width and channels of an image.
 _Size = tuple[int, int, int]
@@ -111,6 +110,7 @@ def count_shards(arguments: Mapping[str, Any], items: Iterable[str], report: Rep
     It returns for each shard `images`, pairs of `image_kind` and its number, `record_bytes` and `columns`.
     """
     directory, found = Path(arguments["directory"]), {}
+    remedy = f"'shardline dataset verify {directory}' lists all damage"
     manifest = manifests.load(directory)
     features = [feature for feature in manifest.features if feature.encoding]
     for file in items:
@@ -125,10 +125,10 @@ def count_shards(arguments: Mapping[str, Any], items: Iterable[str], report: Rep
                 counter.add(values)
                 for feature in features:
                     if len(values.get(feature.name, ("", ()))[1]) == 0:
-                        raise DatasetError(f"{file}, record {number:,}: has no image; {_VERIFY}")
+                        raise DatasetError(f"{file}, record {number:,}: has no image; {remedy}")
                     images[image_kind(values[feature.name][1][0], feature)] += 1
         except (SourceError, OSError) as error:
-            raise DatasetError(f"{file}: {error}; {_VERIFY}") from None
+            raise DatasetError(f"{file}: {error}; {remedy}") from None
         found[file] = {
             "images": list(images.items()),
             "record_bytes": record_bytes.found(),
