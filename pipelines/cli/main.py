@@ -94,26 +94,36 @@ def compile(
 @click.command()
 @click.argument("directory", type=PATH, metavar="DIR")
 @click.option(
+    "--data", metavar="PATH", help="Your table, or directory with a folder of images for each class."
+)
+@click.option("--label", default="", help="Column to predict, as of 'preprocess'.  [default: label]")
+@click.option(
     "--kind",
     type=click.Choice(list(KINDS)),
-    default="images",
-    show_default=True,
-    help="Kind of examples.",
+    help="Kind of examples.  [default: images, or that of the data]",
 )
 @click.option("--name", default="", help="Name of the package.  [default: from DIR]")
-def new(directory: Path, kind: str, name: str) -> None:
+def new(directory: Path, data: str | None, label: str, kind: str | None, name: str) -> None:
     """Write a project to DIR: model, data, settings, tests, Makefile.
 
-    It runs at once, on sample data: 'make run' on this machine, 'make submit' on Vertex AI. Replace its model
-    and source with yours. DIR must be new or empty.
+    It runs at once: 'make run' on this machine, 'make submit' on Vertex AI. With --data, its model fits your
+    data, which stay where they are; else it has sample data and a source, to be replaced. DIR must be new or
+    empty.
     """
     from shardline.pipelines.project import new as projects
+    from shardline.pipelines.project.data import inspect
 
+    if label and data is None:
+        raise click.UsageError("--label belongs to --data PATH, the table that has this column")
+    found = inspect(data, label, kind or "") if data is not None else None
+    kind = found.kind if found else kind or "images"
     name = name or projects.package_name(directory)
-    files = projects.write(directory, kind, name, projects.origin())
-    head = f"{directory}: a package {name} with {KINDS[kind].data} and a model of them, for you to replace"
+    files = projects.write(directory, kind, name, projects.origin(), found)
+    of = f"{found.path}" if found else KINDS[kind].data
+    head = f"{directory}: a package {name} with {of} and a model of them, for you to replace"
     steps = (f"cd {shlex.quote(str(directory))}", "make run", "make test")
-    show(False, None, head, "", *map(str, files), "", "Next:", "", *(f"    {step}" for step in steps))
+    lines = found.found if found else map(str, files)
+    show(False, None, head, "", *lines, "", "Next:", "", *(f"    {step}" for step in steps))
 
 
 main.add_section("Start", new, doctor, settings, compile, check)

@@ -7,17 +7,28 @@ import json
 import keyword
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from shardline.trainer.base.errors import SettingsError, page
 from shardline.trainer.base.files import write_bytes
+from shardline.trainer.data.features import MULTILABEL, REGRESSION
+
+if TYPE_CHECKING:
+    from shardline.pipelines.project.data import Data
 
 _TEMPLATE = Path(__file__).with_name("template")
-_COMMON = "common"
+#: Folders of the template for each kind of project.
+_FOLDERS = {
+    "images": ("common", "images"),
+    "table": ("common", "rows", "table"),
+    "text": ("common", "rows", "text"),
+}
 #: Placeholder for the package's name in the names and the content of the template's files.
 _PACKAGE = "my_package"
 #: Prefix of a file or folder whose name begins with a dot: package data has no hidden files.
@@ -35,6 +46,25 @@ _RESERVED = (
     "tests",
     "trainer",
 )
+# What replaces the softmax of classes in a model, by the kind of the label.
+_OUTPUT = 'output = keras.layers.Dense(dataset.num_classes, activation="softmax")(features)'
+_LOSS, _METRIC = '"sparse_categorical_crossentropy"', '"accuracy"'
+_HEADS = {
+    REGRESSION: {
+        _OUTPUT: """# In standard deviations around the mean: a number of any unit is learned alike.
+    spreads = dataset.train[dataset.label.name].spreads
+    output = keras.layers.Dense(len(spreads))(features)
+    deviations, means = [spread.deviation or 1.0 for spread in spreads], [spread.mean for spread in spreads]
+    output = keras.layers.Rescaling(deviations, means)(output)""",
+        _LOSS: '"mse"',
+        _METRIC: '"mae"',
+    },
+    MULTILABEL: {
+        _OUTPUT: 'output = keras.layers.Dense(len(dataset.label.outputs), activation="sigmoid")(features)',
+        _LOSS: '"binary_crossentropy"',
+        _METRIC: '"binary_accuracy"',
+    },
+}
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
@@ -73,30 +103,29 @@ def check_name(name: str) -> None:
         )
 
 
-def write(directory: Path, kind: str, name: str, requirement: str) -> list[Path]:
+def write(directory: Path, kind: str, name: str, requirement: str, data: Data | None = None) -> list[Path]:
     """Writes a project of one of `KINDS` and returns its files, relative to the directory.
 
-    `requirement` is Shardline's requirement for pip. Raises SettingsError when the name cannot be used, or
-    the directory has other files than a .git.
+    `requirement` is Shardline's requirement for pip. Without `data` of the user the project has sample data.
+    Raises SettingsError when the name cannot be used, or the directory has other files than a .git.
     """
     check_name(name)
     _check_directory(directory)
-    chosen = KINDS[kind]
     values = {
         _PACKAGE: name,
+        **(_of_data(data) if data else _of_sample(KINDS[kind], name)),
         "@SHARDLINE@": requirement.replace("$", "$$").replace("#", r"\#"),
         "@HOME@": page("index"),
         "@VERTEX@": page("vertex"),
         "@OPERATING@": page("operating"),
-        "@DATA@": chosen.data,
-        "@EPOCHS@": str(chosen.epochs),
-        "@MIN_ACCURACY@": str(chosen.min_accuracy),
     }
     written = []
-    for root in (_TEMPLATE / _COMMON, _TEMPLATE / kind):
+    for root in (_TEMPLATE / folder for folder in _FOLDERS[kind]):
         for file in sorted(path for path in root.rglob("*") if path.is_file()):
             if re.search(r"/(\.|__pycache__)", str(file.relative_to(root.parent))):
                 continue  # left by tools
+            if data and (file.name == "source.py" or file.suffix == ".csv"):
+                continue
             parts = [_replaced(part, values) for part in file.relative_to(root).parts]
             path = Path(*(f".{part.removeprefix(_DOT)}" if part.startswith(_DOT) else part for part in parts))
             target = directory / path
@@ -104,6 +133,50 @@ def write(directory: Path, kind: str, name: str, requirement: str) -> list[Path]
             write_bytes(target, _replaced(file.read_text(encoding="utf-8"), values).encode())
             written.append(path)
     return sorted(written)
+
+
+def _of_sample(kind: ProjectKind, name: str) -> dict[str, str]:
+    """Returns what sample data replace in the template."""
+    source = (
+        f"| `{name}/source.py` | the data: here {kind.data}. Yours: yield your own examples, or name a form "
+        "that is known, such as `images:gs://BUCKET/photos` or `table:PATH`, as `source` in `params/` |"
+    )
+    # As there are few examples, more of them judge the model than the usual tenth.
+    split = {"train": 0.7, "validation": 0.1, "test": 0.2}
+    given = {"source": f"{name}.source:Source", "epochs": kind.epochs, "min_accuracy": kind.min_accuracy}
+    parameters = _toml({**given, "split": split})
+    return {"@SOURCE@": source, "@RUN_LOCAL@": parameters, "@RUN_VERTEX@": parameters, "@TEXTS@": '("text",)'}
+
+
+def _of_data(data: Data) -> dict[str, str]:
+    """Returns what data of the user replace in the template."""
+    form, _, path = data.parameters["source"].partition(":")
+    uri, recursive = f"gs://my-bucket/data/{Path(path).name}", " --recursive" * (form != "table")
+    upload = (
+        f"# Upload the data first: gcloud storage cp{recursive} {shlex.quote(path)} gs://my-bucket/data/\n"
+    )
+    return {
+        "@SOURCE@": f"| `{path}` | the data, which `params/` name as `source` |",
+        "@RUN_LOCAL@": _toml(data.parameters),
+        "@RUN_VERTEX@": upload + _toml({**data.parameters, "source": f"{form}:{uri}"}),
+        "@TEXTS@": f"({''.join(f'{json.dumps(name)}, ' for name in data.texts).rstrip(' ')})",
+        "      - run: make run\n": "      # make run needs the data, which are not in the repository.\n",
+        **_HEADS.get(data.label_kind, {}),
+    }
+
+
+def _toml(parameters: Mapping[str, Any]) -> str:
+    """Returns parameters in TOML, whose texts, numbers and booleans are JSON's; objects come last."""
+    lines, tables = list[str](), list[str]()
+    for name, value in parameters.items():
+        if not isinstance(value, dict):
+            lines.append(f"{name} = {json.dumps(value)}")
+            continue
+        tables += ["", f"[{name}]"] if value else []
+        for key, item in value.items():
+            bare = re.fullmatch(r"[A-Za-z0-9_-]+", key)
+            tables.append(f"{key if bare else json.dumps(key)} = {json.dumps(item)}")
+    return "\n".join([*lines, *tables])
 
 
 def _replaced(text: str, values: Mapping[str, str]) -> str:

@@ -190,7 +190,7 @@ def test_types_that_no_example_has(tmp_path: Path) -> None:
             "row 2: 1 in column 'label' is int64, in the rows before it is string",
         ),
         ("table.parquet", b"PAR1 or not", "cannot read '.*table.parquet': "),
-        ("table.xlsx", b"", "table '.*table.xlsx' is none of .csv, .jsonl, .ndjson, .parquet"),
+        ("table.xlsx", b"", "table '.*table.xlsx' is none of .csv, .tsv, .jsonl, .ndjson, .parquet"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, message: str) -> None:

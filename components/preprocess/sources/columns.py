@@ -98,7 +98,7 @@ class Columns(TypedColumns):
 
     def __init__(self, *paths: str, overrides: Types = NO_TYPES, root: str | None = None) -> None:
         self._paths, self._root = paths, root
-        self.guessed = any(_suffix(path) == ".csv" for path in paths)
+        self.guessed = any(_FORMATS.get(_suffix(path)) is _CSV for path in paths)
         self.row_metadata = () if root is None else (ROW,)
         scans = [self._scan(path, overrides) for path in paths]
         types = dict(scans[0].types)
@@ -310,12 +310,13 @@ def _as_source_error(path: str) -> Iterator[None]:
         raise SourceError(f"cannot read {path!r}: {remote_files.reason(error)}") from None
 
 
-_JSON = (_json_types, _json_batches)
+_CSV, _JSON = (scan_csv, csv_batches), (_json_types, _json_batches)
 #: Functions that find the types of a file's columns and that read them, by suffix.
 _FORMATS: Mapping[
     str, tuple[Callable[[str, Types], CsvScan], Callable[[str, Types, Sequence[str]], Iterator[Batch]]]
 ] = {
-    ".csv": (scan_csv, csv_batches),
+    ".csv": _CSV,
+    ".tsv": _CSV,
     ".jsonl": _JSON,
     ".ndjson": _JSON,
     ".parquet": (_parquet_types, _parquet_batches),

@@ -32,10 +32,10 @@ _BYTE_ORDER_MARKS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 # A row appended to a file: where it becomes a part of a value, a quote is not closed.
 _END = "\x1e\x04"
 
-# Texts that a number would change: a leading zero, a plus, a prefix, 12E4 (programs write 1e-05, 1e+20 or
-# 1.0E20), and in a column of floats digits beyond 64 bits.
-_CODE = r"^(\+|-?0[0-9xX]|-?[0-9]+[eE][0-9]+$)"
-_LONG_CODE = rf"{_CODE}|^-?[0-9]{{19,}}$"
+#: Texts that a number would change: a leading zero, a plus, a prefix, 12E4 (programs write 1e-05, 1e+20 or
+#: 1.0E20), and in a column of floats digits beyond 64 bits.
+CODE = r"^(\+|-?0[0-9xX]|-?[0-9]+[eE][0-9]+$)"
+LONG_CODE = rf"{CODE}|^-?[0-9]{{19,}}$"
 
 # A value whose lines have as many cells as rows is taken for rows if this share of at least so many cells are
 # numbers in columns of numbers; in a table of texts, if it has so many lines.
@@ -134,7 +134,7 @@ class ColumnTypes:
                     continue
                 if kind == "int64" and is_wide(*pc.min_max(numbers).as_py().values()):
                     self.wide.add(name)
-                pattern = _CODE if kind == "int64" else _LONG_CODE
+                pattern = CODE if kind == "int64" else LONG_CODE
                 codes = text.filter(pc.match_substring_regex(text, pattern))
                 if len(codes) and name not in self._overrides:
                     self.types[name], self.codes[name] = "string", str(codes[0])

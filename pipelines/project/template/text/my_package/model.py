@@ -6,6 +6,11 @@ import keras
 import tensorflow as tf
 from shardline import DatasetInfo
 
+from my_package.columns import encode
+
+#: Columns of text; all others are words or numbers.
+TEXTS = @TEXTS@
+
 
 @keras.saving.register_keras_serializable("my_package")
 class Trigrams(keras.layers.Layer):
@@ -43,16 +48,17 @@ class Trigrams(keras.layers.Layer):
 
 
 def build_model(dataset: DatasetInfo, learning_rate: float = 3e-2, buckets: int = 2048) -> keras.Model:
-    """Returns a linear classifier of texts by their trigrams.
+    """Returns a linear model of the trigrams of texts, and of all other columns.
 
     Args:
-        dataset: What is known about the data: inputs, num_classes, class_names, features, records.
+        dataset: What is known about the data: inputs, label, features, records.
         learning_rate: Learning rate of Adam.
         buckets: Buckets into which trigrams are hashed; a run's parameter hparams sets such arguments.
     """
-    text = keras.Input((), name="text", dtype="string")
-    shares = Trigrams(buckets)(text)
-    model = keras.Model({"text": text}, keras.layers.Dense(dataset.num_classes, activation="softmax")(shares))
+    columns, encoded = encode(dataset, TEXTS)
+    features = keras.layers.concatenate([*(Trigrams(buckets)(columns[name]) for name in TEXTS), *encoded])
+    output = keras.layers.Dense(dataset.num_classes, activation="softmax")(features)
+    model = keras.Model(columns, output)
     model.compile(
         optimizer=keras.optimizers.Adam(learning_rate),
         loss="sparse_categorical_crossentropy",

@@ -1,0 +1,208 @@
+"""`shardline new --data`: what is found in a user's data, and the project that follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from shardline.components.preprocess.settings import PreprocessSettings
+from shardline.components.preprocess.sources import open_source
+from shardline.components.preprocess.sources.columns import open_table
+from shardline.pipelines.cli.main import main
+from shardline.pipelines.parameters import check_parameters
+from shardline.pipelines.project.data import inspect
+from shardline.pipelines.project.plain_csv import PlainCsv
+from shardline.pipelines.spec import load_pipeline
+from tests.helpers.markdown import ROOT
+
+#: Rows of a table that has a column for each thing that a column can be.
+ORDERS = ["order_id;customer_id;day;shop;pieces;note;always;size;kind;price"] + [
+    f"A-{i};{i % 25};2026-01-{i % 28 + 1:02};{'east' if i % 2 else 'west'};{'' if i == 7 else i % 5};"
+    f"a note of some words {i}, about it;x;{i + 4};{'big' if i % 3 else 'small'};{100_000 + 7 * i}"
+    for i in range(80)
+]
+
+
+def shardline(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Path:
+    path = tmp_path / "orders.csv"
+    path.write_text("\n".join(ORDERS) + "\n")
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for i in range(12):
+        file = tmp_path / "photos" / ("cat" if i % 2 else "dog") / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (50 + i, 46), (i, 0, 0)).save(file)
+    return tmp_path / "photos"
+
+
+def test_each_column_of_a_table_is_used_as_what_it_is(orders: Path) -> None:
+    data = inspect(str(orders), "price", "")
+
+    assert (data.kind, data.label_kind, data.texts) == ("text", "regression", ["note"])
+    assert data.parameters["label"] == "regression:price", "so many whole numbers are not classes"
+    used = {name: name for name in ("shop", "pieces", "note", "kind")}
+    assert data.parameters["features"] == {"key": "order_id", **used}
+    assert data.parameters["split_by_time"] == "day"
+    shown = "\n".join(data.found)
+    assert "100,000 to 100,553" in shown
+    for why in ("always: never varies", "size: counts the rows", "customer_id: repeats", "pieces 1"):
+        assert why in shown
+    assert max(map(len, data.found)) <= 80
+
+
+def test_what_repeats_for_a_customer_is_the_group_where_there_is_no_time(tmp_path: Path) -> None:
+    path = tmp_path / "orders.csv"
+    path.write_text(
+        "\n".join(
+            f"{i % 25 if i else 'customer_id'},{3 * i},{'ab'[i % 2] if i else 'kind'}" for i in range(81)
+        )
+    )
+    path.write_text(path.read_text().replace("customer_id,0,kind", "customer_id,size,kind"))
+
+    parameters = inspect(str(path), "kind", "").parameters
+
+    assert parameters["group"] == "customer_id"
+    assert (parameters["key"], "stratify" in parameters) == ("content", False)
+
+
+@pytest.mark.parametrize("label", ["price", "kind", "multilabel:shop", "class:kind"])
+def test_its_parameters_are_of_the_pipeline_and_the_source_takes_them(orders: Path, label: str) -> None:
+    orders.write_text(orders.read_text().replace("east", "east|far"))
+    project = orders.parent / "project"
+    done = shardline("new", project, "--data", orders, "--label", label)
+
+    assert done.exit_code == 0, done.output
+    for name in ("local", "vertex"):
+        given = tomllib.loads((project / "params" / f"{name}.toml").read_text())
+        check_parameters(load_pipeline(ROOT / "compiled" / "retrain.yaml"), given)
+    assert given["source"] == "table:gs://my-bucket/data/orders.csv"
+    local = tomllib.loads((project / "params" / "local.toml").read_text())
+    known = {field.name for field in dataclasses.fields(PreprocessSettings)}
+    source = open_source(PreprocessSettings(**{name: local[name] for name in local.keys() & known}))
+    assert len(list(source)) == 80
+    assert "min_accuracy" not in local
+
+
+@pytest.mark.parametrize("label", ["price", "kind", "multilabel:shop"])
+@pytest.mark.parametrize("kind", ["table", "text"])
+def test_its_model_is_for_the_label_and_its_own_lint_passes(orders: Path, label: str, kind: str) -> None:
+    orders.write_text(orders.read_text().replace("east", "east|far"))
+    project = orders.parent / "project"
+    done = shardline("new", project, "--data", orders, "--label", label, "--kind", kind)
+
+    assert done.exit_code == 0, done.output
+    model = (project / "project" / "model.py").read_text()
+    loss = {
+        "price": "mse",
+        "kind": "sparse_categorical_crossentropy",
+        "multilabel:shop": "binary_crossentropy",
+    }
+    assert f'loss="{loss[label]}"' in model
+    assert ('TEXTS = ("note",)' in model) == (kind == "text")
+    assert {path.name for path in (project / "project").iterdir()} == {
+        "__init__.py",
+        "columns.py",
+        "model.py",
+    }
+    assert "make run\n" not in (project / ".github" / "workflows" / "ci.yaml").read_text()
+    for command in (["format", "--check"], ["check"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache"]
+        linted = subprocess.run(ruff, cwd=project, capture_output=True, text=True)
+        assert linted.returncode == 0, linted.stdout
+
+
+def test_images_keep_the_size_that_most_of_them_have(photos: Path) -> None:
+    data = inspect(str(photos), "", "")
+
+    assert (data.kind, data.parameters["image_size"]) == ("images", 44)
+    assert data.parameters["stratify"] is True
+    assert "dog 6" in "\n".join(data.found)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data", "orders.csv"], "such as --label kind"),
+        (["--data", "orders.csv", "--label", "prise"], "did you mean price?"),
+        (["--data", "orders.csv", "--label", "always"], "has 1 values"),
+        (["--data", "orders.csv", "--label", "class:price;class:kind"], "several labels"),
+        (["--data", "orders.csv", "--label", "kind", "--kind", "images"], "of the kind text, not images"),
+        (["--data", "empty.csv", "--label", "a"], "Empty CSV file"),
+        (["--data", "short.csv", "--label", "a"], "has 1 examples"),
+        (["--data", "only.csv", "--label", "a"], "no column from which to predict a"),
+        (["--data", "nowhere"], "it is not there"),
+        (["--data", "photos", "--label", "a"], "leave --label out"),
+        (["--data", "photos/cat"], "next to the class folders"),
+        (["--data", "single"], "two classes or more are needed"),
+        (["--data", "mixed"], "'b/a.pdf' among images"),
+        (["--label", "a"], "--label belongs to --data"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
+    orders: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(orders.parent)
+    Path("empty.csv").write_text("")
+    Path("short.csv").write_text("a,b\n1,2\n")
+    Path("only.csv").write_text("a\n" + "1\n2\n" * 10)
+    for name, files in {
+        "single": [f"a/{i}.png" for i in range(12)],
+        "mixed": [f"a/{i}.png" for i in range(12)] + ["b/a.pdf"],
+    }.items():
+        for file in files:
+            Path(name, file).parent.mkdir(parents=True, exist_ok=True)
+            Path(name, file).write_bytes(b"")
+
+    done = shardline("new", "project", *words)
+
+    assert done.exit_code == 2, done.output
+    assert message in done.output
+    assert not Path("project").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a,b\n1,x\n,\n3,NA\n",
+        "a;b\n1.5;1e-05\nNaN;7\n",
+        "a\tb\n007\t+49\n1\t2\n",
+        "a,b\n99999999999,12E4\n1,2\n",
+        "a,b\n99999999999999999999,1234567890123456789\n1,2.5\n",
+        "a,b\n0x1f,1_000\n1, 2 \n",
+        'a,b\n"x, y","1"\n"line\nbreak",2\n',
+        "a,b\n,\n,\n",
+        "\ufeffa,b\n1,true\n-0.5,inf\n",
+    ],
+)
+def test_types_are_the_same_without_pyarrow(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with_pyarrow, plain = open_table(str(path))[0], PlainCsv(str(path))
+
+    for name in ("types", "gaps", "wide"):
+        assert getattr(plain, name) == getattr(with_pyarrow, name), name
+    names = [*plain.types]
+    assert list(map(str, plain.batches(names))) == list(map(str, with_pyarrow.batches(names)))
+
+
+def test_pyarrow_is_not_needed_for_csv(orders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = inspect(str(orders), "price", "")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    assert inspect(str(orders), "price", "") == known
