@@ -210,7 +210,13 @@ def test_an_installation_has_the_address_of_the_documentation() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
 
-    assert re.search(r"^Documentation = https://\S+/docs$", setup["metadata"]["project_urls"], re.MULTILINE)
+    address = re.search(
+        r"^Documentation = (https://\S+/docs)$", setup["metadata"]["project_urls"], re.MULTILINE
+    )
+    assert address
+    for path in (ROOT / "settings" / "vertex.toml.example", ROOT / "examples" / "own_pipeline.ipynb"):
+        text = path.read_text()
+        assert text.count(".md") == text.count(f"{address[1]}/") > 0, path
 
 
 def test_every_command_and_option_has_help() -> None:
