@@ -19,7 +19,6 @@ from shardline.components.preprocess.tfrecord.example import (
     entries,
     locate,
     only_span,
-    only_value,
     parse,
     serialize,
 )
@@ -210,15 +209,7 @@ def test_one_value_is_found_without_the_others() -> None:
     places = locate(data)
     start, length = only_span(data, places, b"image")
     assert data[start : start + length] == b"the image"
-    assert only_value(data, places, b"label") == 5
     for name, message in [
-        (b"absent", "has no feature 'absent'"),
-        (b"three", "feature 'three' has 3 values, one is needed"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            only_value(data, places, name)
-    for name, message in [
-        (b"absent", "has no feature 'absent'"),
         (b"label", "feature 'label' is int64, not bytes"),
         (b"sizes", "feature 'sizes' has 2 values, one is needed"),
     ]:

@@ -13,7 +13,7 @@ import reprlib
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from shardline.trainer.base.errors import BadRecordError, SourceError
 from shardline.trainer.data.features import Feature, Label, Scalar
@@ -22,13 +22,11 @@ Kind = Literal["bytes", "float", "int64"]
 Value = bytes | float | int
 #: The value of a feature, or its numbers, all of them whole or all of them floats.
 Stored = bytes | int | float | str | list[int] | list[float] | list[str]
-_Item = TypeVar("_Item")
 
 #: Tags of the first three length-delimited fields of a message, the only ones needed here.
 _TAG_1, _TAG_2, _TAG_3 = 0x0A, 0x12, 0x1A
 _KINDS: Mapping[int, Kind] = {_TAG_1: "bytes", _TAG_2: "float", _TAG_3: "int64"}
 _UNPACKED_INT64, _UNPACKED_FLOAT = 0x08, 0x0D
-_ONE_BYTE = b"\x0a\x01"
 
 #: Wire types, and the sizes of those with a fixed size.
 _VARINT, _LENGTH_DELIMITED = 0, 2
@@ -36,9 +34,6 @@ _FIXED_BYTES = {1: 8, 5: 4}
 _MASK_64 = (1 << 64) - 1
 
 _FITTING = {"int64": struct.Struct("<q"), "float32": struct.Struct("<f")}
-
-# Most bytes of a list of one number; longer lists are not parsed.
-_LONGEST_NUMBER = 64
 
 _SEQUENCE = (
     "it is a tf.train.SequenceExample, whose steps are no columns; write an Example of each step, or read it "
@@ -180,20 +175,9 @@ def values(data: bytes, position: ValuePosition) -> list[Value]:
     return found
 
 
-def only_value(data: bytes, positions: Mapping[bytes, ValuePosition], name: bytes) -> Value:
-    """Returns the value of a feature that has one; ValueError, worded to follow "the record", if not."""
-    position = positions.get(name) or _absent(name)
-    kind, start, end = position
-    if end - start == 3 and kind == "int64" and data.startswith(_ONE_BYTE, start) and data[end - 1] < 128:
-        return data[end - 1]  # most labels
-    if kind != "bytes" and end - start > _LONGEST_NUMBER:
-        raise ValueError(f"feature {name.decode()!r} has many values, one is needed")
-    return _only(values(data, position), name)
-
-
 def only_span(data: bytes, positions: Mapping[bytes, ValuePosition], name: bytes) -> tuple[int, int]:
-    """Returns start and length of the one value of a bytes feature; ValueError as `only_value`."""
-    kind, start, end = positions.get(name) or _absent(name)
+    """Returns start and length of the one value of a bytes feature; ValueError if it has not one."""
+    kind, start, end = positions[name]
     if kind != "bytes":
         raise ValueError(f"feature {name.decode()!r} is {kind}, not bytes")
     if end - start > 1 and data[start] == _TAG_1:
@@ -201,18 +185,9 @@ def only_span(data: bytes, positions: Mapping[bytes, ValuePosition], name: bytes
         if first + length == end:
             return first, length
     spans = [(first, last) for tag, first, last in _fields(data, start, end) if tag == _TAG_1]
-    first, last = _only(spans, name)
-    return first, last - first
-
-
-def _absent(name: bytes) -> NoReturn:
-    raise ValueError(f"has no feature {name.decode()!r}")
-
-
-def _only(found: Sequence[_Item], name: bytes) -> _Item:
-    if len(found) != 1:
-        raise ValueError(f"feature {name.decode()!r} has {len(found)} values, one is needed")
-    return found[0]
+    if len(spans) != 1:
+        raise ValueError(f"feature {name.decode()!r} has {len(spans)} values, one is needed")
+    return spans[0][0], spans[0][1] - spans[0][0]
 
 
 def _locate_simple_entry(data: bytes, position: int, end: int, found: dict[bytes, ValuePosition]) -> bool:
