@@ -19,15 +19,7 @@ from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, T
 from shardline.components.preprocess.sources.csv_text import Batch, CsvScan, is_wide
 from shardline.components.preprocess.sources.example import Span
 from shardline.components.preprocess.sources.table import TableRows
-from shardline.components.preprocess.tfrecord.example import (
-    Kind,
-    Value,
-    ValuePosition,
-    locate,
-    only_span,
-    parse,
-    values,
-)
+from shardline.components.preprocess.tfrecord.example import Kind, Value, parse
 from shardline.components.preprocess.tfrecord.framing import Record, detect_compression, read_records
 from shardline.components.storage import remote_files
 from shardline.components.storage.listing import find_files
@@ -219,31 +211,30 @@ class _ExampleColumns(TypedColumns):
         try:
             if not isinstance(record, Record):
                 raise ValueError(record.reason)
-            positions = locate(record.data)
+            features = parse(record.data)
             if "key" in names:
                 metadata["key"] = xxhash.xxh3_128_hexdigest(record.data)
             return [
-                self._value(file, record, position, name)
-                if (position := positions.get(name.encode()))
-                else metadata.get(name)
+                self._value(file, record, name, *features[name]) if name in features else metadata.get(name)
                 for name in names
             ]
         except ValueError as fault:
             metadata[FAULT] = str(fault)
             return [metadata.get(name) for name in names]
 
-    def _value(self, file: TfRecordFile, record: Record, position: ValuePosition, name: str) -> Any:
+    def _value(self, file: TfRecordFile, record: Record, name: str, kind: Kind, found: Sequence[Any]) -> Any:
+        if found and kind != (wanted := self._kinds[name]):
+            raise ValueError(f"feature {printable(name)!r} is {kind}, not {wanted}")
         if name == self._image and self.types[name] == "bytes":
-            start, length = only_span(record.data, {name.encode(): position}, name.encode())
-            span = Span(file.path, record.offset + start, length)
-            return record.data[start : start + length] if file.compression else span
-        found: Sequence[Any] = values(record.data, position)
-        if found and position.kind != (wanted := self._kinds[name]):
-            raise ValueError(f"feature {printable(name)!r} is {position.kind}, not {wanted}")
-        if position.kind == "bytes":
+            if len(found) != 1:
+                raise ValueError(f"feature {printable(name)!r} has {len(found)} values, one is needed")
+            image = found[0]
+            span = Span(file.path, record.offset + record.data.find(image), len(image))
+            return image if file.compression else span
+        if kind == "bytes":
             found = [to_text(value, name) for value in found]
         if self.types[name] == "strings":
             return found
-        if position.kind == "int64" and self.types[name] in ("string", "float32"):
+        if kind == "int64" and self.types[name] in ("string", "float32"):
             found = [*map(str if self.types[name] == "string" else float, found)]
         return found[0] if len(found) == 1 else found or None
