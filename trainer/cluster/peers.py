@@ -102,6 +102,18 @@ def describe_difference(name: str, own: PeerConfig, other: str, theirs: PeerConf
 
 
 @contextlib.contextmanager
+def in_thread(run: Callable[[], None], over: threading.Event, name: str) -> Iterator[None]:
+    """Runs a function in a thread while the context lasts, at whose end `over` is set."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
 def serve_config(listener: socket.socket, own: PeerConfig, sign: Sign) -> Iterator[None]:
     """Serves this process's configuration to peers that know the secret, while the context lasts."""
     message = json.dumps(own).encode()
@@ -126,13 +138,8 @@ def serve_config(listener: socket.socket, own: PeerConfig, sign: Sign) -> Iterat
                 # In a thread: a client that sends nothing must not block the others.
                 threading.Thread(target=answer, args=(connection,), daemon=True).start()
 
-    thread = threading.Thread(target=serve, name="settings-handshake", daemon=True)
-    thread.start()
-    try:
+    with in_thread(serve, over, "settings-handshake"):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def request_config(address: str, sign: Sign) -> PeerConfig | None:
@@ -301,15 +308,8 @@ def abort_when_peer_ends(cluster: ClusterConfig) -> Iterator[None]:
                 abort_collectives(f"no answer from {', '.join(map(_task_path, lost))}")
                 return
 
-    thread = threading.Thread(target=watch, name="health", daemon=True)
-    if others:
-        thread.start()
-    try:
+    with in_thread(watch, over, "health") if others else contextlib.nullcontext():
         yield
-    finally:
-        over.set()
-        if others:
-            thread.join()
 
 
 class Health:

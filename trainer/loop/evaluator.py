@@ -20,6 +20,7 @@ from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import RunError
 from shardline.trainer.checkpoint.state import Position, restore_model
 from shardline.trainer.checkpoint.store import Checkpoints
+from shardline.trainer.cluster.peers import in_thread
 from shardline.trainer.keras_compat.keras_compilation import saveable
 from shardline.trainer.loop.callbacks import Stopping
 from shardline.trainer.loop.reports import format_metrics, scalar_metrics, sync_events, to_json_values
@@ -79,13 +80,8 @@ class Evaluations:
                 if over.wait(_BEAT_S):
                     return
 
-        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-        thread.start()
-        try:
+        with in_thread(beat, over, "heartbeat"):
             yield
-        finally:
-            over.set()
-            thread.join()
 
     def heartbeat(self) -> str:
         """Returns the chief's last heartbeat, which changes as long as the chief runs."""
