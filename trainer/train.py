@@ -31,7 +31,7 @@ from shardline.trainer.loop.engine import make_engine
 from shardline.trainer.loop.loop import Engine, ResumePoint, Training
 from shardline.trainer.loop.optimizers import FrozenLayers, learning_rates, tune_optimizer
 from shardline.trainer.loop.parameter_server import run_server
-from shardline.trainer.loop.process import is_server, join_cluster, resolve_strategy
+from shardline.trainer.loop.process import is_server, join_cluster
 from shardline.trainer.loop.reports import Counters, to_json_values
 from shardline.trainer.loop.run import DatasetRun, Watchdog, announce, load_data, write_settings
 from shardline.trainer.loop.step import EvaluationLoop, Logs, metric_shapes
@@ -50,7 +50,7 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
     cluster = read_cluster(environ)
     strategies.announce(cluster, environ)
     requested, settings = settings, replace(settings, evaluator=settings.evaluator or has_evaluator(environ))
-    settings, name = resolve_strategy(settings, cluster, environ)
+    name = strategies.choose(settings, cluster)
     if is_server(cluster, name):
         run_server(cluster, settings.startup_timeout)
         return {}

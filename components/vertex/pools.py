@@ -6,7 +6,6 @@ pools to roles.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,22 +22,8 @@ from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE
 
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
-RESERVATION_AFFINITY_TYPES = ("NO_RESERVATION", "ANY_RESERVATION", "SPECIFIC_RESERVATION")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NfsMount:
-    """A directory of a file server, mounted on every replica of a pool as /mnt/nfs/`mount_point`."""
-
-    server: str
-    path: str
-    mount_point: str
-
-    def __post_init__(self) -> None:
-        if not self.server or not self.mount_point:
-            raise SettingsError("an NFS mount needs server, path and mount_point")
-        if not self.path.startswith("/"):
-            raise SettingsError(f"path of an NFS mount starts with '/', got {self.path!r}")
+#: Prefixes of machine types with TPUs.
+TPU_FAMILIES = ("cloud-tpu", "ct5lp-", "ct6e-", "tpu7x-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +38,10 @@ class WorkerPool:
     replica_count: int = 1
     accelerator_type: str = ""
     accelerator_count: int = 0
-    tpu_topology: str = ""
-    reservation_affinity_type: str = ""
-    reservation_affinity_key: str = ""
-    reservation_affinity_values: tuple[str, ...] = ()
     boot_disk_type: str = "pd-ssd"
     boot_disk_size_gb: int = 100
     image_uri: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    nfs_mounts: tuple[NfsMount, ...] = ()
 
     def __post_init__(self) -> None:
         if self.replica_count < 1:
@@ -69,8 +49,11 @@ class WorkerPool:
         if not MACHINE_TYPE.fits(self.machine_type):
             raise SettingsError(f"machine_type must be {MACHINE_TYPE.description}, got {self.machine_type!r}")
         check_accelerators(self.accelerator_type, self.accelerator_count)
-        if self.tpu_topology and not re.fullmatch(r"[0-9]+(x[0-9]+){1,2}", self.tpu_topology):
-            raise SettingsError(f"tpu_topology is chips by chips, as in '2x4', got {self.tpu_topology!r}")
+        if self.machine_type.startswith(TPU_FAMILIES) or self.accelerator_type.startswith("TPU"):
+            raise SettingsError(
+                f"machine_type {self.machine_type} has TPUs, on which Shardline does not train; "
+                "use CPUs or GPUs"
+            )
         if self.boot_disk_type not in ("", *BOOT_DISK_TYPES):
             raise SettingsError(
                 f"boot_disk_type is one of {', '.join(BOOT_DISK_TYPES)}, got {self.boot_disk_type!r}"
@@ -79,17 +62,6 @@ class WorkerPool:
             raise SettingsError(f"boot_disk_size_gb must be at least 100, got {self.boot_disk_size_gb}")
         if self.boot_disk_size_gb > 100 and not self.boot_disk_type:
             raise SettingsError("boot_disk_size_gb needs a boot_disk_type; set one")
-        kind = self.reservation_affinity_type
-        if kind not in ("", *RESERVATION_AFFINITY_TYPES):
-            raise SettingsError(
-                f"reservation_affinity_type is one of {', '.join(RESERVATION_AFFINITY_TYPES)}, got {kind!r}"
-            )
-        reservation = self.reservation_affinity_key, self.reservation_affinity_values
-        if not (all(reservation) if kind == "SPECIFIC_RESERVATION" else not any(reservation)):
-            raise SettingsError(
-                "SPECIFIC_RESERVATION, and no other type, needs reservation_affinity_key, "
-                "compute.googleapis.com/reservation-name, and reservation_affinity_values, its resource name"
-            )
         if len(self.env) > MAX_VARIABLES - 2:  # and our own
             most = MAX_VARIABLES - 2
             raise SettingsError(f"env: a container has room for {most} variables, got {len(self.env)}")
@@ -99,7 +71,7 @@ class WorkerPool:
             if PLATFORM_VARIABLE.fits(name):
                 raise SettingsError(f"env: {name} is set by the platform; leave it out")
             check_text(f"env.{name}", value)
-        for name in ("accelerator_type", "image_uri", "reservation_affinity_key"):
+        for name in ("accelerator_type", "image_uri"):
             check_text(name, getattr(self, name))
 
     @property
@@ -110,11 +82,7 @@ class WorkerPool:
     @property
     def accelerators(self) -> str:
         """Accelerators of each replica, "1 NVIDIA_TESLA_T4"; "" for none."""
-        if self.accelerator_type:
-            return f"{self.accelerator_count} {self.accelerator_type}"
-        # The chips of this machine; the topology may have several machines.
-        chips = re.search(r"-([0-9]+)t$", self.machine_type)
-        return f"{chips[1]} TPU" if chips and self.tpu_topology else ""
+        return f"{self.accelerator_count} {self.accelerator_type}" if self.accelerator_type else ""
 
     def spec(self, container: Mapping[str, Any], reduction_servers: int = 0) -> dict[str, Any]:
         """Returns the platform's WorkerPoolSpec.
@@ -133,8 +101,6 @@ class WorkerPool:
             value = getattr(self, name)
             if not value or name == "env" or (name == "boot_disk_size_gb" and not self.boot_disk_type):
                 continue
-            if isinstance(value, tuple):
-                value = [vars(item).copy() if isinstance(item, NfsMount) else item for item in value]
             *tables, key = path.split(".")
             node = pool
             for table in tables:
@@ -148,16 +114,11 @@ _PATHS = {
     "machine_spec.machine_type": "machine_type",
     "machine_spec.accelerator_type": "accelerator_type",
     "machine_spec.accelerator_count": "accelerator_count",
-    "machine_spec.tpu_topology": "tpu_topology",
-    "machine_spec.reservation_affinity.reservation_affinity_type": "reservation_affinity_type",
-    "machine_spec.reservation_affinity.key": "reservation_affinity_key",
-    "machine_spec.reservation_affinity.values": "reservation_affinity_values",
     "replica_count": "replica_count",
     "container_spec.image_uri": "image_uri",
     "container_spec.env": "env",
     "disk_spec.boot_disk_type": "boot_disk_type",
     "disk_spec.boot_disk_size_gb": "boot_disk_size_gb",
-    "nfs_mounts": "nfs_mounts",
 }
 
 #: The platform's own program for a Reduction Server.

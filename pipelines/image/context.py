@@ -94,7 +94,6 @@ def user_contents(image: ImageSettings) -> dict[str, Any]:
 
     Raises SettingsError as `assemble` does.
     """
-    lock_of(image.variant)
     _check_packages(image)
     return {
         "packages": [Path(package).resolve().name for package in image.packages],

@@ -10,7 +10,7 @@ from pathlib import Path
 from shardline.trainer.base.errors import SettingsError
 
 #: Sets of packages in the image; pipelines/image/Dockerfile says what each is for.
-VARIANTS = ("cpu", "gpu", "tpu", "control")
+VARIANTS = ("cpu", "gpu", "control")
 
 # Both are inserted into lines of a Dockerfile that a shell reads.
 _APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?")
@@ -29,7 +29,7 @@ class ImageSettings:
         requirements: File with locked requirements of your code, relative to the settings file; "" for none.
         apt: Debian packages.
         base: Base image with Python; "" for Shardline's own, by digest.
-        variant: One of VARIANTS; "" for gpu or tpu where a machine has such accelerators, else cpu.
+        variant: One of VARIANTS; "" for gpu where a machine has GPUs, else cpu.
         user: User of its processes, UID or UID:GID; "" for root, as in the platform's own training images.
     """
 
@@ -74,25 +74,19 @@ class ImageSettings:
                 ""; without those of training where they are known only at run time.
 
         Raises:
-            SettingsError: When another variant is set, or machines need two.
+            SettingsError: When another variant is set.
         """
-        needed = {
-            machine: "" if not text else "tpu" if "TPU" in text else "gpu"
-            for machine, text in accelerators.items()
-        }
-        others = {variant for variant in needed.values() if variant}
-        for machine, variant in needed.items():
-            wrong = ({self.variant} if self.variant else others) - {variant}
-            if variant and wrong:
-                raise SettingsError(
-                    f"{machine} has accelerators, {accelerators[machine]}, which the image's variant "
-                    f"{wrong.pop()} does not support; leave variant out of the table [image], or write "
-                    f'variant = "{variant}"'
-                )
-        training = any(machine.startswith("train.") for machine in accelerators)
-        if self.variant in ("gpu", "tpu") and training and not others:
+        machine = next((machine for machine, found in accelerators.items() if found), "")
+        if machine and self.variant not in ("", "gpu"):
             raise SettingsError(
-                f"the image's variant is {self.variant}, and no machine has accelerators ({', '.join(needed)}"
+                f"{machine} has accelerators, {accelerators[machine]}, which the image's variant "
+                f"{self.variant} does not support; leave variant out of the table [image], or write "
+                'variant = "gpu"'
+            )
+        training = any(table.startswith("train.") for table in accelerators)
+        if self.variant == "gpu" and training and not machine:
+            raise SettingsError(
+                f"the image's variant is gpu, and no machine has accelerators ({', '.join(accelerators)}"
                 "); leave variant out of the table [image], or add accelerators to a machine"
             )
         if self.variant == "control":
@@ -100,4 +94,4 @@ class ImageSettings:
                 "the image's variant control has no TensorFlow; leave it out of the table [image], and build "
                 "that image separately: 'shardline image build --variant control'"
             )
-        return replace(self, variant=self.variant or "".join(others) or "cpu")
+        return replace(self, variant=self.variant or ("gpu" if machine else "cpu"))

@@ -11,10 +11,10 @@ from shardline.trainer.cluster import strategy
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Returns what makes TensorFlow see GPUs of these models, and no TPU."""
+    """Returns what makes TensorFlow see GPUs of these models,."""
 
     def set_models(*models):
-        kinds = {"GPU": list(models), "TPU": []}
+        kinds = {"GPU": list(models)}
         monkeypatch.setattr(strategy.tf.config, "list_physical_devices", kinds.__getitem__)
         monkeypatch.setattr(
             strategy.tf.config.experimental, "get_device_details", lambda gpu: {"device_name": gpu}
@@ -43,7 +43,7 @@ def test_names_the_available_cores(seen, monkeypatch, cores, words):
     assert strategy.describe_devices() == words
 
 
-@pytest.mark.parametrize("accelerators", ["", "1 NVIDIA_TESLA_T4", "4 TPU"])
+@pytest.mark.parametrize("accelerators", ["", "1 NVIDIA_TESLA_T4"])
 def test_the_requested_accelerators_are_there(seen, accelerators):
     seen("Tesla T4")
     strategy.check_devices({"SHARDLINE_ACCELERATORS": accelerators})

@@ -170,8 +170,3 @@ def test_a_secret_in_a_url_is_refused_and_not_printed(tmp_path: Path, line: str)
     with pytest.raises(SettingsError, match="line 2: a URL with a user or token") as refused:
         read_requirements(image(requirements=str(path)))
     assert "TOKEN" not in str(refused.value)
-
-
-def test_a_variant_without_a_lock_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"variant tpu cannot be built: there is no tpu\.txt"):
-        contexts.user_contents(image(variant="tpu"))

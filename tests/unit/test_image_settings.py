@@ -49,7 +49,6 @@ T4 = {"train.chief": "1 NVIDIA_TESLA_T4", "preprocess": ""}
         ("", {"train.chief": ""}, "cpu"),
         ("", T4, "gpu"),
         ("gpu", T4, "gpu"),
-        ("", {"train.chief": "4 TPU"}, "tpu"),
         ("gpu", {"preprocess": ""}, "gpu"),
         ("", {"preprocess": "1 NVIDIA_L4"}, "gpu"),
     ],
@@ -69,7 +68,6 @@ def test_the_variant_is_the_one_that_the_machines_need(
             {"train.chief": "", "register": ""},
             r"no machine has accelerators \(train.chief, register\)",
         ),
-        ("", T4 | {"validate": "4 TPU"}, "train.chief has accelerators, .* variant tpu does not support"),
         ("control", {"train.chief": ""}, "control has no TensorFlow"),
     ],
 )

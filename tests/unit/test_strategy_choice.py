@@ -31,7 +31,6 @@ def settings(**changes):
         ("auto", SERVED, 0, "parameter_server"),
         ("parameter_server", SERVED, 0, "parameter_server"),
         ("multi_worker_mirrored", ALONE, 0, "multi_worker_mirrored"),  # a cluster of one
-        ("tpu", ALONE, 0, "tpu"),
         # The evaluator works alone, whatever the others do.
         ("auto", EVALUATOR, 0, "one_device"),
         ("parameter_server", EVALUATOR, 0, "one_device"),
@@ -113,23 +112,3 @@ def test_the_collectives_of_a_step_have_a_communication_hint(monkeypatch, reques
     operations = traced.get_concrete_function().graph.get_operations()
     hints = {one.get_attr("communication_hint") for one in operations if one.type.startswith("Collective")}
     assert hints == {hint.encode()}
-
-
-def test_a_missing_tpu_is_one_line():
-    with pytest.raises(SettingsError, match=r"strategy tpu found no TPU on this machine: \S+"):
-        strategy.create(settings(strategy="tpu"), ALONE)
-
-
-def test_a_tpu_becomes_its_strategy(monkeypatch):
-    """With TensorFlow's two entrances replaced, as there is no TPU here."""
-    requested = []
-
-    def connect(tpu):
-        requested.append(tpu)
-        return "resolver"
-
-    monkeypatch.setattr(strategy.tf.distribute.cluster_resolver.TPUClusterResolver, "connect", connect)
-    monkeypatch.setattr(strategy.tf.distribute, "TPUStrategy", lambda resolver: ("tpu strategy", resolver))
-
-    assert strategy.create(settings(strategy="tpu"), ALONE) == ("tpu strategy", "resolver")
-    assert requested == ["local"]

@@ -12,7 +12,7 @@ from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.files import local_path
 from shardline.trainer.base.plugins import KERAS_PREFIX
 
-STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "tpu")
+STRATEGIES = ("auto", "one_device", "mirrored", "multi_worker_mirrored", "parameter_server")
 COMMUNICATIONS = ("auto", "tcp", "ring", "nccl")
 
 SETTINGS_FILE = "settings.json"

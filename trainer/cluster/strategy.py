@@ -40,7 +40,7 @@ def choose(settings: TrainSettings, cluster: ClusterConfig) -> str:
             f"strategy {name!r} uses no parameter servers, but TF_CONFIG is {cluster}; "
             "use parameter_server or auto"
         )
-    if len(cluster.hosts) > 1 and name in ("one_device", "mirrored", "tpu"):
+    if len(cluster.hosts) > 1 and name in ("one_device", "mirrored"):
         raise SettingsError(
             f"strategy {name!r} trains in one process, but TF_CONFIG has {len(cluster.hosts)}; "
             "use multi_worker_mirrored or auto"
@@ -124,15 +124,6 @@ def create(settings: TrainSettings, cluster: ClusterConfig) -> tf.distribute.Str
             return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     if name == "parameter_server":
         return tf.distribute.ParameterServerStrategy(resolver)
-    if name == "tpu":
-        try:
-            # "local" is the TPU of this machine, as on Vertex AI's TPU VMs.
-            return tf.distribute.TPUStrategy(
-                tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu="local")
-            )
-        except (ValueError, RuntimeError, tf.errors.OpError) as error:
-            reason = str(error).splitlines()[0]
-            raise SettingsError(f"strategy tpu found no TPU on this machine: {reason}") from error
     if settings.cpu_devices > 1:
         divided = [tf.config.LogicalDeviceConfiguration()] * settings.cpu_devices
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], divided)
@@ -161,8 +152,6 @@ def announce(cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
 def describe_devices() -> str:
     """Returns the devices as text: "2 GPUs, Tesla T4", or "CPU, 8 cores"."""
     gpus = tf.config.list_physical_devices("GPU")
-    if tpus := tf.config.list_physical_devices("TPU"):
-        return f"{len(tpus)} TPU device{'s' * (len(tpus) > 1)}"
     if not gpus:
         cores = len(os.sched_getaffinity(0))
         return f"CPU, {cores} core{'s' * (cores > 1)}"
@@ -179,7 +168,7 @@ def check_devices(environ: Mapping[str, str]) -> None:
         RunError: GPUs are missing on this machine; another one may have them.
     """
     count, _, kind = environ.get(ACCELERATORS_VARIABLE, "").partition(" ")
-    if not count.isdecimal() or kind.startswith("TPU"):
+    if not count.isdecimal():
         return
     seen = len(tf.config.list_physical_devices("GPU"))
     if seen >= int(count):
@@ -205,11 +194,6 @@ def check_devices(environ: Mapping[str, str]) -> None:
         )
     visible = _gpus(seen) if seen else "no GPU"
     raise error(f"this machine should have {count} {kind}, but TensorFlow sees {visible}: {reason}")
-
-
-def requests_tpu(environ: Mapping[str, str]) -> bool:
-    """Whether the worker pool has TPUs."""
-    return environ.get(ACCELERATORS_VARIABLE, "").partition(" ")[2].startswith("TPU")
 
 
 def _gpus(count: int) -> str:

@@ -36,15 +36,6 @@ STRATEGY_SETTINGS = ("strategy", "communication", "cpu_devices", "startup_timeou
 _FAREWELL_S = 300.0
 
 
-def resolve_strategy(
-    settings: TrainSettings, cluster: ClusterConfig, environ: Mapping[str, str]
-) -> tuple[TrainSettings, str]:
-    """Returns the settings, with strategy "tpu" on a TPU, and the name of the strategy."""
-    if settings.strategy == "auto" and strategies.requests_tpu(environ):
-        settings = replace(settings, strategy="tpu")
-    return settings, strategies.choose(settings, cluster)
-
-
 def is_server(cluster: ClusterConfig, strategy_name: str) -> bool:
     """Whether a process runs a server for the chief: a parameter server, or a worker of this strategy."""
     return strategy_name == "parameter_server" and cluster.role in ("worker", "ps")
@@ -154,7 +145,7 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
             "TF_CONFIG makes this process an evaluator, and shardline.fit validates on the replicas; leave "
             "the evaluator out of the job"
         )
-    chosen, name = resolve_strategy(chosen, cluster, os.environ)
+    name = strategies.choose(chosen, cluster)
     if is_server(cluster, name):
         run_server(cluster, chosen.startup_timeout)
         sys.exit(0)
