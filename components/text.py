@@ -68,6 +68,13 @@ def quality(metrics: Mapping[str, float | None]) -> str:
     return ", ".join(first[label] for label in labels if label in first)
 
 
+def hide_directories(text: str) -> str:
+    """Returns a text to publish: of paths of this machine only the last part, "table:…/rides.csv"."""
+    text = re.sub(r"(?<![\w./])/gcs/(?=\w)", "gs://", text)  # a bucket is mounted there
+    text = re.sub(r"(?<=/champions)/[^/\s]+", "", text)  # named after the source's path
+    return re.sub(r"""(?<![\w./*])(?:file://)?/(?![/\s])(?:[^/\s"',;]+/)*(?=[^/\s])""", "…/", text)
+
+
 def size(count: float) -> str:
     """Returns a number of bytes with a unit: "664.3 MB"."""
     units = ["TB", "GB", "MB", "kB", "B"]

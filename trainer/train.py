@@ -147,7 +147,7 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
         check_metrics(settings, chosen, logs)
     if chief:
         transforms.save(prepared, run.dirs.model)
-        write_settings(run, interface, training.state.record["changes"])
+        write_settings(run, interface, training.state.record)
     alive = evaluator.Evaluations(run.dirs.checkpoints).chief_alive(training.position.steps)
     with alive if settings.evaluator and chief else contextlib.nullcontext():
         training.run()

@@ -123,7 +123,7 @@ def validate(
     described = evaluation, blessing, manifest, export, training
     origin = Origin.of(model_file, training, run)
     files.write_text(out / model_store.REPORT_FILE, render_report(*described, origin=origin))
-    card = make_card(manifest, export, training, evaluation, blessing.headline)
+    card = make_card(manifest, export, training, evaluation, blessing)
     _write_outcome(evaluation, blessing, card, out)
     return Validation(evaluation, blessing)
 

@@ -507,3 +507,30 @@ def test_the_card_of_a_damaged_dataset_is_one_line(dataset: Path) -> None:
     flip(dataset / SHARD, 0)
     with pytest.raises(DatasetError, match=f"cannot read {SHARD}: .*'shardline dataset verify .*'"):
         render_card(dataset, manifests.load(dataset))
+
+
+def test_the_card_of_a_wide_table_names_every_column_and_no_directory(tmp_path: Path) -> None:
+    numbers, texts = [f"number_{i}" for i in range(30)], [f"text_{i}" for i in range(30)]
+    rows = [
+        {
+            "label": "ab"[n % 2],
+            "year": 2000 + n,
+            **dict.fromkeys(numbers, n / 2),
+            **dict.fromkeys(texts, f"t{n}"),
+        }
+        for n in range(60)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = PreprocessSettings(source=f"table:{tmp_path / 'rows.jsonl'}", split_by_time="year")
+    html = render_card(tmp_path / "out", preprocess(settings, tmp_path / "out"))
+
+    assert str(tmp_path) not in html
+    assert "table:…/rows.jsonl" in html
+    columns, samples = (
+        html.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0] for title in ("Columns", "Samples")
+    )
+    for name in (*numbers, *texts):
+        assert f">{name}<" in columns
+        assert f">{name}<" in samples
+    assert "Not in these tables, but under Features below: split_number" in columns
+    assert len(re.findall("<tr>", samples)) == 62  # key, class, and a row for each column

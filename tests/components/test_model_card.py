@@ -1,23 +1,27 @@
 """The model card, in both of its forms."""
 
 import dataclasses
+import re
 from html.parser import HTMLParser
 
 import pytest
 
+from shardline.components.validate.gate.verdict import JudgedRule
 from shardline.components.validate.report.model_card import TrainingRecord, make_card
 from shardline.trainer.data.features import Feature
-from tests.helpers.reports import EXPORT, make_evaluation, make_manifest
+from tests.helpers.reports import EXPORT, make_blessing, make_evaluation, make_manifest
 
 TRAINING = TrainingRecord({"model": "mnist_cnn", "settings": {"epochs": 3, "augmentation": ""}})
 NAMES = ("healthy", "sick")
 
 
-def a_card(names=NAMES, export=EXPORT, training=TRAINING, features=None, **values):
+def a_card(names=NAMES, export=EXPORT, training=TRAINING, features=None, verdict=None, **values):
     image = (features,) if features else ()
     manifest = dataclasses.replace(make_manifest(names, *image), rejected={"broken": 2})
     evaluation = dataclasses.replace(make_evaluation(names), **values)
-    return make_card(manifest, export, training, evaluation, "Blessed: accuracy")
+    return make_card(
+        manifest, export, training, evaluation, make_blessing(headline="Blessed: accuracy", **(verdict or {}))
+    )
 
 
 class Text(HTMLParser):
@@ -46,7 +50,8 @@ def test_the_card_says_what_a_user_of_the_model_needs():
         "3 of them got an output that is not finite",
         "| examples | test 100 |",
         "| rejected examples | 2 (2 broken) |",
-        "| settings.epochs | 3 |",
+        "<summary>Settings of the training</summary>\n\n| what | value |\n",
+        "| epochs | 3 |",
         "| max difference | 1.2e-07 |",
         "| git revision | 4ccda76 |",
     ):
@@ -59,7 +64,7 @@ def test_both_forms_say_the_same():
     page = Text(card.to_html())
 
     for section in card.sections:
-        assert {section.title, *filter(None, [section.text])} <= set(page.text)
+        assert {section.title, *section.paragraphs} <= set(page.text)
         assert {cell for row in section.rows for cell in row if cell} <= set(page.text)
     assert not {"script", "link", "img", "iframe"} & page.tags
     assert page.text.index("mnist_cnn") < page.text.index("Blessed: accuracy")
@@ -72,7 +77,7 @@ def test_names_are_shown_as_they_are(name):
     page = Text(card.to_html())
     assert "script" not in page.tags
     assert any(name in text for text in page.text)
-    assert "<" not in card.to_markdown()
+    assert "<" not in re.sub("</?(details|summary)>", "", card.to_markdown())
 
 
 def test_a_model_of_many_classes_and_columns_has_a_short_card():
@@ -102,3 +107,69 @@ def test_what_is_not_known_is_left_out():
     assert "## Training" not in text
     assert "difference" not in text
     assert "| accuracy | 0.9 |  |" in text
+
+
+def test_what_decides_comes_before_the_settings():
+    card = a_card()
+
+    shown = [section.title for section in card.sections if not section.folded]
+    assert shown == ["Use", "Rules", "Quality", "Dataset", "Limits of use", "Training"]
+    rules = card.sections[1].rows
+    assert [verdict.partition(":")[0] for _, verdict, *_ in rules] == [
+        "failed",
+        "undecided",
+        "skipped",
+        "passed",
+    ]
+    page = card.to_html()
+    assert page.index("Limits of use") < page.index("<details>") < page.index("Settings of the training")
+
+
+SCHEDULE = {
+    "class_name": "CosineDecay",
+    "config": {"initial_learning_rate": 1e-5, "decay_steps": 30, "name": "x"},
+}
+WARMUP = {"learning_rate": 0.003000000026077032, "factor": 2.0, "warmup_steps": 100}
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"),
+    [
+        (3e-3, "0.003"),
+        (1e-5, "1e-05"),
+        (SCHEDULE, "CosineDecay(initial\\_learning\\_rate=1e-05, decay\\_steps=30)"),
+        ({"class_name": "ScaledWarmup", "config": WARMUP}, "0.003 x 2, after a warmup of 100 updates"),
+    ],
+)
+def test_the_learning_rate_is_the_optimizers_not_the_setting(rate, shown):
+    settings = {"learning_rate": 0.0, "warmup_steps": 100, "fine_tuning_learning_rate": 0.0}
+    training = TrainingRecord({"model": "m", "learning_rates": [rate], "settings": settings})
+
+    text = a_card(training=training).to_markdown()
+
+    assert f"| learning rate | {shown} |" in text
+    assert "0.0 " not in text
+
+
+def test_a_card_has_no_path_of_the_machine_that_made_it():
+    manifest = dataclasses.replace(make_manifest(NAMES), source="table:/home/ann/my rides.csv")
+    settings = {
+        "dataset": "/tmp/run/dataset",
+        "initial_model": "/tmp/run/model.keras",
+        "hparams": {"f": "/etc/f"},
+    }
+    rules = (
+        JudgedRule(
+            "r", "r", 1.0, ">", 2.0, "failed", note="no champion in /home/ann/runs/champions/home-ann"
+        ),
+    )
+    blessing = make_blessing(headline="/home/ann/x is worse", rules=rules, warnings=("see /home/ann/y",))
+
+    card = make_card(
+        manifest, EXPORT, TrainingRecord({"settings": settings}), make_evaluation(NAMES), blessing
+    )
+
+    for text in (card.to_markdown(), Text(card.to_html()).text):
+        assert not re.search("ann|/tmp|/etc", str(text))
+    assert "table:…/my rides.csv" in card.to_markdown()
+    assert "model.keras" in card.to_markdown()

@@ -112,8 +112,8 @@ def test_warnings_facts_and_settings_are_shown():
     assert page.row("image")[1] == "any x any x 3, jpeg"
     assert page.row("serving_default")[1] == "images: string [n] → probabilities: float32 [n, 3]"
     assert page.row("git revision")[1] == "4ccda76"
-    assert page.row("settings.epochs") == ["settings.epochs", "6"]
-    assert not [row for row in page.rows if row and row[0] in ("settings.augment", "class_names")]
+    assert page.row("epochs") == ["epochs", "6"]
+    assert not [row for row in page.rows if row and row[0] in ("augment", "class_names")]
     # Names with the same beginning stay distinct in the matrix.
     alike = {text.strip() for text in Page(make_report(make_evaluation(names))).text}
     assert {"melanoc…s, left", "melanoc…, right"} <= alike

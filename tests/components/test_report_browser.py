@@ -19,6 +19,7 @@ from tests.helpers.labels import LABELLED
 from tests.helpers.reports import (
     EXPORT,
     TRAINING,
+    make_blessing,
     make_evaluation,
     make_kind,
     make_manifest,
@@ -56,7 +57,7 @@ onload = () => {
     empty: [...page.querySelectorAll("svg")].filter(one => !hasMarks(one)).length,
     back: style.backgroundColor,
     ink: style.color,
-    label: getComputedStyle(label).fill,
+    label: label && getComputedStyle(label).fill,
   });
 };
 </script>"""
@@ -104,7 +105,13 @@ def report():
 @pytest.fixture(scope="module")
 def card():
     names = [f"a class with the long name {i}" for i in range(60)]
-    card = make_card(make_manifest(names), EXPORT, TRAINING, make_evaluation(names), "Blessed: accuracy")
+    card = make_card(
+        make_manifest(names),
+        EXPORT,
+        TRAINING,
+        make_evaluation(names),
+        make_blessing(headline="Blessed: accuracy"),
+    )
     return card.to_html()
 
 
@@ -132,6 +139,13 @@ def test_reports_of_all_kinds_fit_a_phone_folded_or_not(kind, tmp_path):
     assert "<details>" in page
     assert found["needs"] <= found["width"] <= 390
     assert found["flat"] == 0
+
+
+def test_a_model_card_fits_a_phone_folded_or_not(card, tmp_path):
+    found = measure_framed(card.replace("<details>", "<details open>"), 390, tmp_path)
+
+    assert "<details>" in card
+    assert found["needs"] <= found["width"] <= 390
 
 
 def measure_framed(page, width, directory, *options):

@@ -9,7 +9,7 @@ from shardline.components.validate.metrics.evaluation import Lead
 from shardline.components.validate.report.model_card import make_card
 from shardline.components.validate.validation import _log_metrics
 from tests.helpers.labels import LABELLED
-from tests.helpers.reports import EXPORT, TRAINING, make_kind, make_manifest, make_report
+from tests.helpers.reports import EXPORT, TRAINING, make_blessing, make_kind, make_manifest, make_report
 
 CLASSES_ONLY = ("Confusion matrix", "Calibration and thresholds")
 
@@ -88,7 +88,7 @@ def test_the_champion_of_several_labels_stands_beside_each():
 def test_the_card_says_what_the_model_is_for(kind, use):
     manifest = dataclasses.replace(make_manifest(("a", "b")), labels=LABELLED[kind])
 
-    card = make_card(manifest, EXPORT, TRAINING, make_kind(kind), "Blessed").to_markdown()
+    card = make_card(manifest, EXPORT, TRAINING, make_kind(kind), make_blessing()).to_markdown()
 
     assert use in card
 

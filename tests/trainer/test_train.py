@@ -46,6 +46,7 @@ def test_a_run_writes_model_history_metrics_and_settings(dataset, tmp_path):
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert settings["global_batch_size"] == 16
     assert settings["versions"]["keras"] == keras.__version__
+    assert settings["learning_rates"] == [0.002]  # of mnist_cnn, as no learning_rate was set
     assert list(tmp_path.glob("logs/train/events.out.tfevents.*"))
 
 

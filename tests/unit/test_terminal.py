@@ -203,3 +203,20 @@ def test_a_bar_ends_with_its_task() -> None:
         stream.truncate(0)
         terminal.show(Event("line", "train", "starting"))
         assert "records" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "published"),
+    [
+        ("table:/home/ann/rides.csv", "table:…/rides.csv"),
+        ("images:/data/photos/", "images:…/photos/"),
+        ("tfrecord:/data/*/x-*.gz", "tfrecord:…/x-*.gz"),
+        ("no champion in /home/ann/runs/champions/table-home-ann yet", "no champion in …/champions yet"),
+        ("/gcs/acme/rides.csv", "gs://acme/rides.csv"),
+        ("gs://acme/a/b", "gs://acme/a/b"),
+        ("https://acme.org/a", "https://acme.org/a"),
+        ("data/rides.csv, km/h and 1 / 2", "data/rides.csv, km/h and 1 / 2"),
+    ],
+)
+def test_a_text_to_publish_has_no_directories_of_this_machine(text: str, published: str) -> None:
+    assert summary.hide_directories(text) == published

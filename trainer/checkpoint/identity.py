@@ -132,7 +132,7 @@ class IdentityRecord:
         for old, new in zip(before.learning_rates, self.learning_rates, strict=False):
             # The optimizer's rate is compared, whether it comes from a setting or from code.
             if _unscaled_rate(old) != _unscaled_rate(new):
-                changed["learning_rate"] = (_format_rate(old), _format_rate(new))
+                changed["learning_rate"] = (format_rate(old), format_rate(new))
         changes = [{"step": step, "setting": name, "was": a, "is": b} for name, (a, b) in changed.items()]
         text = ", ".join(
             f"{name} was {_format_value(a)}, is {_format_value(b)}" for name, (a, b) in changed.items()
@@ -147,12 +147,17 @@ def _unscaled_rate(rate: Any) -> Any:
     return {name: value for name, value in rate["config"].items() if name != "factor"}
 
 
-def _format_rate(rate: Any) -> Any:
-    """Returns a number as it is and a schedule as text: "CosineDecay(decay_steps=30, ...)"."""
+def format_rate(rate: Any) -> Any:
+    """Returns a number as it is, a schedule as text: "CosineDecay(decay_steps=30, ...)"."""
     if not isinstance(rate, dict):
         return rate
-    config = ", ".join(f"{name}={_format_rate(value)}" for name, value in rate.get("config", {}).items())
-    return f"{rate.get('class_name')}({config})"
+    config = {name: format_rate(value) for name, value in rate.get("config", {}).items() if name != "name"}
+    # Numbers of 32 bits as they were written: 0.003, not 0.003000000026077032.
+    config = {name: f"{value:g}" if isinstance(value, float) else value for name, value in config.items()}
+    if rate.get("class_name") == "ScaledWarmup":
+        return "{learning_rate} x {factor}, after a warmup of {warmup_steps} updates".format(**config)
+    values = ", ".join(f"{name}={value}" for name, value in config.items() if value is not None)
+    return f"{rate.get('class_name')}({values})"
 
 
 def _format_value(value: Any) -> str:

@@ -274,8 +274,8 @@ def announce(run: DatasetRun, interface: Interface) -> None:
         progress.report("train", "deterministic: checkpoints by checkpoint_steps and epoch, not by time")
 
 
-def write_settings(run: DatasetRun, interface: Interface, changes: Sequence[Mapping[str, Any]]) -> None:
-    """Writes settings.json: what runs, and which settings resumed runs have changed. For the chief."""
+def write_settings(run: DatasetRun, interface: Interface, record: Mapping[str, Any]) -> None:
+    """Writes settings.json: what runs, and the changes in its `IdentityRecord`. For the chief."""
     settings, plan, policy = run.settings, run.plan("train"), run.shard_policy
     labels = run.manifest.labels
     files.write_json(
@@ -290,7 +290,8 @@ def write_settings(run: DatasetRun, interface: Interface, changes: Sequence[Mapp
             "head": unwrap_single_label(interface.heads),
             "seed": settings.seed,
             "settings": asdict(settings),
-            "changes": list(changes),
+            "learning_rates": list(record["learning_rates"]),
+            "changes": list(record["changes"]),
             "strategy": run.strategy_name,
             "cluster": str(run.cluster),
             "replicas": plan.replicas,

@@ -24,7 +24,7 @@ from shardline.components.preprocess.inspect.columns import (
     text_row,
 )
 from shardline.components.preprocess.inspect.stats import class_table, describe_feature
-from shardline.components.text import size
+from shardline.components.text import hide_directories, size, truncate
 from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Feature, Label
 from shardline.trainer.data.manifest import Manifest
@@ -32,7 +32,9 @@ from shardline.trainer.data.manifest import Manifest
 _RECORDS = 2048
 _BYTES = 64 << 20
 _SIDE = 96
-_ROWS = 10
+_ROWS, _LONGEST = 10, 300
+# A sample of more columns has a row for each of them, and fewer examples.
+_ACROSS, _EXAMPLES_ACROSS = 8, 4
 _BINS = 24
 
 
@@ -49,6 +51,7 @@ def render_card(directory: Path, manifest: Manifest) -> str:
     features = [
         (each.name, describe_feature(each).removeprefix(f"{each.name} ")) for each in manifest.features
     ]
+    settings = [(name, hide_directories(value)) for name, value in fact_rows(manifest.settings)]
     # Number, split, and its smallest, largest, mean value and standard deviation.
     spreads = []
     for label in (label for label in manifest.labels if label.kind == REGRESSION):
@@ -60,6 +63,7 @@ def render_card(directory: Path, manifest: Manifest) -> str:
     return render(
         Path(__file__).with_name("card.html.j2"),
         manifest=manifest,
+        public=hide_directories,
         records=manifest.records,
         numbers=_numbers(manifest),
         size=size,
@@ -67,7 +71,10 @@ def render_card(directory: Path, manifest: Manifest) -> str:
         spreads=spreads,
         sample=_take_sample(directory, manifest, drawn),
         titles=(NUMBER_TITLES, TEXT_TITLES),
-        tables=[("Settings", fact_rows(manifest.settings)), ("Features", features)],
+        uncounted=[
+            each.name for each in manifest.columns if each.shape or each.name == manifest.time_feature
+        ],
+        tables=[("Settings", settings), ("Features", features)],
     )
 
 
@@ -122,7 +129,8 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
         targets = [_target(values, label) for label in manifest.labels]
         if image is None:
             if len(rows) < _ROWS:
-                rows.append([key, *targets, *(text(values[other][1][0]) for other in others)])
+                rows.append([key, *targets, *(", ".join(map(text, values[other][1])) for other in others)])
+                rows[-1] = [truncate(cell, _LONGEST) for cell in rows[-1]]
             continue
         encoded = values["image"][1][0]
         with contextlib.suppress(SourceError):  # drawn as a box that says so
@@ -136,6 +144,9 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
         ", ".join(label.outputs) if label.name == LABEL and label.kind == REGRESSION else label.name
         for label in manifest.labels
     ]
+    columns = ["key", *(["class"] if manifest.is_classes else titles), *others]
+    if rows and len(columns) > _ACROSS:
+        columns, *rows = map(list, zip(columns, *rows[:_EXAMPLES_ACROSS], strict=True))
     found = counter.found()
     numbers, texts = merge_columns([found])
     parts = found["numbers"] | {name: counted.found() for name, counted in sides.items()}
@@ -145,7 +156,7 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
         "records": taken,
         "pictures": pictures,
         "rows": rows,
-        "columns": ["key", *(["class"] if manifest.is_classes else titles), *others],
+        "columns": columns,
         "numbers": drawn,
         "texts": [text_row(each) for each in texts],
     }

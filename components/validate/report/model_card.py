@@ -15,11 +15,15 @@ from typing import Any, NamedTuple
 
 from shardline.components.html import Rows, fact_rows, render
 from shardline.components.model_store import SETTINGS_FILE, Export
-from shardline.components.text import enumerate_names
+from shardline.components.text import enumerate_names, hide_directories
+from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.metrics.evaluation import Evaluation
+from shardline.components.validate.metrics.metrics import CHECKS, SERVING
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.data.features import LABEL, MULTILABEL, REGRESSION, Label
+from shardline.trainer.base.settings import PATH_SETTINGS
+from shardline.trainer.checkpoint.identity import format_rate
+from shardline.trainer.data.features import CLASS, LABEL, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest
 
 # The name that the trainer gives to this file; importing it would import Keras.
@@ -30,8 +34,15 @@ _UNSET = ("", "[]", "{}", "null")
 _MOST_CLASSES = 40
 _MOST_COLUMNS = 20
 
+# Metrics that do not say how good the model is.
+_FOLDED = {metric.name for metric in (*SERVING, *CHECKS)}
+_ONLY_CLASSES = "It always predicts one of these classes, also for an input that belongs to none of them."
+
 # Of settings.json: shown with the dataset, or in a table of its own.
-_NOT_SETTINGS = ("class_names", "versions")
+_NOT_SETTINGS = ("class_names", "versions", "settings", "learning_rates")
+_TRAINED = ("model", "examples_per_update", "cluster")
+# Parts of the learning rate, which is shown as a whole.
+_RATE_SETTINGS = ("learning_rate", "scale_learning_rate", "warmup_steps", "fine_tuning_learning_rate")
 
 _PYTHON = """\
 import tensorflow as tf
@@ -109,19 +120,21 @@ def describe_tensors(specs: Mapping[str, Mapping[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the card: heading, sentences, and, if it has rows, a table with `head` as column names."""
+    """One part of the card: heading, paragraphs, and, if it has rows, a table with `head` as column names."""
 
     title: str
-    text: str
-    head: tuple[str, ...] = ()
+    paragraphs: tuple[str, ...] = ()
+    head: tuple[str, ...] = ("what", "value")
     rows: Sequence[tuple[str, ...]] = ()
+    folded: bool = False
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model card; `verdict` is a sentence that says whether the model was blessed, and why."""
+    """A model card, to publish: no paths of this machine; `verdict` says whether the model was blessed."""
 
     title: str
+    blessed: bool
     verdict: str
     sections: tuple[Section, ...]
 
@@ -129,41 +142,68 @@ class ModelCard:
         """Returns the card as Markdown."""
         parts = [f"# {_escape(self.title)}", _escape(self.verdict)]
         for section in self.sections:
-            parts += [f"## {section.title}", *([_escape(section.text)] if section.text else [])]
+            title = "<details>\n<summary>{}</summary>" if section.folded else "## {}"
+            parts += [title.format(section.title), *map(_escape, section.paragraphs)]
             if section.rows:
                 lines = [section.head, ("---",) * len(section.head), *section.rows]
                 parts.append("\n".join(f"| {' | '.join(map(_escape, line))} |" for line in lines))
+            parts += ["</details>"] * section.folded
         return "\n\n".join(parts) + "\n"
 
     def to_html(self) -> str:
         """Returns the card as a self-contained HTML page."""
-        return render(Path(__file__).with_name("model_card.html.j2"), card=self, tables=[])
+        folded = [(section.title, section.rows) for section in self.sections if section.folded]
+        return render(Path(__file__).with_name("model_card.html.j2"), card=self, tables=folded)
 
 
 def make_card(
-    manifest: Manifest, export: Export, training: TrainingRecord, evaluation: Evaluation, verdict: str
+    manifest: Manifest, export: Export, training: TrainingRecord, evaluation: Evaluation, blessing: Blessing
 ) -> ModelCard:
-    """Returns the card of an exported model; a section without rows is left out."""
-    inputs = "images" if "image" in manifest.inputs else f"rows of the columns {', '.join(manifest.inputs)}"
-    use = [_describe_use(label, inputs) for label in manifest.labels]
-    use.append(
-        f"Its quality was measured on held-out examples of {manifest.source} and holds for data like these."
-    )
+    """Returns the card of an exported model; a section without paragraphs and rows is left out."""
+    names = enumerate_names(list(manifest.inputs), _MOST_COLUMNS)
+    inputs = "images" if "image" in manifest.inputs else f"rows of the columns {names}"
+    limits = [_ONLY_CLASSES] * any(label.kind == CLASS for label in manifest.labels)
+    source = hide_directories(manifest.source)
+    limits.append(f"Its quality was measured on held-out examples of {source} and holds for data like these.")
+    limits += [f"{hide_directories(warning).removesuffix('.')}." for warning in blessing.warnings]
     measured: dict[str, float | None] = {**evaluation.metrics} or {"accuracy": evaluation.accuracy}
     quality = [
         (name, f"{value:.4g}", " to ".join(f"{end:.4g}" for end in evaluation.intervals.get(name, ())))
         for name, value in measured.items()
         if value is not None
     ]
+    serving = [(name, value) for name, value, _ in quality if name.rpartition(".")[2] in _FOLDED]
     text = f"Measured on the export with {evaluation.examples:,} {evaluation.split} examples, each used once."
     if evaluation.non_finite:
         text += f" {evaluation.non_finite:,} of them got an output that is not finite."
-    sections = [Section("Quality", text, ("metric", "value", "95 % interval"), quality)]
-    tables = fact_tables(manifest, export, training)
-    sections += [Section(title, "", ("what", "value"), rows) for title, rows in tables]
-    title = str(training.settings.get("model", "model"))
-    with_rows = (section for section in sections if section.rows)
-    return ModelCard(title, verdict, (Section("Use", " ".join(use)), *with_rows))
+    head = ("metric", "value", "95 % interval")
+    tables = dict(fact_tables(manifest, export, training))
+    shown = [
+        Section("Use", tuple(_describe_use(label, inputs) for label in manifest.labels)),
+        Section("Rules", (), ("rule", "verdict", "value", "must be"), _rule_rows(blessing)),
+        Section("Quality", (text,), head, [row for row in quality if row[:2] not in serving]),
+        Section("Dataset", rows=tables.pop("Dataset")),
+        Section("Limits of use", tuple(limits)),
+        Section("Training", rows=tables.pop("Training", ())),
+        Section("Serving and checks", rows=serving, folded=True),
+        *(Section(title, rows=rows, folded=True) for title, rows in tables.items()),
+    ]
+    title, verdict = str(training.settings.get("model", "model")), hide_directories(blessing.headline)
+    shown = [section for section in shown if section.paragraphs or section.rows]
+    return ModelCard(title, blessing.blessed, verdict, tuple(shown))
+
+
+def _rule_rows(blessing: Blessing) -> list[tuple[str, ...]]:
+    """Returns rule, verdict, value and limit of each rule, those that passed last."""
+    return [
+        (
+            f"{rule.name}: {rule.rule}".removeprefix(": "),
+            f"{rule.verdict}: {hide_directories(rule.note)}".removesuffix(": "),
+            rule.left_text,
+            f"{rule.operator} {rule.right_text}".strip(),
+        )
+        for rule in sorted(blessing.rules, key=lambda rule: rule.verdict == "passed")
+    ]
 
 
 def _describe_use(label: Label, inputs: str) -> str:
@@ -173,10 +213,7 @@ def _describe_use(label: Label, inputs: str) -> str:
         return f"{of}Predicts {names} from {inputs}."
     if label.kind == MULTILABEL:
         return f"{of}Predicts which of {len(label.outputs):,} labels {inputs} have, or none: {names}."
-    return (
-        f"{of}Classifies {inputs} into {len(label.outputs):,} classes: {names}. "
-        "It always predicts one of these classes, also for an input that belongs to none of them."
-    )
+    return f"{of}Classifies {inputs} into {len(label.outputs):,} classes: {names}."
 
 
 def _with_units(label: Label) -> list[str]:
@@ -224,33 +261,44 @@ def make_calls(export: Export) -> tuple[Call, ...]:
 
 def fact_tables(manifest: Manifest, export: Export, training: TrainingRecord) -> list[tuple[str, Rows]]:
     """Returns the titles and rows of the tables of dataset, training, export and versions."""
-    settings = {name: value for name, value in training.settings.items() if name not in _NOT_SETTINGS}
+    record, rate = training.settings, _describe_learning_rate(training)
+    settings = {name: value for name, value in record.items() if name not in _NOT_SETTINGS}
+    settings |= record.get("settings", {})
+    hidden = (*PATH_SETTINGS, *(_RATE_SETTINGS if rate else ()))
+    trained = {"learning rate": rate, "epochs": len(training.history.get("epoch", ())) or ""}
+    trained |= {name.replace("_", " "): record.get(name, "") for name in _TRAINED}
     signatures = [
         (name, f"{describe_tensors(parts['inputs'])} → {describe_tensors(parts['outputs'])}")
         for name, parts in export.signatures.items()
     ]
-    single = {
-        "parameters": export.parameters,
-        "bytes": export.bytes,
-        "softmax added": export.softmax_added,
-        "git revision": export.git_revision,
-        "compared examples": export.compared_examples,
-        "max difference": export.max_difference,
-    }
+    names = ("parameters", "bytes", "softmax_added", "git_revision", "compared_examples", "max_difference")
+    single = {name.replace("_", " "): getattr(export, name) for name in names}
     tables = [
         ("Dataset", _dataset_rows(manifest)),
-        ("Training", setting_rows(settings)),
-        ("Versions in training", fact_rows(training.settings.get("versions", {}))),
+        ("Training", setting_rows(trained)),
+        ("Settings of the training", [row for row in setting_rows(settings) if row[0] not in hidden]),
+        ("Settings of the dataset", setting_rows(manifest.settings)),
         ("Export", signatures + fact_rows({k: value for k, value in single.items() if value is not None})),
+        ("Versions in training", fact_rows(record.get("versions", {}))),
         ("Versions in validation", fact_rows(export.versions)),
     ]
-    return [(title, rows) for title, rows in tables if rows]
+    return [
+        (title, [(name, hide_directories(value)) for name, value in rows]) for title, rows in tables if rows
+    ]
+
+
+def _describe_learning_rate(training: TrainingRecord) -> str:
+    """Returns the rates of the optimizers, "" where none is recorded: "0.003", "CosineDecay(...)"."""
+    texts = [str(format_rate(rate)) for rate in training.settings.get("learning_rates", ())]
+    settings = training.settings.get("settings", {})
+    if tuned := settings.get("fine_tuning_learning_rate"):
+        texts.append(f"{tuned:g} from epoch {settings.get('unfreeze_at_epoch')} on")
+    return "; ".join(texts)
 
 
 def _dataset_rows(manifest: Manifest) -> Rows:
     names = list(manifest.inputs)
-    more = ", …" if len(names) > _MOST_COLUMNS else ""
-    inputs = (f"{len(names):,} columns", ", ".join(names[:_MOST_COLUMNS]) + more)
+    inputs = (f"{len(names):,} columns", enumerate_names(names, _MOST_COLUMNS))
     if "image" in manifest.inputs:
         image = manifest.inputs["image"]
         shape = " x ".join("any" if size is None else str(size) for size in image.shape)
@@ -271,5 +319,4 @@ def _dataset_rows(manifest: Manifest) -> Rows:
         *labels,
         inputs,
         ("rejected examples", f"{sum(manifest.rejected.values()):,} ({reasons})" if reasons else "none"),
-        *fact_rows(manifest.settings),
     ]
