@@ -244,7 +244,7 @@ class Environment:
     service_account: str = ""
     network: str = ""
     encryption_spec_key_name: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
     registry: str = ""
     api_endpoint: str = ""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -260,7 +260,7 @@ class Environment:
                 check_host(self.api_endpoint)
             except SettingsError as error:
                 raise SettingsError(f"api_endpoint: {error}{self._origin('api_endpoint')}") from None
-        forms.check_labels(self.labels, self._origin("labels"))
+        forms.check_labels(self.tags, self._origin("tags"))
 
     @property
     def platform(self) -> Platform:
@@ -327,13 +327,15 @@ def read_values(
     settings: Path | None, flags: Mapping[str, str], environ: Mapping[str, str]
 ) -> tuple[dict[str, str | Mapping[str, str]], dict[str, str]]:
     """Returns the values of `load_environment`, and the origin of each."""
+    if environ.get("VERTEX_LABELS"):  # would be left out without a word
+        raise SettingsError("VERTEX_LABELS is called VERTEX_TAGS now: rename the variable")
     values = read_environment(settings) if settings else {}
     origins = dict.fromkeys(values, str(settings))
     for name in NAMES:
         variable = variable_of(name)
         for value, origin in ((environ.get(variable), variable), (flags.get(name), flag_of(name))):
             if value:
-                values[name] = _labels(value, origin) if name == "labels" else value
+                values[name] = _tags(value, origin) if name == "tags" else value
                 origins[name] = origin
     return values, origins
 
@@ -348,11 +350,11 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _labels(text: str, origin: str) -> dict[str, str]:
+def _tags(text: str, origin: str) -> dict[str, str]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
         if "=" not in part:
-            raise SettingsError(f"{origin} takes NAME=VALUE,NAME=VALUE, got {text!r}")
+            raise SettingsError(f"{origin} takes KEY=VALUE,KEY=VALUE, got {text!r}")
     return {name: value for name, _, value in (part.partition("=") for part in parts)}
 
 

@@ -80,7 +80,7 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
             max_trial_count=max_trial_count,
             trial_epochs=trial_epochs,
             worker_pool_specs=settings.train.cluster.specs({"image_uri": settings.image}),
-            job_labels={"component": "tune", "pipeline": TUNE, **settings.train.labels},
+            job_labels={"component": "tune", "pipeline": TUNE, **settings.train.tags},
             dataset=dataset,
             training=configured["training"],
         ).after(rehearsed)
@@ -108,5 +108,5 @@ def job_arguments(settings: Settings) -> dict[str, Any]:
         arguments["max_wait_duration"] = ""  # the API refuses it with any other strategy
     display_name = settings.train.display_name or TUNE
     check_pasted_text("display_name", display_name)
-    check_labels(settings.train.labels)
+    check_labels(settings.train.tags)
     return {"display_name": display_name, **arguments}

@@ -157,7 +157,7 @@ def upload_task(upload: ModelUpload, ready: dsl.PipelineTask, labels: Mapping[st
         description=ready.outputs["Output"],
         unmanaged_container_model=ready.outputs["serving"],
         version_aliases=list(upload.version_aliases),
-        labels={**labels, **upload.labels},
+        labels={**labels, **upload.tags},
         encryption_spec_key_name=ENCRYPTION_KEY,
         **parent,
     )

@@ -68,7 +68,7 @@ class ModelUpload:
     serving_image_uri: str
     parent_model: str = ""
     version_aliases: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_pasted_text("display_name", self.display_name)
@@ -86,4 +86,4 @@ class ModelUpload:
                     "version_aliases: an alias is 2 to 128 letters, digits and '-', begins with a lowercase "
                     f"letter and ends with one or a digit, got {alias!r}"
                 )
-        check_labels(self.labels)
+        check_labels(self.tags)

@@ -39,7 +39,7 @@ def custom_job(
 ) -> Callable[..., dsl.PipelineTask]:
     """Returns a factory of CustomJob tasks that run a component on every replica of the cluster.
 
-    The task has the component's own parameters and outputs; labels of the settings override `labels`.
+    The task has the component's own parameters and outputs; tags of the settings override `labels`.
     Raises SettingsError when a parameter of the component has the name of one of the CustomJob's, which would
     be overridden, or its source or a label would be changed on the way.
     """
@@ -49,7 +49,7 @@ def custom_job(
             f"component {component.name!r} has parameters that a CustomJob has too: {sorted(clashes)}; "
             "rename them"
         )
-    all_labels = {"component": component.name, **(labels or {}), **settings.labels}
+    all_labels = {"component": component.name, **(labels or {}), **settings.tags}
     check_labels(all_labels)
     display_name = settings.display_name or component.name
     check_pasted_text("display_name", display_name)

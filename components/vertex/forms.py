@@ -96,18 +96,18 @@ MAX_DISPLAY_NAME = 128
 
 
 def check_labels(labels: Mapping[str, str], origin: str = "") -> None:
-    """Checks labels as the API does; `origin` ends the message, " (from --tag)".
+    """Checks tags, which the API calls labels, as it does; `origin` ends the message, " (from --tag)".
 
     Raises:
         SettingsError: When there are too many, or a key or value has characters that are not allowed.
     """
     if len(labels) > MAX_LABELS:
-        raise SettingsError(f"labels: there are at most {MAX_LABELS}, got {len(labels)}{origin}")
+        raise SettingsError(f"tags: there are at most {MAX_LABELS}, got {len(labels)}{origin}")
     for key, value in labels.items():
         if key != key.lower() or not LABEL_KEY.fits(key):
-            raise SettingsError(f"labels: a key is {LABEL_KEY.description}, got {key!r}{origin}")
+            raise SettingsError(f"tags: a key is {LABEL_KEY.description}, got {key!r}{origin}")
         if value != value.lower() or not LABEL_VALUE.fits(value):
-            raise SettingsError(f"labels.{key}: a value is {LABEL_VALUE.description}, got {value!r}{origin}")
+            raise SettingsError(f"tags.{key}: a value is {LABEL_VALUE.description}, got {value!r}{origin}")
 
 
 def seconds(duration: str) -> float | None:

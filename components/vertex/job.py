@@ -42,7 +42,7 @@ _PASTED = {
     "base_output_directory": forms.BUCKET_PATH,
 }
 #: Fields that are not arguments of GCPC's component, or that the pipeline sets itself.
-_NOT_GCPC_ARGUMENTS = ("cluster", "display_name", "num_retries", "backoff_duration", "labels")
+_NOT_GCPC_ARGUMENTS = ("cluster", "display_name", "num_retries", "backoff_duration", "tags")
 #: Placeholders that differ from run to run.
 _RUN_PLACEHOLDERS = tuple(f"{{{{$.pipeline_{name}}}}}" for name in ("job_name", "job_uuid", "task_uuid"))
 SEVEN_DAYS_S = 604_800.0
@@ -86,14 +86,14 @@ class CustomJobSettings:
     base_output_directory: str = ""
     persistent_resource_id: str = PERSISTENT_RESOURCE
     enable_web_access: bool = False
-    labels: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, form in _PASTED.items():
             check_pasted_text(name, getattr(self, name), form)
         _check_nested_text("reserved_ip_ranges", list(self.reserved_ip_ranges))
         _check_nested_text("psc_interface_config", self.psc_interface_config)
-        check_labels(self.labels)
+        check_labels(self.tags)
         self._check_scheduling()
         self._check_connections()
 
@@ -104,7 +104,7 @@ class CustomJobSettings:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The job as keyword arguments of GCPC, without its name, worker pools and labels."""
+        """The job as keyword arguments of GCPC, without its name, worker pools and tags."""
         restart = self.restart_job_on_worker_restart
         return {
             **{

@@ -91,7 +91,7 @@ def submit(
     spec, template_uri, content = read_spec(pipeline)
     if continued:
         given = submission.continue_parameters(environment.platform, continued, given or {})
-    check_labels(labels := pairs(tags, "--tag", SettingsError, "KEY=VALUE"), " (from --tag)")
+    check_labels(own := pairs(tags, "--tag", SettingsError, "KEY=VALUE"), " (from --tag)")
     parameters, warnings = check_run(spec, given or {}, settings=environment.file)
     proof = proofs.describe(content)
     request = submission.job_request(
@@ -99,7 +99,7 @@ def submit(
         spec,
         parameters,
         job_id=job_id or submission.new_job_id(spec["pipelineInfo"]["name"]),
-        labels=labels,
+        tags=own,
         enable_caching=False if no_cache else None,
         template_uri=template_uri,
     )

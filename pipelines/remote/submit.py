@@ -117,18 +117,18 @@ def job_request(
     parameters: Mapping[str, Any],
     *,
     job_id: str = "",
-    labels: Mapping[str, str] | None = None,
+    tags: Mapping[str, str] | None = None,
     enable_caching: bool | None = None,
     template_uri: str = "",
 ) -> dict[str, Any]:
     """Returns a CreatePipelineJobRequest in the API's JSON.
 
     Args:
-        environment: Project, region, account and labels of the run.
+        environment: Project, region, account and tags of the run.
         spec: The compiled pipeline (IR).
         parameters: Checked values (`check_parameters`), without those that keep their default.
         job_id: Id of the run; "" leaves it out, as a schedule's request must.
-        labels: Further labels of this run.
+        tags: Further tags of this run; the API calls them labels.
         enable_caching: Caching of every task; None for the pipeline's own.
         template_uri: URL of the pipeline in the registry; "" for none.
 
@@ -138,7 +138,7 @@ def job_request(
             custom jobs.
     """
     _check_spec(spec)
-    merged = {**environment.labels, **(labels or {})}
+    merged = {**environment.tags, **(tags or {})}
     check_labels(merged)
     root = environment.pipeline_root or spec.get("defaultPipelineRoot")
     if not root:
@@ -194,7 +194,7 @@ def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: 
         ("parameters", ", ".join(changed)),
         ("image", ", ".join(image for image in dict.fromkeys(images) if image not in launchers)),
         *(("training", _machines(item)) for item in custom_jobs),
-        ("labels", ", ".join(f"{name}={value}" for name, value in mapping_at(job, "labels").items())),
+        ("tags", ", ".join(f"{name}={value}" for name, value in mapping_at(job, "labels").items())),
         ("proof", proof),
     ]
     # Both branches of a pipeline have their own training job.

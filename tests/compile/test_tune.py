@@ -81,7 +81,7 @@ def test_the_trials_are_the_training_jobs_of_the_settings():
         max_wait_duration="3600s",
         tensorboard="projects/p/locations/l/tensorboards/1",
         base_output_directory="gs://bucket/{{$.pipeline_job_name}}",
-        labels={"team": "vision"},
+        tags={"team": "vision"},
     )
     spec = compiled(replace(local, train=train))
 

@@ -164,7 +164,7 @@ def test_every_setting_of_the_job_arrives(tmp_path: Path) -> None:
         base_output_directory="gs://bucket/{{$.pipeline_job_name}}/",
         persistent_resource_id="mine",
         enable_web_access=True,
-        labels={"pipeline": "mine", "team": "ü-1"},
+        tags={"pipeline": "mine", "team": "ü-1"},
     )
     job = sent(settings, tmp_path)
     spec = job["job_spec"]
@@ -272,9 +272,9 @@ REFUSED = [
         r"service_account holds '\{\{\$', which",
     ),
     (job(psc_interface_config={"a": [{"b": "{{$}}"}]}), r"psc_interface_config\.a\.b holds"),
-    (job(labels={"Team": "a"}), "labels: a key is .* got 'Team'"),
-    (job(labels={"team": "A b"}), r"labels\.team: a value is at most 63"),
-    (job(labels={f"k{i}": "" for i in range(65)}), "at most 64, got 65"),
+    (job(tags={"Team": "a"}), "tags: a key is .* got 'Team'"),
+    (job(tags={"team": "A b"}), r"tags\.team: a value is at most 63"),
+    (job(tags={f"k{i}": "" for i in range(65)}), "at most 64, got 65"),
 ]
 
 

@@ -30,7 +30,7 @@ UPLOAD = ModelUpload(
     serving_image_uri=IMAGE,
     parent_model=f"projects/{PROJECT}/locations/{LOCATION}/models/7",
     version_aliases=("candidate", "default"),
-    labels={"team": "vision"},
+    tags={"team": "vision"},
 )
 
 

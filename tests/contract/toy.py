@@ -18,7 +18,7 @@ SETTINGS = CustomJobSettings(
     cluster=Cluster(chief=SMALL, workers=GPU, evaluator=SMALL),
     num_retries=0,
     base_output_directory="gs://staging/{{$.pipeline_job_name}}",
-    labels={"team": "vision"},
+    tags={"team": "vision"},
 )
 
 

@@ -21,7 +21,7 @@ PLACE = {"project": "acme-vision", "location": "europe-west4"}
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "vertex.toml"
     path.write_text(
-        '[vertex]\nproject = "from-file"\nlocation = "europe-west4"\nlabels = { team = "vision" }\n'
+        '[vertex]\nproject = "from-file"\nlocation = "europe-west4"\ntags = { team = "vision" }\n'
     )
     return path
 
@@ -31,12 +31,12 @@ def test_variables_override_the_file_and_flags_override_both(file: Path) -> None
     found = load_environment(file, {"pipeline_root": "gs://b/flag", "project": ""}, variables)
 
     assert (found.project, found.location, found.pipeline_root) == ("from-file", "us-central1", "gs://b/flag")
-    assert found.labels == {"team": "vision"}
+    assert found.tags == {"team": "vision"}
     assert found.platform.parent == "projects/from-file/locations/us-central1"
     assert found.platform.host == "us-central1-aiplatform.googleapis.com"
     assert found.origins == {
         "project": str(file),
-        "labels": str(file),
+        "tags": str(file),
         "location": "VERTEX_LOCATION",
         "pipeline_root": "--pipeline-root",
     }
@@ -49,11 +49,13 @@ def test_a_project_needs_no_option(file: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (found.project, found.location, found.file) == ("from-file", "us-central1", Path("settings.toml"))
 
 
-def test_labels_come_from_a_variable() -> None:
-    variables = {"VERTEX_LABELS": "team=vision, stage=test", "VERTEX_API_ENDPOINT": "vertex.p.googleapis.com"}
+def test_tags_come_from_a_variable() -> None:
+    variables = {"VERTEX_TAGS": "team=vision, stage=test", "VERTEX_API_ENDPOINT": "vertex.p.googleapis.com"}
     found = load_environment(None, PLACE, variables)
-    assert found.labels == {"team": "vision", "stage": "test"}
+    assert found.tags == {"team": "vision", "stage": "test"}
     assert found.platform.host == "vertex.p.googleapis.com"
+    with pytest.raises(SettingsError, match="VERTEX_TAGS"):
+        load_environment(None, PLACE, {"VERTEX_LABELS": "team=vision"})
 
 
 @pytest.mark.parametrize("name", ["project", "location"])
@@ -85,7 +87,7 @@ def test_only_what_is_needed_must_be_given() -> None:
         ("registry", "europe-west4-docker.pkg.dev/acme-vision/images"),
         ("api_endpoint", "https://europe-west4-aiplatform.googleapis.com"),
         ("api_endpoint", "europe-west4-aiplatform.googleapis.com.evil.com"),
-        ("labels", "Team=vision"),
+        ("tags", "Team=vision"),
     ],
 )
 def test_a_value_of_a_wrong_form_is_refused_with_its_origin(name: str, value: str) -> None:

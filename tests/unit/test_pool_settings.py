@@ -63,13 +63,13 @@ def test_the_job(tmp_path):
 strategy = "SPOT"
 restart_job_on_worker_restart = false
 reserved_ip_ranges = ["r"]
-labels = { team = "vision" }
+tags = { team = "vision" }
 """
     train = load(tmp_path, BASE + job)
 
     assert train.arguments["restart_job_on_worker_restart"] is False
     assert train.arguments["reserved_ip_ranges"] == ["r"]
-    assert (train.strategy, train.labels) == ("SPOT", {"team": "vision"})
+    assert (train.strategy, train.tags) == ("SPOT", {"team": "vision"})
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ labels = { team = "vision" }
         ("chief", "replica_count = 1", "train.chief.replica_count follows from train.replica_count"),
         ("job", "timeout = 5", "train.job.timeout must be text, got 5"),
         ("job", "enable_web_access = 1", "train.job.enable_web_access must be true or false, got 1"),
-        ("job", "labels = { a = 1 }", "train.job.labels.a must be text, got 1"),
+        ("job", "tags = { a = 1 }", "train.job.tags.a must be text, got 1"),
         ("job", "reserved_ip_ranges = 'r'", "train.job.reserved_ip_ranges must be a list of texts"),
         ("job", "strategy = 'CHEAP'", "train.job.strategy is one of STANDARD, SPOT, FLEX_START"),
         ("workers", "machine_type = 'big'", "train.workers.machine_type must be a Compute Engine machine"),

@@ -219,7 +219,7 @@ SA = "sa@my-project.iam.gserviceaccount.com"
     [
         ({"spec": pipeline(parameters={"epochs": "NUMBER_INTEGER"}, sdkVersion="kfp-3")}, "pipeline"),
         ({"environment": dataclasses.replace(ENVIRONMENT, service_account=SA)}, "environment"),
-        ({"environment": dataclasses.replace(ENVIRONMENT, labels={"team": "a"})}, "environment"),
+        ({"environment": dataclasses.replace(ENVIRONMENT, tags={"team": "a"})}, "environment"),
         ({"environment": dataclasses.replace(ENVIRONMENT, pipeline_root="gs://other")}, "environment"),
     ],
 )
