@@ -255,4 +255,5 @@ def _next_run(item: Existing) -> str:
         return ""
     # The platform may know more zones than this machine.
     there = moment.astimezone(zone_of(split_zone(item["cron"])[0]) or datetime.UTC)
-    return f"{there:%a %Y-%m-%d %H:%M %Z} ({moment:%H:%M} UTC)"
+    in_utc = "" if there.tzname() == "UTC" else f" ({moment:%H:%M} UTC)"
+    return f"{there:%a %Y-%m-%d %H:%M %Z}{in_utc}"

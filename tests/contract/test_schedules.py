@@ -138,7 +138,8 @@ def test_a_new_project_is_retrained_every_week(
     assert "what the image holds" not in checked
     assert "leafnet-weekly: would be created" in typed("schedule apply --dry-run")
     assert written(workplace) == []
-    assert "leafnet-weekly: created; fires next Mon" in typed("schedule apply")
+    created = typed("schedule apply")
+    assert re.search(r"^leafnet-weekly: created; fires next Mon \S+ 06:00 UTC$", created, re.MULTILINE)
     assert written(workplace) == ["CreateSchedule"]
     assert "leafnet-weekly: nothing to do" in typed("schedule apply")
     assert written(workplace) == []
