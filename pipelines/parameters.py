@@ -77,8 +77,10 @@ def check_parameters(spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> 
 def _check(name: str, value: Any, known: Mapping[str, Mapping[str, Any]]) -> Any:
     if name not in known:
         listing = ", ".join(f"{other} ({_type_of(item)})" for other, item in known.items())
-        hint = f"{did_you_mean(name, known)} ".lstrip()
-        raise PipelineError(f"the pipeline has no parameter {name!r}; {hint}it has {listing or 'none'}")
+        hint = did_you_mean(name, known) or f"it has {listing or 'none'}"
+        if name.startswith("min_") and "rules" in known:
+            hint = """a smallest value is a rule, such as rules='["macro_recall >= 0.8"]'"""
+        raise PipelineError(f"the pipeline has no parameter {name!r}; {hint}")
     converted = convert(name, value, known[name])
     if kind := secret_kind(name, converted):
         raise PipelineError(
@@ -206,6 +208,8 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
     data = read(PreprocessSettings, own_fields(PreprocessSettings, values), "data")
     training = read(TrainingSettings, own_fields(TrainingSettings, values), "training")
     gate = read(GateSettings, own_fields(GateSettings, values), "gate")
+    if known := data.known_labels:
+        gate.gate.for_labels(known)
     function = import_string(training.model)
     if here:
         if os.path.isdir(gate.champion_uri):

@@ -31,14 +31,14 @@ from shardline.components.model_store.catalog import champion_directory, refuse_
 from shardline.components.model_store.champions import check_champion, published_by, version_location
 from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources import bigquery, columns
+from shardline.components.preprocess.sources import bigquery, columns, is_plugin, open_source
 from shardline.components.text import quality, truncate
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.export.formats import check_installed
 from shardline.components.validate.gate.gate import GateSettings
-from shardline.trainer.base import crash, files
+from shardline.trainer.base import crash, files, plugins
 from shardline.trainer.base.deserialize import load, own_fields, read, restore
-from shardline.trainer.base.errors import DatasetError, ModelError, RunError, SettingsError
+from shardline.trainer.base.errors import DatasetError, ModelError, RunError, SettingsError, SourceError
 from shardline.trainer.base.progress import fact, report
 from shardline.trainer.data import manifest as manifests
 
@@ -203,6 +203,7 @@ def detect_changes(
     # Fail before the training, which takes hours.
     _check_formats(gate.formats, data)
     gate.gate.check_champion(gate.champion_uri)
+    _check_rules(gate, data)
     refuse_container_path("champion_uri", gate.champion_uri)
     refuse_container_path("history_uri", history_uri)
     if gate.champion_uri:
@@ -251,6 +252,20 @@ def _check_formats(formats: Sequence[str], data: PreprocessSettings) -> None:
     if formats and form in ("table", "bigquery") and "image" not in data.features:
         table = columns.open_table(path)[0] if form == "table" else bigquery.open_columns(data.source)
         check_installed(formats, table="image" not in table.types)
+
+
+def _check_rules(gate: GateSettings, data: PreprocessSettings) -> None:
+    """Refuses a rule about a metric that the labels do not have, if they are known before preprocessing."""
+    known = data.known_labels
+    if not known and (gate.rules or gate.min_accuracy):
+        from shardline.components.preprocess.plan.source_checks import check_labels
+
+        # Other sources are read from end to end for their labels.
+        if data.source.startswith("table:") or is_plugin(data.source):
+            with plugins.calling("the source failed", SourceError):
+                known = check_labels(open_source(data, schema.read(data.schema) if data.schema else None))
+    if known:
+        gate.gate.for_labels(known)
 
 
 def _compare(history: Path, state: State, force: bool) -> tuple[RecordedRun | None, str]:

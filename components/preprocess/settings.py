@@ -11,7 +11,7 @@ from shardline.components.preprocess.schema import labels
 from shardline.components.preprocess.time_split import parse_gap
 from shardline.trainer.base.deserialize import check_types
 from shardline.trainer.base.errors import SettingsError
-from shardline.trainer.data.features import COLUMN_TYPES
+from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, Label
 from shardline.trainer.data.manifest import SPLITS
 
 #: Allowed values of enumerated settings.
@@ -170,6 +170,17 @@ class PreprocessSettings:
         """Arguments of the image codec."""
         names = ("image_size", "resize_mode", "encoding", "max_pixels")
         return {"check": self.check_images} | {name: getattr(self, name) for name in names}
+
+    @property
+    def known_labels(self) -> tuple[Label, ...]:
+        """The labels, with their columns as outputs, where the settings alone say their kinds; else ()."""
+        form, wanted = self.source.partition(":")[0], labels.parse(self.label)
+        if not wanted and form in ("digits", "tfds", "images", "text"):
+            return (Label(LABEL, CLASS, ()),)
+        if not all(each.kind for each in wanted):
+            return ()
+        is_one = len(wanted) == 1
+        return tuple(Label(LABEL if is_one else it.columns[0], it.kind, it.columns) for it in wanted)
 
     @property
     def label_column(self) -> str:

@@ -488,6 +488,32 @@ def test_a_rule_about_a_champion_without_a_place_is_refused_before_training(phot
     assert "compares with the champion, but champion_uri is empty" in events[-1].text
 
 
+@pytest.mark.parametrize(
+    ("label", "rules", "refused"),
+    [
+        ("fare", ["accuracy >= 0.9"], True),  # the kind is inferred from the column
+        ("regression:fare", ["r2 >= 0.5", "macro_f1 >= 0.5"], True),
+        ("fare", ["rmse <= 60"], False),
+        ("class:zone", ["accuracy >= 0.9"], False),
+        ("class:zone", ["rmse <= 60"], True),
+    ],
+)
+def test_a_rule_that_does_not_fit_the_label_is_refused_before_preprocessing(
+    label, rules, refused, tmp_path, events
+):
+    (tmp_path / "rows.csv").write_text("fare,zone\n1.5,a\n2.5,b\n")
+
+    def found():
+        return look("", f"table:{tmp_path / 'rows.csv'}", label=label, rules=rules)
+
+    if refused:
+        with pytest.raises(SystemExit):
+            found()
+        assert "does not fit a label of kind" in events[-1].text
+    else:
+        assert found().changed
+
+
 def test_a_directory_for_champions_that_is_not_there_is_refused_and_not_made(photos, tmp_path, events):
     with pytest.raises(SystemExit):
         look("", f"images:{photos}", champion_uri=str(tmp_path / "new" / "champion"))

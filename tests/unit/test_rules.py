@@ -100,7 +100,7 @@ def test_a_rule_is_read(text, expected):
         ("accuracy >= champion / 2", "cannot read the rule"),
         (
             "acuracy >= 0.9",
-            "there is no metric 'acuracy' (in the rule 'acuracy >= 0.9'); there are: accuracy",
+            "there is no metric 'acuracy' (in the rule 'acuracy >= 0.9'); did you mean accuracy?",
         ),
         # Of a single class only; over all classes it is macro_recall.
         ("recall >= 0.9", "there is no metric 'recall' (in"),

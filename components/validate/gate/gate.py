@@ -19,6 +19,7 @@ from shardline.components.validate.gate.rules import (
 from shardline.components.validate.metrics.evaluation import MIN_SLICE
 from shardline.components.validate.metrics.metrics import (
     BY_KIND,
+    MAIN,
     PARTS,
     QUALITY,
     QUANTILE_METRICS,
@@ -33,6 +34,12 @@ from shardline.trainer.data.manifest import Manifest
 #: Policies where there is no champion yet or too few test examples, and the default one.
 FIRST_RUN_POLICIES = ("bless", "block")
 DEFAULT_FIRST_RUN = "bless"
+
+_EXAMPLES = {
+    CLASS: "'accuracy >= 0.9'",
+    MULTILABEL: "'macro_f1 >= 0.8'",
+    REGRESSION: "'rmse <= 10' or 'r2 >= 0.5'",
+}
 
 #: Name of the rule about the champion, skipped where no champion_uri is set.
 CHAMPION = "champion"
@@ -252,9 +259,13 @@ def _check_label(rule: GateRule, labels: Sequence[Label]) -> None:
     kind = _find_label(rule, labels).kind
     if rule.metric not in (fitting := allowed_metrics(rule, [kind])):
         part, metrics = PARTS[kind]
+        plain = not (rule.slice or rule.worst)
+        names = [metric.name for metric in BY_KIND[kind]] if plain else [*fitting]
+        of_part = f" and, for one {part}, {metrics[-1]}[{part}=...]" if rule.slice else ""
+        only = "min_accuracy is for classes only, and " if plain and rule.metric == MAIN[CLASS] else ""
         raise SettingsError(
-            f"the rule {rule.text!r} does not fit a label of kind {kind}, which has {', '.join(fitting)}"
-            + (f" and, for one {part}, {metrics[-1]}[{part}=...]" if rule.slice else "")
+            f"the rule {rule.text!r} does not fit a label of kind {kind}, which has "
+            f"{', '.join(names)}{of_part}; {only}a rule for this label is written like {_EXAMPLES[kind]}"
         )
 
 

@@ -38,6 +38,7 @@ from shardline.components.validate.metrics.metrics import (
     SERVING,
     SHARES,
 )
+from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS
 
@@ -206,10 +207,8 @@ def _check_metric(rule: GateRule) -> None:
     if rule.metric not in known:
         scope = " of slices" if rule.worst else " of the baseline" if known is LEAD_METRICS else ""
         scope = f" of the slice {rule.slice!r}" if rule.slice else scope
-        raise SettingsError(
-            f"there is no metric {rule.metric!r}{scope} (in the rule {rule.text!r}); there are: "
-            f"{', '.join(known)}"
-        )
+        hint = did_you_mean(rule.metric, known) or f"there are: {', '.join(known)}"
+        raise SettingsError(f"there is no metric {rule.metric!r}{scope} (in the rule {rule.text!r}); {hint}")
     if rule.reference and (rule.format or rule.is_drift or rule.metric in CHALLENGER_METRICS):
         raise SettingsError(f"{rule.expression} is compared with a number (in the rule {rule.text!r})")
     if rule.reference == "baseline" and (rule.slice or rule.worst):
