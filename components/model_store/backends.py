@@ -102,8 +102,9 @@ class DiskBackend:
             for path in files_below(source):
                 copy = target / path.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, copy)
-                files.sync(copy)
+                with files.naming_space(copy, path.stat().st_size):
+                    shutil.copyfile(path, copy)
+                    files.sync(copy)
             for made in (target.parent, target, *(path for path in target.rglob("*") if path.is_dir())):
                 files.sync(made)
         except OSError as error:

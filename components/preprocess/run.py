@@ -41,7 +41,7 @@ from shardline.components.preprocess.write.shard_writer import (
 )
 from shardline.components.storage import remote_files
 from shardline.components.storage.prefetch import take_retry_count, with_retries
-from shardline.trainer.base import progress
+from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import Meter
 from shardline.trainer.data import manifest as manifests
@@ -129,9 +129,9 @@ def _locked_work_directory(
                 work.check()
             if isinstance(error, RunError):
                 raise
+            reason = files.with_space(error.strerror or str(error), error.filename or work.scratch)
             raise RunError(
-                f"cannot write the dataset {out}: {error.strerror or error}; make room and run again to "
-                "continue from there"
+                f"cannot write the dataset {out}: {reason}; make room and run again to continue from there"
             ) from error
 
 
@@ -248,7 +248,10 @@ def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, proc
     pending.sort(key=lambda shard: -shard.records)
     records = sum(shard.records for shard in pending)
     meter = Meter("written", records, rejected=sum(plan.rejected.values()))
-    processes.run(write_planned, work.arguments, [shard.file for shard in pending], meter.advance)
+    try:
+        processes.run(write_planned, work.arguments, [shard.file for shard in pending], meter.advance)
+    except RunError as error:
+        raise RunError(files.with_space(str(error), work.scratch, meter.bytes_left)) from error
     return records
 
 

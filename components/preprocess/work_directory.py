@@ -43,7 +43,7 @@ import xxhash
 
 from shardline.components.storage import remote_files
 from shardline.components.storage.prefetch import ordered_map, with_retries
-from shardline.trainer.base import files
+from shardline.trainer.base import crash, files
 from shardline.trainer.base.errors import DatasetError, RunError, SettingsError
 from shardline.trainer.base.files import TEMPORARY
 from shardline.trainer.data import manifest as manifests
@@ -231,7 +231,7 @@ def hold(out: Path, *, shared: bool = False, take_over: bool = False) -> Iterato
             else:
                 stack.enter_context(disk_lock(work.path / _LOCK, shared=shared))
         except OSError as error:
-            raise SettingsError(f"cannot write the dataset {out}: {error.strerror}") from None
+            raise crash.output_error(error, f"cannot write the dataset {out}: {error.strerror}") from None
         yield work
 
 

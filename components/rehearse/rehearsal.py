@@ -20,7 +20,7 @@ from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import check_champion
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.gate.gate import GateSettings
-from shardline.trainer.base import files, progress
+from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.deserialize import read
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError
 from shardline.trainer.base.files import local_path
@@ -70,10 +70,11 @@ def rehearse_run(
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".rehearsal-"):
             pass
     except OSError as error:
-        raise SettingsError(
+        text = (
             f"cannot write to {base}: {error.strerror}; give the run's service account access to it, or "
             "another base_output_directory"
-        ) from None
+        )
+        raise crash.output_error(error, text) from None
     if continue_run:
         _copy_checkpoints(continue_run, base, job_name, checked)
     rehearse(

@@ -88,6 +88,8 @@ class RunDirectory:
             files.write_bytes(self.directory / "pipeline.yaml", content)
             (self.directory / LOG).touch()
         except OSError as error:
+            self._lock.close()
+            shutil.rmtree(getattr(self, "directory", ""), ignore_errors=True)
             text = f"cannot write the run directory {runs}: {error.strerror}; choose another with --runs-dir"
             raise crash.output_error(error, text) from None
         self.record = RunRecord(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -202,6 +203,7 @@ def test_train_and_validate_are_faces_of_the_same_functions(trained, tmp_path):
         pytest.param("validate", 40, marks=pytest.mark.matrix),
         ("validate", 700),
         ("run", 4),
+        ("new", 12),
     ],
 )
 def test_a_full_disk_is_one_line_and_may_be_tried_again(trained, tmp_path, command, kib):
@@ -211,10 +213,15 @@ def test_a_full_disk_is_one_line_and_may_be_tried_again(trained, tmp_path, comma
             "train": (trained / "data", disk / "out", "--epochs", 1),
             "validate": (trained / "model" / "model.keras", trained / "data", disk / "out"),
             "run": (PIPELINE, "--runs-dir", disk / "runs"),
+            "new": (disk / "project",),
         }
         done = invoke(command, *arguments[command])
+        left = {path.name for path in disk.rglob("*")}
 
     assert done.exit_code == 1, done.output
     assert done.output.splitlines()[-1].startswith("Error: ")
-    assert "No space left on device" in done.output.splitlines()[-1]
+    assert re.search(r"No space left on device \([\d,.]+ kB free", done.output.splitlines()[-1])
+    assert str(disk) in done.output.splitlines()[-1]
     assert "Traceback" not in done.output
+    if command in ("new", "run", "compile"):  # the others continue from what they have, or replace it
+        assert left <= {"runs", "project"}

@@ -25,7 +25,7 @@ def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("failure", "code", "line"),
     [
         (DatasetError("no\nmanifest"), EXIT_BAD_INPUT, "no manifest"),
-        (OSError(errno.ENOSPC, "No space left on device", "/full"), EXIT_FAILED, "No space left on device: "),
+        (OSError(errno.ENOSPC, "No space left on device", "/full"), EXIT_FAILED, "No space left on device ("),
         (OSError(errno.EACCES, "Permission denied", "/root"), EXIT_BAD_INPUT, "Permission denied: '/root'\n"),
         (
             OSError(errno.ESTALE, "Stale file handle", "/gcs/b"),
@@ -38,7 +38,7 @@ def crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "psutil is needed and not installed; pip install 'shardline[local]'",
         ),
         (MemoryError(), EXIT_FAILED, "out of memory; "),
-        (RuntimeError("part-0; No space left on device"), EXIT_FAILED, "RuntimeError: part-0; No space left"),
+        (RuntimeError("part-0; No space left on device"), EXIT_FAILED, "cannot write part-0: No space left"),
         (KeyError("nobody\nforesaw"), EXIT_CRASH, r"KeyError: 'nobody\\nforesaw' (test_crash.py, line "),
         (ValueError("x" * 10_000), EXIT_CRASH, f"ValueError: {'x' * 300}"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import re
 import secrets
 import sys
 import tempfile
@@ -12,17 +13,17 @@ import time
 import traceback
 from pathlib import Path
 
+from shardline.trainer.base import files
 from shardline.trainer.base.errors import CrashError, RunError, SettingsError, ShardlineError
 from shardline.trainer.base.plugins import describe
 
 #: Environment variable with the directory of crash files; by default the directory of temporary files.
 DIRECTORY_VARIABLE = "SHARDLINE_CRASH_DIR"
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _IO_LOST = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTUNREACH)
 # Failures of the machine, each with its remedy: a later attempt may succeed.
 _MACHINE_FAILURES = {
-    **dict.fromkeys(_DISK_FULL, "make room there and try again"),
+    **dict.fromkeys(files.DISK_FULL, "make room there and try again"),
     **dict.fromkeys(_IO_LOST, "a disk, a mounted bucket or the network has failed; try again"),
     **dict.fromkeys((errno.EFBIG, errno.EMFILE, errno.ENFILE), "raise the limit (ulimit)"),
     errno.ENOMEM: "use a machine with more memory, or a smaller model, batch or dataset",
@@ -53,9 +54,14 @@ def as_error(failure: Exception) -> ShardlineError:
     if isinstance(failure, OSError) and (known := from_os_error(failure)):
         return known
     what = describe(failure)
-    for number in _DISK_FULL:
-        if os.strerror(number) in what:  # from a library that writes files itself, as TensorFlow does
-            return RunError(f"{what[:_MAX_CHARS]}; {_MACHINE_FAILURES[number]}")
+    for number in files.DISK_FULL:
+        reason = os.strerror(number)
+        if reason in what:  # from a library that writes files itself, as TensorFlow does
+            path = re.search(rf"([^\s:;]+); {reason}", what)
+            what = (
+                files.with_space(f"cannot write {path[1]}: {reason}", path[1]) if path else what[:_MAX_CHARS]
+            )
+            return RunError(f"{what}; {_MACHINE_FAILURES[number]}")
     return CrashError(f"{what[:_MAX_CHARS]}{'...' * (len(what) > _MAX_CHARS)}; {_write_crash_file(failure)}")
 
 
@@ -63,7 +69,8 @@ def from_os_error(failure: OSError) -> ShardlineError | None:
     """Returns the error for an OSError of the machine or of a path; None for any other."""
     where = f": {os.fspath(failure.filename)!r}" if failure.filename is not None else ""
     if failure.strerror and (advice := _MACHINE_FAILURES.get(failure.errno or 0)):
-        return RunError(f"{failure.strerror}{where}; {advice}")
+        reason = files.with_space(failure.strerror, failure.filename) if where else failure.strerror
+        return RunError(f"{reason}{where}; {advice}")
     if failure.strerror and where and failure.errno in _PATH_ERRORS:
         return SettingsError(f"{failure.strerror}{where}")
     return None
@@ -82,6 +89,7 @@ def is_machine_failure(error: BaseException | None) -> bool:
 
 def output_error(failure: OSError, text: str) -> ShardlineError:
     """Returns a RunError with the text where the machine failed, a SettingsError where the path is wrong."""
+    text = files.with_space(text, failure.filename or ".")
     return (RunError if failure.errno in _MACHINE_FAILURES else SettingsError)(text)
 
 

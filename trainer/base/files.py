@@ -27,6 +27,9 @@ TEMPORARY = ".tmp-"
 #: Largest size of a settings or JSON file in bytes: the manifest of 100,000 shards has 20 MB.
 MAX_TEXT_BYTES = 64 << 20
 
+#: Errors of a full disk, and of a used-up quota.
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 # Network file systems by type, up to a dot: Cloud Storage FUSE is fuse.gcsfuse.
 _NETWORK = {"fuse", "nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "afs"}
 
@@ -88,25 +91,53 @@ def _mounts() -> Iterator[tuple[str, str]]:
         yield os.fsdecode(mount), after.split(b" ")[0].decode()
 
 
+def with_space(text: str, path: str | os.PathLike[str], needed: float = 0) -> str:
+    """Returns an error's text; after that of a full disk, the free bytes, and the needed ones if known."""
+    full = next((number for number in DISK_FULL if os.strerror(number) in text), None)
+    if full is None or f"{os.strerror(full)} (" in text:
+        return text
+    real = Path(os.path.realpath(path))
+    disk = os.statvfs(next(each for each in (real, *real.parents) if each.exists()))
+    free = disk.f_bavail * disk.f_frsize if full == errno.ENOSPC else -1  # not known of a quota
+    sizes = [(size, what) for size, what in ((free, "free"), (needed or -1, "needed")) if size >= 0]
+    parts = [f"{n / 1e6:,.1f} MB {what}" if n >= 1e6 else f"{n / 1e3:,.1f} kB {what}" for n, what in sizes]
+    return text.replace(os.strerror(full), f"{os.strerror(full)} ({', '.join(parts) or 'quota'})", 1)
+
+
+@contextlib.contextmanager
+def naming_space(path: Path, needed: float = 0) -> Iterator[None]:
+    """Names the path, not a temporary one, in an OSError, and the bytes free and needed on a full disk."""
+    try:
+        yield
+    except OSError as failure:
+        if failure.errno in DISK_FULL or TEMPORARY in str(failure.filename):
+            failure.filename, failure.strerror = str(path), with_space(failure.strerror or "", path, needed)
+        raise
+
+
 def temporary_name(path: Path) -> Path:
     """Returns a random name in the directory of `path`, with its suffix, unique across containers."""
     return path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}-{path.name[-100:]}")
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary file to write, which replaces `path`, or the target of that link, at the end."""
+def replacing(path: Path, needed: float = 0) -> Iterator[Path]:
+    """Yields a temporary file to write, which replaces `path`, or the target of that link, at the end.
+
+    The error of a full disk names `path`, and as `needed` the bytes to write.
+    """
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     temporary = temporary_name(target)
-    try:
-        yield temporary
-        sync(temporary)
-        temporary.replace(target)
-        sync(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with naming_space(path, needed):
+        try:
+            yield temporary
+            sync(temporary)
+            temporary.replace(target)
+            sync(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def lock(descriptor: int, *, shared: bool = False) -> bool:
@@ -149,7 +180,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         with open(descriptor, "wb") as file:
             file.write(data)
         return
-    with replacing(path) as temporary:
+    with replacing(path, len(data)) as temporary:
         temporary.write_bytes(data)
 
 

@@ -173,6 +173,11 @@ class Meter:
         self._rejected = rejected
         self._started = self._reported = time.monotonic()
 
+    @property
+    def bytes_left(self) -> float:
+        """Bytes of the remaining records, as many as those so far had on average; 0 if not known."""
+        return self._bytes / max(self._done, 1) * (self._total - self._done)
+
     def advance(self, records: int, size: int = 0, *, rejected: int = 0) -> None:
         """Counts processed records, their bytes, and rejected records."""
         self._done += records

@@ -191,9 +191,10 @@ class Checkpoints:
         except (tf.errors.OpError, OSError) as error:
             if self._directory.is_dir():
                 self.check_writer()  # a process that takes over removes unfinished files
+            size = sum(array.nbytes for array in snapshot.arrays.values())
             raise RunError(
-                f"cannot write checkpoint {path}: {_reason(error)}; make room there and start the run "
-                "again: it continues from the previous checkpoint"
+                f"cannot write checkpoint {path}: {files.with_space(_reason(error), path, size)}; make room "
+                "there and start the run again: it continues from the previous checkpoint"
             ) from error
         finally:
             self._remove_temporary(self._token)

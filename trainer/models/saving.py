@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import zipfile
 from itertools import zip_longest
 from pathlib import Path
@@ -31,7 +32,9 @@ def save_model(model: keras.Model, directory: Path, *, scratch: Path | None) -> 
 
     The chief, which has no scratch directory, writes to `directory`, the others to `scratch`.
     """
-    with saveable(model), files.replacing((scratch or directory) / MODEL_FILE) as temporary:
+    variables = [*model.variables, *(model.optimizer.variables if model.optimizer else ())]
+    size = sum(math.prod(variable.shape) * 4 for variable in variables)
+    with saveable(model), files.replacing((scratch or directory) / MODEL_FILE, size) as temporary:
         model.save(temporary)
 
 
