@@ -31,7 +31,9 @@ _POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluato
 _OTHER_MACHINE = ("parameter_servers", "reduction_server")
 
 #: Keys of [train] that parameter servers do not inherit: they need no accelerators.
-_MACHINE_KEYS = {name for name in field_types(WorkerPool) if name.startswith(("machine", "accelerator"))}
+_MACHINE_KEYS = {
+    name for name in field_types(WorkerPool) if name.startswith(("machine", "accelerator", "reservation"))
+}
 
 #: Default machines of the tasks other than training.
 _MACHINES = {

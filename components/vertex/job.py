@@ -153,6 +153,9 @@ class CustomJobSettings:
             raise SettingsError("network and psc_interface_config exclude each other; set one of them")
         if self.reserved_ip_ranges and not self.arguments["network"]:
             raise SettingsError("reserved_ip_ranges are ranges of a network; set network")
+        pools = [pool for pool in self.cluster.pools if pool]
+        if any(pool.nfs_mounts for pool in pools) and not (self.network or self.psc_interface_config):
+            raise SettingsError("nfs_mounts need a network on which the server can be reached; set network")
         if self.tensorboard and not self.service_account:
             raise SettingsError("tensorboard needs service_account")
         if self.persistent_resource_id not in ("", PERSISTENT_RESOURCE) and not self.service_account:

@@ -24,6 +24,22 @@ from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, REDUCTION_S
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 #: Prefixes of machine types with TPUs.
 TPU_FAMILIES = ("cloud-tpu", "ct5lp-", "ct6e-", "tpu7x-")
+RESERVATION_AFFINITY_TYPES = ("NO_RESERVATION", "ANY_RESERVATION", "SPECIFIC_RESERVATION")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NfsMount:
+    """A directory of a file server, mounted on every replica of a pool as /mnt/nfs/`mount_point`."""
+
+    server: str
+    path: str
+    mount_point: str
+
+    def __post_init__(self) -> None:
+        if not self.server or not self.mount_point:
+            raise SettingsError("an NFS mount needs server, path and mount_point")
+        if not self.path.startswith("/"):
+            raise SettingsError(f"path of an NFS mount starts with '/', got {self.path!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +54,14 @@ class WorkerPool:
     replica_count: int = 1
     accelerator_type: str = ""
     accelerator_count: int = 0
+    reservation_affinity_type: str = ""
+    reservation_affinity_key: str = ""
+    reservation_affinity_values: tuple[str, ...] = ()
     boot_disk_type: str = "pd-ssd"
     boot_disk_size_gb: int = 100
     image_uri: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    nfs_mounts: tuple[NfsMount, ...] = ()
 
     def __post_init__(self) -> None:
         if self.replica_count < 1:
@@ -62,6 +82,17 @@ class WorkerPool:
             raise SettingsError(f"boot_disk_size_gb must be at least 100, got {self.boot_disk_size_gb}")
         if self.boot_disk_size_gb > 100 and not self.boot_disk_type:
             raise SettingsError("boot_disk_size_gb needs a boot_disk_type; set one")
+        kind = self.reservation_affinity_type
+        if kind not in ("", *RESERVATION_AFFINITY_TYPES):
+            raise SettingsError(
+                f"reservation_affinity_type is one of {', '.join(RESERVATION_AFFINITY_TYPES)}, got {kind!r}"
+            )
+        reservation = self.reservation_affinity_key, self.reservation_affinity_values
+        if not (all(reservation) if kind == "SPECIFIC_RESERVATION" else not any(reservation)):
+            raise SettingsError(
+                "SPECIFIC_RESERVATION, and no other type, needs reservation_affinity_key, "
+                "compute.googleapis.com/reservation-name, and reservation_affinity_values, its resource name"
+            )
         if len(self.env) > MAX_VARIABLES - 2:  # and our own
             most = MAX_VARIABLES - 2
             raise SettingsError(f"env: a container has room for {most} variables, got {len(self.env)}")
@@ -71,7 +102,7 @@ class WorkerPool:
             if PLATFORM_VARIABLE.fits(name):
                 raise SettingsError(f"env: {name} is set by the platform; leave it out")
             check_text(f"env.{name}", value)
-        for name in ("accelerator_type", "image_uri"):
+        for name in ("accelerator_type", "image_uri", "reservation_affinity_key"):
             check_text(name, getattr(self, name))
 
     @property
@@ -101,6 +132,8 @@ class WorkerPool:
             value = getattr(self, name)
             if not value or name == "env" or (name == "boot_disk_size_gb" and not self.boot_disk_type):
                 continue
+            if isinstance(value, tuple):
+                value = [vars(item).copy() if isinstance(item, NfsMount) else item for item in value]
             *tables, key = path.split(".")
             node = pool
             for table in tables:
@@ -114,11 +147,15 @@ _PATHS = {
     "machine_spec.machine_type": "machine_type",
     "machine_spec.accelerator_type": "accelerator_type",
     "machine_spec.accelerator_count": "accelerator_count",
+    "machine_spec.reservation_affinity.reservation_affinity_type": "reservation_affinity_type",
+    "machine_spec.reservation_affinity.key": "reservation_affinity_key",
+    "machine_spec.reservation_affinity.values": "reservation_affinity_values",
     "replica_count": "replica_count",
     "container_spec.image_uri": "image_uri",
     "container_spec.env": "env",
     "disk_spec.boot_disk_type": "boot_disk_type",
     "disk_spec.boot_disk_size_gb": "boot_disk_size_gb",
+    "nfs_mounts": "nfs_mounts",
 }
 
 #: The platform's own program for a Reduction Server.

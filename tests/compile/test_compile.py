@@ -117,6 +117,7 @@ def test_every_example_that_is_commented_out_is_valid(tmp_path):
     text = (ROOT / "settings" / "vertex.toml.example").read_text()
     servers = text[text.index("# [train.parameter_servers]") : text.index("# Or pool 2")]
     enabled = re.sub(r"^# (?=\[|\w+ = )", "", text.replace(servers, ""), flags=re.MULTILINE)
+    enabled = enabled.replace('affinity_type = ""', 'affinity_type = "SPECIFIC_RESERVATION"')
     enabled = re.sub(r"^emails = .*", "", enabled, flags=re.MULTILINE)  # which exclude the webhook
     (tmp_path / "all.toml").write_text(enabled)
 

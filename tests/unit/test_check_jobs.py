@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.checks import codes, gpu_pool, job, pool, raw_job
+from tests.helpers.checks import codes, component, gpu_pool, job, pipeline, pool, raw_job, task
 
 T4 = gpu_pool("n1-standard-8", "NVIDIA_TESLA_T4", 1)
 A100 = gpu_pool("a2-highgpu-1g", "NVIDIA_TESLA_A100", 1)
@@ -14,15 +14,28 @@ REDUCER = pool(
     "n1-highcpu-16",
     container={"image_uri": "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"},
 )
+TPU = pool("ct5lp-hightpu-4t", machine={"tpu_topology": "2x2"})
+POD = gpu_pool("cloud-tpu", "TPU_V3", 32)
 TENSORBOARD = "projects/p/locations/l/tensorboards/1"
 NETWORK = "projects/123/global/networks/n"
 ACCOUNT = "trainer@p.iam.gserviceaccount.com"
 OUTPUT = "gs://bucket/job"
+MOUNT = {"server": "10.0.0.2", "path": "/data", "mount_point": "data"}
+SOURCE = "def train(dataset, {}):\n    pass\n"
 PSC = {"network_attachment": "projects/p/regions/r/networkAttachments/a"}
 
 
 def trainer(*args: str, **container: Any) -> dict[str, Any]:
     return pool(container={"args": list(args), **container})
+
+
+def function(parameter: str) -> dict[str, Any]:
+    return pool(
+        container={
+            "command": ["sh", "-c", "run", SOURCE.format(parameter)],
+            "args": ["--function_to_execute", "train"],
+        }
+    )
 
 
 def env(**values: str) -> dict[str, Any]:
@@ -31,6 +44,17 @@ def env(**values: str) -> dict[str, Any]:
 
 def scheduled(**scheduling: Any) -> dict[str, Any]:
     return raw_job(job_spec={"worker_pool_specs": [pool()], "scheduling": scheduling})
+
+
+def sharded(count: float | dict[str, float], name: str = "shards") -> dict[str, Any]:
+    """A writer of shards, and a job of one chief and two workers."""
+    training = job(pool(), pool(replica_count=2))
+    kind = "STRUCT" if isinstance(count, dict) else "NUMBER_INTEGER"
+    writer = pipeline(component(inputs={name: kind}), tasks=task(parameters={name: count}))
+    training["components"].update(writer["components"])
+    training["deploymentSpec"]["executors"].update(writer["deploymentSpec"]["executors"])
+    training["root"]["dag"]["tasks"].update(writer["root"]["dag"]["tasks"])
+    return training
 
 
 ROWS = [
@@ -87,7 +111,9 @@ ROWS = [
     ),
     ("SL116", job(gpu_pool("a2-highgpu-1g", "NVIDIA_TESLA_A100", 2)), job(A100)),
     ("SL117", job(pool("a2-highgpu-1g")), job(A100)),
-    ("SL112", job(pool("n1-standard-2")), job(pool("ct5lp-hightpu-4t", machine={"tpu_topology": "2x2"}))),
+    ("SL118", job(gpu_pool("n1-standard-8", "NVIDIA_TESLA_P100", 1)), job(T4)),
+    ("SL119", job(TPU, TPU), job(TPU)),
+    ("SL120", job(pool("ct5lp-hightpu-4t")), job(TPU)),
     (
         "SL121",
         job(pool(disk_spec={"boot_disk_type": "ssd"})),
@@ -108,6 +134,8 @@ ROWS = [
         job(pool(), {"replica_count": "0"}, {"replica_count": "0"}, pool(replica_count=2)),
         job(*4 * [pool()]),
     ),
+    ("SL130", job(pool(nfs_mounts=[MOUNT])), job(pool(nfs_mounts=[MOUNT]), network=NETWORK)),
+    ("SL131", job(pool(nfs_mounts=[{"server": "10.0.0.2"}])), job(pool(nfs_mounts=[MOUNT]))),
     ("SL201", job(timeout="1h"), job(timeout="3600s")),
     ("SL201", job(max_wait_duration="60"), job(max_wait_duration="3.5s")),
     ("SL202", job(strategy="PREEMPTIBLE"), job(strategy="SPOT")),
@@ -122,6 +150,7 @@ ROWS = [
     ),
     ("SL207", job(strategy="SPOT"), job(strategy="SPOT", base_output_directory=OUTPUT)),
     ("SL207", job(strategy="SPOT"), job(trainer("--checkpoint-dir=gs://b/c"), strategy="SPOT")),
+    ("SL208", job(POD, strategy="SPOT"), job(POD, strategy="STANDARD")),
     ("SL209", job(pool(), pool(), restart_job_on_worker_restart=False), job(pool(), pool())),
     # Parameter-server training goes on without a worker.
     (
@@ -163,6 +192,7 @@ ROWS = [
     ("SL303", job(pool(container={"args": 2 * ["x" * 70_000]})), job(trainer("x" * 70_000))),
     ("SL304", job(display_name="n" * 129), job(display_name="n" * 128)),
     ("SL304", job(display_name=""), job(display_name="n")),
+    ("SL305", job(function("strategy: str")), job(function("distribution: str"))),
     ("SL311", job(trainer("x" * 131_072)), job(trainer("x" * 100_000))),
     ("SL314", job(env(**{f"V{n}": "1" for n in range(101)})), job(env(**{f"V{n}": "1" for n in range(100)}))),
     ("SL321", job(env(**{"MY-VAR": "1"})), job(env(MY_VAR="1"))),
@@ -180,7 +210,31 @@ ROWS = [
         job(trainer(image_uri="registry.io/trainer:1")),
         job(trainer(image_uri=f"registry.io/trainer@sha256:{64 * 'a'}")),
     ),
+    (
+        "SL406",
+        job(trainer(image_uri="us-docker.pkg.dev/vertex-ai/training/tf-gpu.2-17.py310:latest")),
+        job(trainer(image_uri="us-docker.pkg.dev/vertex-ai/training/pytorch-gpu.2-4.py310:latest")),
+    ),
+    (
+        "SL406",
+        job(trainer(image_uri="europe-docker.pkg.dev/vertex-ai/training/tf-cpu.2-8:latest")),
+        job(trainer(image_uri="europe-docker.pkg.dev/mine/training/tf-cpu.2-8:1")),
+    ),
     ("SL408", job(pool(container={"command": ["sh", "-c", "python3 -m pip install kfp"]})), job(pool())),
+    (
+        "SL701",
+        job(pool(), pool(replica_count=2), extra_inputs={"global_batch_size": "64"}),
+        job(pool(), pool(replica_count=2), extra_inputs={"global_batch_size": "66"}),
+    ),
+    # Two machines of two GPUs are four replicas.
+    (
+        "SL701",
+        job(*2 * [gpu_pool("n1-standard-8", "NVIDIA_TESLA_T4", 2)], extra_inputs={"global_batch_size": "6"}),
+        job(*2 * [gpu_pool("n1-standard-8", "NVIDIA_TESLA_T4", 2)], extra_inputs={"global_batch_size": "8"}),
+    ),
+    ("SL702", sharded(8), sharded(9)),
+    ("SL702", sharded(2, "readers"), sharded(3, "readers")),
+    ("SL702", sharded({"readers": 2.0}, "data"), sharded({"readers": 3.0}, "data")),
     ("SL801", job(labels={"Team": "vision"}), job(labels={"team": "vision"})),
     ("SL801", job(labels={"team": "a b"}), job(labels={"team": "größe_1-a"})),
     ("SL801", job(labels={"1st": "a"}), job(labels={"first": ""})),

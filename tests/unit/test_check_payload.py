@@ -6,10 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 
 from shardline.components.vertex.payload import is_surely_missing, whole_number
 from shardline.pipelines.check.job import Job, fill, jobs
 from shardline.pipelines.check.pipeline import UNKNOWN, UNKNOWN_TEXT, Pipeline, Task
+from shardline.pipelines.check.rules.payload import JOB_PARAMETERS
 from tests.helpers.checks import codes, component, job, pipeline, pool, raw_job, task
 
 LATER = "{{$.pipeline_job_name}}"
@@ -158,3 +160,7 @@ def test_a_tasks_values() -> None:
     found = only_task(text="a")
 
     assert found.values() == {"text": "a", "later": UNKNOWN, "unset": None}
+
+
+def test_the_jobs_own_parameters_are_those_of_the_component() -> None:
+    assert set(CustomTrainingJobOp.component_spec.inputs) == JOB_PARAMETERS

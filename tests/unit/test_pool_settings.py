@@ -85,6 +85,13 @@ tags = { team = "vision" }
         ("job", "reserved_ip_ranges = 'r'", "train.job.reserved_ip_ranges must be a list of texts"),
         ("job", "strategy = 'CHEAP'", "train.job.strategy is one of STANDARD, SPOT, FLEX_START"),
         ("workers", "machine_type = 'big'", "train.workers.machine_type must be a Compute Engine machine"),
+        (
+            "workers",
+            "nfs_mounts = ['a']",
+            r"train.workers.nfs_mounts\[0\] must be a mapping with server, path",
+        ),
+        ("workers", "nfs_mounts = [{ serve = '' }]", r"nfs_mounts\[0\].serve; did you mean .*\[0\].server"),
+        ("workers", "nfs_mounts = [{ server = '' }]", r"train.workers.nfs_mounts\[0\].path is missing"),
         ("parameter_servers", "", "train.parameter_servers.machine_type is missing"),
         ("evaluator", "env = { A = 1 }", "train.evaluator.env.A must be text, got 1"),
     ],

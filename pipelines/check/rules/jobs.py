@@ -18,6 +18,7 @@ from shardline.components.vertex.payload import (
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.check.registry import Found, rules
+from shardline.pipelines.check.rules.machines import is_tpu
 
 ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluators")
 
@@ -75,6 +76,9 @@ def pools(pool: Pool) -> Found:
     SL124 warning: Reduction Server runs without GPUs.
         Fix: leave out the accelerators; n1-highcpu-16 is recommended
         Source: training/distributed-training.
+    SL131 error: An NFS mount has a server, a path and a mount point.
+        Fix: set server, path and mount_point of every mount
+        Source: NfsMount.
     """
     found = [
         key for key in ("container_spec", "python_package_spec") if not is_surely_missing(pool.spec, key)
@@ -91,11 +95,15 @@ def pools(pool: Pool) -> Found:
         yield "SL106", f"replica_count is {written!r}"
     if pool.is_reduction_server and pool.accelerator_type:
         yield "SL124", f"the Reduction Server's machines have {pool.accelerator_type}"
+    for mount in list_at(pool.spec, "nfs_mounts"):
+        missing = [key for key in ("server", "path", "mount_point") if not mapping_at(mount).get(key)]
+        if missing:
+            yield "SL131", f"an NFS mount has no {', '.join(missing)}"
 
 
 @rules(Job)
 def roles(job: Job) -> Found:
-    """Roles of worker pools: parameter servers, Reduction Server, evaluators.
+    """Roles of worker pools: parameter servers, Reduction Server, evaluators; and NFS.
 
     SL107 error: Only the parameter_server strategy uses parameter servers.
         Fix: train with the parameter_server strategy, or leave worker pool 2 empty
@@ -112,6 +120,9 @@ def roles(job: Job) -> Found:
     SL125 warning: A job has at most one evaluator.
         Fix: set replica_count of worker pool 3 to 1
         Source: training/distributed-training.
+    SL130 error: A job with NFS mounts has a network.
+        Fix: set network or psc_interface_config to reach the NFS server
+        Source: training/train-nfs-share.
     """
     strategy = _training_strategy(job)
     if strategy and strategy not in ("parameter_server", "auto") and job.has_parameter_servers:
@@ -128,6 +139,13 @@ def roles(job: Job) -> Found:
     evaluators = job.pool(3)
     if evaluators and evaluators.replicas > 1:
         yield "SL125", f"worker pool 3 has {evaluators.replica_count} evaluators"
+    mounted = [str(pool.index) for pool in job.pools if list_at(pool.spec, "nfs_mounts")]
+    if (
+        mounted
+        and is_surely_missing(job.spec, "network")
+        and is_surely_missing(job.spec, "psc_interface_config")
+    ):
+        yield "SL130", f"worker pool {', '.join(mounted)} mounts NFS, and the job has no network"
 
 
 def _role(index: int) -> str:
@@ -207,6 +225,9 @@ def strategies(job: Job) -> Found:
     SL207 warning: A SPOT job saves checkpoints.
         Fix: set base_output_directory, or pass the trainer a checkpoint directory
         Source: training/use-spot-vms.
+    SL208 error: A TPU pod does not use SPOT.
+        Fix: use STANDARD for TPUs
+        Source: training/use-spot-vms.
     """
     kinds = {
         (pool.machine_type, pool.accelerator_type, str(pool.machine.get("accelerator_count")))
@@ -228,13 +249,15 @@ def strategies(job: Job) -> Found:
     ):
         yield "SL207", "SPOT replicas can be preempted, and the job has no directory for checkpoints"
     for pool in job.pools:
-        written = str(pool.machine.get("accelerator_type", ""))
+        count, written = pool.machine.get("accelerator_count"), str(pool.machine.get("accelerator_type", ""))
         supported = "{{$" in written or set(_FLEX_START_GPUS) & set(pool.accelerator_type.split("_"))
         if job.strategy == "FLEX_START" and not supported:
             yield (
                 "SL205",
                 f"the job is FLEX_START; worker pool {pool.index} has {pool.accelerator_type or 'no GPUs'}",
             )
+        if job.strategy == "SPOT" and is_tpu(pool) and isinstance(count, int | float) and count > 8:
+            yield "SL208", f"worker pool {pool.index} is a TPU pod, and the strategy is SPOT"
 
 
 def _has_place(job: Job) -> bool:
@@ -302,6 +325,9 @@ def connections(job: Job) -> Found:
             yield code, f"{name} is {text!r}"
 
 
+_RESERVED = "vertex-ai-pipelines-run-billing-id"
+
+
 @rules(Job, Pipeline)
 def labels(part: Job | Pipeline) -> Found:
     """Labels of custom jobs and of runs.
@@ -312,11 +338,16 @@ def labels(part: Job | Pipeline) -> Found:
     SL802 error: A label of a run has at most 63 lower-case letters, digits, _ and -.
         Fix: use at most 63 lower-case letters, digits, _ and -
         Source: PipelineJob.
+    SL803 warning: A run does not set the label that the platform sets.
+        Fix: leave it out
+        Source: PipelineJob.
     """
     if isinstance(part, Job):
         code, found = "SL801", mapping_at(part.content, "labels")
     else:
         code, found = "SL802", dict(part.labels or {})
+        if _RESERVED in found:
+            yield "SL803", f"the platform overwrites the label {_RESERVED}"
     if len(found) > MAX_LABELS:
         yield code, f"there are {len(found)} labels, at most {MAX_LABELS} are allowed"
     for key, value in found.items():

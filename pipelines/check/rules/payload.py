@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from shardline.components.vertex.forms import MAX_DISPLAY_NAME
-from shardline.components.vertex.payload import argv, list_at, mapping_at
-from shardline.pipelines.check.job import Job, Pool
+from shardline.components.vertex.payload import argv, list_at, mapping_at, whole_number
+from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import PARAMETER, PLACEHOLDER, Executor, Task, without_unknown
 from shardline.pipelines.check.registry import Found, rules
 
@@ -60,6 +61,57 @@ def inputs(task: Task) -> Found:
         yield "SL313", f"the task has {count} artifacts"
 
 
+_GLOBAL_BATCH = ("global_batch_size", "total_batch_size")
+_SHARDS = ("shards", "num_shards", "shard_count")
+_READERS = ("readers", "input_workers", "num_input_workers")
+
+
+@rules(Job)
+def batches(job: Job) -> Found:
+    """Batch sizes; each accelerator of a machine is one replica.
+
+    SL701 error: The global batch size is a multiple of the replicas.
+        Fix: use a multiple, or set the batch size per replica
+        Source: tf.distribute.InputContext.
+    """
+    machines = job.training_replicas
+    chief = job.pool(0)
+    devices = whole_number(chief.machine.get("accelerator_count", 1)) if chief else None
+    for name in _GLOBAL_BATCH:
+        batch = whole_number(job.task.value(name)) if name in job.task.declared("parameters") else None
+        if batch and machines and devices and batch % (machines * devices):
+            yield "SL701", f"{name} is {batch}, and there are {machines * devices} replicas"
+
+
+@rules(Task)
+def shards(task: Task) -> Found:
+    """Numbers of shards.
+
+    SL702 warning: The number of shards is a multiple of the training workers.
+        Fix: use a multiple of the workers, chief included
+        Source: tf.data.experimental.AutoShardPolicy.FILE.
+    """
+    given = {name: task.value(name) for name in task.declared("parameters")}
+    for fields in [value for value in given.values() if isinstance(value, dict)]:
+        given = {**fields, **given}  # preprocess takes its settings as one object
+    # A writer that knows the number of readers chooses a multiple of it itself.
+    told = [name for name in _READERS if name in given] or [name for name in _SHARDS if name in given]
+    if not task.container or not told:
+        return
+    for workers in sorted({job.training_replicas or 1 for job in jobs(task.pipeline)} - {1}):
+        for name in told:
+            count = whole_number(given[name])
+            if count and count % workers:
+                yield "SL702", f"{name} is {count}, and {workers} workers read the shards"
+
+
+#: Parameters of GCPC's CustomTrainingJobOp (2.22).
+_JOB = (
+    "base_output_directory display_name enable_web_access encryption_spec_key_name labels location "
+    "max_wait_duration network persistent_resource_id project psc_interface_config reserved_ip_ranges "
+    "restart_job_on_worker_restart service_account strategy tensorboard timeout worker_pool_specs"
+)
+JOB_PARAMETERS = frozenset(_JOB.split())
 _BREAKING = {'"': "a double quote", "\\": "a backslash"}
 
 
@@ -79,6 +131,9 @@ def payload(job: Job) -> Found:
     SL304 error: A job's display name has 1 to 128 characters.
         Fix: set a display_name of 1 to 128 characters
         Source: CustomJob.
+    SL305 error: A component's parameter has none of the custom job's names.
+        Fix: rename the component's parameter
+        Source: GCPC, custom_job/utils.py.
     """
     broken = list(_breaking_texts(job))
     if job.fault and not broken:
@@ -93,6 +148,12 @@ def payload(job: Job) -> Found:
         yield "SL304", "the job has no display_name"
     elif isinstance(name, str) and "{{$" not in name and len(name) > MAX_DISPLAY_NAME:
         yield "SL304", f"display_name has {len(name)} characters"
+    parts = job.pools[0].argv if job.pools else []
+    if "--function_to_execute" in parts[:-1]:
+        function = parts[parts.index("--function_to_execute") + 1]
+        names = {name for part in parts for name in _parameters(part, function)}
+        if clashes := sorted(names & JOB_PARAMETERS):
+            yield "SL305", f"the component's parameter {', '.join(clashes)} overrides the job's own"
 
 
 def _breaking_texts(job: Job) -> Iterator[str]:
@@ -104,6 +165,19 @@ def _breaking_texts(job: Job) -> Iterator[str]:
         found = [word for character, word in _BREAKING.items() if character in value]
         if found:
             yield f"{name} has {' and '.join(found)}: {value[:60]!r}"
+
+
+def _parameters(source: str, function: str) -> Iterator[str]:
+    """Yields the names of a function's parameters, if the text is Python source that defines the function."""
+    if f"def {function}(" not in source:
+        return
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            yield from (argument.arg for argument in [*node.args.args, *node.args.kwonlyargs])
 
 
 #: kfp.dsl 2.17 and google_cloud_pipeline_components 2.22 (_placeholders.py).

@@ -66,6 +66,8 @@ def _of_pools(spec: Any) -> Iterator[str]:
         env = [item.name for item in (*pool.container_spec.env, *pool.python_package_spec.env)]
         if len(env) > 100 or len(set(env)) < len(env):
             yield f"{name}.container_spec.env: at most 100 variables, each once"
+        if pool.nfs_mounts and not (spec.network or spec.HasField("psc_interface_config")):
+            yield f"{name}.nfs_mounts: needs a network"
 
 
 def _of_machine(name: str, machine: Any) -> Iterator[str]:
@@ -74,6 +76,9 @@ def _of_machine(name: str, machine: Any) -> Iterator[str]:
     if bool(machine.accelerator_type) != (machine.accelerator_count > 0):
         kind = AcceleratorType(machine.accelerator_type).name
         yield f"{name}.machine_spec: {kind} does not go with {machine.accelerator_count} accelerators"
+    affinity = machine.reservation_affinity
+    if affinity.reservation_affinity_type == 3 and not (affinity.key and affinity.values):
+        yield f"{name}.machine_spec.reservation_affinity: SPECIFIC_RESERVATION needs key and values"
 
 
 def _of_scheduling(spec: Any) -> Iterator[str]:
