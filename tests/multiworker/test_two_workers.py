@@ -62,7 +62,7 @@ def test_two_workers_with_batch_b_equal_one_worker_with_batch_2b(
         for one, two in zip(*(weights(tmp_path / name, model) for name in ("one", other)), strict=True):
             np.testing.assert_allclose(two, one, atol=1e-5)
     # The worker ran the same program, said nothing, and left nothing behind.
-    words = {"auto": "own TCP ring", "ring": "TensorFlow's ring (gRPC)"}
+    words = {"auto": "own Unix ring", "ring": "TensorFlow's ring (gRPC)"}
     assert f"gradients: {words[communication]} between 2 CPUs\n" in outputs[0]
     assert "epoch 4/4" in outputs[0]
     assert "epoch" not in outputs[1]

@@ -63,6 +63,26 @@ def test_all_processes_get_the_same_sum(size, count):
         np.testing.assert_array_equal(own, found[0])
 
 
+@pytest.mark.parametrize("wire", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("size", [2, 3])
+def test_numbers_are_sent_without_a_copy(size, wire):
+    """Arrays within a part, over the border of two, and at the end; around them what `values` has."""
+    count, cuts = 300_000, [(5, 70_000), (90_000, 160_007), (200_000, 300_000)]
+
+    def work(place, rank):
+        whole, apart = values(rank, count), values(rank, count)
+        for begin, end in cuts:
+            apart[begin:end] = np.nan
+        place.sum(apart, wire, [(begin, whole[begin:end].copy()) for begin, end in cuts])
+        place.sum(whole, wire)
+        return apart, whole
+
+    found = together(size, work)
+    for apart, whole in found:
+        np.testing.assert_array_equal(apart, whole)
+        np.testing.assert_array_equal(apart, found[0][0])
+
+
 def test_compressed_numbers_are_added_up_in_float32():
     def work(place, rank):
         own = values(rank, 10_000)

@@ -26,13 +26,17 @@ from shardline.trainer.base.errors import ClusterError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.peers import Health
-from shardline.trainer.cluster.ring import Numbers, Ring, make_ring
+from shardline.trainer.cluster.ring import Numbers, Ring, make_ring, on_one_machine
 from shardline.trainer.keras_compat import keras_internals
 from shardline.trainer.keras_compat.keras_internals import Gradients, Variables
-from shardline.trainer.keras_compat.tensorflow_internals import assign_in_replica
+from shardline.trainer.keras_compat.tensorflow_internals import SumBuffers, assign_in_replica
 
 #: Sums gradients of the same shapes over all replicas, called inside one; they may be sent in a shorter type.
 Summation = Callable[[Gradients], Gradients]
+
+# Smallest array, in numbers, that is sent without a copy; copying smaller ones costs less.
+_MIN_UNCOPIED = 1 << 14
+_UNIX_RING = "own Unix ring"
 
 
 class Collectives:
@@ -103,11 +107,13 @@ def make_summation(
     multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     # The ring is for processes of one CPU each; GPUs have NCCL.
     if multi_worker and len(devices) == 1 and (requested == "tcp" or (requested == "auto" and kind == "CPU")):
+        unix = requested == "auto" and on_one_machine(cluster)
         check = Health(cluster, settings.peer_timeout).check
-        ring = make_ring(cluster, Collectives(strategy).total, check)
+        ring = make_ring(cluster, Collectives(strategy).total, check, unix=unix)
         if ring is not None:
-            _announce(settings, strategy, cluster, "own TCP ring")
-            return RingSummation(ring, wire)
+            # Within one machine a conversion costs more than it saves (benchmarks/RESULTS.md).
+            _announce(settings, strategy, cluster, _UNIX_RING if unix else "own TCP ring")
+            return RingSummation(ring, tf.float32 if unix else wire)
         if requested == "tcp":
             raise ClusterError(
                 "communication tcp is not possible: the replicas cannot reach each other on free ports; "
@@ -133,7 +139,8 @@ def _announce(
     kind = "GPU" if "GPU" in strategy.extended.worker_devices[0].upper() else "CPU"
     what = "averaged weights" if settings.averaging_steps else "gradients"
     compression = "none" if settings.averaging_steps else settings.gradient_compression
-    suffix = f", as {compression}" if compression != "none" else ""
+    wire = "float32, which costs less within a machine than" if transport == _UNIX_RING else "as"
+    suffix = f", {wire} {compression}" if compression != "none" else ""
     progress.report("train", f"{what}: {transport} between {count} {kind}s{suffix}")
 
 
@@ -168,6 +175,7 @@ class RingSummation:
     def __init__(self, ring: Ring, wire: tf.DType) -> None:
         self._ring = ring
         self._wire = wire.as_numpy_dtype
+        self._buffers = SumBuffers()
 
     def __call__(self, gradients: Gradients) -> Gradients:
         """Returns the sums, in the order of the gradients."""
@@ -183,15 +191,19 @@ class RingSummation:
         return [next(sums if _is_dense(gradient) else other_sums) for gradient in gradients]
 
     def _through_ring(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        def run(own: Numbers) -> Numbers:
-            total = own.copy()
-            self._ring.sum(total, self._wire)
-            return total
+        def run(*arrays: Numbers) -> list[Numbers]:
+            flat, views = self._buffers.lay_out(arrays)
+            uncopied = []
+            for array, view in zip(arrays, views, strict=True):
+                if array.size < _MIN_UNCOPIED:
+                    view[...] = array
+                else:
+                    uncopied.append(((view.ctypes.data - flat.ctypes.data) // flat.itemsize, array.ravel()))
+            self._ring.sum(flat, self._wire, uncopied)
+            return views
 
-        flat = tf.concat([tf.reshape(value, [-1]) for value in values], 0)
-        total = tf.ensure_shape(tf.numpy_function(run, [flat], tf.float32), [None])
-        parts = tf.split(total, [tf.size(value) for value in values])
-        return [tf.reshape(part, tf.shape(own)) for part, own in zip(parts, values, strict=True)]
+        sums = tf.numpy_function(run, values, [tf.float32] * len(values))
+        return [tf.ensure_shape(total, own.shape) for total, own in zip(sums, values, strict=True)]
 
 
 class GradientExchange:

@@ -17,6 +17,7 @@ import secrets
 import select
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,12 @@ from shardline.trainer.cluster.cluster import ClusterConfig
 _PIECE = 1 << 16
 # Parts begin at a multiple of a cache line, in numbers.
 _ALIGN = 16
+# Most arrays sent in one call: the kernel takes 1,024.
+_MAX_BUFFERS = 64
+# An abstract name, which needs no file and ends with its socket (unix(7)).
+_UNIX_NAME = b"\0shardline-%d"
+# Send buffer of a Unix socket in bytes, which the kernel does not tune; it may allow fewer.
+_UNIX_BUFFER = 1 << 20
 # Seconds without a byte until the peers are checked, and until a connection attempt counts as failed.
 _SILENCE_S, _TIMEOUT_S = 5.0, 15.0
 # Seconds for a new connection to send its greeting.
@@ -40,6 +47,8 @@ _HEADER = struct.Struct("!QQ")  # before each array: number of the call, size of
 _GREETING = struct.Struct("!QQ")  # signed at the start of a connection: rank, random number of the receiver
 
 Numbers = npt.NDArray[Any]
+#: Arrays, each with its offset in a longer one, in ascending order.
+Spans = Sequence[tuple[int, Numbers]]
 
 
 class LostPeerError(ConnectionError):
@@ -68,22 +77,27 @@ class Ring:
         self._scratch = np.empty(_PIECE, np.float32)
         for connection in (to_next, from_previous):
             connection.setblocking(False)
-            # Its buffers are not set, which would end the kernel's tuning of them.
-            if connection.family != socket.AF_UNIX:  # a pair of a test
+            if connection.family == socket.AF_UNIX:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
+            else:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # Its buffers are not set, which would end the kernel's tuning of them.
 
-    def sum(self, values: Numbers, wire: Any = np.float32) -> None:
+    def sum(self, values: Numbers, wire: Any = np.float32, own: Spans = ()) -> None:
         """Replaces a contiguous float32 (n,) by its sum over all processes; n is the same everywhere.
 
         `wire` is the type in which numbers are sent: float32, which is exact, or bfloat16; they are added up
-        in float32.
+        in float32. Numbers in `own` replace those at the same offset of `values`.
         """
         wire = np.dtype(wire)
         exact, size = wire == np.float32, -(-values.size // (self._size * _ALIGN)) * _ALIGN
         parts = [values[index * size : (index + 1) * size] for index in range(self._size)]
 
         def add(begin: int, first: int, received: Numbers) -> None:
-            values[begin + first : begin + first + received.size] += received
+            at = begin + first
+            for mine in _slices(values, own, at, received.size):
+                here, at = at - begin - first, at + mine.size
+                np.add(mine, received[here : here + mine.size], out=values[at - mine.size : at])
 
         # The optimizer handles values that are not finite.
         with self._lock, np.errstate(all="ignore"):
@@ -92,9 +106,11 @@ class Ring:
             packed, other = (np.empty(0 if exact else parts[0].size, wire) for _ in range(2))
             for step in range(self._size - 1):
                 out, into = ((self._rank - step - behind) % self._size for behind in (0, 1))
+                sent = [parts[out]] if step else _slices(values, own, out * size, parts[out].size)
                 if not exact:
-                    packed[: parts[out].size] = parts[out]
-                sent = parts[out] if exact else packed[: parts[out].size]
+                    sent = [
+                        np.concatenate([values[:0], *sent], out=packed[: parts[out].size], casting="unsafe")
+                    ]
                 consume = functools.partial(add, into * size)
                 incoming = self._incoming(parts[into], other, consume)
                 self._exchange(header, sent, itertools.chain(self._check_header(header), incoming))
@@ -106,7 +122,7 @@ class Ring:
             for step in range(self._size - 1):
                 out, into = ((self._rank - step - ahead) % self._size for ahead in (-1, 0))
                 # A received part is forwarded unchanged.
-                sent = parts[out] if exact else packed[: parts[out].size]
+                sent = [parts[out] if exact else packed[: parts[out].size]]
                 self._exchange(b"", sent, self._incoming(parts[into], other))
                 packed, other = other, packed
 
@@ -144,9 +160,9 @@ class Ring:
             if consume:
                 consume(first, values)
 
-    def _exchange(self, header: bytes, out: Numbers, incoming: Iterator[memoryview]) -> None:
-        """Sends a header and an array to the next process while it fills the buffers of `incoming`."""
-        unsent = [part for part in (memoryview(header), out.view(np.uint8).data) if part]
+    def _exchange(self, header: bytes, out: Sequence[Numbers], incoming: Iterator[memoryview]) -> None:
+        """Sends a header and arrays to the next process while it fills the buffers of `incoming`."""
+        unsent = [memoryview(header)] * bool(header) + [part.view(np.uint8).data for part in out if part.size]
         into = next(incoming, None)
         poll = select.poll()
         while unsent or into:
@@ -160,7 +176,7 @@ class Ring:
     def _send(self, unsent: list[memoryview]) -> int:
         """Sends as much as the kernel takes, removes it from the list, and returns its size in bytes."""
         try:
-            sent = self._to_next.sendmsg(unsent)
+            sent = self._to_next.sendmsg(unsent[:_MAX_BUFFERS])
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -198,21 +214,40 @@ class Ring:
             poll.unregister(connection)
 
 
+def _slices(values: Numbers, own: Spans, first: int, count: int) -> list[Numbers]:
+    """Returns `count` numbers from offset `first` as consecutive arrays of `own`, else of `values`."""
+    slices, end = [], first + count
+    for start, array in own:
+        begin, stop = max(first, start), min(end, start + array.size)
+        if begin < stop:
+            slices += [values[first:begin], array[begin - start : stop - start]]
+            first = stop
+    return [part for part in (*slices, values[first:end]) if part.size]
+
+
+def on_one_machine(cluster: ClusterConfig) -> bool:
+    """Whether all processes can use abstract Unix sockets: they share a machine with Linux."""
+    return sys.platform == "linux" and bool(cluster.own_host)
+
+
 def make_ring(
     cluster: ClusterConfig,
     total: Callable[[Sequence[float]], list[float]],
     check: Callable[[float], None],
+    *,
+    unix: bool = False,
 ) -> Ring | None:
     """Connects the training processes in a ring; None when one cannot reach the next. A collective.
 
     Every process listens on a free port and announces it with a random number, which a connection sends back
-    signed with the job's secret. `total` sums numbers over the processes, `check` is the ring's.
+    signed with the job's secret. `total` sums numbers over the processes, `check` is the ring's. With `unix`,
+    for processes `on_one_machine`, the ports are numbers of Unix sockets.
     """
     names = list(cluster.addresses)[: cluster.num_workers]
     rank, size = names.index(cluster.name), len(names)
-    nonce = secrets.randbits(53)  # a float64 holds 53 bits
-    with listen(cluster.own_host) as listener:
-        own = (listener.getsockname()[1], nonce)
+    number, nonce = secrets.randbits(53), secrets.randbits(53)  # a float64 holds 53 bits
+    with _unix_socket(number, listens=True) if unix else listen(cluster.own_host) as listener:
+        own = (number if unix else listener.getsockname()[1], nonce)
         table = [0.0] * (2 * size)
         table[2 * rank : 2 * rank + 2] = own
         announced = [int(value) for value in total(table)]
@@ -221,7 +256,9 @@ def make_ring(
         host = cluster.addresses[names[following]].rpartition(":")[0].strip("[]")
         connections: list[socket.socket] = []
         with contextlib.suppress(OSError):
-            connections.append(socket.create_connection((host, port), _TIMEOUT_S))
+            connections.append(
+                _unix_socket(port) if unix else socket.create_connection((host, port), _TIMEOUT_S)
+            )
             connections[0].sendall(_greeting(cluster, rank, next_nonce))
             connections.append(_accept(listener, _greeting(cluster, (rank - 1) % size, nonce)))
     if total([len(connections)])[0] < 2 * size:
@@ -230,6 +267,17 @@ def make_ring(
         return None
     to_next, from_previous = connections
     return Ring(rank, size, to_next, from_previous, check)
+
+
+def _unix_socket(number: int, *, listens: bool = False) -> socket.socket:
+    unix = socket.socket(socket.AF_UNIX)
+    if listens:
+        unix.bind(_UNIX_NAME % number)
+        unix.listen()
+    else:
+        unix.settimeout(_TIMEOUT_S)
+        unix.connect(_UNIX_NAME % number)
+    return unix
 
 
 def listen(host: str = "", port: int = 0, backlog: int | None = None) -> socket.socket:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -195,6 +196,45 @@ def set_heartbeat_timeout(tasks: Mapping[str, Sequence[str]], seconds: float) ->
             for kind, hosts in tasks.items()
         ],
     )
+
+
+class SumBuffers:
+    """Arrays that TensorFlow takes over as results of a numpy_function, reused when no longer referenced.
+
+    New pages from the kernel are slow. TensorFlow keeps an aligned array alive while it uses it
+    (tensorflow/python/lib/core/ndarray_tensor.cc), so the reference count tells which are free.
+    """
+
+    # EIGEN_MAX_ALIGN_BYTES: TensorFlow copies an array with another alignment.
+    _ALIGN = 64
+    # References to a free array: the list's, and that of the getrefcount call.
+    _FREE = 2
+
+    def __init__(self) -> None:
+        self._buffers: list[npt.NDArray[Any]] = []
+
+    def lay_out(self, arrays: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], list[npt.NDArray[Any]]]:
+        """Returns a flat float32 array with room for all arrays, and a view of it in each array's shape."""
+        width = self._ALIGN // 4
+        padded = [-(-array.size // width) * width for array in arrays]
+        end = sum(padded)
+        buffer = self._take(end + width)
+        first = (-buffer.ctypes.data % self._ALIGN) // 4
+        flat = buffer[first : first + end]
+        views, start = [], 0
+        for array, room in zip(arrays, padded, strict=True):
+            views.append(flat[start : start + array.size].reshape(array.shape))
+            flat[start + array.size : start + room] = 0
+            start += room
+        return flat, views
+
+    def _take(self, size: int) -> npt.NDArray[Any]:
+        buffers = self._buffers
+        for index in range(len(buffers)):
+            if buffers[index].size == size and sys.getrefcount(buffers[index]) == self._FREE:
+                return buffers[index]
+        buffers.append(np.empty(size, np.float32))
+        return buffers[-1]
 
 
 def branch(
