@@ -11,7 +11,9 @@ import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from types import NoneType
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from shardline.components.preprocess.plan.digests import SplitCodes, digests
 from shardline.components.preprocess.plan.image_locations import ImageLocation, ImageLocator
 from shardline.components.preprocess.plan.records import HEAD, Records
 from shardline.components.preprocess.plan.source_checks import (
+    SPLIT_NAMES,
     Targets,
     check_example,
     check_features,
@@ -34,7 +37,7 @@ from shardline.components.preprocess.schema.labels import check_malformed_values
 from shardline.components.preprocess.schema.schema import read as read_schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import open_source
-from shardline.components.preprocess.sources.example import BadExample, Example, Source, prefetched
+from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span, prefetched
 from shardline.components.preprocess.tfrecord.example import FeatureEntries
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.trainer.base import plugins
@@ -47,6 +50,9 @@ _TICK = 512
 
 # Bytes of images that are held until they are hashed, about.
 _HELD_BYTES = 4 << 20
+
+# Types of images that are not in memory.
+_FILE_IMAGES = frozenset({Span, NoneType, type(Path())})
 
 
 class Rejected:
@@ -166,18 +172,18 @@ def survey(settings: PreprocessSettings, work: WorkDirectory, rejected: Rejected
 class _SurveyColumns(NamedTuple):
     """Facts about some examples, as columns.
 
-    Positions of images are as in `ImagePosition`; `extras` are other features. `identities` (what is hashed,
-    if not the key) and `groups` may be empty.
+    Positions of images are as in `ImagePosition`; for spans of one file, one location and checksum for all.
+    Paths, `extras` (other features), `identities` (what is hashed, if not the key) and `groups` may be empty.
     """
 
     keys: Sequence[bytes]
     labels: Sequence[int]
     splits: Sequence[str | None]
-    locations: Sequence[int]
+    locations: Sequence[int] | int
     offsets: Sequence[int]
     lengths: Sequence[int]
     paths: Sequence[bytes]
-    checksums: Sequence[int]
+    checksums: Sequence[int] | int
     extras: Sequence[bytes]
     identities: Sequence[bytes]
     groups: Sequence[bytes]
@@ -185,6 +191,9 @@ class _SurveyColumns(NamedTuple):
 
 class _RecordBuilder:
     """Builds records of the examples of a source, and counts them.
+
+    Plain examples (spans or paths of images, no other features) are checked by the hundred, others as soon as
+    the source yields them: their images take memory, which the source may also reuse.
 
     Attributes:
         bad: Number of examples that cannot be used.
@@ -231,19 +240,54 @@ class _RecordBuilder:
     def columns(self, examples: Iterator[Example | BadExample]) -> Iterator[_SurveyColumns]:
         """Yields the examples that can be used."""
         found: list[tuple[Any, ...]] = []
-        held = 0
-        for example in examples:  # one by one: its image takes memory, which the source may also reuse
-            try:
-                found.append(self._row(example))
-                held += len(found[-1][-2])
-            except BadRecordError as error:
-                self._rejected.add(error)
-                self.bad += 1
+        together, held = 1, 0
+        while batch := list(islice(examples, together)):
+            plain = None if self._features or self._by_content or self._targets else self._plain(batch)
+            if plain:
+                together = _TICK
+                yield plain
+                continue
+            kinds = {type(getattr(example, "image", None)) for example in batch}
+            together = 1 if self._by_content or not kinds <= _FILE_IMAGES else _TICK
+            for example in batch:
+                try:
+                    found.append(self._row(example))
+                    held += len(found[-1][-2])
+                except BadRecordError as error:
+                    self._rejected.add(error)
+                    self.bad += 1
             if len(found) >= _TICK or held > _HELD_BYTES:
                 yield self._transposed(found)
                 found, held = [], 0
         if found:
             yield self._transposed(found)
+
+    def _plain(self, batch: Sequence[Example | BadExample]) -> _SurveyColumns | None:
+        """Returns the columns of plain examples, or None if one is not plain, or may be unusable."""
+        if set(map(type, batch)) != {Example}:
+            return None
+        names, labels, images, splits, values = zip(*batch, strict=True)
+        kinds = set(map(type, images))
+        if any(values) or not kinds <= _FILE_IMAGES or set(map(type, names)) != {str} or not all(names):
+            return None
+        if set(map(type, labels)) != {int} or not 0 <= min(labels) <= max(labels) < (self._classes or 0):
+            return None
+        if not SPLIT_NAMES.issuperset(splits):
+            return None
+        self.existing.update(splits)
+        try:
+            keys = list(map(str.encode, names))
+        except UnicodeEncodeError:  # undecodable bytes of a file name
+            return None
+        if self._check:
+            self._check.add(names, labels)
+        if kinds == {Span}:
+            files, offsets, lengths = zip(*images, strict=True)
+            if len(set(files)) == 1 and min(lengths) >= 0:
+                location = self._images.locate(images[0], names[0])[0]
+                return _SurveyColumns(keys, labels, splits, location, offsets, lengths, (), 0, (), (), ())
+        position: tuple[Any, ...] = tuple(zip(*map(self._images.locate, images, names), strict=True))
+        return _SurveyColumns(*(keys, labels, splits, *position, (), (), ()))
 
     def _row(self, example: Any) -> tuple[Any, ...]:
         name, target, image, split, values = check_example(example, self._classes)

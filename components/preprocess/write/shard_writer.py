@@ -44,6 +44,10 @@ from shardline.trainer.data.manifest import Shard
 
 # Bytes collected before a write: they should fit into the processor's cache.
 _BLOCK = 1 << 18
+# A system call takes at most 1,024 buffers (IOV_MAX), three for a record.
+_PIECES = 1000 // 3
+# Images up to this average size are copied into their records, which saves calls.
+_SMALL = 8192
 _GZIP = 31
 
 # Allocations before Python collects garbage, as examples have no reference cycles: with its default, 700,
@@ -226,9 +230,16 @@ class ShardFile:
         """
         frames, starts, in_all = zip(*map(image_start, sizes, map(len, tails)), strict=True)
         size: int = sum(in_all)
-        records = list(map(b"".join, zip(starts, contents, tails, strict=True)))
-        checksums = map(mask, map(google_crc32c.value, records))
-        self._write(b"".join(chain.from_iterable(zip(frames, records, checksums, strict=True))))
+        if size <= _SMALL * len(contents) or len(contents) > _PIECES:
+            records = list(map(b"".join, zip(starts, contents, tails, strict=True)))
+            checksums = map(mask, map(google_crc32c.value, records))
+            self._write([b"".join(chain.from_iterable(zip(frames, records, checksums, strict=True)))])
+            return size
+        pieces, value, extend = list[bytes](), google_crc32c.value, google_crc32c.extend
+        for frame, start, content, tail in zip(frames, starts, contents, tails, strict=True):
+            checksum = mask(extend(extend(value(start), content), tail))
+            pieces += frame + start, content, tail + checksum
+        self._write(pieces)
         return size
 
     def __enter__(self) -> Self:
@@ -238,18 +249,24 @@ class ShardFile:
         """Writes the rest and fsyncs the file."""
         try:
             if self._compressor and not kind:
-                self._write_through(self._compressor.flush())
+                self._write_through([self._compressor.flush()])
             if not kind:
                 os.fsync(self.file)
         finally:
             os.close(self.file)
 
-    def _write(self, data: bytes) -> None:
-        self._write_through(self._compressor.compress(data) if self._compressor else data)
+    def _write(self, pieces: list[bytes]) -> None:
+        self._write_through([self._compressor.compress(b"".join(pieces))] if self._compressor else pieces)
 
-    def _write_through(self, data: bytes) -> None:
-        self.checksum = google_crc32c.extend(self.checksum, data)
-        self.size += len(data)
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self.file, rest) :]
+    def _write_through(self, pieces: list[bytes]) -> None:
+        size = sum(map(len, pieces))
+        crc, extend = self.checksum, google_crc32c.extend
+        for piece in pieces:
+            crc = extend(crc, piece)
+        self.checksum = crc
+        written = os.writev(self.file, pieces)
+        if written < size:  # the next call raises if the disk is full
+            rest = memoryview(b"".join(pieces))[written:]
+            while rest:
+                rest = rest[os.write(self.file, rest) :]
+        self.size += size
