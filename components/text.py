@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -107,10 +108,10 @@ def print_rows(rows: Rows, stream: TextIO) -> None:
 
 def wrap(text: str, columns: int, indent: str, end: str = "") -> str:
     """Returns text in lines of `columns`, words unbroken; before a line break is `end`, after it `indent`."""
-    if end and "'" in text:  # a backslash does not continue a quoted word
-        return text
+    if end:  # a command: its quoted words are not broken
+        text = " ".join(shlex.quote(word).replace(" ", "\0") for word in shlex.split(text))
     lines = textwrap.wrap(text, max(20, columns - len(end)), break_long_words=False, break_on_hyphens=False)
-    return f"{end}\n{indent}".join(lines)
+    return f"{end}\n{indent}".join(lines).replace("\0", " ")
 
 
 def relative_to_cwd(path: Path) -> str:

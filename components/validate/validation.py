@@ -263,8 +263,8 @@ def _write_outcome(evaluation: Evaluation, blessing: Blessing, card: ModelCard, 
     files.write_json(out / model_store.BLESSING_FILE, asdict(blessing))
     quality, verdict = evaluation.quality, blessing.explain()
     for rule in blessing.rules:
-        # A default rule that is skipped is a case of its own in the verdict's words.
-        if rule.verdict not in ("passed", "skipped" if rule.name else "") and str(rule) not in verdict:
+        # The verdict's words tell of a default rule that is skipped, a warning of one that is off.
+        if rule.verdict not in ("passed", "off", "skipped" if rule.name else "") and str(rule) not in verdict:
             report("validate", str(rule))
     for warning in blessing.warnings:
         report("validate", f"warning: {warning}")

@@ -107,6 +107,7 @@ def validate(
     from shardline.trainer.keras_compat import tensorflow_internals
 
     tensorflow_internals.import_tensorflow()
+    from shardline.components.text import print_rows
     from shardline.components.validate import validation
     from shardline.pipelines.local.process import processes
 
@@ -123,7 +124,7 @@ def validate(
         )
     if champion and outcome.blessed:
         command = ["shardline", "champion", "promote", champion, f"{out.absolute()}/"]
-        click.echo(f"next: {shlex.join(command)}")
+        print_rows([("next", "publish the model:"), ("", shlex.join(command))], sys.stdout)
     sys.exit(0 if outcome.blessed else 1)
 
 

@@ -153,6 +153,7 @@ def train(
     The replicas are processes of this machine. TRAINER_OPTIONS are those of python -m shardline.trainer.task;
     --model is mnist_cnn by default.
     """
+    from shardline.components.text import print_rows
     from shardline.pipelines.local.job.custom_job import CustomJob
     from shardline.pipelines.local.job.injections import parse_injection
     from shardline.pipelines.local.job.supervisor import run_job
@@ -182,7 +183,7 @@ def train(
     model = Path(given.model_dir)
     own = ["--model-function", given.model] if ":" in given.model else []
     judge = ["shardline", "validate", f"{model}/model.keras", given.dataset, f"{model}/validation", *own]
-    click.echo(f"next: {shlex.join(judge)}")
+    print_rows([("next", "judge the model on the test split:"), ("", shlex.join(judge))], sys.stdout)
 
 
 def _checked(pipeline: Path, given: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:

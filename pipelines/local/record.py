@@ -59,7 +59,9 @@ _ORDER = (
     *("log", "to continue", "duration", "records", "replicas", "strategy", "dataset", "version", "pipeline"),
 )
 #: Verdicts on a model that more epochs may help.
-_WEAK = re.compile(r"blocked by the rule (baseline|classes)|blocked: \S*(accuracy|f1|recall|rmse|mae)")
+_WEAK = re.compile(
+    r"blocked by the rule (champion|baseline|classes)|blocked: \S*(accuracy|f1|recall|rmse|mae)"
+)
 _TITLES = ("replica", "start", "end", "exit", "restarts", "peak memory")
 
 
@@ -141,13 +143,9 @@ class RunDirectory:
     def outcome(
         self, texts: Mapping[str, str], state: State, blessed: bool | None, *, can_continue: bool
     ) -> Rows:
-        """Returns the table at the end of the run.
+        """Returns the table at the end of the run, of the facts that its tasks have reported.
 
-        Args:
-            texts: Facts that the tasks have reported, by name.
-            state: succeeded, failed or cancelled.
-            blessed: Whether the model is blessed; None without a verdict.
-            can_continue: Whether a failed run can be continued with its parameters.
+        `can_continue` says whether a failed run can be continued with its parameters.
         """
         facts = {name: self.short_path(text) for name, text in texts.items()}
         words, runs, command = facts.pop("blessed", ""), self.directory.parent, ""

@@ -292,7 +292,7 @@ def write_when_loaded(saved_model, path):
     path.unlink()  # it was written
 
 
-def test_only_an_empty_model_store_is_a_first_run(dataset, champion, tmp_path, measured):
+def test_only_an_empty_model_store_is_a_first_run(dataset, champion, tmp_path, measured, events):
     def evaluate_against(store):
         return evaluate_champion(measured, str(store), examples(dataset), min_slice=10)
 
@@ -303,6 +303,7 @@ def test_only_an_empty_model_store_is_a_first_run(dataset, champion, tmp_path, m
     empty, without_record = evaluate_against(tmp_path / "empty"), evaluate_against(gone)
 
     assert (empty.champion, empty.absence.first, empty.evaluation.champion) == ("", True, None)
+    assert not [event for event in events if "measuring the champion" in event.text]
     assert not without_record.absence.first
     assert "champion.json is gone, but" in without_record.absence.text
     with pytest.raises(SettingsError, match=r"there is no directory .*mount the disk .*or begin"):

@@ -211,6 +211,15 @@ def test_a_verdict_in_words_names_the_rule_that_blocks_its_value_and_its_bound(t
     assert measured == {} or verdict.endswith("2 is not 0")
 
 
+def test_a_verdict_in_words_has_the_first_rule_and_the_names_of_others():
+    gate = Gate(parse_rules(["accuracy >= 0.97", "champion: accuracy >= champion + 0.02", "examples >= 900"]))
+
+    words = judge(sound(champion=0.95), gate).explain()
+
+    assert words.startswith("blocked by the rule champion: accuracy 0.9500 is below 0.97")
+    assert words.endswith("; also accuracy >= 0.97, examples >= 900")
+
+
 # A file
 
 

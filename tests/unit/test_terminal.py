@@ -123,9 +123,10 @@ def test_silence_is_broken_ever_less_often_and_by_the_task_at_work(monkeypatch: 
 def test_no_word_is_broken_at_80_columns() -> None:
     stream, words = _Tty(), "steps waited for input 14% of the time; " * 4
     path, command = "/runs/" + "x" * 90, ["shardline", "champion", "promote", *("/somewhere/" * 3,) * 3]
+    command += ["--param", 'rules=["champion: off", "camera=\'left\' >= 0.9"]']
     with open_terminal(stream) as terminal:
         terminal.show(Event("line", "train", words + path))
-    summary.print_rows([("verdict", words), ("", " ".join(command))], stream)
+    summary.print_rows([("verdict", words), ("", shlex.join(command))], stream)
     shown = _ANSI.sub("", stream.getvalue())
     assert [line for line in shown.splitlines() if len(line) > 80] == [f"    {path}"]
     assert shown.split()[1 : len(words.split()) + 2] == [*words.split(), path]

@@ -132,16 +132,18 @@ class Blessing(Verdict):
     warnings: tuple[str, ...] = ()
 
     def explain(self) -> str:
-        """Returns the verdict in words, with value and bound of the rules that block the model."""
+        """Returns the verdict in words: of a blocked model the first rule with value and bound."""
         if self.blessed:
             return self.summary
         blocking = [rule for rule in self.rules if str(rule) in self.reason]
-        if all(rule.name == CHAMPION and rule.champion is not None for rule in blocking):
-            return f"{NOT_BETTER}: {self.reason}"
-        names = ", ".join(dict.fromkeys(rule.name for rule in blocking if rule.name))
-        known = self.summary.partition(" (and ")[0] in self.reason
-        why = self.reason if known else f"{self.summary}: {self.reason}"
-        return f"blocked by the rule {names}: {why}" if names else f"blocked: {why}"
+        blocking.sort(key=lambda rule: rule.name != CHAMPION)
+        first, others = blocking[0], ", ".join(rule.name or rule.rule for rule in blocking[1:])
+        also = f"; also {others}" if others else ""
+        if blocking[-1].name == CHAMPION and first.champion is not None:
+            return f"{NOT_BETTER}: {first}{also}"
+        about = self.summary.partition(" (and ")[0]
+        why = first if first.name == CHAMPION or about in str(first) else f"{about}: {first}"
+        return f"blocked{f' by the rule {first.name}' if first.name else ''}: {why}{also}"
 
 
 def judge(
