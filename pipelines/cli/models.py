@@ -199,10 +199,7 @@ def champion() -> None:
 @_store_argument
 @json_option
 def list_versions(directory: str, as_json: bool) -> None:
-    """List the versions in CHAMPION_URI, newest first.
-
-    The champion is marked with *.
-    """
+    """List versions in CHAMPION_URI, newest first; * is the champion."""
     from shardline.components.model_store.champions import complete_versions, require_current
     from shardline.components.text import table
 

@@ -41,6 +41,8 @@ from tests.helpers.markdown import (
 PLATFORM = {"submit", "upload", "schedule", "status", "cancel", "logs", "explain", "doctor", "image"}
 
 COMMANDS = commands()
+#: The pages of which a part is for readers with a clone only.
+OF_CLONES = ("README.md", "CONTRIBUTING.md", "security.md")
 #: The pages that name files of the repository.
 OF_FILES = "".join((ROOT / page).read_text() for page in ("docs/architecture.md", "CONTRIBUTING.md"))
 
@@ -84,10 +86,13 @@ def shardline(command: Command) -> None:
 
 
 def make(command: Command) -> None:
-    of_project = command.page.name == "new-project.md"
-    makefile = ROOT / ("pipelines/project/template/common" if of_project else "") / "Makefile"
-    targets = re.findall(r"^([a-z-]+):", makefile.read_text(), re.MULTILINE)
-    assert command.words[1] in targets, str(command)
+    of_clone, of_project = (
+        set(re.findall(r"^([a-z-]+):", (ROOT / folder / "Makefile").read_text(), re.MULTILINE))
+        for folder in ("", "pipelines/project/template/common")
+    )
+    # All others are for readers with a clone, and for those with a project.
+    page = {"new-project.md": of_project, **dict.fromkeys(OF_CLONES, of_clone)}
+    assert command.words[1] in page.get(command.page.name, of_clone & of_project), str(command)
     given = dict(word.split("=", 1) for word in command.words[2:] if "=" in word)
     if command.words[1] == "run":
         check_parameters(load_pipeline(ROOT / "compiled" / "retrain.yaml"), given)
