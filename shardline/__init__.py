@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardline.trainer.data.manifest import DatasetInfo, Manifest
     from shardline.trainer.fit import fit
     from shardline.trainer.loop.process import strategy
+    from shardline.trainer.models.mlp import encode_columns
     from shardline.trainer.models.zoo import QuantileLoss
     from shardline.trainer.predict import evaluate, predict
     from shardline.trainer.train import train
@@ -52,6 +53,7 @@ _MODULES = {
     "Span": "shardline.components.preprocess.sources.example",
     "TrainSettings": "shardline.trainer.base.settings",
     "compile_pipeline": "shardline.pipelines.compile",
+    "encode_columns": "shardline.trainer.models.mlp",
     "evaluate": "shardline.trainer.predict",
     "fit": "shardline.trainer.fit",
     "launch": "shardline.pipelines.local.launch",
@@ -78,6 +80,7 @@ __all__ = [
     "Span",
     "TrainSettings",
     "compile_pipeline",
+    "encode_columns",
     "evaluate",
     "fit",
     "launch",

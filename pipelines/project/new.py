@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from shardline.pipelines.project.data import Data
 
 _TEMPLATE = Path(__file__).with_name("template")
-#: Folders of the template for each kind of project.
-_FOLDERS = {
-    "images": ("common", "images"),
-    "table": ("common", "rows", "table"),
-    "text": ("common", "rows", "text"),
-}
+_COMMON = "common"
 #: Placeholder for the package's name in the names and the content of the template's files.
 _PACKAGE = "my_package"
 #: Prefix of a file or folder whose name begins with a dot: package data has no hidden files.
@@ -121,7 +116,7 @@ def write(directory: Path, kind: str, name: str, requirement: str, data: Data | 
         "@OPERATING@": page("operating"),
     }
     written = []
-    for root in (_TEMPLATE / folder for folder in _FOLDERS[kind]):
+    for root in (_TEMPLATE / _COMMON, _TEMPLATE / kind):
         for file in sorted(path for path in root.rglob("*") if path.is_file()):
             if re.search(r"/(\.|__pycache__)", str(file.relative_to(root.parent))):
                 continue  # left by tools

@@ -20,6 +20,7 @@ from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.project.data import inspect
 from shardline.pipelines.project.plain_csv import PlainCsv
 from shardline.pipelines.spec import load_pipeline
+from shardline.trainer.base.errors import SourceError
 from tests.helpers.markdown import ROOT
 
 #: Rows of a table that has a column for each thing that a column can be.
@@ -114,11 +115,7 @@ def test_its_model_is_for_the_label_and_its_own_lint_passes(orders: Path, label:
     }
     assert f'loss="{loss[label]}"' in model
     assert ('TEXTS = ("note",)' in model) == (kind == "text")
-    assert {path.name for path in (project / "project").iterdir()} == {
-        "__init__.py",
-        "columns.py",
-        "model.py",
-    }
+    assert {path.name for path in (project / "project").iterdir()} == {"__init__.py", "model.py"}
     assert "make run\n" not in (project / ".github" / "workflows" / "ci.yaml").read_text()
     for command in (["format", "--check"], ["check"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--no-cache"]
@@ -139,17 +136,18 @@ def test_images_keep_the_size_that_most_of_them_have(photos: Path) -> None:
     [
         (["--data", "orders.csv"], "such as --label kind"),
         (["--data", "orders.csv", "--label", "prise"], "did you mean price?"),
-        (["--data", "orders.csv", "--label", "always"], "has 1 values"),
+        (["--data", "orders.csv", "--label", "always"], "has one value"),
         (["--data", "orders.csv", "--label", "class:price;class:kind"], "several labels"),
         (["--data", "orders.csv", "--label", "kind", "--kind", "images"], "of the kind text, not images"),
         (["--data", "empty.csv", "--label", "a"], "Empty CSV file"),
-        (["--data", "short.csv", "--label", "a"], "has 1 examples"),
+        (["--data", "short.csv", "--label", "a"], "has 1 labelled rows"),
         (["--data", "only.csv", "--label", "a"], "no column from which to predict a"),
         (["--data", "nowhere"], "it is not there"),
         (["--data", "photos", "--label", "a"], "leave --label out"),
         (["--data", "photos/cat"], "next to the class folders"),
-        (["--data", "single"], "two classes or more are needed"),
-        (["--data", "mixed"], "'b/a.pdf' among images"),
+        (["--data", "bare"], "has the class folders []; two"),
+        (["--data", "single"], "has the class folders ['a']; two"),
+        (["--data", "mixed"], "'b/a.pdf', which is no image"),
         (["--label", "a"], "--label belongs to --data"),
     ],
 )
@@ -159,6 +157,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
     monkeypatch.chdir(orders.parent)
     Path("empty.csv").write_text("")
     Path("short.csv").write_text("a,b\n1,2\n")
+    Path("bare").mkdir()
     Path("only.csv").write_text("a\n" + "1\n2\n" * 10)
     for name, files in {
         "single": [f"a/{i}.png" for i in range(12)],
@@ -198,6 +197,42 @@ def test_types_are_the_same_without_pyarrow(tmp_path: Path, text: str) -> None:
         assert getattr(plain, name) == getattr(with_pyarrow, name), name
     names = [*plain.types]
     assert list(map(str, plain.batches(names))) == list(map(str, with_pyarrow.batches(names)))
+
+
+@pytest.mark.parametrize("text", ["", "a,a\n1,2\n", "a,\n1,2\n", "a,b\n1\n", 'a,b\n"1,2\n', "a,b\n1,\xff\n"])
+def test_csv_that_pyarrow_would_refuse_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text, encoding="latin-1")
+
+    with pytest.raises(SourceError):
+        open_table(str(path))
+    with pytest.raises(SourceError, match=r"t\.csv"):
+        PlainCsv(str(path))
+
+
+def test_what_some_rows_lack_does_not_decide_the_split(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    rows = [
+        f"{i % 25 if i else ''},{'' if i == 3 else '2026-01-02'},{i / 2},{'ab'[i % 2]}" for i in range(80)
+    ]
+    path.write_text("\n".join(["customer_id,day,size,label", *rows]))
+
+    data = inspect(str(path), "", "")
+
+    assert data.parameters["features"] == {"customer_id": "customer_id", "size": "size"}
+    assert not data.parameters.keys() & {"group", "split_by_time"}
+    assert "day: is a time, which some rows lack" in "\n".join(data.found)
+
+
+def test_rows_without_a_label_and_columns_with_a_mistake_end_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    rows = [f"{'?' if i == 3 else i / 2},{'' if i == 5 else 'ab'[i % 2]}" for i in range(80)]
+    path.write_text("\n".join(["size,label", *rows]))
+
+    parameters = inspect(str(path), "", "").parameters
+
+    assert parameters["columns"] == {"size": "text"}
+    assert (parameters["on_bad_record"], parameters["max_bad_fraction"]) == ("skip", 0.03)
 
 
 def test_pyarrow_is_not_needed_for_csv(orders: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,17 +87,28 @@ def build_model(
         raise ModelError(
             "mlp takes a table, and the dataset has images; use mnist_cnn, resnet50 or keras:NAME"
         )
-    inputs = {name: make_input(name, column) for name, column in dataset.inputs.items()}
-    examples = dataset.training_examples()
-    texts = [name for name, column in dataset.inputs.items() if column.dtype == "string"]
-    numbers = [name for name in inputs if name not in texts]
-    parts = [_embed(inputs[name], examples[name], buckets, embedding) for name in texts]
-    if numbers:
-        parts.append(_normalize({name: inputs[name] for name in numbers}, examples))
+    inputs, parts = encode_columns(dataset, buckets=buckets, embedding=embedding)
     features = keras.layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
     for _ in range(2):
         features = keras.layers.Dense(units, activation="relu")(features)
     return add_outputs("mlp", inputs, features, dataset, learning_rate, label_smoothing, quantiles)
+
+
+def encode_columns(
+    dataset: DatasetInfo, skipped: Sequence[str] = (), buckets: int = 1024, embedding: int = 8
+) -> tuple[dict[str, keras.KerasTensor], list[keras.KerasTensor]]:
+    """Returns the inputs of a model of a table by name, and an encoding of all but some, (batch, units) each.
+
+    Numbers are normalized, with indicators of missing ones; texts are looked up or hashed, and embedded.
+    """
+    inputs = {name: make_input(name, column) for name, column in dataset.inputs.items()}
+    names = [name for name in inputs if name not in skipped]
+    examples = dataset.training_examples(names) if names else {}
+    texts = [name for name in names if inputs[name].dtype == "string"]
+    parts = [_embed(inputs[name], examples[name], buckets, embedding) for name in texts]
+    if numbers := {name: inputs[name] for name in names if name not in texts}:
+        parts.append(_normalize(numbers, examples))
+    return inputs, parts
 
 
 def _embed(column: keras.KerasTensor, examples: npt.NDArray[Any], buckets: int, embedding: int) -> Any:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
-from shardline import DatasetInfo
-
-from my_package.columns import encode
+from shardline import DatasetInfo, encode_columns
 
 #: Columns of text; all others are words or numbers.
 TEXTS = @TEXTS@
@@ -55,7 +53,7 @@ def build_model(dataset: DatasetInfo, learning_rate: float = 3e-2, buckets: int 
         learning_rate: Learning rate of Adam.
         buckets: Buckets into which trigrams are hashed; a run's parameter hparams sets such arguments.
     """
-    columns, encoded = encode(dataset, TEXTS)
+    columns, encoded = encode_columns(dataset, skipped=TEXTS)
     features = keras.layers.concatenate([*(Trigrams(buckets)(columns[name]) for name in TEXTS), *encoded])
     output = keras.layers.Dense(dataset.num_classes, activation="softmax")(features)
     model = keras.Model(columns, output)
