@@ -32,6 +32,8 @@ from shardline.trainer.data.manifest import Manifest, Split, check_files
 
 #: Wrong predictions that the report shows.
 MAX_MISTAKES = 24
+# Characters of a text that it shows.
+_MAX_TEXT = 400
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 
@@ -243,11 +245,12 @@ def collect_outcomes(
     answers, seen, group_ids, groups = [], 0, dict[bytes, int](), list[int]()
     ranked: dict[str, list[tuple[float, int, Mistake]]] = {label.name: [] for label in labels}
     reported, total = time.monotonic(), examples.split.records
+    scales = {label.name: _spread_in_training(label, examples.manifest) for label in labels}
     for batch in examples.batches(batch_size):
         answer = _predict(model, batch)
         for label in labels:
             worst = ranked[label.name]
-            mistakes = find_mistakes(label, batch.labels[label.name], answer, batch.keys, batch.images)
+            mistakes = find_mistakes(label, batch, answer, scales[label.name])
             worst += [(wrong, -(seen + index), mistake) for wrong, index, mistake in mistakes]
             worst[:] = sorted(worst, reverse=True)[:MAX_MISTAKES]
         seen += len(batch.keys)
@@ -350,14 +353,21 @@ def _check_label(batch: Batch, label: Label) -> None:
         )
 
 
+def _spread_in_training(label: Label, manifest: Manifest) -> list[float]:
+    """Returns the standard deviation of each number of a label, 1 where it is not known."""
+    train = manifest.splits.get("train")
+    return [spread.deviation or 1.0 for spread in train.labels[label.name].spreads] if train else [1.0]
+
+
 def find_mistakes(
-    label: Label, true: npt.NDArray[Any], answer: Predictions, keys: Sequence[str], images: Any
+    label: Label, batch: Batch, answer: Predictions, scale: Sequence[float]
 ) -> Iterator[tuple[float, int, Mistake]]:
     """Yields the worst predictions of a batch: how wrong each is, the example's index, and the mistake.
 
     Wrong classes rank by their probability, multilabel predictions by the number of wrong labels, numbers by
-    their error. `true` are the stored labels; `images` are encoded, a string tensor [n], None for a table.
+    their error, in units of the `scale` of each number.
     """
+    true = batch.labels[label.name]
     outputs = answer.outputs[label.name]
     if label.kind == CLASS:
         classes = answer.classes[label.name]
@@ -369,7 +379,7 @@ def find_mistakes(
         wrong = np.where(missed > 0, missed, -np.inf)
     else:
         true = true.reshape(len(true), -1)
-        errors = np.abs(outputs - true) / np.maximum(np.abs(true).mean(axis=0), 1e-9)
+        errors = np.abs(outputs - true) / scale
         missed = np.nan_to_num(errors.sum(axis=1), nan=np.inf)
         wrong = np.where(missed > 0, missed, -np.inf)
     first = np.argsort(-wrong, kind="stable")[:MAX_MISTAKES]
@@ -380,8 +390,23 @@ def find_mistakes(
             probability = float(confidence[index]) if np.isfinite(confidence[index]) else None
         else:
             texts = [_format_target(label, values) for values in (true[index], outputs[index])]
-        image = b"" if images is None else bytes(images[index].numpy())
-        yield float(wrong[index]), index, Mistake(keys[index], texts[0], texts[1], probability, image)
+        one = label.kind == REGRESSION and len(label.outputs) == 1
+        error = float(outputs[index, 0]) - float(true[index, 0]) if one else 0.0
+        known = one and np.isfinite(error)
+        image = b"" if batch.images is None else bytes(batch.images[index].numpy())
+        columns = {} if image else batch.columns
+        row = {name: _format_value(column[index]) for name, column in columns.items()}
+        mistake = Mistake(
+            batch.keys[index], texts[0], texts[1], probability, image, error if known else None, row
+        )
+        yield float(wrong[index]), index, mistake
+
+
+def _format_value(value: Any) -> str:
+    """Returns a value of a column as text, cut at a length."""
+    if isinstance(value, str):
+        return value if len(value) <= _MAX_TEXT else f"{value[: _MAX_TEXT - 1]}…"
+    return "missing" if value != value else f"{value:.7g}" if isinstance(value, np.floating) else str(value)
 
 
 def _format_target(label: Label, values: npt.NDArray[Any]) -> str:

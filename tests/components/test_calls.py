@@ -60,7 +60,10 @@ def test_curl_asks_a_server_of_models(here: Path, clean_process) -> None:
 def test_a_row_of_a_table_is_one_of_the_golden_examples() -> None:
     python, curl = (call.code for call in make_calls(COLUMNS))
 
-    assert 'call(width=tf.constant([0.2], "float32"), city=tf.constant(["L\'Aquila"], "string"))' in python
+    assert (
+        '\n    width=tf.constant([0.2], "float32"),\n    city=tf.constant(["L\'Aquila"], "string"),\n)'
+        in python
+    )
     data = subprocess.run(
         ["bash", "-c", curl.split("\n", 1)[1].replace("curl -d", "printf %s%.0s")],
         capture_output=True,

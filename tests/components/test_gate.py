@@ -12,8 +12,9 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from shardline.components import model_store
-from shardline.components.validate.evaluate import Examples, measure
+from shardline.components.validate.evaluate import Batch, Examples, find_mistakes, measure
 from shardline.components.validate.export.export import export_model
+from shardline.components.validate.export.predictions import Predictions
 from shardline.components.validate.gate.champion import ChampionEvaluation, compare, evaluate_champion
 from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.rules import parse_rules
@@ -22,6 +23,7 @@ from shardline.components.validate.validation import validate
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data import manifest as manifests
+from shardline.trainer.data.features import REGRESSION, Label
 from tests.helpers.datasets import write_dataset, write_table
 from tests.helpers.exports import publish_next
 from tests.helpers.labels import counted
@@ -140,6 +142,27 @@ def test_the_evaluation_can_be_written(measured):
     assert content["champion"]["champion"] is None
 
 
+def test_errors_of_all_batches_rank_on_one_scale():
+    label = Label("label", REGRESSION, ("price",))
+
+    def worst(true, predicted):
+        batch = Batch(
+            None,
+            {"label": np.array(true, np.float32)},
+            ("a", "b"),
+            None,
+            {"city": np.array(["Ulm", "é" * 500])},
+        )
+        answer = Predictions({"label": np.array(predicted, np.float32)[:, None]}, {}, {})
+        return list(find_mistakes(label, batch, answer, [10.0]))
+
+    (wrong, index, mistake), _ = worst([1.0, 2.0], [1.5, 4.0])
+    assert (wrong, index, mistake.error) == (0.2, 1, 2.0)
+    assert (mistake.true, mistake.predicted) == ("2", "4")
+    assert len(mistake.values["city"]) == 400
+    assert worst([1000.0, 2000.0], [1000.0, 2004.0])[0][0] > wrong  # also among large numbers
+
+
 def test_a_table_is_sliced_by_its_columns(tmp_path):
     manifest = write_table(tmp_path / "data", records={"train": 12, "test": 60})
     columns = {
@@ -156,6 +179,8 @@ def test_a_table_is_sliced_by_its_columns(tmp_path):
 
     names = {item.name.partition("=")[0] for item in evaluation.slices}
     assert names == {"class", "year", "income", "city"}
+    assert {*evaluation.mistakes[0].values} == {"year", "income", "city"}
+    assert "values" not in evaluation.to_json()["mistakes"][0]
     cities = [item for item in evaluation.slices if item.name.startswith("city=")]
     assert [item.name for item in cities] == ["city=Bern", "city=Rom", "city=Ulm"]
     assert sum(item.examples for item in cities) == 60

@@ -11,7 +11,7 @@ from PIL import Image
 
 from shardline.components.html import relink_page
 from shardline.components.validate.gate.verdict import JudgedRule
-from shardline.components.validate.metrics.evaluation import Curve, Mistake, Slice
+from shardline.components.validate.metrics.evaluation import Curve, Lead, Mistake, Slice
 from shardline.components.validate.report.model_card import TrainingRecord
 from shardline.components.validate.report.plots import draw_confusion
 from shardline.components.validate.report.report import Origin
@@ -128,8 +128,12 @@ def test_the_challenger_stands_beside_the_champion():
         "+0.0200 unclear -0.0100 to 0.0500",
     ]
     assert page.row("F1, mean of classes")[1:] == ["0.8900", "0.8900", "±0.0000"]
-    assert page.row("log loss")[1:] == ["0.2500", "0.2000", "+0.0500 worse"]
-    assert page.row("latency of one example, 95th")[1:] == ["12.50 ms", "20.00 ms", "-7.50 ms better"]
+    assert page.row("log loss")[1:] == [
+        "0.2500",
+        "0.2000",
+        "+0.0500",
+    ]  # no interval, so neither better nor worse
+    assert page.row("latency of one example, 95th")[1:] == ["12.50 ms", "20.00 ms", "-7.50 ms"]
     assert page.row("camera=left") == [
         "camera=left",
         "40",
@@ -137,6 +141,20 @@ def test_the_challenger_stands_beside_the_champion():
         "0.9000",
         "-0.1000",  # only slices of classes have an interval of the difference
     ]
+
+
+def test_a_difference_has_a_colour_only_beyond_chance_and_where_a_rule_is_about_it():
+    leads = {"accuracy": Lead(0.02, (0.01, 0.03), 0.01), "macro_f1": Lead(-0.02, (-0.03, -0.01), 1.0)}
+    evaluation = with_champion(make_evaluation(NAMES))
+    champion = dataclasses.replace(
+        evaluation.champion, metrics={**evaluation.champion.metrics, "macro_f1": 0.91}
+    )
+    evaluation = dataclasses.replace(evaluation, leads=leads, champion=champion)
+
+    coloured = re.findall(r'class="number short (good|bad)">(\S+?)<', make_report(evaluation))
+
+    assert coloured == [("good", "+0.0200")]  # RULES are about accuracy, not about F1, loss and latency
+    assert '-0.0200<span class="note">worse' in make_report(evaluation)
 
 
 def test_without_a_champion_nothing_is_said_of_one():
@@ -153,6 +171,7 @@ def test_slices_come_weakest_first_and_the_undecided_last():
         f"s={i:02d}" for i in range(1, 41)
     ]
     assert "40 of 50, all of them are in evaluation.json" in "".join(page.text)
+    assert page.text.index("s=08") < page.text.index("32 more slices") < page.text.index("s=09")
     assert page.row("few=1")[1] == "2"
 
     few = [Slice("few=1", 2, 0.0, False), Slice("none=1", 0, 0.0, False), Slice("large=1", 90, 0.48, True)]
@@ -193,14 +212,18 @@ def test_the_verdict_stands_at_the_top_in_words_with_date_run_and_links():
 
 def test_a_report_on_a_table_has_columns_and_no_pictures():
     columns = (Feature("age", "float32"), Feature("city", "string"), Feature("label", "int64"))
-    mistakes = [Mistake("row 7", "top", "bottom", 0.9, b"")]
+    row = {f"c{i}": str(i) for i in range(9)} | {"review": "<b>Not " + "good " * 9, "city": "Ulm"}
+    mistakes = [Mistake("row 7", "top", "bottom", 0.9, b"", values=row)]
 
     page = Page(
         make_report(make_evaluation(NAMES, mistakes=mistakes), manifest=make_manifest(NAMES, columns))
     )
 
     assert page.row("2 columns") == ["2 columns", "age, city"]
-    assert "row 7" in page.text
+    assert "row 7" in "".join(page.text)
+    shown = page.text[page.text.index("review") :]  # the text first, what is not among the first 8 folded
+    assert shown[1].startswith("<b>Not good")
+    assert shown.index("c6") < shown.index("3 more columns") < shown.index("c7") < shown.index("Ulm")
     assert "img" not in page.tags
 
 

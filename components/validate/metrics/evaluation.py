@@ -125,6 +125,8 @@ class Mistake:
         true: Name of the example's class, its labels or its numbers.
         probability: That of the predicted class; None where it is not finite, or the label is no class.
         image: The encoded image; b"" for a row of a table.
+        error: Prediction minus truth of a label of one number, else None.
+        values: The columns of a row by name, as text; none for an image.
     """
 
     key: str
@@ -132,6 +134,8 @@ class Mistake:
     predicted: str
     probability: float | None
     image: bytes = field(repr=False)
+    error: float | None = None
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -257,10 +261,10 @@ class Evaluation(EvaluationSummary):
         return tuple(item.name.partition("=")[2] for item in slices)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the content of evaluation.json: everything but the images."""
+        """Returns the content of evaluation.json: everything but images and rows of examples."""
         content = asdict(self)
         for mistake in content["mistakes"]:
-            del mistake["image"]
+            del mistake["image"], mistake["values"]
         for name in ("champion", "compared"):
             content[name] = (other := getattr(self, name)) and other.to_json()
         content["parts"] = [part.to_json() for part in self.parts]

@@ -246,9 +246,11 @@ def make_calls(export: Export) -> tuple[Call, ...]:
         curl = f"{_IMAGE_DATA} \\\n  {_CURL.replace('DATA', '@-')}"
     elif isinstance(row, dict) and inputs.keys() <= row.keys():
         values = {name: row[name] for name in inputs}
-        arguments = ", ".join(
-            f'{name}=tf.constant([{value!r}], "{inputs[name]["dtype"]}")' for name, value in values.items()
+        arguments = "".join(
+            f'\n    {name}=tf.constant([{value!r}], "{inputs[name]["dtype"]}"),'
+            for name, value in values.items()
         )
+        arguments += "\n"
         data = json.dumps({"instances": [values]}, ensure_ascii=False).replace("'", "'\\''")
         curl = _CURL.replace("DATA", f"'{data}'")
     else:

@@ -23,7 +23,10 @@ from shardline.trainer.data.manifest import Manifest
 
 #: Rows of a table, at most.
 MAX_ROWS = 40
+#: Slices, rows with mistakes, and columns of a row that are shown; the others are folded.
+MOST_SHOWN = 8
 
+_SHORT = 40  # characters of a value that is no text
 _MOST_DRAWN_CLASSES = 25
 _MOST_CLASSES_ON_A_PHONE = 12
 
@@ -57,6 +60,8 @@ def render_report(
         serving=metric_rows(evaluation.champion_comparison, SERVING),
         format_interval=format_interval,
         most_rows=MAX_ROWS,
+        most_shown=MOST_SHOWN,
+        ruled={rule.metric for rule in blessing.rules},
         # The plots are our own markup; all text in them was escaped when it was drawn.
         learning=[Markup(plots.draw_learning(name, training.history)) for name in training.metrics],
         tables=fact_tables(manifest, export, training),
@@ -90,7 +95,7 @@ class Row(NamedTuple):
     """A value of a model and of the champion, formatted; "" where there is none.
 
     The difference is the model's value minus the champion's; the intervals are 95 % intervals. `change` is
-    better, worse or, where the interval of the difference contains 0, unclear.
+    better, worse or, where the interval of the difference contains 0, unclear; "" without an interval.
     """
 
     name: str
@@ -132,7 +137,7 @@ def _row(
     difference, change = value - before, ""
     if lead and lead.interval[0] <= 0 <= lead.interval[1] and difference:
         change = "unclear"
-    elif difference:
+    elif lead and difference:
         change = "better" if (difference > 0) == metric.higher_is_better else "worse"
     return row._replace(
         champion=text(before),
@@ -143,8 +148,9 @@ def _row(
 
 
 def format_interval(interval: Interval | None, text: Callable[[float], str] = "{:.4f}".format) -> str:
-    """Returns "0.9512 to 0.9740", or "" for none."""
-    return "" if interval is None else " to ".join(map(text, interval))
+    """Returns "0.9512 to 0.9740", or "" for none and for one whose ends are written alike."""
+    ends = dict.fromkeys(map(text, interval or ()))
+    return " to ".join(ends) if len(ends) > 1 else ""
 
 
 def format_difference(difference: float, text: Callable[[float], str] = "{:.4f}".format) -> str:
@@ -177,14 +183,16 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
     }
     drawn = {title: plots.draw_curves(*curve) for title, curve in curves.items() if curve[0]}
     if bins:
-        texts = (
+        described = (
             f"{each.accuracy:.2f} right of {each.examples:,} at confidence {each.confidence:.2f}"
             for each in bins
         )
         points = [(each.confidence, each.accuracy) for each in bins]
-        description = f"Reliability: {', '.join(texts)}."
+        description = f"Reliability: {', '.join(described)}."
         drawn = {"Calibration": plots.draw_reliability(points, "confidence", "right", description), **drawn}
     confusion = evaluation.confusion
+    pairs = (pair for mistake in evaluation.mistakes for pair in mistake.values.items())
+    texts = {name for name, value in pairs if len(value) > _SHORT}  # before the other columns of a row
     return {
         "label": evaluation.label if name_label else "",
         "kind": evaluation.kind,
@@ -207,7 +215,12 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
         "decided": sum(item.decided for item in evaluation.slices),
         "weakest": next(iter(_slice_rows(evaluation, main, decided=True)), None),
         "mistakes": [
-            {**asdict(mistake), "picture": make_picture(mistake.image) if mistake.image else None}
+            {
+                **asdict(mistake),
+                "picture": make_picture(mistake.image) if mistake.image else None,
+                "error": "" if mistake.error is None else format_difference(mistake.error, main.text),
+                "values": sorted(mistake.values.items(), key=lambda pair: pair[0] not in texts),
+            }
             for mistake in evaluation.mistakes
         ],
     }
@@ -246,6 +259,5 @@ def _slice_rows(evaluation: Evaluation, main: Metric, *, decided: bool) -> list[
     for item in slices[:MAX_ROWS]:
         lead = evaluation.leads.get(f"recall[{item.name}]")
         before = champion.get(item.name)
-        row = _row(main, item.value, before, item.interval, lead, item.name, item.name, item.examples)
-        rows.append(row if lead else row._replace(change=""))
+        rows.append(_row(main, item.value, before, item.interval, lead, item.name, item.name, item.examples))
     return rows
