@@ -17,6 +17,9 @@ from hypothesis import strategies as st
 from shardline.components.preprocess.tfrecord.example import (
     FeatureEntries,
     entries,
+    locate,
+    only_span,
+    only_value,
     parse,
     serialize,
 )
@@ -198,3 +201,26 @@ def test_what_is_no_example_is_an_error_and_nothing_else() -> None:
         # Many changes leave an example, of other values; no other error may come out.
         with contextlib.suppress(ValueError):
             parse(bytes(changed))
+
+
+def test_one_value_is_found_without_the_others() -> None:
+    data = theirs(
+        {"image": b"the image", "label": 5, "none": [], "three": [1, 2, 3], "sizes": [b"a", b"b"]}
+    ).SerializeToString()
+    places = locate(data)
+    start, length = only_span(data, places, b"image")
+    assert data[start : start + length] == b"the image"
+    assert only_value(data, places, b"label") == 5
+    for name, message in [
+        (b"absent", "has no feature 'absent'"),
+        (b"three", "feature 'three' has 3 values, one is needed"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            only_value(data, places, name)
+    for name, message in [
+        (b"absent", "has no feature 'absent'"),
+        (b"label", "feature 'label' is int64, not bytes"),
+        (b"sizes", "feature 'sizes' has 2 values, one is needed"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            only_span(data, places, name)

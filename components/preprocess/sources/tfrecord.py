@@ -1,53 +1,43 @@
-"""TFRecord files of tf.train.Examples from other programs (TFDS, TFX, Beam): each feature a column."""
+"""TFRecord files of tf.train.Examples from other programs: TFDS, TFX, tf.io.TFRecordWriter, Beam."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import islice
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import xxhash
 
-from shardline.components.preprocess.schema import labels
+from shardline.components.preprocess.schema.labels import LARGEST_CLASS
 from shardline.components.preprocess.settings import PreprocessSettings
-from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns
-from shardline.components.preprocess.sources.csv_text import Batch, CsvScan, is_wide
-from shardline.components.preprocess.sources.example import Span
-from shardline.components.preprocess.sources.table import TableRows
-from shardline.components.preprocess.tfrecord.example import Kind, Value, parse
+from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
+from shardline.components.preprocess.sources.tf_examples import ExampleRows, TfRecordFile, to_text
+from shardline.components.preprocess.tfrecord.example import Value, locate, only_span, only_value
 from shardline.components.preprocess.tfrecord.framing import Record, detect_compression, read_records
 from shardline.components.storage import remote_files
 from shardline.components.storage.listing import find_files
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.base.progress import report
-from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL
+from shardline.trainer.data.features import Feature
+
+_ROLES = ("image", "label", "key")
+_DTYPES: Mapping[type, str] = {bytes: "string", float: "float32", int: "int64"}
+_TEXT = ("utf-8", "surrogateescape")
 
 # Folders of TFX's splits. Its Evaluator uses "eval", as the gate uses the test split.
 _FOLDER = re.compile(r"Split-(.+)")
 _SPLITS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 
-_DTYPES: Mapping[Kind, str] = {"bytes": "string", "float": "float32", "int64": "int64"}
-_ROWS = 1024
 
-
-class TfRecordFile(NamedTuple):
-    """A TFRecord file: its path, compression ("gzip" or ""), and the split of its folder."""
-
-    path: str
-    compression: str
-    split: str | None
-
-
-def open_tfrecords(pattern: str, settings: PreprocessSettings) -> ExampleRows:
+def open_tfrecords(pattern: str, settings: PreprocessSettings) -> Source:
     """Returns the examples of TFRecord files, plain or gzip (detected by their first bytes).
 
+    Those with an encoded image and one class each are read record by record, all others as a table.
+
     Raises:
-        SourceError: No file matches, one is not a TFRecord file, there is no record, or a feature is missing.
+        SourceError: No file matches, one is not a TFRecord file, or the first record lacks a feature.
     """
     paths = find_files(pattern)
     remote_files.prefetch_copies(filter(remote_files.is_on_network, paths))
@@ -55,7 +45,17 @@ def open_tfrecords(pattern: str, settings: PreprocessSettings) -> ExampleRows:
     files = [
         TfRecordFile(path, detect_compression(path), split) for path, split in zip(paths, splits, strict=True)
     ]
-    return ExampleRows(pattern, files, settings)
+    path, first = next(_sound_records(files), ("", None))
+    try:
+        positions = locate(first.data) if first else {}
+    except ValueError as fault:
+        raise SourceError(f"{path!r}: the first record: {fault}") from None
+    features = settings.features
+    image = positions.get(features.get("image", "image").encode())
+    is_table = settings.label or settings.split_by_time or settings.columns
+    if positions and (is_table or not (image or "image" in features)):
+        return ExampleRows(pattern, files, settings)
+    return TfRecords(files, features)
 
 
 def _splits_of(paths: Sequence[str]) -> list[str | None]:
@@ -75,166 +75,125 @@ def _splits_of(paths: Sequence[str]) -> list[str | None]:
     return [known[name] for name in names if name]
 
 
-def to_text(value: Value, name: str) -> str:
-    """Returns the text of a feature; ValueError if it is not text, or an unprintable key."""
-    with contextlib.suppress(UnicodeDecodeError):
-        text = value.decode() if isinstance(value, bytes) else str(value)
-        if name != "key" or text.isprintable():
-            return text
-    raise ValueError(f"feature {printable(name)!r} is {value!r:.60}, not printable text in UTF-8")
-
-
-class ExampleRows(TableRows):
-    """Examples of TFRecord files as rows: each feature a column, of one value or of a list of fixed length.
-
-    The key is a hash of the whole record unless a feature is the key. Where examples have an encoded image,
-    only the columns that are named are read besides.
-
-    Raises:
-        SourceError: A file cannot be read, or lacks a feature.
-    """
-
-    def __init__(self, name: str, files: Sequence[TfRecordFile], settings: PreprocessSettings) -> None:
-        image = settings.features.get("image", "image")
-        found = _survey(files)
-        if image in found and not settings.label:  # a number is the index of a class
-            others = {ours: theirs for ours, theirs in settings.features.items() if ours != LABEL}
-            label = f"{CLASS}:{settings.features.get(LABEL, LABEL)}"
-            settings = replace(settings, label=label, features=others)
-        features, overrides = settings.features, settings.columns
-        targets = {column for label in labels.parse(settings.label) for column in label.columns}
-        targets = targets or {features.get(LABEL, LABEL)}
-        if image in found:
-            wanted = {"key", image, *features.values(), *targets, settings.split_by_time}
-            found = {column: stats for column, stats in found.items() if column in wanted}
-        self.numbers_copies = "key" not in {*features, *found}
-        types = {column: stats.column_type(is_target=column in targets) for column, stats in found.items()}
-        types |= {
-            column: COLUMN_TYPES[kind] for column, kind in overrides.items() if types.get(column) == "int64"
-        }
-        if self.numbers_copies:
-            types["key"] = "string"
-        if image in found and found[image].kind == "bytes":
-            types[image] = "bytes"
-        gaps = {column for column, stats in found.items() if stats.lengths[0]}
-        wide = {column for column, stats in found.items() if stats.is_wide}
-        kinds = {column: stats.kind for column, stats in found.items()}
-        columns = _ExampleColumns(files, CsvScan(types, gaps, wide), image, kinds)
-        super().__init__(name, columns, settings, ("bytes",))
-
-    def _image(self, value: Any) -> Any:
-        return value
-
-
-class _FeatureStats:
-    """Statistics of a feature in the records of some files.
-
-    Attributes:
-        kind: Kind of its first list that is not empty.
-        lengths: Number of records by the length of a list of this kind in them; 0 where there is none.
-        is_wide: Whether some whole numbers are not exact as 32-bit floats.
-    """
-
-    def __init__(self) -> None:
-        self.kind: Kind = "bytes"
-        self.lengths = Counter[int]()
-        self.is_wide = False
-
-    def add(self, kind: Kind, found: Sequence[Value]) -> None:
-        """Adds the values of the feature in one record."""
-        if found and not self.lengths.total():
-            self.kind = kind
-        if found and kind == self.kind:
-            self.lengths[len(found)] += 1
-            if kind == "int64" and not self.is_wide:
-                self.is_wide = is_wide(*cast(list[int], [min(found), max(found)]))
-
-    def column_type(self, *, is_target: bool) -> str:
-        """Returns the type as in `TypedColumns`; for a vector with its length, such as float32[3]."""
-        sizes = sorted(self.lengths.keys() - {0}) or [1]
-        if self.kind == "bytes" and is_target and sizes[-1] > 1:
-            return "strings"
-        if len(sizes) > 1:
-            return f"lists of {sizes[0]} to {sizes[-1]} values (pad them to one length)"
-        if self.kind == "int64" and self.lengths[0] and sizes[0] > 1:
-            return "lists of whole numbers that some examples lack (fill them)"
-        return _DTYPES[self.kind] + (f"[{sizes[0]}]" if sizes[0] > 1 else "")
-
-
-def _survey(files: Sequence[TfRecordFile]) -> dict[str, _FeatureStats]:
-    """Reads all records once, and returns the statistics of their features; invalid records are left out."""
-    found, count, fault = dict[str, _FeatureStats](), 0, ""
+def _sound_records(files: Sequence[TfRecordFile]) -> Iterator[tuple[str, Record]]:
+    """Yields the records that are not damaged, with their files."""
     for path, compression, _ in files:
         for record in read_records(path, compression=compression):
-            if not isinstance(record, Record):
-                continue
+            if isinstance(record, Record):
+                yield path, record
+
+
+class TfRecords:
+    """Examples of TFRecord files, each with an encoded image, in the order of their names.
+
+    Labels are int64 class indices (the classes are then named "0", "1", ...) or bytes class names (sorted).
+    The key is a hash of the whole record unless a feature of the files is the key. `features` are names of
+    the files' features by Shardline's: image, label, key, and any others of one value each.
+
+    Raises:
+        SourceError: The first record lacks a feature.
+    """
+
+    def __init__(self, files: Sequence[TfRecordFile], features: Mapping[str, str]) -> None:
+        self._files = files
+        names = {"image": "image", "label": "label"} | dict(features)
+        self._image = names.pop("image").encode()
+        self._names = {ours: theirs.encode() for ours, theirs in names.items()}
+        # Types of the features other than the image, by Shardline's name: bytes, float or int.
+        self._types: Mapping[str, type] = {}
+        self._types = self._first_types()
+        self.features = tuple(
+            Feature(ours, _DTYPES[kind]) for ours, kind in sorted(self._types.items()) if ours not in _ROLES
+        )
+        self._class_names: Sequence[str] | None = None
+        self.numbers_copies = "key" not in self._names
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The classes. Before the first iteration this reads all files once."""
+        if self._class_names is None:
+            found, read = set[Any](), self._reader()
+            for _, record in _sound_records(self._files):
+                with contextlib.suppress(ValueError):
+                    found.add(read(record.data)[2]["label"])
+            is_number = self._types["label"] is int
+            names = (name.decode(*_TEXT) for name in found) if not is_number else ()
+            self._class_names = _numbers(max(found, default=0)) if is_number else tuple(sorted(names))
+        return self._class_names
+
+    def __iter__(self) -> Iterator[Example | BadExample]:
+        """Yields the examples; the image is a span of the file unless that is compressed."""
+        index: Mapping[Value, int] = {}
+        if self._types["label"] is bytes:
+            index = {name.encode(*_TEXT): label for label, name in enumerate(self.class_names)}
+        highest, read, has_key = 0, self._reader(), "key" in self._names
+        names = [feature.name for feature in self.features]
+        for path, compression, split in self._files:
+            for record in read_records(path, compression=compression):
+                if isinstance(record, BadRecordError):
+                    yield BadExample(record.name, record.reason)
+                    continue
+                offset, data, number = record
+                try:
+                    start, length, values = read(data)
+                    key = to_text(values["key"], "key") if has_key else xxhash.xxh3_128_hexdigest(data)
+                    others = {
+                        name: to_text(value, name) if isinstance(value := values[name], bytes) else value
+                        for name in names
+                    }
+                except ValueError as fault:
+                    yield BadExample(f"{path} record {number}", str(fault))
+                    continue
+                label = index[values["label"]] if index else cast(int, values["label"])
+                highest = max(highest, label)
+                yield Example(
+                    key,
+                    label,
+                    data[start : start + length] if compression else Span(path, offset + start, length),
+                    split,
+                    others,
+                )
+        if self._class_names is None:
+            self._class_names = _numbers(highest)
+
+    def _reader(self) -> Callable[[bytes], tuple[int, int, Mapping[str, Value]]]:
+        """Returns a function that returns start and length of a record's image, and other values by name.
+
+        It raises a ValueError for data that is not a tf.train.Example with the required features.
+        """
+        named = [(ours, theirs, self._types.get(ours)) for ours, theirs in self._names.items()]
+
+        def read(data: bytes) -> tuple[int, int, Mapping[str, Value]]:
+            positions = locate(data)
+            start, length = only_span(data, positions, self._image)
+            found = {}
+            for ours, theirs, expected in named:
+                value = found[ours] = only_value(data, positions, theirs)
+                if expected is not None and value.__class__ is not expected:
+                    kind = _DTYPES[expected].replace("string", "bytes")
+                    raise ValueError(f"feature {theirs.decode()!r} is {positions[theirs].kind}, not {kind}")
+            label = found["label"]
+            if label.__class__ is int:
+                if not 0 <= label <= LARGEST_CLASS:
+                    raise ValueError(f"label {label} is out of range 0..{LARGEST_CLASS:,}")
+            elif label.__class__ is float or not label:
+                raise ValueError(f"label {label!r} is neither a class index nor a class name")
+            return start, length, found
+
+        return read
+
+    def _first_types(self) -> dict[str, type]:
+        for path, record in _sound_records(self._files):
             try:
-                features = parse(record.data)
-            except ValueError as error:
-                fault = fault or f": {error}"
-                continue
-            count += 1
-            for name, (kind, numbers) in features.items():
-                (found.get(name) or found.setdefault(name, _FeatureStats())).add(kind, numbers)
-    if not count:
-        raise SourceError(f"there is no record in {files[0].path!r} (of {len(files)} files){fault}")
-    for stats in found.values():
-        stats.lengths[0] += count - stats.lengths.total()
-    return found
+                return {ours: type(value) for ours, value in self._reader()(record.data)[2].items()}
+            except ValueError as fault:
+                names = printable(", ".join(name.decode(*_TEXT) for name in locate(record.data)))
+                raise SourceError(
+                    f"{path!r}: the first record: {fault}; it has {names[:300]}; say which is which with "
+                    "features, such as image=image/encoded,label=image/class/label"
+                ) from None
+        raise SourceError(f"there is no record in {self._files[0].path!r} (of {len(self._files)} files)")
 
 
-class _ExampleColumns(TypedColumns):
-    """Features of the records of some files, as columns."""
-
-    row_metadata = (ROW, SPLIT, FAULT)
-
-    def __init__(
-        self, files: Sequence[TfRecordFile], found: CsvScan, image: str, kinds: Mapping[str, Kind]
-    ) -> None:
-        super().__init__(found)
-        self._files, self._image, self._kinds = files, image, kinds
-        self._root = os.path.commonpath([path for path, *_ in files])
-
-    def batches(self, names: Sequence[str]) -> Iterator[Batch]:
-        """Yields the values of some columns, row by row and file by file."""
-        for file in self._files:
-            records = read_records(file.path, compression=file.compression)
-            while batch := list(islice(records, _ROWS)):
-                rows = (self._row(file, record, names) for record in batch)
-                yield dict(zip(names, zip(*rows, strict=True), strict=True))
-
-    def _row(self, file: TfRecordFile, record: Record | BadRecordError, names: Sequence[str]) -> list[Any]:
-        number = record.number if isinstance(record, Record) else record.name.rpartition(" ")[2]
-        metadata = {ROW: f"record {number}", SPLIT: file.split, FAULT: ""}
-        if len(self._files) > 1:
-            metadata[ROW] = f"{os.path.relpath(file.path, self._root)} record {number}"
-        try:
-            if not isinstance(record, Record):
-                raise ValueError(record.reason)
-            features = parse(record.data)
-            if "key" in names:
-                metadata["key"] = xxhash.xxh3_128_hexdigest(record.data)
-            return [
-                self._value(file, record, name, *features[name]) if name in features else metadata.get(name)
-                for name in names
-            ]
-        except ValueError as fault:
-            metadata[FAULT] = str(fault)
-            return [metadata.get(name) for name in names]
-
-    def _value(self, file: TfRecordFile, record: Record, name: str, kind: Kind, found: Sequence[Any]) -> Any:
-        if found and kind != (wanted := self._kinds[name]):
-            raise ValueError(f"feature {printable(name)!r} is {kind}, not {wanted}")
-        if name == self._image and self.types[name] == "bytes":
-            if len(found) != 1:
-                raise ValueError(f"feature {printable(name)!r} has {len(found)} values, one is needed")
-            image = found[0]
-            span = Span(file.path, record.offset + record.data.find(image), len(image))
-            return image if file.compression else span
-        if kind == "bytes":
-            found = [to_text(value, name) for value in found]
-        if self.types[name] == "strings":
-            return found
-        if kind == "int64" and self.types[name] in ("string", "float32"):
-            found = [*map(str if self.types[name] == "string" else float, found)]
-        return found[0] if len(found) == 1 else found or None
+def _numbers(highest: int) -> Sequence[str]:
+    return tuple(str(number) for number in range(highest + 1))
