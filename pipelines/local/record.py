@@ -44,19 +44,9 @@ from shardline.trainer.base.progress import Scalar
 _PACKAGES = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-pipeline-components")
 #: Rows at the end of a run: the verdict first, checksums last; "" is a command, "*" all other rows.
 _ORDER = (
-    *(
-        "failed",
-        "cancelled",
-        "succeeded",
-        "verdict",
-        "best trial",
-        "quality",
-        "next",
-        "",
-        "*",
-        "run directory",
-    ),
-    *("log", "to continue", "duration", "records", "replicas", "strategy", "dataset", "version", "pipeline"),
+    *("failed", "cancelled", "succeeded", "verdict", "best trial", "quality", "next", "", "*"),
+    *("run directory", "log", "to continue", "duration", "records", "replicas", "strategy", "dataset"),
+    *("version", "pipeline"),
 )
 #: Verdicts on a model that more epochs may help.
 _WEAK = re.compile(
@@ -159,7 +149,7 @@ class RunDirectory:
         store, _, version = facts.pop("champion", "").partition("/versions/")
         page, took = facts.pop("report", facts.get("trials")), duration(self.duration)
         end = "duration" if words and state == SUCCEEDED else state
-        rows = facts | {
+        rows = {
             end: took if end == "duration" else f"in {took}",
             "verdict": "; ".join(filter(None, (facts.pop("state", ""), verdict))),
             "next": f"open {page}" if page else "",
@@ -170,8 +160,9 @@ class RunDirectory:
             "log": str(self.directory / LOG),
             "pipeline": f"sha256:{self.record.sha256}",
         }
+        facts |= {name: text for name, text in rows.items() if text}
         # run.json has the whole checksums.
-        shown = [(name, re.sub(r"^(sha256:.{12}).*", r"\1", text)) for name, text in rows.items() if text]
+        shown = [(name, re.sub(r"^(sha256:.{12}).*", r"\1", text)) for name, text in facts.items()]
         return sorted(shown, key=lambda row: _ORDER.index(row[0] if row[0] in _ORDER else "*"))
 
     def _next_command(self, facts: Mapping[str, str], words: str) -> str:
@@ -180,7 +171,8 @@ class RunDirectory:
         program = "shardline" if shutil.which("shardline") == program else program
         if "champion" in facts:
             makefile = Path("Makefile")
-            has_target = makefile.is_file() and "\nsubmit:" in makefile.read_text(errors="replace")
+            is_readable = makefile.is_file() and os.access(makefile, os.R_OK)
+            has_target = is_readable and "\nsubmit:" in makefile.read_text(errors="replace")
             return "make submit" if has_target else shlex.join([program, "check", self.record.yaml])
         if words.startswith(NOT_BETTER) and "exported model" in facts:
             exported = self.short_path(str(Path(facts["exported model"]).resolve().parent))

@@ -211,7 +211,7 @@ def test_an_epoch_is_two_lines():
 def test_only_a_dataset_with_images_gets_advice_about_them(has_images):
     counters, said = reports.Counters(1, seconds=1.0, waited=0.5), []
     with progress.sink(lambda event: said.append(event.text)):
-        reports.Report(counters, 1, has_images=has_images).on_train_end()
+        reports.Report(counters, 1, images=has_images).on_train_end()
     assert ("images" in said[0]) == has_images
     assert "cache memory" in said[0]
 

@@ -185,14 +185,16 @@ def test_a_run_ends_with_its_verdict_first_and_checksums_last(
     run = RunDirectory(
         tmp_path / "runs", b"", now, pipeline="retrain", yaml="retrain.yaml", parameters=parameters
     )
-    rows = run.outcome({"dataset": f"sha256:{'0' * 64}", **facts}, state, blessed, can_continue=True)
+    own = {"dataset": f"sha256:{'0' * 64}", "fact of a pipeline": "7"}
+    rows = run.outcome({**own, **facts}, state, blessed, can_continue=True)
 
     assert rows[0][1] == first
     assert dict(rows).get("", "") == command
     assert ("dataset", f"sha256:{'0' * 12}") in rows
+    assert ("fact of a pipeline", "7") in rows
     assert rows[-1][0] == "pipeline"
     if "report" in facts:
-        assert [name for name, _ in rows[:4]] == ["verdict", "next", "", "model store"]
+        assert [name for name, _ in rows[:4]] == ["verdict", "next", "", "fact of a pipeline"]
         assert [name for name, _ in rows[-2:]] == ["version", "pipeline"]
 
 

@@ -215,7 +215,7 @@ def chief_reports(run: DatasetRun, counters: Counters) -> list[keras.callbacks.C
     in_memory, images = run.input_pipeline("train").in_memory, "image" in run.manifest.inputs
     callbacks = [
         HistoryFile(run.dirs.model, counters),
-        Report(counters, settings.epochs, in_memory=in_memory, has_images=images),
+        Report(counters, settings.epochs, in_memory=in_memory, images=images),
         Board(
             str(run.dirs.logs),
             write_graph=False,
