@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import re
 import shlex
+import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -112,6 +113,11 @@ def wrap(text: str, columns: int, indent: str, end: str = "") -> str:
         text = " ".join(shlex.quote(word).replace(" ", "\0") for word in shlex.split(text))
     lines = textwrap.wrap(text, max(20, columns - len(end)), break_long_words=False, break_on_hyphens=False)
     return f"{end}\n{indent}".join(lines).replace("\0", " ")
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """Returns text in lines for a terminal, words unbroken; for any other stream unchanged."""
+    return wrap(text, shutil.get_terminal_size().columns - 8, "    ") if stream.isatty() else text
 
 
 def relative_to_cwd(path: Path) -> str:

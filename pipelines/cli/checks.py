@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardline.components.text import fitted
 from shardline.pipelines.cli.options import (
     PATH,
     CommandGroup,
@@ -82,8 +83,12 @@ def show_findings(name: str, found: list[Finding], *, err: bool = False) -> None
         places = [finding.where for finding in group]
         more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
         where = ", ".join(places[:_PLACES]) + more
-        click.echo(f"{click.style(f'{severity} {code}', fg=_COLOURS[severity])} {where}: {why}", err=err)
-        click.echo(f"    -> {fix}", err=err)
+        stream, styled = (
+            sys.stderr if err else sys.stdout,
+            click.style(f"{severity} {code}", _COLOURS[severity]),
+        )
+        click.echo(fitted(f"{styled} {where}: {why}", stream), err=err)
+        click.echo(fitted(f"    -> {fix}", stream), err=err)
     counts = _counts(found)
     summary = ", ".join(
         f"{count} {word if count > 1 else word[:-1]}" for word, count in counts.items() if count

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from shardline.components.text import fitted
 from shardline.pipelines.cli.checks import check, doctor, settings, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
 from shardline.pipelines.cli.history import runs
@@ -34,7 +36,7 @@ class _Main(CommandGroup):
             raise
         except Exception as failure:
             error = as_error(failure)
-            shown = click.ClickException(error.line)
+            shown = click.ClickException(fitted(error.line, sys.stderr))
             shown.exit_code = error.exit_code  # type: ignore[misc]  # click reads it from the instance
             raise shown from None
 

@@ -127,6 +127,8 @@ def test_no_word_is_broken_at_80_columns() -> None:
     with open_terminal(stream) as terminal:
         terminal.show(Event("line", "train", words + path))
     summary.print_rows([("verdict", words), ("", shlex.join(command))], stream)
+    assert all(len(line) <= 80 for line in f"Error: {summary.fitted(words, stream)}".splitlines())
+    assert summary.fitted(words, io.StringIO()) == words
     shown = _ANSI.sub("", stream.getvalue())
     assert [line for line in shown.splitlines() if len(line) > 80] == [f"    {path}"]
     assert shown.split()[1 : len(words.split()) + 2] == [*words.split(), path]
