@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardline.trainer.fit import fit
     from shardline.trainer.loop.process import strategy
     from shardline.trainer.models.mlp import encode_columns
-    from shardline.trainer.models.zoo import QuantileLoss
+    from shardline.trainer.models.zoo import QuantileLoss, make_output
     from shardline.trainer.predict import evaluate, predict
     from shardline.trainer.train import train
 
@@ -57,6 +57,7 @@ _MODULES = {
     "evaluate": "shardline.trainer.predict",
     "fit": "shardline.trainer.fit",
     "launch": "shardline.pipelines.local.launch",
+    "make_output": "shardline.trainer.models.zoo",
     "predict": "shardline.trainer.predict",
     "preprocess": "shardline.components.preprocess.run",
     "run_pipeline": "shardline.pipelines.local.run",
@@ -84,6 +85,7 @@ __all__ = [
     "evaluate",
     "fit",
     "launch",
+    "make_output",
     "predict",
     "preprocess",
     "run_pipeline",

@@ -56,7 +56,6 @@ class Data:
 
     path: str
     kind: str
-    label_kind: str
     parameters: Mapping[str, Any]
     texts: Sequence[str]
     found: Sequence[str]
@@ -105,7 +104,7 @@ def _inspect_images(path: str, label: str) -> Data:
     }
     parameters = {"source": f"images:{path}", "image_size": side}
     parameters |= _training(len(files), _PIXELS_TRAINED // side**2, counts)
-    return Data(path, "images", CLASS, parameters, (), _lines(shown))
+    return Data(path, "images", parameters, (), _lines(shown))
 
 
 def _training(examples: int, trained: int, counts: Mapping[Any, int]) -> dict[str, Any]:
@@ -160,7 +159,7 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
     found["no label"] = f"in {unlabelled:,} rows, which are left out" if unlabelled else ""
     chosen = "images" if "image" in roles else "text" if "text" in roles else "table"
     parameters |= {"image_size": 96} if chosen == "images" else {}
-    return Data(path, chosen, label_kind, parameters, roles.get("text", ()), _lines(found))
+    return Data(path, chosen, parameters, roles.get("text", ()), _lines(found))
 
 
 def _target(path: str, label: str, types: Mapping[str, str]) -> labels.LabelSetting:

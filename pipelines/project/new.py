@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from shardline.trainer.base.errors import SettingsError, page
 from shardline.trainer.base.files import write_bytes
-from shardline.trainer.data.features import MULTILABEL, REGRESSION
 
 if TYPE_CHECKING:
     from shardline.pipelines.project.data import Data
@@ -42,25 +41,6 @@ _RESERVED = (
     "tests",
     "trainer",
 )
-# What replaces the softmax of classes in a model, by the kind of the label.
-_OUTPUT = 'output = keras.layers.Dense(dataset.num_classes, activation="softmax")(features)'
-_LOSS, _METRIC = '"sparse_categorical_crossentropy"', '"accuracy"'
-_HEADS = {
-    REGRESSION: {
-        _OUTPUT: """# In standard deviations around the mean: a number of any unit is learned alike.
-    spreads = dataset.train[dataset.label.name].spreads
-    output = keras.layers.Dense(len(spreads))(features)
-    deviations, means = [spread.deviation or 1.0 for spread in spreads], [spread.mean for spread in spreads]
-    output = keras.layers.Rescaling(deviations, means)(output)""",
-        _LOSS: '"mse"',
-        _METRIC: '"mae"',
-    },
-    MULTILABEL: {
-        _OUTPUT: 'output = keras.layers.Dense(len(dataset.label.outputs), activation="sigmoid")(features)',
-        _LOSS: '"binary_crossentropy"',
-        _METRIC: '"binary_accuracy"',
-    },
-}
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
@@ -162,7 +142,6 @@ def _of_data(data: Data) -> dict[str, str]:
         "@RUN_VERTEX@": upload + _toml({**data.parameters, "source": f"{form}:{uri}"}),
         "@TEXTS@": f"({''.join(f'{json.dumps(name)}, ' for name in data.texts).rstrip(' ')})",
         "      - run: make run\n": "      # make run needs the data, which are not in the repository.\n",
-        **_HEADS.get(data.label_kind, {}),
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardline.pipelines.project import new
+from shardline.pipelines.project.data import inspect
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
@@ -32,8 +33,32 @@ def test_a_new_project_ends_with_a_champion_and_its_tests_pass(tmp_path: Path, k
     assert Path(record["facts"]["champion"]).is_dir()
 
 
-def make(project: Path, target: str) -> None:
+@pytest.mark.matrix
+def test_a_project_of_a_table_with_prices_ends_with_a_champion(tmp_path: Path) -> None:
+    table, project = tmp_path / "orders.csv", tmp_path / "leafnet"
+    rows = [
+        f"A-{i},{i % 7},{'' if i % 9 == 0 else i % 5},{'east' if i % 2 else 'west'},"
+        f"about {'a big' if i % 3 else 'one small'} order of {i},{200_000 + 30_000 * (i % 7)}"
+        for i in range(300)
+    ]
+    table.write_text("\n".join(["order_id,pieces,km/h,shop,note,price", *rows]))
+    new.write(project, "text", "leafnet", "never installed here", inspect(str(table), "price", ""))
+    (project / ".venv").mkdir()
+    (project / ".venv" / ".installed").touch()
+
+    make(project, "run")
+    tested = make(project, "test")
+
+    facts = json.loads((project / "runs" / "latest" / "run.json").read_text())["facts"]
+    assert facts["blessed"] is True
+    assert "3 passed" in tested
+    table.unlink()
+    assert "3 skipped" in make(project, "test")
+
+
+def make(project: Path, target: str) -> str:
     command = ["make", target, f"BIN={Path(sys.executable).parent}"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -173,9 +173,8 @@ def add_outputs(
 ) -> keras.Model:
     """Adds an output for each label to a model, and compiles it with Adam and losses for their kinds.
 
-    A class has a softmax, a multilabel a sigmoid for each output, and a number a linear layer in standard
-    deviations around the mean of the training split: any unit is learned alike. With `quantiles` the only
-    label has to be one number, and the outputs are its quantiles.
+    They are as from `make_output`. With `quantiles` the only label has to be one number, and the outputs are
+    its quantiles.
     """
     labels = dataset.labels.values()
     if quantiles and [(label.kind, len(label.outputs)) for label in labels] != [(REGRESSION, 1)]:
@@ -196,6 +195,15 @@ def add_outputs(
         metrics=None if quantiles else [metrics[LABEL]] if single else metrics,
     )
     return model
+
+
+def make_output(dataset: DatasetInfo, features: keras.KerasTensor) -> tuple[keras.KerasTensor, Any, str]:
+    """Returns the output, the loss and the metric that suit the only label of a dataset.
+
+    A class has a softmax, a multilabel a sigmoid for each output, and a number a linear layer in standard
+    deviations around the mean of the training split: any unit is learned alike.
+    """
+    return _add_output(dataset.label, features, dataset, 0.0, ())
 
 
 def _add_output(

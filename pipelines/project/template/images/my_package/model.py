@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import keras
-from shardline import DatasetInfo
+from shardline import DatasetInfo, make_output
 
 
 def build_model(dataset: DatasetInfo, learning_rate: float = 3e-3, filters: int = 16) -> keras.Model:
     """Returns a convolutional network, deeper for larger images, with normalization over the global batch.
 
     Args:
-        dataset: What is known about the data: input_shape, num_classes, class_names, features, records.
+        dataset: What is known about the data: input_shape, label, features, records.
         learning_rate: Learning rate of Adam.
         filters: Filters of the first convolution; a run's parameter hparams sets such arguments.
     """
@@ -24,11 +24,7 @@ def build_model(dataset: DatasetInfo, learning_rate: float = 3e-3, filters: int 
         side, filters = side // 2, 2 * filters
     features = keras.layers.Conv2D(filters, 3, padding="same", activation="relu")(features)
     features = keras.layers.GlobalMaxPooling2D()(features)
-    output = keras.layers.Dense(dataset.num_classes, activation="softmax")(features)
+    output, loss, metric = make_output(dataset, features)
     model = keras.Model(images, output)
-    model.compile(
-        optimizer=keras.optimizers.Adam(learning_rate),
-        loss="sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-    )
+    model.compile(optimizer=keras.optimizers.Adam(learning_rate), loss=loss, metrics=[metric])
     return model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
-from shardline import DatasetInfo, encode_columns
+from shardline import DatasetInfo, encode_columns, make_output
 
 #: Columns of text; all others are words or numbers.
 TEXTS = @TEXTS@
@@ -55,11 +55,7 @@ def build_model(dataset: DatasetInfo, learning_rate: float = 3e-2, buckets: int 
     """
     columns, encoded = encode_columns(dataset, skipped=TEXTS)
     features = keras.layers.concatenate([*(Trigrams(buckets)(columns[name]) for name in TEXTS), *encoded])
-    output = keras.layers.Dense(dataset.num_classes, activation="softmax")(features)
+    output, loss, metric = make_output(dataset, features)
     model = keras.Model(columns, output)
-    model.compile(
-        optimizer=keras.optimizers.Adam(learning_rate),
-        loss="sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-    )
+    model.compile(optimizer=keras.optimizers.Adam(learning_rate), loss=loss, metrics=[metric])
     return model
