@@ -143,11 +143,12 @@ WARMUP = {"learning_rate": 0.003000000026077032, "factor": 2.0, "warmup_steps": 
 )
 def test_the_learning_rate_is_the_optimizers_not_the_setting(rate, shown):
     settings = {"learning_rate": 0.0, "warmup_steps": 100, "fine_tuning_learning_rate": 0.0}
-    training = TrainingRecord({"model": "m", "learning_rates": [rate], "settings": settings})
+    record = {"model": "m", "learning_rates": [rate], "settings": settings}
+    training = TrainingRecord(record, {"epoch": (1.0, 2.0), "learning_rate": (1.0, 2e-4)})
 
     text = a_card(training=training).to_markdown()
 
-    assert f"| learning rate | {shown} |" in text
+    assert f"| learning rate | {shown}; 0.0002 in the last epoch |" in text
     assert "0.0 " not in text
 
 

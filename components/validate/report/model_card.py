@@ -40,7 +40,6 @@ _ONLY_CLASSES = "It always predicts one of these classes, also for an input that
 
 # Of settings.json: shown with the dataset, or in a table of its own.
 _NOT_SETTINGS = ("class_names", "versions", "settings", "learning_rates")
-_TRAINED = ("model", "examples_per_update", "cluster")
 # Parts of the learning rate, which is shown as a whole.
 _RATE_SETTINGS = ("learning_rate", "scale_learning_rate", "warmup_steps", "fine_tuning_learning_rate")
 
@@ -177,10 +176,19 @@ def make_card(
     if evaluation.non_finite:
         text += f" {evaluation.non_finite:,} of them got an output that is not finite."
     head = ("metric", "value", "95 % interval")
+    rules = [
+        (
+            f"{rule.name}: {rule.rule}".removeprefix(": "),
+            f"{rule.verdict}: {hide_directories(rule.note)}".removesuffix(": "),
+            rule.left_text,
+            f"{rule.operator} {rule.right_text}".strip(),
+        )
+        for rule in sorted(blessing.rules, key=lambda rule: rule.verdict == "passed")
+    ]
     tables = dict(fact_tables(manifest, export, training))
     shown = [
         Section("Use", tuple(_describe_use(label, inputs) for label in manifest.labels)),
-        Section("Rules", (), ("rule", "verdict", "value", "must be"), _rule_rows(blessing)),
+        Section("Rules", (), ("rule", "verdict", "value", "must be"), rules),
         Section("Quality", (text,), head, [row for row in quality if row[:2] not in serving]),
         Section("Dataset", rows=tables.pop("Dataset")),
         Section("Limits of use", tuple(limits)),
@@ -191,19 +199,6 @@ def make_card(
     title, verdict = str(training.settings.get("model", "model")), hide_directories(blessing.headline)
     shown = [section for section in shown if section.paragraphs or section.rows]
     return ModelCard(title, blessing.blessed, verdict, tuple(shown))
-
-
-def _rule_rows(blessing: Blessing) -> list[tuple[str, ...]]:
-    """Returns rule, verdict, value and limit of each rule, those that passed last."""
-    return [
-        (
-            f"{rule.name}: {rule.rule}".removeprefix(": "),
-            f"{rule.verdict}: {hide_directories(rule.note)}".removesuffix(": "),
-            rule.left_text,
-            f"{rule.operator} {rule.right_text}".strip(),
-        )
-        for rule in sorted(blessing.rules, key=lambda rule: rule.verdict == "passed")
-    ]
 
 
 def _describe_use(label: Label, inputs: str) -> str:
@@ -268,7 +263,9 @@ def fact_tables(manifest: Manifest, export: Export, training: TrainingRecord) ->
     settings |= record.get("settings", {})
     hidden = (*PATH_SETTINGS, *(_RATE_SETTINGS if rate else ()))
     trained = {"learning rate": rate, "epochs": len(training.history.get("epoch", ())) or ""}
-    trained |= {name.replace("_", " "): record.get(name, "") for name in _TRAINED}
+    trained |= {
+        name.replace("_", " "): record.get(name, "") for name in ("model", "examples_per_update", "cluster")
+    }
     signatures = [
         (name, f"{describe_tensors(parts['inputs'])} → {describe_tensors(parts['outputs'])}")
         for name, parts in export.signatures.items()
@@ -295,6 +292,8 @@ def _describe_learning_rate(training: TrainingRecord) -> str:
     settings = training.settings.get("settings", {})
     if tuned := settings.get("fine_tuning_learning_rate"):
         texts.append(f"{tuned:g} from epoch {settings.get('unfreeze_at_epoch')} on")
+    if rates := training.history.get("learning_rate"):  # a callback has changed it
+        texts.append(f"{rates[-1]:.4g} in the last epoch")
     return "; ".join(texts)
 
 
