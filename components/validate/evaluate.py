@@ -27,7 +27,7 @@ from shardline.components.validate.metrics.resampling import Outcomes, distinct_
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import advance
 from shardline.trainer.data.decode import encode_stored
-from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
+from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread
 from shardline.trainer.data.manifest import Manifest, Split, check_files
 
 #: Wrong predictions that the report shows.
@@ -159,14 +159,12 @@ class Assessment:
         """Returns a copy with counts of examples as metrics; copies of an example count as one."""
         total = self.evaluation.examples
         examples = len(distinct_groups(next(iter(self.outcomes.values())).copies, total)[0])
+        copies = f"{total:,} with their copies" if examples < total else ""
         missed, blind = self.evaluation.never_predicted, self.evaluation.blind_to
-        few = [name for item in missed if (name := item.name.partition("=")[2]) not in blind]
-        unjudged = f"fewer than {MIN_SLICE} examples, not judged: {', '.join(few)}" if few else ""
+        few = ", ".join(name for it in missed if (name := it.name.partition("=")[2]) not in blind)
+        unjudged = f"fewer than {MIN_SLICE} examples, not judged: {few}" if few else ""
         return self.with_metrics(
-            {
-                "examples": f"{total:,} with their copies" if examples < total else "",
-                "never_predicted": unjudged,
-            },
+            {"examples": copies, "never_predicted": unjudged},
             examples=examples,
             non_finite=self.evaluation.non_finite,
             never_predicted=len(blind),
@@ -245,12 +243,13 @@ def collect_outcomes(
     answers, seen, group_ids, groups = [], 0, dict[bytes, int](), list[int]()
     ranked: dict[str, list[tuple[float, int, Mistake]]] = {label.name: [] for label in labels}
     reported, total = time.monotonic(), examples.split.records
-    scales = {label.name: _spread_in_training(label, examples.manifest) for label in labels}
+    train = examples.manifest.splits.get("train")
+    spreads = {name: tally.spreads for name, tally in train.labels.items()} if train else {}
     for batch in examples.batches(batch_size):
         answer = _predict(model, batch)
         for label in labels:
             worst = ranked[label.name]
-            mistakes = find_mistakes(label, batch, answer, scales[label.name])
+            mistakes = find_mistakes(label, batch, answer, spreads.get(label.name, ()))
             worst += [(wrong, -(seen + index), mistake) for wrong, index, mistake in mistakes]
             worst[:] = sorted(worst, reverse=True)[:MAX_MISTAKES]
         seen += len(batch.keys)
@@ -353,19 +352,13 @@ def _check_label(batch: Batch, label: Label) -> None:
         )
 
 
-def _spread_in_training(label: Label, manifest: Manifest) -> list[float]:
-    """Returns the standard deviation of each number of a label, 1 where it is not known."""
-    train = manifest.splits.get("train")
-    return [spread.deviation or 1.0 for spread in train.labels[label.name].spreads] if train else [1.0]
-
-
 def find_mistakes(
-    label: Label, batch: Batch, answer: Predictions, scale: Sequence[float]
+    label: Label, batch: Batch, answer: Predictions, trained: Sequence[Spread] = ()
 ) -> Iterator[tuple[float, int, Mistake]]:
     """Yields the worst predictions of a batch: how wrong each is, the example's index, and the mistake.
 
     Wrong classes rank by their probability, multilabel predictions by the number of wrong labels, numbers by
-    their error, in units of the `scale` of each number.
+    their error, in standard deviations of the numbers it was `trained` on.
     """
     true = batch.labels[label.name]
     outputs = answer.outputs[label.name]
@@ -379,7 +372,7 @@ def find_mistakes(
         wrong = np.where(missed > 0, missed, -np.inf)
     else:
         true = true.reshape(len(true), -1)
-        errors = np.abs(outputs - true) / scale
+        errors = np.abs(outputs - true) / ([spread.deviation or 1.0 for spread in trained] or 1.0)
         missed = np.nan_to_num(errors.sum(axis=1), nan=np.inf)
         wrong = np.where(missed > 0, missed, -np.inf)
     first = np.argsort(-wrong, kind="stable")[:MAX_MISTAKES]
@@ -391,13 +384,18 @@ def find_mistakes(
         else:
             texts = [_format_target(label, values) for values in (true[index], outputs[index])]
         one = label.kind == REGRESSION and len(label.outputs) == 1
-        error = float(outputs[index, 0]) - float(true[index, 0]) if one else 0.0
-        known = one and np.isfinite(error)
+        error = float(outputs[index, 0] - true[index, 0]) if one else np.nan
         image = b"" if batch.images is None else bytes(batch.images[index].numpy())
         columns = {} if image else batch.columns
         row = {name: _format_value(column[index]) for name, column in columns.items()}
         mistake = Mistake(
-            batch.keys[index], texts[0], texts[1], probability, image, error if known else None, row
+            batch.keys[index],
+            texts[0],
+            texts[1],
+            probability,
+            image,
+            error if np.isfinite(error) else None,
+            row,
         )
         yield float(wrong[index]), index, mistake
 

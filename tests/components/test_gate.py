@@ -23,7 +23,7 @@ from shardline.components.validate.validation import validate
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data import manifest as manifests
-from shardline.trainer.data.features import REGRESSION, Label
+from shardline.trainer.data.features import REGRESSION, Label, Spread
 from tests.helpers.datasets import write_dataset, write_table
 from tests.helpers.exports import publish_next
 from tests.helpers.labels import counted
@@ -154,7 +154,7 @@ def test_errors_of_all_batches_rank_on_one_scale():
             {"city": np.array(["Ulm", "é" * 500])},
         )
         answer = Predictions({"label": np.array(predicted, np.float32)[:, None]}, {}, {})
-        return list(find_mistakes(label, batch, answer, [10.0]))
+        return list(find_mistakes(label, batch, answer, [Spread(0.0, 2000.0, 900.0, 10.0)]))
 
     (wrong, index, mistake), _ = worst([1.0, 2.0], [1.5, 4.0])
     assert (wrong, index, mistake.error) == (0.2, 1, 2.0)

@@ -37,7 +37,6 @@ _LABELS = {metric.name: metric.label for metric in CHECKS}
 
 # What a value is that fails a comparison, by its operator.
 _FAILED = {">=": "below", ">": "not above", "<=": "above", "<": "not below", "==": "not"}
-_ABOVE = {">": "above", "<": "below"}
 
 # Headlines of the rules about the model that failed, by their name.
 _HEADLINES = {
@@ -113,7 +112,8 @@ class JudgedRule:
         note = f" ({self.note})" if self.note else ""
         if self.verdict in ("undecided", "skipped", "open"):
             return f"{self.rule} is {'not decided' if self.verdict == 'open' else self.verdict}{note}"
-        failed = _FAILED[self.operator] if self.p is None else f"not significantly {_ABOVE[self.operator]}"
+        significantly = f"not significantly {'above' if self.operator == '>' else 'below'}"
+        failed = _FAILED[self.operator] if self.p is None else significantly
         comparison = self.operator if self.verdict == "passed" else f"is {failed}"
         left = _LABELS.get(self.metric, self.metric)
         return f"{left} {self.left_text} {comparison} {self.right_text}{note}"
@@ -339,11 +339,9 @@ def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
     if rule.why and rule.verdict == "failed":
         if text := _HEADLINES.get(rule.name):
             return text.format(rule=rule, blind_to=enumerate_names(evaluation.blind_to, _MAX_NAMES))
-        label = rule.metric.rpartition(".")[0]
-        baseline = evaluation.of(label).baseline
+        baseline = evaluation.of(label := rule.metric.rpartition(".")[0]).baseline
         if rule.left is not None and rule.right is not None and baseline:
-            ahead = OPERATORS[rule.operator](rule.left, rule.right)
-            by = f" in {rule.metric}" if label else ""
+            ahead, by = OPERATORS[rule.operator](rule.left, rule.right), f" in {rule.metric}" if label else ""
             return (
                 f"{'Not significantly' if ahead else 'No'} better{by} than always answering {baseline.answer}"
             )

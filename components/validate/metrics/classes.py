@@ -147,9 +147,8 @@ class ClassOutcomes(Probabilities):
     def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None]:
         """Returns the accuracy on some of the examples, and its interval."""
         examples, right = int(mask.sum()), int((mask & self.right).sum())
-        copies = None if self.copies is None else self.copies[mask]
-        interval = proportion_interval(right, examples, copies) if decided else None
-        return right / examples if examples else 0.0, interval
+        known = resampling.share_intervals({"": (self.right, mask)}, self.copies) if decided else {}
+        return right / examples if examples else 0.0, known.get("")
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the baseline that always predicts the most frequent class in training."""
@@ -174,9 +173,10 @@ class ClassOutcomes(Probabilities):
             shares |= {f"recall{name}": (self.right, self.true == index)}
             shares |= {f"precision{name}": (self.right, self.predicted == index)}
         intervals |= resampling.share_intervals(shares, self.copies)
-        if self._among_top is not None:
-            top = proportion_interval(self._among_top, len(self.true), self.copies)
-            intervals |= {"top5_accuracy": top} if top else {}
+        if top := self._among_top is not None and proportion_interval(
+            self._among_top, len(self.true), self.copies
+        ):
+            intervals["top5_accuracy"] = top
         return intervals
 
     def lead_counts(self, predicted: Ints) -> dict[str, Lead]:
