@@ -470,7 +470,7 @@ def test_a_model_that_gives_nan_is_not_blessed(dataset, tmp_path, events):
     blessing = validate(save(model, tmp_path / "model"), dataset, tmp_path / "out", gate=Gate())
 
     assert not blessing.blessed
-    assert "examples with non-finite output 90 is not 0" in blessing.reason
+    assert "examples with non-finite output: 90, not 0" in blessing.reason
     evaluation = json.loads((tmp_path / "out/evaluation.json").read_text())
     assert (evaluation["non_finite"], evaluation["log_loss"]) == (TEST_RECORDS, None)
     assert evaluation["mistakes"][0]["probability"] is None

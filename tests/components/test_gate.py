@@ -104,7 +104,7 @@ def test_copies_count_as_one_example(champion, tmp_path):
     assert (found.examples, found.accuracy) == (80, alone.accuracy)
     assert found.intervals["accuracy"] == alone.intervals["accuracy"]
     judged = judge(found, Gate(parse_rules(["examples: examples >= 50"])))
-    assert judged.reason == "test examples 40 is below 50 (80 with their copies)"
+    assert judged.reason == "test examples: 40, below 50 (80 with their copies)"
 
 
 def test_calibration_is_that_of_every_example(measured):

@@ -186,7 +186,7 @@ def test_a_rule_that_is_off_leaves_a_trace():
     [
         ("champion: accuracy >= champion - 0.05", 0.91, "As good as the champion (4.0 points worse"),
         ("champion: accuracy >= champion + 0.02", 0.96, "accuracy 0.9600 is below 0.97: not"),
-        ("examples: examples >= 1000", 0.95, "test examples 180 is below 1000: not registered"),
+        ("examples: examples >= 1000", 0.95, "test examples: 180, below 1000: not registered"),
     ],
 )
 def test_a_headline_says_what_a_rule_of_a_user_compares(text, accuracy, headline):
@@ -208,7 +208,7 @@ def test_a_verdict_in_words_names_the_rule_that_blocks_its_value_and_its_bound(t
     verdict = judge(sound(champion=0.95, **measured), Gate(parse_rules([text]))).explain()
 
     assert verdict.startswith(words)
-    assert measured == {} or verdict.endswith("2 is not 0")
+    assert measured == {} or verdict.endswith("2, not 0")
 
 
 def test_a_verdict_in_words_has_the_first_rule_and_the_names_of_others():
@@ -294,7 +294,7 @@ def test_a_smallest_accuracy_is_one_more_rule_within_its_range(min_accuracy):
         (0.9, 0, 0.95, False, "accuracy 0.9000 is below 0.95"),
         # Rounded to four digits it would read "0.9500 is below 0.95".
         (0.949996, 0, 0.95, False, "accuracy 0.949996 is below 0.95"),
-        (0.99, 3, 0.95, False, "examples with non-finite output 3 is not 0"),
+        (0.99, 3, 0.95, False, "examples with non-finite output: 3, not 0"),
     ],
 )
 def test_judge(accuracy, non_finite, min_accuracy, blessed, reason):

@@ -114,9 +114,12 @@ class JudgedRule:
             return f"{self.rule} is {'not decided' if self.verdict == 'open' else self.verdict}{note}"
         significantly = f"not significantly {'above' if self.operator == '>' else 'below'}"
         failed = _FAILED[self.operator] if self.p is None else significantly
-        comparison = self.operator if self.verdict == "passed" else f"is {failed}"
-        left = _LABELS.get(self.metric, self.metric)
-        return f"{left} {self.left_text} {comparison} {self.right_text}{note}"
+        label = _LABELS.get(self.metric)
+        left = f"{label or self.metric}{':' if label else ''} {self.left_text}"
+        comparison = (
+            f"{',' if label else ' is'} {failed}" if self.verdict == "failed" else f" {self.operator}"
+        )
+        return f"{left}{comparison} {self.right_text}{note}"
 
 
 @dataclass(frozen=True, kw_only=True)
