@@ -102,14 +102,14 @@ class DiskBackend:
             for path in files_below(source):
                 copy = target / path.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                with files.naming_space(copy, path.stat().st_size):
-                    shutil.copyfile(path, copy)
-                    files.sync(copy)
+                shutil.copyfile(path, copy)
+                files.sync(copy)
             for made in (target.parent, target, *(path for path in target.rglob("*") if path.is_dir())):
                 files.sync(made)
         except OSError as error:
             shutil.rmtree(target, ignore_errors=True)
-            raise RunError(f"cannot copy to {target}: {error.strerror}; the champion is unchanged") from error
+            reason = files.with_space(error.strerror, target)
+            raise RunError(f"cannot copy to {target}: {reason}; the champion is unchanged") from error
 
     def remove(self, directory: str) -> None:
         """Removes a directory with all that is in it."""

@@ -22,6 +22,7 @@ from shardline.pipelines.cli.schedule import schedule
 from shardline.pipelines.cli.upload import image, upload
 from shardline.pipelines.project.new import KINDS
 from shardline.trainer.base.crash import as_error
+from shardline.trainer.base.errors import EXIT_INTERRUPTED
 
 # Every command imports what it needs inside: `shardline --help` waits for neither KFP nor TensorFlow.
 
@@ -34,6 +35,9 @@ class _Main(CommandGroup):
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
+        except KeyboardInterrupt:  # as `run` and `train` end, and not with the 1 of a failure
+            click.echo("Aborted!", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
         except Exception as failure:
             error = as_error(failure)
             shown = click.ClickException(fitted(error.line, sys.stderr))

@@ -17,8 +17,10 @@ _WIDTH = 110
 _HEAD = """\
 # The command line
 
-Every command and its options, as `shardline COMMAND -h` prints them. All commands use the same
-[exit codes](troubleshooting.md#exit-codes).
+Every command and its options, as `shardline COMMAND -h` prints them. A command ends with 0 (done), 1 (it
+failed, or the answer is no), 2 (a mistake in the input), 3 (the platform refused or failed), 4 (the run was
+cancelled), 70 (an unexpected error, with a crash file), 75 (stopped with a checkpoint: start it again), 130
+or 143 (Ctrl-C or SIGTERM); [exit codes](troubleshooting.md#exit-codes) say more.
 
 | to | commands |
 |---|---|

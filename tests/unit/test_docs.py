@@ -23,6 +23,7 @@ from shardline.pipelines.cli.reference import reference
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import declared_parameters, load_pipeline
 from shardline.trainer import task
+from shardline.trainer.base import errors
 from shardline.trainer.base.errors import PipelineError
 from tests.helpers.markdown import (
     NEEDS_PLATFORM,
@@ -168,6 +169,13 @@ def test_the_reference_of_the_command_line_is_up_to_date() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == reference(), (
         "python -m shardline.pipelines.cli.reference > docs/cli.md"
     )
+
+
+def test_the_page_of_the_command_line_has_every_exit_code() -> None:
+    codes = {0, *(code for name, code in vars(errors).items() if name.startswith("EXIT_"))}
+    head = (ROOT / "docs" / "cli.md").read_text().partition("| to |")[0]
+    assert codes <= set(map(int, re.findall(r"\b\d+\b", head)))
+    assert all(f"| {code}" in (ROOT / "docs" / "troubleshooting.md").read_text() for code in codes)
 
 
 def groups(context: click.Context) -> Iterator[click.Context]:

@@ -253,7 +253,7 @@ def test_slices_of_numbers_are_few_and_have_an_error() -> None:
 @pytest.mark.parametrize(
     ("labels", "rule", "message"),
     [
-        ([PRICE], "accuracy >= 0.9", "regression, which has rmse, mae, .*; min_accuracy is .*'r2 >= 0.5'$"),
+        ([PRICE], "accuracy >= 0.9", "regression, which has rmse, mae, .*; min_accuracy is .*'rmse <= 10'$"),
         ([KIND], "rmse <= 3", "does not fit .* class, which has accuracy, .*, ece; a rule .*'accuracy >= "),
         ([KIND, RATING], "rmse <= 3", "does not say which label it is about; write .* kind.rmse <= 3"),
         ([KIND, RATING], "stars.rmse <= 3", "is about label 'stars'; the dataset has kind, rating"),

@@ -18,6 +18,7 @@ EXIT_BAD_INPUT = 2  # a mistake of the user: trying again cannot help, so a job 
 EXIT_PLATFORM = 3  # a service that refused, failed or was not reached: it may work later, or for others
 EXIT_CANCELLED = 4  # a run that a user cancelled
 EXIT_CRASH = 70  # an unexpected exception (EX_SOFTWARE of sysexits.h)
+EXIT_INTERRUPTED = 130  # Ctrl-C, as a shell reports it
 EXIT_RESTART = 75  # a run that was asked to stop (EX_TEMPFAIL of sysexits.h) and continues when restarted
 
 

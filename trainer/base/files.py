@@ -104,17 +104,6 @@ def with_space(text: str, path: str | os.PathLike[str], needed: float = 0) -> st
     return text.replace(os.strerror(full), f"{os.strerror(full)} ({', '.join(parts) or 'quota'})", 1)
 
 
-@contextlib.contextmanager
-def naming_space(path: Path, needed: float = 0) -> Iterator[None]:
-    """Names the path, not a temporary one, in an OSError, and the bytes free and needed on a full disk."""
-    try:
-        yield
-    except OSError as failure:
-        if failure.errno in DISK_FULL or TEMPORARY in str(failure.filename):
-            failure.filename, failure.strerror = str(path), with_space(failure.strerror or "", path, needed)
-        raise
-
-
 def temporary_name(path: Path) -> Path:
     """Returns a random name in the directory of `path`, with its suffix, unique across containers."""
     return path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}-{path.name[-100:]}")
@@ -124,20 +113,24 @@ def temporary_name(path: Path) -> Path:
 def replacing(path: Path, needed: float = 0) -> Iterator[Path]:
     """Yields a temporary file to write, which replaces `path`, or the target of that link, at the end.
 
-    The error of a full disk names `path`, and as `needed` the bytes to write.
+    An OSError names `path`, and on a full disk also the free bytes and the `needed` ones, if they are known.
     """
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     temporary = temporary_name(target)
-    with naming_space(path, needed):
-        try:
-            yield temporary
-            sync(temporary)
-            temporary.replace(target)
-            sync(target.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(target)
+        sync(target.parent)
+    except OSError as failure:
+        temporary.unlink(missing_ok=True)  # its bytes are free again
+        if failure.errno in DISK_FULL or TEMPORARY in str(failure.filename):
+            failure.filename, failure.strerror = str(path), with_space(failure.strerror or "", path, needed)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def lock(descriptor: int, *, shared: bool = False) -> bool:

@@ -115,11 +115,7 @@ def export_model(
     for part in tf.train.TrackableView(model).descendants():
         if isinstance(part, tf.saved_model.experimental.TrackableResource):  # the table of a vocabulary
             archive.track(part)
-    try:
-        archive.write_out(saved_model, verbose=False)
-    except BaseException:  # such as a full disk, where the part would take the room
-        shutil.rmtree(saved_model, ignore_errors=True)
-        raise
+    archive.write_out(saved_model, verbose=False)
     if model_file is not None:
         _copy_model(model_file, out)
     loaded = tf.saved_model.load(str(saved_model))

@@ -35,12 +35,7 @@ from shardline.trainer.data.manifest import Manifest
 FIRST_RUN_POLICIES = ("bless", "block")
 DEFAULT_FIRST_RUN = "bless"
 
-_EXAMPLES = {
-    CLASS: "'accuracy >= 0.9'",
-    MULTILABEL: "'macro_f1 >= 0.8'",
-    REGRESSION: "'rmse <= 10' or 'r2 >= 0.5'",
-}
-
+_EXAMPLES = {CLASS: "'accuracy >= 0.9'", MULTILABEL: "'macro_f1 >= 0.8'", REGRESSION: "'rmse <= 10'"}
 #: Name of the rule about the champion, skipped where no champion_uri is set.
 CHAMPION = "champion"
 #: Name of the rule about the number of examples; first_run decides where there are too few.
