@@ -108,7 +108,7 @@ class DiskBackend:
                 files.sync(made)
         except OSError as error:
             shutil.rmtree(target, ignore_errors=True)
-            reason = files.with_space(error.strerror, target)
+            reason = files.with_space(error.strerror or str(error), target)
             raise RunError(f"cannot copy to {target}: {reason}; the champion is unchanged") from error
 
     def remove(self, directory: str) -> None:

@@ -171,7 +171,7 @@ def test_reports_of_every_kind(tmp_path: Path, label: str, says: tuple[str, ...]
         ("numbers", "40 different whole numbers in 40 rows: say whether they are numbers"),
         ("multilabel:steady,numbers", r"row 1': has 3 in column 'steady', not 0 or 1"),
         ("gabs", "has no column 'gabs' for the label, .*; did you mean gaps"),
-        ("", "has no column 'label', .* such as label=endless"),
+        ("", "has no column 'label', .* with --label endless"),
     ],
 )
 def test_labels_that_cannot_be_learned_are_refused(tmp_path: Path, label: str, message: str) -> None:

@@ -80,7 +80,10 @@ def check_labels(source: Any) -> tuple[Label, ...]:
             raise SourceError(f"class names are not unique: {', '.join(class_names)}")
         if label.kind == CLASS and len(class_names) < 2:
             found = f"only {class_names[0]!r}" if class_names else "none"
-            raise SourceError(f"at least 2 classes are needed, the source has {found}")
+            raise SourceError(
+                f"at least 2 classes are needed, the source has {found}; add examples of another, or name "
+                "another label"
+            )
         if label.fault:
             raise SourceError(f"the source's {label.fault}")
     if len(labels) == 1:

@@ -66,7 +66,10 @@ class Rejected:
     def add(self, error: BadRecordError) -> None:
         """Leaves an example out; under the policy "fail", raises its error."""
         if self._policy == "fail":
-            raise error
+            skip = (
+                "correct it, or leave such examples out: --on-bad-record skip (on_bad_record in a pipeline)"
+            )
+            raise BadRecordError(error.name, f"{error.reason}; {skip}")
         self.reasons[error.reason] += 1
         with self._path.open("a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(json.dumps({"file": error.name, "reason": error.reason}) + "\n")

@@ -141,6 +141,8 @@ def _find_label(
         else:
             distinct.add(value)
     distinct -= {None, ""}
+    if not records:
+        raise SourceError(f"the table has no row, only a header with a column {first!r}; add rows")
     if types[first] != "int64":
         if kind == CLASS and not wanted.kind:
             _check_names(first, distinct, records, values)
@@ -187,15 +189,14 @@ def _check_names(
             f"column {column!r} has {printable(repr(multiple))[:60]}: say whether that is several names, "
             f"label=multilabel:{column}, or one, label=class:{column}"
         )
-    check_number(column, len(distinct), records)
-
-
-def check_number(column: str, distinct: int, records: int) -> None:
-    """Refuses so many texts that nearly every row would be a class of its own."""
-    if distinct > FEW and distinct > records / 2:
+    # So many texts that nearly every row would be a class of its own.
+    if len(distinct) > FEW and len(distinct) > records / 2:
+        comma = all(is_number(name.replace(",", ".")) for name in distinct)
         raise SourceError(
-            f"column {column!r} has {distinct:,} different texts in {records:,} rows, which are hardly "
-            f"names of classes; name another column, or say that they are with label=class:{column}"
+            f"column {column!r} has {len(distinct):,} different texts in {records:,} rows, such as "
+            f"{printable(repr(min(distinct)))[:60]}, which are hardly names of classes; "
+            + ("write numbers with a point, not a comma" if comma else "name another column")
+            + f", or say that they are with label=class:{column}"
         )
 
 
@@ -238,8 +239,8 @@ def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool
         return SourceError(f"{table!r} has no column {column!r} for the label, it has {named}; {hint}")
     last = [*types][-1] if [*types] else "fare"
     return SourceError(
-        f"{table!r} has no column 'label', it has {named}; say which one is to be predicted with label, "
-        f"such as label={last}, or with its kind, label=regression:{last}"
+        f"{table!r} has no column 'label', it has {named}; say which one is to be predicted with "
+        f"--label {last}, or with its kind, --label regression:{last} (label in a pipeline)"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import re
 from typing import TYPE_CHECKING, cast
 
@@ -29,6 +30,7 @@ KNOWN_FORMS = (
 
 #: The built-in forms before their colon, and the pattern of a user's own.
 _FORMS = tuple(form.partition(":")[0] for form in KNOWN_FORMS[1:-1])
+_TABLE = re.compile(r"\.(csv|tsv|jsonl|ndjson|parquet)(\.gz|\.zst)?$")
 _PLUGIN = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 
@@ -42,12 +44,12 @@ def open_source(settings: PreprocessSettings, schema: Schema | None = None) -> S
         SettingsError: A setting does not apply to the source.
     """
     form, _, rest = settings.source.partition(":")
+    check_form(settings.source)
     _check_used(settings, form)
     if settings.source == "digits":
         from shardline.components.preprocess.sources.datasets import Digits
 
         return Digits()
-    check_form(settings.source)
     if form == "tfds":
         from shardline.components.preprocess.sources.datasets import Tfds
 
@@ -139,7 +141,9 @@ def check_form(source: str) -> None:
     if source == KNOWN_FORMS[0] or (rest and form in _FORMS):
         return
     close = difflib.get_close_matches(form.lower(), (*_FORMS, KNOWN_FORMS[0]), n=1, cutoff=0.75)
-    near = next((f"{name}:{rest}" if rest else name for name in close), "")
+    near, path = next((f"{name}:{rest}" if rest else name for name in close), ""), rest or form
+    if not near and (_TABLE.search(path) or os.path.isdir(path)):
+        near = f"{'table' if _TABLE.search(path) else 'images'}:{path}"
     if _PLUGIN.fullmatch(source):
         if not near:
             return

@@ -307,7 +307,9 @@ def _as_source_error(path: str) -> Iterator[None]:
     except ImportError:
         raise SourceError("tables need pyarrow: pip install 'shardline[preprocess]'") from None
     except Exception as error:
-        raise SourceError(f"cannot read {path!r}: {remote_files.reason(error)}") from None
+        why = remote_files.reason(error)
+        hint = "; save it as UTF-8 (iconv -f latin1 -t utf-8 FILE > NEW)" if "invalid UTF8" in why else ""
+        raise SourceError(f"cannot read {path!r}: {why}{hint}") from None
 
 
 _CSV, _JSON = (scan_csv, csv_batches), (_json_types, _json_batches)

@@ -27,6 +27,8 @@ LARGEST_BYTES = 1 << 20
 # Name of the column of paths relative to the directory.
 _PATH = "path"
 
+_SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "testing"}
+
 
 def open_directory(directory: str, settings: PreprocessSettings) -> Source:
     """Returns the files of a directory as images.
@@ -63,6 +65,12 @@ class ClassFolders:
                 )
             folders.append(name[:-1])
         self.class_names = tuple(sorted(folders))
+        if len(folders) == 1 or (folders and _SPLIT_NAMES.issuperset(map(str.lower, folders))):
+            inner = max(self.class_names, key=lambda name: name.lower().startswith("train"))
+            raise SourceError(
+                f"{root} has the folders {', '.join(self.class_names)}: at least 2 classes are needed, each "
+                f"a folder; name the directory of these folders, such as {root}/{inner}, or a CSV of labels"
+            )
 
     def __iter__(self) -> Iterator[Example | BadExample]:
         labels = {name: label for label, name in enumerate(self.class_names)}
