@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.pipelines.cli import main as cli
+from shardline.trainer.base.errors import EXIT_INTERRUPTED
 from tests.helpers.datasets import write_dataset
 from tests.helpers.preprocessing import run
 from tests.helpers.small_disk import small_disk
@@ -225,3 +226,12 @@ def test_a_full_disk_is_one_line_and_may_be_tried_again(trained, tmp_path, comma
     assert "Traceback" not in done.output
     if command in ("new", "run", "compile"):  # the others continue from what they have, or replace it
         assert left <= {"runs", "project"}
+
+
+def test_ctrl_c_ends_a_command_as_a_shell_expects(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shardline.trainer.data.manifest.load", interrupted)
+    done = invoke("dataset", "info", tmp_path)
+    assert (done.exit_code, done.output) == (EXIT_INTERRUPTED, "Aborted!\n")

@@ -73,6 +73,17 @@ def test_a_misspelt_form_names_the_known_ones() -> None:
         opened("image:photos")
 
 
+@pytest.mark.parametrize("source", ["rows.csv", "csv:rows.csv", "photos"])
+def test_a_path_without_a_form_is_asked_for_its_form(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    wanted = "images:photos" if source == "photos" else "table:rows.csv"
+    with pytest.raises(SourceError, match=rf"did you mean {wanted}\?$"):
+        opened(source, label="price")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -97,6 +97,9 @@ def test_directories_that_are_not_a_folder_per_class(tmp_path: Path) -> None:
         opened(root)
     with pytest.raises(SourceError, match=r"cannot read the directory '.*notes.txt': Not a directory"):
         opened(root / "notes.txt")
+    write(tmp_path / "split", "test/cat/1.jpg", "train/cat/2.jpg", "train/dog/1.jpg")
+    with pytest.raises(SourceError, match=r"folders test, train, which are splits, .* as .*/split/train, or"):
+        opened(tmp_path / "split")
 
 
 def write_csv(path: Path, text: str) -> Path:

@@ -137,6 +137,8 @@ def test_text_that_is_another_in_each_row_is_not_silently_classes() -> None:
     values = [f"n{number}" for number in range(20)]
     with pytest.raises(SourceError, match=r"'x' has 20 different texts in 20 rows, .* label=class:x"):
         found("string", values)
+    with pytest.raises(SourceError, match=r"such as '0,5', .*write numbers with a point, not a comma"):
+        found("string", [f"{number},5" for number in range(20)])
     assert len(found("string", values, "class:x").outputs) == 20
     assert len(found("string", values * 2).outputs) == 20
 

@@ -82,7 +82,7 @@ def check_labels(source: Any) -> tuple[Label, ...]:
             found = f"only {class_names[0]!r}" if class_names else "none"
             raise SourceError(
                 f"at least 2 classes are needed, the source has {found}; add examples of another, or name "
-                "another label"
+                "another label, or the directory in which the classes' folders are"
             )
         if label.fault:
             raise SourceError(f"the source's {label.fault}")

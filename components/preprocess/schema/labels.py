@@ -141,8 +141,6 @@ def _find_label(
         else:
             distinct.add(value)
     distinct -= {None, ""}
-    if not records:
-        raise SourceError(f"the table has no row, only a header with a column {first!r}; add rows")
     if types[first] != "int64":
         if kind == CLASS and not wanted.kind:
             _check_names(first, distinct, records, values)

@@ -65,11 +65,11 @@ class ClassFolders:
                 )
             folders.append(name[:-1])
         self.class_names = tuple(sorted(folders))
-        if len(folders) == 1 or (folders and _SPLIT_NAMES.issuperset(map(str.lower, folders))):
+        if folders and _SPLIT_NAMES.issuperset(map(str.lower, folders)):
             inner = max(self.class_names, key=lambda name: name.lower().startswith("train"))
             raise SourceError(
-                f"{root} has the folders {', '.join(self.class_names)}: at least 2 classes are needed, each "
-                f"a folder; name the directory of these folders, such as {root}/{inner}, or a CSV of labels"
+                f"{root} has the folders {', '.join(self.class_names)}, which are splits, not classes; name "
+                f"the directory of the classes' folders, such as {root}/{inner}, or give a CSV file of labels"
             )
 
     def __iter__(self) -> Iterator[Example | BadExample]:
