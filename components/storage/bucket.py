@@ -102,7 +102,7 @@ class _Client:
 
     def get(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
         """Returns the status and the body of a response to a GET request with this process's credentials."""
-        from urllib3.exceptions import HTTPError
+        from urllib3.exceptions import HTTPError, SSLError
 
         with platform_errors("sign in to Google Cloud"):
             self._sign(path, headers)
@@ -113,6 +113,8 @@ class _Client:
                     self.api._credentials.refresh(self._request)
                     self._sign(path, headers)
                 response = self._get(path, headers)
+        except SSLError as error:  # which another attempt does not mend
+            raise OSError(str(error)) from error
         except HTTPError as error:
             raise ConnectionError(str(error) or type(error).__name__) from error
         return response.status, response.data
