@@ -4,8 +4,8 @@ A record is a fixed head and a text: the example's key, the path of its image wh
 the key, and its other features as entries of a tf.train.Example. Heads are one array, which makes sorting,
 counting and assigning them to shards cheap.
 
-Memory does not grow with the number of records: they are distributed to bucket files by the first bits of the
-digest, and sorted bucket by bucket; a bucket that is too large for memory is distributed again.
+They are distributed to bucket files by the first byte of the digest, and sorted bucket by bucket: of millions
+of records, memory holds a 256th.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shardline.trainer.data.manifest import KEY_BYTES
 # Records held in memory before they go to buckets (about 5 MB), and records read at a time.
 _RECORDS_IN_MEMORY, _RECORDS_READ = 32_768, 4096
 
-# Records sorted and assigned at a time, at most (about 10 MB), or this part of all: each time a shard gets
-# some, and millions of records have thousands of shards.
-_RECORDS_SORTED, _PARTS = 32_768, 512
+# Records sorted and assigned at a time, about (10 MB), or those of a bucket: each time a shard gets some, and
+# millions of records have thousands of shards.
+_RECORDS_SORTED = 32_768
 
-_BUCKETS = 64
+_BUCKETS = 256  # by one byte
 
 Numbers = npt.NDArray[Any]
 
@@ -217,7 +217,7 @@ class Buckets:
     """Records sorted by their digests, added in any order, in files of a new directory."""
 
     def __init__(self, directory: Path) -> None:
-        self.paths = [directory / f"{bucket:02d}.rows" for bucket in range(_BUCKETS)]
+        self.paths = [directory / f"{bucket:03d}.rows" for bucket in range(_BUCKETS)]
         self._pending: list[Records] = []
         self._count = 0
         directory.mkdir(parents=True)
@@ -234,56 +234,27 @@ class Buckets:
     def flush(self) -> None:
         """Moves all records from memory to the bucket files."""
         records, self._pending, self._count = Records.join(self._pending), [], 0
-        _distribute(records, 1, _BUCKETS, self.paths)
+        numbers = (records.heads["order"] >> np.uint64(56)).astype(np.uint8)
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.searchsorted(numbers[order], np.arange(_BUCKETS + 1)).tolist()
+        for path, (start, end) in zip(self.paths, pairwise(bounds), strict=True):
+            if start < end:
+                append(path, records.take(order[start:end]))
 
     def __iter__(self) -> Iterator[Records]:
-        """Yields all records, sorted, in parts of bounded size."""
+        """Yields all records, sorted: those of small buckets joined."""
         self.flush()
-        together = max(_RECORDS_SORTED, sum(map(_count, self.paths)) // _PARTS)
-        yield from _sorted_records(self.paths, _BUCKETS, together)
-
-
-def _sorted_records(paths: Sequence[Path], parts: int, together: int) -> Iterator[Records]:
-    """Yields the records of bucket files, sorted: those of small files joined, up to `together` at a time.
-
-    `parts` is the number of ranges into which the digests were divided to make these files.
-    """
-    waiting: list[Records] = []
-    for path in paths:
-        count = _count(path)
-        if waiting and sum(records.count for records in waiting) + count > together:
+        together = max(_RECORDS_SORTED, sum(map(_count, self.paths)) // _BUCKETS)
+        waiting: list[Records] = []
+        for path in self.paths:
+            count = _count(path)
+            if waiting and sum(records.count for records in waiting) + count > together:
+                yield Records.join(waiting)
+                waiting = []
+            if count:
+                waiting.append(Records.join(list(read(path))).sorted())
+        if waiting:
             yield Records.join(waiting)
-            waiting = []
-        if count > together and parts < 1 << 32:
-            yield from _sorted_partitions(path, parts, together)
-        elif count:
-            waiting.append(Records.join(list(read(path))).sorted())
-    if waiting:
-        yield Records.join(waiting)
-
-
-def _sorted_partitions(path: Path, parts: int, together: int) -> Iterator[Records]:
-    """Yields the records of a bucket that is too large, sorted, through smaller bucket files."""
-    times = 1 << (2 * _count(path) // together).bit_length()
-    paths = [path.with_name(f"{path.stem}-{number}.rows") for number in range(times)]
-    try:
-        for records in read(path, _RECORDS_IN_MEMORY):
-            _distribute(records, parts, times, paths)
-        yield from _sorted_records([each for each in paths if each.exists()], parts * times, together)
-    finally:
-        for each in paths:
-            each.unlink(missing_ok=True)
-
-
-def _distribute(records: Records, parts: int, times: int, paths: Sequence[Path]) -> None:
-    """Appends records to one file for each value of the digest's bits that follow those of `parts`."""
-    known, more = parts.bit_length() - 1, times.bit_length() - 1
-    numbers = (records.heads["order"] >> np.uint64(64 - known - more)) & np.uint64(times - 1)
-    order = np.argsort(numbers.astype(np.uint16 if times > 256 else np.uint8), kind="stable")
-    bounds = np.searchsorted(numbers[order], np.arange(times + 1)).tolist()
-    for path, (start, end) in zip(paths, pairwise(bounds), strict=True):
-        if start < end:
-            append(path, records.take(order[start:end]))
 
 
 def _count(path: Path) -> int:
