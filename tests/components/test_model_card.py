@@ -41,12 +41,14 @@ class Text(HTMLParser):
 
 def test_the_card_says_what_a_user_of_the_model_needs():
     export = dataclasses.replace(EXPORT, compared_examples=256, max_difference=1.2e-7)
-    text = a_card(export=export, metrics={"accuracy": 0.75, "ece": 0.0123456}, non_finite=3).to_markdown()
+    text = a_card(
+        export=export, metrics={"accuracy": 0.75, "ece": 0.0123456, "rmse": 45161.2}, non_finite=3
+    ).to_markdown()
 
     for part in (
         "# mnist\\_cnn\n\nBlessed: accuracy\n\n## Use\n\nClassifies images into 2 classes: ",
         "| serving\\_default | images: string \\[n\\] → probabilities: float32 \\[n, 3\\] |",
-        "| accuracy | 0.75 | 0.85 to 0.94 |\n| ece | 0.01235 |  |",
+        "| accuracy | 0.75 | 0.85 to 0.94 |\n| ece | 0.01235 |  |\n| rmse | 45,161 |  |",
         "3 of them got an output that is not finite",
         "| examples | test 100 |",
         "| rejected examples | 2 (2 broken) |",

@@ -59,7 +59,7 @@ def render_card(directory: Path, manifest: Manifest) -> str:
             unit = f" [{label.units[index]}]" if label.units and label.units[index] else ""
             for name, split in manifest.splits.items():
                 values = astuple(split.labels[label.name].spreads[index])
-                spreads.append((f"{output}{unit}", name, *(f"{value:.6g}" for value in values)))
+                spreads.append((f"{output}{unit}", name, *(f"{value:,.6g}" for value in values)))
     return render(
         Path(__file__).with_name("card.html.j2"),
         manifest=manifest,
@@ -151,7 +151,7 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
     numbers, texts = merge_columns([found])
     parts = found["numbers"] | {name: counted.found() for name, counted in sides.items()}
     numbers += [number_column(name, [parts[name]]) for name in sides if parts[name]["examples"]]
-    drawn = [(number_row(each), _histogram(parts[each.name]["sample"])) for each in numbers]
+    drawn = [(number_row(each, "{:,.6g}".format), _histogram(parts[each.name]["sample"])) for each in numbers]
     return {
         "records": taken,
         "pictures": pictures,

@@ -167,7 +167,7 @@ def make_card(
     limits += [f"{hide_directories(warning).removesuffix('.')}." for warning in blessing.warnings]
     measured: dict[str, float | None] = {**evaluation.metrics} or {"accuracy": evaluation.accuracy}
     quality = [
-        (name, f"{value:.4g}", " to ".join(f"{end:.4g}" for end in evaluation.intervals.get(name, ())))
+        (name, _number(value), " to ".join(map(_number, evaluation.intervals.get(name, ()))))
         for name, value in measured.items()
         if value is not None
     ]
@@ -199,6 +199,10 @@ def make_card(
     title, verdict = str(training.settings.get("model", "model")), hide_directories(blessing.headline)
     shown = [section for section in shown if section.paragraphs or section.rows]
     return ModelCard(title, blessing.blessed, verdict, tuple(shown))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 def _describe_use(label: Label, inputs: str) -> str:
