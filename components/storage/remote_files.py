@@ -27,10 +27,10 @@ from shardline.trainer.base.errors import ShardlineError, SourceError
 #: Most characters of a line.
 _LONGEST_LINE = 64 << 20
 
-# Bytes of a range, and ranges in flight for one file.
-_RANGE_BYTES, _RANGES = 4 << 20, 6
+# Bytes of a range, ranges in flight for one file, and bytes of a file that a single stream copies.
+_RANGE_BYTES, _RANGES, _PART_BYTES = 4 << 20, 6, 64 << 20
 
-# Files copied at the same time.
+# Files copied at the same time, large ones in parallel ranges.
 _CONCURRENT = 32
 
 
@@ -79,9 +79,22 @@ def open_read(path: str) -> BinaryIO:
 
 
 def fetch(path: str, target: str) -> None:
-    """Copies a remote file to this disk."""
-    with RangeReader(path) as source, open(target, "wb") as file:
-        shutil.copyfileobj(source, file, _RANGE_BYTES)
+    """Copies a remote file to this disk, parts of a large one in parallel."""
+    source = RangeReader(path)
+    with source, open(target, "wb") as file:
+
+        def copy(start: int) -> int:
+            at, end = start, min(start + _PART_BYTES, source.size)
+            for block in source.parts(start, end):
+                at += os.pwrite(file.fileno(), block, at)
+            return at - start
+
+        parts = range(0, source.size, _PART_BYTES)
+        for copied in ordered_map(
+            copy, parts, size=int, in_flight=_RANGES, buffer_bytes=_RANGES * _PART_BYTES
+        ):
+            if isinstance(copied, Exception):
+                raise copied
 
 
 def upload(source: Path, target: Path, before: Callable[[], None] = lambda: None) -> None:
@@ -126,6 +139,22 @@ class RangeReader(io.RawIOBase):
         self._position = 0
         self._is_prefetching = False
 
+    def parts(self, start: int, end: int) -> Iterator[bytes]:
+        """Yields a part of the file; on a mount in one request, by one handle that reads sequentially."""
+        if is_remote(self._path):
+            for offset in range(start, end, _RANGE_BYTES):
+                yield self._range(offset, min(offset + _RANGE_BYTES, end))
+            return
+        with _open_local(self._path) as file:
+            if _size_and_mtime(file) != (self.size, self._changed):
+                raise self._replaced()
+            file.seek(start)
+            while start < end:
+                if not (block := file.read(min(_RANGE_BYTES, end - start))):
+                    raise TruncatedError(self._path, start, end)
+                yield block
+                start += len(block)
+
     def _replaced(self) -> SourceError:
         return SourceError(
             f"{self._path!r} was replaced while it was read; run again when nothing writes to the source"
@@ -166,19 +195,15 @@ class RangeReader(io.RawIOBase):
         """Returns True."""
         return True
 
-    def _range(self, start: int) -> bytes:
-        end = min(start + _RANGE_BYTES, self.size)
-        if is_remote(self._path):
-            bucket, name = parse_uri(self._path)
-            try:
-                data = bucket.read(name, self._changed, start, end)
-            except FileNotFoundError:
-                raise self._replaced() from None
-        else:
-            with _open_local(self._path) as file:
-                if _size_and_mtime(file) != (self.size, self._changed):
-                    raise self._replaced()
-                data = os.pread(file.fileno(), end - start, start)
+    def _range(self, start: int, end: int = 0) -> bytes:
+        end = end or min(start + _RANGE_BYTES, self.size)
+        if not is_remote(self._path):
+            return b"".join(self.parts(start, end))
+        bucket, name = parse_uri(self._path)
+        try:
+            data = bucket.read(name, self._changed, start, end)
+        except FileNotFoundError:
+            raise self._replaced() from None
         if len(data) != end - start:
             raise TruncatedError(self._path, len(data), end - start)
         return data
