@@ -19,6 +19,7 @@ from shardline.components.validate.gate.champion import ChampionEvaluation, comp
 from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
+from shardline.components.validate.metrics.evaluation import Slice
 from shardline.components.validate.validation import validate
 from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import SettingsError
@@ -140,6 +141,21 @@ def test_the_evaluation_can_be_written(measured):
     assert (evaluation.leads["accuracy"].interval, evaluation.leads["accuracy"].p) == ((0.0, 0.0), 1.0)
     assert content["champion"]["metrics"]["accuracy"] == content["accuracy"]
     assert content["champion"]["champion"] is None
+
+
+def test_a_class_that_is_never_predicted_and_too_small_to_judge_is_named(measured):
+    few = dataclasses.replace(
+        measured.evaluation,
+        confusion=((0, 0, 6), (0, 9, 0), (0, 0, 9)),
+        slices=(Slice("class=top", 6, 0.0, False),),
+    )
+    counted = dataclasses.replace(measured, evaluation=few).with_counts().evaluation
+    judged = judge(counted, Gate(parse_rules(["classes: never_predicted == 0"])))
+
+    assert (judged.rules[0].verdict, judged.rules[0].note) == (
+        *("passed", "fewer than 10 examples, not judged: top"),
+    )
+    assert judged.warnings[0] == "Never predicted: top (6); fewer than 10 test examples are not judged"
 
 
 def test_errors_of_all_batches_rank_on_one_scale():
