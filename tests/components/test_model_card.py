@@ -140,6 +140,11 @@ WARMUP = {"learning_rate": 0.003000000026077032, "factor": 2.0, "warmup_steps": 
         (3e-3, "0.003"),
         (1e-5, "1e-05"),
         (SCHEDULE, "CosineDecay(initial\\_learning\\_rate=1e-05, decay\\_steps=30)"),
+        ({"class_name": "ScaledWarmup", "config": {**WARMUP, "warmup_steps": 0}}, "0.003 x 2"),
+        (
+            {"class_name": "ScaledWarmup", "config": {**WARMUP, "factor": 1.0}},
+            "0.003, after a warmup of 100 updates",
+        ),
         ({"class_name": "ScaledWarmup", "config": WARMUP}, "0.003 x 2, after a warmup of 100 updates"),
     ],
 )

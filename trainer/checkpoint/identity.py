@@ -155,7 +155,8 @@ def format_rate(rate: Any) -> Any:
     # Numbers of 32 bits as they were written: 0.003, not 0.003000000026077032.
     config = {name: f"{value:g}" if isinstance(value, float) else value for name, value in config.items()}
     if rate.get("class_name") == "ScaledWarmup":
-        return "{learning_rate} x {factor}, after a warmup of {warmup_steps} updates".format(**config)
+        text = "{learning_rate} x {factor}, after a warmup of {warmup_steps} updates".format(**config)
+        return text.replace(" x 1,", ",").removesuffix(", after a warmup of 0 updates")
     values = ", ".join(f"{name}={value}" for name, value in config.items() if value is not None)
     return f"{rate.get('class_name')}({values})"
 
