@@ -295,6 +295,8 @@ def run_pipeline(
         _end_run(run_directory, run, CANCELLED, stream, f"stopped by {error.signal_name}")
         raise
     except Exception as failure:
+        if isinstance(failure, OSError):
+            failure.filename = failure.filename or str(run.log)
         reason = crash.as_error(failure)
         with contextlib.suppress(OSError):  # of the same full disk
             _end_run(run_directory, run, FAILED, stream, str(reason))

@@ -315,7 +315,7 @@ MODELS = (
         models.undeclared_logits,
         refused="end the model with a softmax, or compile it with from_logits=True",
     ),
-    Case("more outputs than classes", models.wrong_classes, refused="it was made for other data"),
+    Case("more outputs than classes", models.wrong_classes, refused="or use the data that it was made for"),
     Case("not compiled", models.uncompiled, refused="call model.compile(...)"),
 )
 

@@ -54,7 +54,8 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
         signature.bind(dataset, **arguments)
     except TypeError as error:
         raise ModelError(
-            f"model {model!r} cannot be called with {sorted(arguments)}: {error}; it takes {signature}"
+            f"model {model!r} cannot be called with the dataset and {sorted(arguments)}: {error}; it takes "
+            f"{signature}"
         ) from None
     try:
         with record_jit_compile():
@@ -68,7 +69,9 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
         where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
         raise ModelError(f"model {model!r} failed: {text}{where}") from error
     if not isinstance(built, keras.Model):
-        raise ModelError(f"model {model!r} returned {type(built).__name__}, not a keras.Model")
+        raise ModelError(
+            f"model {model!r} returned {type(built).__name__}, not a keras.Model; end it with 'return model'"
+        )
     if not built.compiled:
         raise ModelError(f"model {model!r} returned a model that is not compiled; call model.compile(...)")
     return built

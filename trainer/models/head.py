@@ -264,7 +264,8 @@ def _check_shape(output: Any, label: Label, quantiles: Sequence[float]) -> None:
     has = f"its QuantileLoss has {count} quantiles" if quantiles else f"the dataset has {count}"
     kind = "" if quantiles else f" {nouns[label.kind]}{of}"
     raise ModelError(
-        f"the model's output is {found}, {has}{kind} and needs (n, {count}): it was made for other data"
+        f"the model's output is {found}, {has}{kind} and needs (n, {count}): give its last layer "
+        f"{count} unit{'s' * (count > 1)}, or use the data that it was made for"
     )
 
 
@@ -288,8 +289,8 @@ def _check_inputs(model: keras.Model, dataset: DatasetInfo) -> None:
     shape = tuple(inputs[0].shape[1:]) if inputs else dataset.input_shape
     if not tf.TensorShape(shape).is_compatible_with(dataset.input_shape):
         raise ModelError(
-            f"the model takes images of shape {shape}, the dataset has {dataset.input_shape}; "
-            "it was made for other data"
+            f"the model takes images of shape {shape}, the dataset has {dataset.input_shape}; build it with "
+            "dataset.input_shape, or use the data that it was made for"
         )
 
 
