@@ -175,7 +175,7 @@ class PreprocessSettings:
     def known_labels(self) -> tuple[Label, ...]:
         """The labels, with their columns as outputs, where the settings alone say their kinds; else ()."""
         form, wanted = self.source.partition(":")[0], labels.parse(self.label)
-        if not wanted and form in ("digits", "tfds", "images", "text"):
+        if not wanted and (self.source == "digits" or form in ("tfds", "images", "text")):
             return (Label(LABEL, CLASS, ()),)
         if not all(each.kind for each in wanted):
             return ()

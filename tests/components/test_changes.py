@@ -496,6 +496,8 @@ def test_a_rule_about_a_champion_without_a_place_is_refused_before_training(phot
         ("fare", ["rmse <= 60"], False),
         ("class:zone", ["accuracy >= 0.9"], False),
         ("class:zone", ["rmse <= 60"], True),
+        ("fare;zone", ["fare.r2 >= 0.5", "zone.accuracy >= 0.9"], False),
+        ("fare;zone", ["zone.r2 >= 0.5"], True),
     ],
 )
 def test_a_rule_that_does_not_fit_the_label_is_refused_before_preprocessing(
