@@ -74,7 +74,8 @@ def hide_directories(text: str) -> str:
     """Returns a text to publish: of paths of this machine only the last part, "table:…/rides.csv"."""
     text = re.sub(r"(?<![\w./])/gcs/(?=\w)", "gs://", text)  # a bucket is mounted there
     text = re.sub(r"(?<=/champions)/[^/\s]+", "", text)  # named after the source's path
-    return re.sub(r"""(?<![\w./*])(?:file://)?/(?![/\s])(?:[^/\s"',;]+/)*(?=[^/\s])""", "…/", text)
+    text = re.sub(r"^(\w+:)?/(?!/).*/(?=.)", r"\1…/", text)  # a whole path may have spaces
+    return re.sub(r"""(?<![\w./*…])(?:file://)?/(?![/\s])(?:[^/\s"',;]+/)*(?=[^/\s])""", "…/", text)
 
 
 def size(count: float) -> str:

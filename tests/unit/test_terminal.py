@@ -215,6 +215,8 @@ def test_a_bar_ends_with_its_task() -> None:
     [
         ("table:/home/ann/rides.csv", "table:…/rides.csv"),
         ("images:/data/photos/", "images:…/photos/"),
+        ("table:/home/ann smith/rides.csv", "table:…/rides.csv"),
+        ("see /home/ann/rides.csv and a/b", "see …/rides.csv and a/b"),
         ("tfrecord:/data/*/x-*.gz", "tfrecord:…/x-*.gz"),
         ("no champion in /home/ann/runs/champions/table-home-ann yet", "no champion in …/champions yet"),
         ("/gcs/acme/rides.csv", "gs://acme/rides.csv"),
