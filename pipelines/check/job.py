@@ -129,12 +129,6 @@ class Job(JobSpec):
         """The scheduling strategy; "" when it is not known or not set."""
         return literal_string(self.scheduling.get("strategy"))
 
-    @property
-    def training_replicas(self) -> int | None:
-        """Number of replicas in pools 0 and 1; None when it is not known."""
-        counts = [pool.replica_count for pool in self.pools if pool.index < 2]
-        return sum(count or 0 for count in counts) if counts and None not in counts else None
-
     def pool(self, index: int) -> Pool | None:
         """Returns the worker pool in a slot; None for an empty slot."""
         return next((pool for pool in self.pools if pool.index == index), None)

@@ -95,11 +95,6 @@ ROWS = [
         image("registry/step:latest"),
         image("us-docker.pkg.dev/vertex-ai/prediction/sklearn-cpu.1-5:latest"),
     ),
-    (
-        "SL405",
-        image("asia-docker.pkg.dev/vertex-ai/training/tf-cpu.2-15.py310:latest"),
-        image("tensorflow/tensorflow:2.15.0"),
-    ),
     ("SL407", pipeline(component(command=["sh", "-c", "python3 -m pip install 'kfp==2.17.0'"])), pipeline()),
     ("SL410", image("registry.io/step:1"), image("step:1")),
     ("SL410", image("registry:5000/step:1"), image(f"registry:5000/step:1@sha256:{64 * 'a'}")),
@@ -236,7 +231,6 @@ def test_the_machines_of_tasks_are_not_looked_at_where_a_run_here_gives_them_non
 FILE_ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("SL409", {"platforms": ("kubernetes",)}, {}),
     ("SL802", {"labels": {"Team": "a"}}, {"labels": {"team": "a"}}),
-    ("SL803", {"labels": {"vertex-ai-pipelines-run-billing-id": "1"}}, {"labels": {"billing": "1"}}),
 ]
 
 

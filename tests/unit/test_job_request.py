@@ -17,7 +17,7 @@ from shardline.pipelines.settings import Environment
 from shardline.trainer.base.errors import PipelineError, SettingsError
 
 ENVIRONMENT = Environment(
-    project="my-project", location="europe-west4", pipeline_root="gs://b/runs", labels={"team": "vision"}
+    project="my-project", location="europe-west4", pipeline_root="gs://b/runs", tags={"team": "vision"}
 )
 TASK = {"componentRef": {"name": "comp-a"}, "cachingOptions": {"enableCache": True}}
 SPEC: dict[str, Any] = {
@@ -31,7 +31,7 @@ SPEC: dict[str, Any] = {
 
 def test_the_request_is_the_apis_own() -> None:
     request = job_request(
-        ENVIRONMENT, SPEC, {"count": 3, "note": 'a "b"'}, job_id="toy-1", labels={"stage": "test"}
+        ENVIRONMENT, SPEC, {"count": 3, "note": 'a "b"'}, job_id="toy-1", tags={"stage": "test"}
     )
 
     assert request == {
@@ -130,7 +130,7 @@ def test_an_id_of_another_form_is_refused(job_id: str) -> None:
 
 def test_labels_are_checked() -> None:
     with pytest.raises(SettingsError, match="got 'Stage'"):
-        job_request(ENVIRONMENT, SPEC, {}, labels={"Stage": "test"})
+        job_request(ENVIRONMENT, SPEC, {}, tags={"Stage": "test"})
 
 
 @pytest.mark.parametrize("name", ['a "b"', "x" * 129])

@@ -5,7 +5,6 @@ A finding never shows a secret.
 
 from __future__ import annotations
 
-import datetime
 import os
 import re
 from collections import Counter
@@ -34,14 +33,6 @@ _PREBUILT = re.compile(
 _RELEASED = re.compile(r"gcr\.io/ml-pipeline/google-cloud-pipeline-components:")
 #: Keys of a replica's image in a container_spec and in a python_package_spec.
 _IMAGE_KEYS = ("image_uri", "executor_image_uri")
-_TENSORFLOW = re.compile(r"/training/tf-(?:cpu|gpu|tpu)\.(\d+)-(\d+)")
-#: End of availability of the prebuilt TensorFlow training images; older images ended earlier.
-_AVAILABLE_UNTIL = {
-    (2, 14): datetime.date(2025, 9, 26),
-    (2, 15): datetime.date(2025, 11, 14),
-    (2, 16): datetime.date(2026, 6, 28),
-    (2, 17): datetime.date(2026, 7, 11),
-}
 
 
 @rules(Executor, Pool)
@@ -60,10 +51,6 @@ def images(part: Executor | Pool) -> Found:
     SL404 warning: A replica's image has a digest, or a tag other than "latest".
         Fix: add a digest, or a tag that is never reused
         Source: artifact-registry/docs/docker/names.
-    SL405 error: A task's prebuilt TensorFlow image is still available.
-    SL406 error: A replica's prebuilt TensorFlow image is still available.
-        Fix: build your own image with the TensorFlow version that you need
-        Source: training/pre-built-containers, read on 2026-11-20.
     SL407 warning: A task installs no packages when it starts.
     SL408 warning: A replica installs no packages when it starts.
         Fix: put the packages into the image, and set install_kfp_package=False
@@ -71,19 +58,17 @@ def images(part: Executor | Pool) -> Found:
     """
     container = part.container
     if isinstance(part, Executor):
-        missing, fixed, available, installed = "SL401", "SL403", "SL405", "SL407"
+        missing, fixed, installed = "SL401", "SL403", "SL407"
         what, image = "container", literal_string(container.get("image"))
         is_missing = not container.get("image")
     else:
-        missing, fixed, available, installed = "SL402", "SL404", "SL406", "SL408"
+        missing, fixed, installed = "SL402", "SL404", "SL408"
         what, image = "pool", part.image
         is_missing = bool(container) and all(is_surely_missing(container, key) for key in _IMAGE_KEYS)
     if is_missing:
         yield missing, f"the {what} has no image"
     if fault := _loose(image):
         yield fixed, f"the image {image} {fault}"
-    if end := _end_of(image):
-        yield available, f"{image} has not been available since {end}"
     if any("pip install" in argument for argument in argv(container)):
         yield installed, "pip install runs at every start"
 
@@ -183,16 +168,6 @@ def _loose(image: str) -> str:
         return ""
     tag = image.rpartition("/")[2].partition(":")[2]
     return {"": "has neither tag nor digest", "latest": "has the tag latest, which moves"}.get(tag, "")
-
-
-def _end_of(image: str) -> datetime.date | None:
-    """Returns the date on which a prebuilt image ceased to be available; None while it is."""
-    found = _TENSORFLOW.search(image) if _PREBUILT.match(image) else None
-    version = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not found or version > max(_AVAILABLE_UNTIL):
-        return None
-    end = _AVAILABLE_UNTIL.get(version, min(_AVAILABLE_UNTIL.values()))
-    return end if datetime.date.today() >= end else None
 
 
 #: Prefixes of paths that every task can read: buckets, through the mount.

@@ -18,7 +18,6 @@ from shardline.components.vertex.payload import (
 from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.check.registry import Found, rules
-from shardline.pipelines.check.rules.machines import is_tpu
 
 ROLES = ("chief", "workers", "parameter servers or Reduction Server", "evaluators")
 
@@ -225,9 +224,6 @@ def strategies(job: Job) -> Found:
     SL207 warning: A SPOT job saves checkpoints.
         Fix: set base_output_directory, or pass the trainer a checkpoint directory
         Source: training/use-spot-vms.
-    SL208 error: A TPU pod does not use SPOT.
-        Fix: use STANDARD for TPUs
-        Source: training/use-spot-vms.
     """
     kinds = {
         (pool.machine_type, pool.accelerator_type, str(pool.machine.get("accelerator_count")))
@@ -249,15 +245,13 @@ def strategies(job: Job) -> Found:
     ):
         yield "SL207", "SPOT replicas can be preempted, and the job has no directory for checkpoints"
     for pool in job.pools:
-        count, written = pool.machine.get("accelerator_count"), str(pool.machine.get("accelerator_type", ""))
+        written = str(pool.machine.get("accelerator_type", ""))
         supported = "{{$" in written or set(_FLEX_START_GPUS) & set(pool.accelerator_type.split("_"))
         if job.strategy == "FLEX_START" and not supported:
             yield (
                 "SL205",
                 f"the job is FLEX_START; worker pool {pool.index} has {pool.accelerator_type or 'no GPUs'}",
             )
-        if job.strategy == "SPOT" and is_tpu(pool) and isinstance(count, int | float) and count > 8:
-            yield "SL208", f"worker pool {pool.index} is a TPU pod, and the strategy is SPOT"
 
 
 def _has_place(job: Job) -> bool:
@@ -325,9 +319,6 @@ def connections(job: Job) -> Found:
             yield code, f"{name} is {text!r}"
 
 
-_RESERVED = "vertex-ai-pipelines-run-billing-id"
-
-
 @rules(Job, Pipeline)
 def labels(part: Job | Pipeline) -> Found:
     """Labels of custom jobs and of runs.
@@ -338,16 +329,11 @@ def labels(part: Job | Pipeline) -> Found:
     SL802 error: A label of a run has at most 63 lower-case letters, digits, _ and -.
         Fix: use at most 63 lower-case letters, digits, _ and -
         Source: PipelineJob.
-    SL803 warning: A run does not set the label that the platform sets.
-        Fix: leave it out
-        Source: PipelineJob.
     """
     if isinstance(part, Job):
         code, found = "SL801", mapping_at(part.content, "labels")
     else:
         code, found = "SL802", dict(part.labels or {})
-        if _RESERVED in found:
-            yield "SL803", f"the platform overwrites the label {_RESERVED}"
     if len(found) > MAX_LABELS:
         yield code, f"there are {len(found)} labels, at most {MAX_LABELS} are allowed"
     for key, value in found.items():

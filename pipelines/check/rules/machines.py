@@ -7,7 +7,7 @@ import re
 
 from shardline.components.vertex.payload import is_surely_missing, literal_string, mapping_at, whole_number
 from shardline.components.vertex.pools import BOOT_DISK_TYPES, TPU_FAMILIES
-from shardline.pipelines.check.job import Job, Pool
+from shardline.pipelines.check.job import Pool
 from shardline.pipelines.check.pipeline import Aim, Executor
 from shardline.pipelines.check.registry import Found, rules
 from shardline.trainer.base.deserialize import did_you_mean
@@ -73,15 +73,7 @@ _N1 = {
     # The one N1 machine of 64 vCPUs that 4 P100 have enough memory for.
     "n1-highcpu-64": _ATTACHED[64] | {"NVIDIA_TESLA_P100": (4,)},
 }
-_TPU_SLICES = ("2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-#: TPU machine types and their topologies.
-TPU_TOPOLOGIES = {
-    f"{family}-{size}t": topologies
-    for family in ("ct5lp-hightpu", "ct6e-standard")
-    for size, topologies in ((1, ("1x1",)), (4, ("2x2", *_TPU_SLICES)), (8, ("2x4",)))
-}
-
-MACHINE_TYPES = {*_PLAIN, *BUILT_IN, *_N1, *TPU_TOPOLOGIES, "cloud-tpu"}
+MACHINE_TYPES = {*_PLAIN, *BUILT_IN, *_N1}
 ACCELERATORS = {
     *_SMALL,
     "NVIDIA_TESLA_V100",
@@ -93,6 +85,7 @@ ACCELERATORS = {
     "TPU_V4_POD",
     "TPU_V5_LITEPOD",
 }
+
 #: End of support of accelerators; according to the API's reference, the K80's has passed.
 END_OF_SUPPORT = {
     "NVIDIA_TESLA_K80": datetime.date.min,
@@ -105,31 +98,18 @@ def allowed(machine: str) -> dict[str, tuple[int, ...]]:
     if machine in BUILT_IN:
         kind, count = BUILT_IN[machine]
         return {kind: (count,)}
-    if machine.startswith("ct5lp-"):
-        return {"TPU_V5_LITEPOD": ()}
-    if machine == "cloud-tpu":
-        # 8 for one TPU, a multiple of 32 for a pod.
-        return {name: (8, *range(32, 4097, 32)) for name in ("TPU_V2", "TPU_V3")}
     return dict(_N1.get(machine, {}))
-
-
-def is_tpu(pool: Pool) -> bool:
-    """Whether the replicas of a pool are TPU VMs."""
-    return pool.accelerator_type.startswith("TPU_") or pool.machine_type.startswith(TPU_FAMILIES)
 
 
 @rules(Pool)
 def machines(pool: Pool) -> Found:
-    """Machine types, topologies of TPUs, and boot disks.
+    """Machine types and boot disks.
 
     SL111 error: A worker pool has a machine type.
         Fix: set machine_spec.machine_type, for example n1-standard-8
         Source: MachineSpec.
     SL112 error: Vertex AI training offers the machine type.
         Fix: use a machine type that Vertex AI training offers
-        Source: training/configure-compute.
-    SL120 error: A TPU machine type has one of its topologies.
-        Fix: set machine_spec.tpu_topology to a topology of the machine type
         Source: training/configure-compute.
     SL121 error: A boot disk is pd-ssd, pd-standard or hyperdisk-balanced.
         Fix: use pd-ssd, pd-standard or hyperdisk-balanced
@@ -140,13 +120,10 @@ def machines(pool: Pool) -> Found:
     """
     if is_surely_missing(pool.spec, "machine_spec", "machine_type"):
         yield "SL111", "the pool has no machine_type"
-    machine, topology = pool.machine_type, pool.machine.get("tpu_topology")
+    machine = pool.machine_type
     if machine and machine not in MACHINE_TYPES and not machine.startswith(TPU_FAMILIES):
         hint = did_you_mean(machine, MACHINE_TYPES, after="; ")
         yield "SL112", f"machine_type {machine} is not in the list ({TABLE}){hint}"
-    topologies = TPU_TOPOLOGIES.get(machine)
-    if topologies and topology not in topologies and "{{$" not in str(topology):
-        yield "SL120", f"tpu_topology is {topology!r}; {machine} has {', '.join(topologies)}"
     disk = mapping_at(pool.spec, "disk_spec")
     kind, size = literal_string(disk.get("boot_disk_type")), whole_number(disk.get("boot_disk_size_gb"))
     if kind and kind not in BOOT_DISK_TYPES:
@@ -198,19 +175,6 @@ def accelerators(pool: Pool) -> Found:
         yield "SL117", f"{machine} has {number} {built_in} built in, which the pool does not name"
     if datetime.date.today() >= END_OF_SUPPORT.get(kind, datetime.date.max):
         yield "SL118", f"{kind} has reached the end of its support"
-
-
-@rules(Job)
-def tpus(job: Job) -> Found:
-    """Replicas on TPUs.
-
-    SL119 error: A TPU job has one worker pool with one replica.
-        Fix: use one pool with one replica, and choose the slice by tpu_topology
-        Source: training/configure-compute.
-    """
-    replicas = sum(pool.replica_count or 1 for pool in job.pools)
-    if replicas > 1 and any(is_tpu(pool) for pool in job.pools):
-        yield "SL119", f"a TPU job has {replicas} replicas in {len(job.pools)} worker pools"
 
 
 @rules(Executor)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardline.components.vertex.forms import MAX_DISPLAY_NAME
-from shardline.components.vertex.payload import argv, list_at, mapping_at, whole_number
-from shardline.pipelines.check.job import Job, Pool, jobs
+from shardline.components.vertex.payload import argv, list_at, mapping_at
+from shardline.pipelines.check.job import Job, Pool
 from shardline.pipelines.check.pipeline import PARAMETER, PLACEHOLDER, Executor, Task, without_unknown
 from shardline.pipelines.check.registry import Found, rules
 
@@ -59,50 +59,6 @@ def inputs(task: Task) -> Found:
     )
     if count > _ARTIFACTS:
         yield "SL313", f"the task has {count} artifacts"
-
-
-_GLOBAL_BATCH = ("global_batch_size", "total_batch_size")
-_SHARDS = ("shards", "num_shards", "shard_count")
-_READERS = ("readers", "input_workers", "num_input_workers")
-
-
-@rules(Job)
-def batches(job: Job) -> Found:
-    """Batch sizes; each accelerator of a machine is one replica.
-
-    SL701 error: The global batch size is a multiple of the replicas.
-        Fix: use a multiple, or set the batch size per replica
-        Source: tf.distribute.InputContext.
-    """
-    machines = job.training_replicas
-    chief = job.pool(0)
-    devices = whole_number(chief.machine.get("accelerator_count", 1)) if chief else None
-    for name in _GLOBAL_BATCH:
-        batch = whole_number(job.task.value(name)) if name in job.task.declared("parameters") else None
-        if batch and machines and devices and batch % (machines * devices):
-            yield "SL701", f"{name} is {batch}, and there are {machines * devices} replicas"
-
-
-@rules(Task)
-def shards(task: Task) -> Found:
-    """Numbers of shards.
-
-    SL702 warning: The number of shards is a multiple of the training workers.
-        Fix: use a multiple of the workers, chief included
-        Source: tf.data.experimental.AutoShardPolicy.FILE.
-    """
-    given = {name: task.value(name) for name in task.declared("parameters")}
-    for fields in [value for value in given.values() if isinstance(value, dict)]:
-        given = {**fields, **given}  # preprocess takes its settings as one object
-    # A writer that knows the number of readers chooses a multiple of it itself.
-    told = [name for name in _READERS if name in given] or [name for name in _SHARDS if name in given]
-    if not task.container or not told:
-        return
-    for workers in sorted({job.training_replicas or 1 for job in jobs(task.pipeline)} - {1}):
-        for name in told:
-            count = whole_number(given[name])
-            if count and count % workers:
-                yield "SL702", f"{name} is {count}, and {workers} workers read the shards"
 
 
 #: Parameters of GCPC's CustomTrainingJobOp (2.22).
