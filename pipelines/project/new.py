@@ -126,7 +126,7 @@ def _of_sample(kind: ProjectKind, name: str) -> dict[str, str]:
     split = {"train": 0.7, "validation": 0.1, "test": 0.2}
     given = {"source": f"{name}.source:Source", "epochs": kind.epochs, "min_accuracy": kind.min_accuracy}
     parameters = _toml({**given, "split": split})
-    return {"@SOURCE@": source, "@RUN_LOCAL@": parameters, "@RUN_VERTEX@": parameters, "@TEXTS@": '("text",)'}
+    return {"@SOURCE@": source, "@RUN_LOCAL@": parameters, "@RUN_VERTEX@": parameters}
 
 
 def _of_data(data: Data) -> dict[str, str]:
@@ -140,7 +140,7 @@ def _of_data(data: Data) -> dict[str, str]:
         "@SOURCE@": f"| `{path}` | the data, which `params/` name as `source` |",
         "@RUN_LOCAL@": _toml(data.parameters),
         "@RUN_VERTEX@": upload + _toml({**data.parameters, "source": f"{form}:{uri}"}),
-        "@TEXTS@": f"({''.join(f'{json.dumps(name)}, ' for name in data.texts).rstrip(' ')})",
+        'TEXTS = ("text",)': f"TEXTS = ({''.join(f'{json.dumps(name)}, ' for name in data.texts).rstrip(' ')})",
         "      - run: make run\n": "      # make run needs the data, which are not in the repository.\n",
     }
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from shardline import DatasetInfo, encode_columns, make_output
 
 #: Columns of text; all others are words or numbers.
-TEXTS = @TEXTS@
+TEXTS = ("text",)
 
 
 @keras.saving.register_keras_serializable("my_package")
