@@ -140,7 +140,7 @@ def _of_data(data: Data) -> dict[str, str]:
         "@SOURCE@": f"| `{path}` | the data, which `params/` name as `source` |",
         "@RUN_LOCAL@": _toml(data.parameters),
         "@RUN_VERTEX@": upload + _toml({**data.parameters, "source": f"{form}:{uri}"}),
-        'TEXTS = ("text",)': f"TEXTS = ({''.join(f'{json.dumps(name)}, ' for name in data.texts).rstrip(' ')})",
+        '("text",)': f"({''.join(f'{json.dumps(name)}, ' for name in data.texts).rstrip(' ')})",
         "      - run: make run\n": "      # make run needs the data, which are not in the repository.\n",
     }
 
