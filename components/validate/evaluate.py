@@ -20,7 +20,7 @@ import xxhash
 from shardline.components.validate.export.predictions import THRESHOLD, Predictions
 from shardline.components.validate.export.signatures import CALLS, REQUESTS, ServedModel, measure_costs
 from shardline.components.validate.metrics.classes import ClassOutcomes, MultilabelOutcomes
-from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Mistake
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Mistake, join
 from shardline.components.validate.metrics.metrics import QUALITY
 from shardline.components.validate.metrics.regression import RegressionOutcomes
 from shardline.components.validate.metrics.resampling import Outcomes, distinct_groups
@@ -169,29 +169,6 @@ class Assessment:
             non_finite=self.evaluation.non_finite,
             never_predicted=len(blind),
         )
-
-
-def join(parts: tuple[Evaluation, ...], costs: Mapping[str, float]) -> Evaluation:
-    """Returns the evaluation of all labels from those of each, with the `costs` of serving the model."""
-    first = parts[0]
-    if len(parts) == 1:
-        return replace(first, metrics={**first.metrics, **costs})
-
-    def prefixed(field: str) -> dict[str, Any]:
-        items = ((part.label, getattr(part, field)) for part in parts)
-        return {f"{label}.{name}": value for label, values in items for name, value in values.items()}
-
-    return Evaluation(
-        fingerprint=first.fingerprint,
-        split=first.split,
-        examples=first.examples,
-        non_finite=max(part.non_finite for part in parts),
-        label="",
-        kind="",
-        metrics={**prefixed("metrics"), **costs},
-        intervals=prefixed("intervals"),
-        parts=parts,
-    )
 
 
 def measure(

@@ -86,7 +86,7 @@ class ClassOutcomes(Probabilities):
         of accuracy and confidence, 0..1.
         """
         scores = {"accuracy": float(metrics.accuracy_score(self.true, self.predicted))}
-        scores |= resampling.macro_averages(self.true, self.predicted)
+        scores |= _macro_averages(self.true, self.predicted)
         weighted = metrics.f1_score(self.true, self.predicted, average="weighted", zero_division=0.0)
         scores["weighted_f1"] = float(weighted)
         if total := len(self.finite_only.true):
@@ -281,7 +281,7 @@ class MultilabelOutcomes(Probabilities):
     def score(self) -> dict[str, float]:
         """Returns the metrics by name; areas are means over the labels that some, not all, examples have."""
         true, predicted = self.true, self.predicted
-        scores = resampling.macro_averages(true, predicted)
+        scores = _macro_averages(true, predicted)
         scores["micro_f1"] = metrics.f1_score(true, predicted, average="micro", zero_division=0.0)
         scores["subset_accuracy"] = metrics.accuracy_score(true, predicted)
         scores["hamming_loss"] = metrics.hamming_loss(true, predicted)
@@ -363,3 +363,9 @@ class MultilabelOutcomes(Probabilities):
         present = (support + answered > 0).sum(axis=-1)
         f1 = divide(2 * hit, support + answered).sum(axis=-1)
         return np.where(present > 0, f1 / np.maximum(present, 1), 1.0)
+
+
+def _macro_averages(true: Ints, predicted: Ints) -> dict[str, float]:
+    """Returns the means over classes, or labels, of precision, recall and F1, by name of the metric."""
+    averages = metrics.precision_recall_fscore_support(true, predicted, average="macro", zero_division=0.0)
+    return dict(zip(("macro_precision", "macro_recall", "macro_f1"), map(float, averages[:3]), strict=True))

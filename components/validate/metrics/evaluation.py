@@ -269,3 +269,26 @@ class Evaluation(EvaluationSummary):
             content[name] = (other := getattr(self, name)) and other.to_json()
         content["parts"] = [part.to_json() for part in self.parts]
         return content
+
+
+def join(parts: tuple[Evaluation, ...], costs: Mapping[str, float]) -> Evaluation:
+    """Returns the evaluation of all labels from those of each, with the `costs` of serving the model."""
+    first = parts[0]
+    if len(parts) == 1:
+        return replace(first, metrics={**first.metrics, **costs})
+
+    def prefixed(field: str) -> dict[str, Any]:
+        items = ((part.label, getattr(part, field)) for part in parts)
+        return {f"{label}.{name}": value for label, values in items for name, value in values.items()}
+
+    return Evaluation(
+        fingerprint=first.fingerprint,
+        split=first.split,
+        examples=first.examples,
+        non_finite=max(part.non_finite for part in parts),
+        label="",
+        kind="",
+        metrics={**prefixed("metrics"), **costs},
+        intervals=prefixed("intervals"),
+        parts=parts,
+    )

@@ -1,11 +1,9 @@
 """95 % intervals of metrics, and paired leads between two models; areas under ROC and PR curves.
 
-Shares of examples have Wilson's interval (E. B. Wilson, 1927); all else is by bootstrap.
-
-For metrics that follow from sums over the examples, a resample is a product of matrices: examples are put
-into blocks at random, one each where they are few, and blocks are drawn with replacement. Two models on the
-same examples are always resampled together (paired). Copies of an example add no information: they form a
-group, and groups are drawn.
+Shares of examples have Wilson's interval (1927), all else is by bootstrap. For metrics that follow from sums
+over the examples, a resample is a product of matrices: examples are put into blocks at random, one each where
+they are few, and blocks are drawn with replacement. Two models on the same examples are always resampled
+together (paired). Copies of an example add no information: they form a group, and groups are drawn.
 
 Areas under curves equal scikit-learn's, for all classes in one pass: an area follows from the ranks of a
 class's examples among all others, and only the scores of the class itself are sorted. A resample sums the
@@ -120,12 +118,6 @@ class Outcomes(ABC):
         return tuple(slices)
 
 
-def macro_averages(true: Ints, predicted: Ints) -> dict[str, float]:
-    """Returns the means over classes, or labels, of precision, recall and F1, by name of the metric."""
-    averages = metrics.precision_recall_fscore_support(true, predicted, average="macro", zero_division=0.0)
-    return dict(zip(("macro_precision", "macro_recall", "macro_f1"), map(float, averages[:3]), strict=True))
-
-
 def score_classes(names: Sequence[str], true: Ints, predicted: Ints) -> tuple[ClassScore, ...]:
     """Returns the precision, recall and F1 of each class, or label, in their order."""
     precision, recall, f1, support = metrics.precision_recall_fscore_support(
@@ -233,17 +225,14 @@ def proportion_interval(right: int, examples: int, groups: Ints | None = None) -
     return (middle - half if right else 0.0, middle + half if right < examples else 1.0)
 
 
-def share_intervals(
-    shares: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]], copies: Ints | None
-) -> dict[str, Interval]:
+def share_intervals(shares: Mapping[str, tuple[Mask, Mask]], copies: Ints | None) -> dict[str, Interval]:
     """Returns the intervals of shares from the masks of what is right and of what is counted, by name."""
-    found = {
-        name: proportion_interval(
-            int((right & among).sum()), int(among.sum()), None if copies is None else copies[among]
-        )
-        for name, (right, among) in shares.items()
-    }
-    return {name: interval for name, interval in found.items() if interval}
+    found = {}
+    for name, (right, among) in shares.items():
+        groups = None if copies is None else copies[among]
+        if interval := proportion_interval(int((right & among).sum()), int(among.sum()), groups):
+            found[name] = interval
+    return found
 
 
 def _resample(terms: npt.NDArray[Any]) -> Floats:

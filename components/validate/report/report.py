@@ -191,8 +191,6 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
         description = f"Reliability: {', '.join(described)}."
         drawn = {"Calibration": plots.draw_reliability(points, "confidence", "right", description), **drawn}
     confusion = evaluation.confusion
-    pairs = (pair for mistake in evaluation.mistakes for pair in mistake.values.items())
-    texts = {name for name, value in pairs if len(value) > _SHORT}  # before the other columns of a row
     return {
         "label": evaluation.label if name_label else "",
         "kind": evaluation.kind,
@@ -214,16 +212,22 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
         "small_slices": _slice_rows(compared, main, decided=False),
         "decided": sum(item.decided for item in evaluation.slices),
         "weakest": next(iter(_slice_rows(evaluation, main, decided=True)), None),
-        "mistakes": [
-            {
-                **asdict(mistake),
-                "picture": make_picture(mistake.image) if mistake.image else None,
-                "error": "" if mistake.error is None else format_difference(mistake.error, main.text),
-                "values": sorted(mistake.values.items(), key=lambda pair: pair[0] not in texts),
-            }
-            for mistake in evaluation.mistakes
-        ],
+        "mistakes": _mistake_rows(evaluation, main),
     }
+
+
+def _mistake_rows(evaluation: Evaluation, main: Metric) -> list[dict[str, Any]]:
+    pairs = (pair for mistake in evaluation.mistakes for pair in mistake.values.items())
+    texts = {name for name, value in pairs if len(value) > _SHORT}  # before the other columns of a row
+    return [
+        {
+            **asdict(mistake),
+            "picture": make_picture(mistake.image) if mistake.image else None,
+            "error": "" if mistake.error is None else format_difference(mistake.error, main.text),
+            "values": sorted(mistake.values.items(), key=lambda pair: pair[0] not in texts),
+        }
+        for mistake in evaluation.mistakes
+    ]
 
 
 def _number_section(score: NumberScore) -> dict[str, Any]:
