@@ -52,6 +52,8 @@ _ORDER = (
 _WEAK = re.compile(
     r"blocked by the rule (champion|baseline|classes)|blocked: \S*(accuracy|f1|recall|rmse|mae)"
 )
+# Better, but on too few test examples.
+_UNSURE = "Not significantly better"
 _TITLES = ("replica", "start", "end", "exit", "restarts", "peak memory")
 
 
@@ -152,7 +154,7 @@ class RunDirectory:
         rows = {
             end: took if end == "duration" else f"in {took}",
             "verdict": "; ".join(filter(None, (facts.pop("state", ""), verdict))),
-            "next": f"open {page}" if page else "",
+            "next": f"open {page}{'; add test examples, to be sure' * (_UNSURE in words)}" if page else "",
             "": command,
             "model store" if version else "champion": store,
             "version": version,
@@ -179,7 +181,7 @@ class RunDirectory:
             command = [program, "champion", "promote", str(parameters.get("champion_uri")), f"{exported}/"]
             return shlex.join([*command, "--override", "REASON"])
         is_repeatable = sys.argv[1:2] == ["run"] and "--resume" not in sys.argv
-        if _WEAK.match(words) and is_repeatable and parameters.get("epochs"):
+        if _WEAK.match(words) and _UNSURE not in words and is_repeatable and parameters.get("epochs"):
             again, epochs = shlex.join([program, *sys.argv[1:]]), f"epochs={2 * parameters['epochs']}"
             longer = re.sub(r"\bepochs=\d+", epochs, again)
             return longer if longer != again else f"{again} --param {epochs}"

@@ -6,6 +6,7 @@ import importlib.util
 import math
 import os
 import re
+import shlex
 import statistics
 import textwrap
 from collections import Counter
@@ -170,7 +171,8 @@ def _target(path: str, label: str, types: Mapping[str, str]) -> labels.LabelSett
             printable(", ".join(types))[:300],
         )
         raise SourceError(
-            f"{path!r} has the columns {named}: name the one to predict, such as --label {likely}"
+            f"{path!r} has the columns {named}: name the one to predict, such as "
+            f"--label {shlex.quote(likely)}"
         )
     first, *more = labels.parse(label or LABEL)
     if more:

@@ -129,6 +129,7 @@ def test_images_keep_the_size_that_most_of_them_have(photos: Path) -> None:
     ("words", "message"),
     [
         (["--data", "orders.csv"], "such as --label kind"),
+        (["--data", "notes.csv"], "such as --label 'Star Rating'"),
         (["--data", "orders.csv", "--label", "prise"], "did you mean price?"),
         (["--data", "orders.csv", "--label", "always"], "has one value"),
         (["--data", "orders.csv", "--label", "class:price;class:kind"], "several labels"),
@@ -153,6 +154,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
     Path("short.csv").write_text("a,b\n1,2\n")
     Path("bare").mkdir()
     Path("only.csv").write_text("a\n" + "1\n2\n" * 10)
+    Path("notes.csv").write_text("Text,Star Rating\nfine,5\n")
     for name, files in {
         "single": [f"a/{i}.png" for i in range(12)],
         "mixed": [f"a/{i}.png" for i in range(12)] + ["b/a.pdf"],

@@ -166,6 +166,10 @@ _PUBLISHED = {"blessed": "First champion", "report": "/r.html", "champion": "/st
             f"not published: {NOT_BETTER}: 1 < 2",
             "shardline champion promote /store /out/ --override REASON",
         ),
+        (  # what helps is more examples, and not more epochs
+            *("succeeded", False, {"blessed": "blocked by the rule baseline: Not significantly better"}),
+            *("not published: blocked by the rule baseline: Not significantly better", ""),
+        ),
         ("succeeded", True, {"blessed": "alone"}, "good enough, but not published: alone", ""),
         ("succeeded", None, {}, "in 0 s", ""),
         ("failed", True, {"blessed": "alone"}, "in 0 s", ""),

@@ -6,6 +6,7 @@ Also checks of values: malformed numbers in a column of numbers, and numbers tha
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -236,9 +237,10 @@ def unknown_column(table: str, column: str, types: Iterable[str], labelled: bool
         hint = did_you_mean(column, types) or "name one of these"
         return SourceError(f"{table!r} has no column {column!r} for the label, it has {named}; {hint}")
     last = [*types][-1] if [*types] else "fare"
+    options = [f"--label {shlex.quote(value)}" for value in (last, f"{REGRESSION}:{last}")]
     return SourceError(
         f"{table!r} has no column 'label', it has {named}; say which one is to be predicted with "
-        f"--label {last}, or with its kind, --label regression:{last} (label in a pipeline)"
+        f"{', or with its kind, '.join(options)} (label in a pipeline)"
     )
 
 
