@@ -67,10 +67,6 @@ def fact_rows(values: Mapping[str, Any], prefix: str = "") -> Rows:
     return rows
 
 
-# Up to this size an image is pixelated and lossless.
-_LARGEST_PIXELATED_SIDE = 64
-
-
 @dataclass(frozen=True)
 class Picture:
     """An image as a data URI and its size in pixels; `large` for a photograph rather than a few pixels."""
@@ -91,11 +87,9 @@ def draw_picture(image: Image.Image, largest_side: int = 192) -> Picture:
     """Shrinks an image so that neither side is above `largest_side` pixels."""
     picture = image.convert("L" if image.mode in ("1", "L", "I;16") else "RGB")
     picture.thumbnail((largest_side, largest_side))
-    large = max(picture.size) > _LARGEST_PIXELATED_SIDE
-    buffer = io.BytesIO()
-    if large:
-        picture.save(buffer, "JPEG", quality=85)
-    else:
-        picture.save(buffer, "PNG", optimize=True)
+    large, buffer = max(picture.size) > 64, io.BytesIO()
+    # A small one is pixelated and lossless.
+    kind, options = ("jpeg", {"quality": 85}) if large else ("png", {"optimize": True})
+    picture.save(buffer, kind, **options)
     content = base64.b64encode(buffer.getvalue()).decode("ascii")
-    return Picture(f"data:image/{'jpeg' if large else 'png'};base64,{content}", *picture.size, large)
+    return Picture(f"data:image/{kind};base64,{content}", *picture.size, large)

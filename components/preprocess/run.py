@@ -31,14 +31,7 @@ from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery
 from shardline.components.preprocess.work_directory import WorkDirectory
 from shardline.components.preprocess.write import finish as finishing
-from shardline.components.preprocess.write import markers
-from shardline.components.preprocess.write.markers import describe
-from shardline.components.preprocess.write.shard_writer import (
-    check_buckets,
-    drop_bad_images,
-    infrequent_gc,
-    write_planned,
-)
+from shardline.components.preprocess.write import markers, shard_writer
 from shardline.components.storage import remote_files
 from shardline.components.storage.prefetch import take_retry_count, with_retries
 from shardline.trainer.base import files, progress
@@ -62,8 +55,7 @@ def preprocess(
         settings: The source, and how it becomes shards.
         out: A directory that is missing or empty, or in which an earlier run was interrupted.
         overwrite: Whether `out` may hold a dataset, which is replaced when the new one is complete.
-        take_over: Whether to take the lock of another run in a bucket, known to have ended: for retried
-        tasks.
+        take_over: Whether to take the lock of another run in a bucket, known to have ended (a retried task).
 
     Raises:
         SettingsError: `out` cannot be used.
@@ -136,7 +128,8 @@ def _locked_work_directory(
 
 
 def _processes(settings: PreprocessSettings) -> Processes:
-    return Processes(settings.processes or len(os.sched_getaffinity(0)), check_buckets, write_planned)
+    count = settings.processes or len(os.sched_getaffinity(0))
+    return Processes(count, shard_writer.check_buckets, shard_writer.write_planned)
 
 
 @contextlib.contextmanager
@@ -204,7 +197,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
         work.discard_plan()
         surveyed = time.time_ns()
         rejected = Rejected(settings.on_bad_record, work.rejected)
-        with infrequent_gc():
+        with shard_writer.infrequent_gc():
             found = survey(settings, work, rejected)
         check_anomalies(found.anomalies, settings)
         plan = Plan(
@@ -220,7 +213,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
             anomalies=found.anomalies,
         )
         if settings.on_bad_record == "skip":
-            found = drop_bad_images(found, plan, work, processes, rejected)
+            found = shard_writer.drop_bad_images(found, plan, work, processes, rejected)
             rejected.check(plan.records_in, settings.max_bad_fraction)
             rejected.sort()
         plan = replace(plan, rejected=dict(rejected.reasons), shards=assign_shards(found, work))
@@ -249,7 +242,8 @@ def _write(plan: Plan, shards: Sequence[PlannedShard], work: WorkDirectory, proc
     records = sum(shard.records for shard in pending)
     meter = Meter("written", records, rejected=sum(plan.rejected.values()))
     try:
-        processes.run(write_planned, work.arguments, [shard.file for shard in pending], meter.advance)
+        names = [shard.file for shard in pending]
+        processes.run(shard_writer.write_planned, work.arguments, names, meter.advance)
     except RunError as error:
         raise RunError(files.with_space(str(error), work.scratch, meter.bytes_left)) from error
     return records
@@ -278,7 +272,9 @@ def _report(manifest: Manifest) -> None:
     first, *rest = (f"{name} {split.records:,} in {len(split.shards)}" for name, split in splits.items())
     messages = [f"{manifest.records:,} records: {', '.join([f'{first} shards', *rest])}"]
     for label in manifest.labels:
-        messages.append(f"label: {describe(label, [split.labels[label.name] for split in splits.values()])}")
+        messages.append(
+            f"label: {markers.describe(label, [split.labels[label.name] for split in splits.values()])}"
+        )
     messages += [
         f"warning: {reason}: it cannot judge a model; choose other shares or another split"
         for reason in manifest.find_constant("test")

@@ -91,8 +91,7 @@ class PreprocessSettings:
         on_anomaly: fail, or warn to continue with a source that does not fit the schema.
         max_pixels: An image with more pixels is refused (decompression bombs).
         check_images: How thoroughly an image that is stored unchanged is checked: header; structure, the
-        whole
-            file and the pixels of one JPEG in 64; or decode, all pixels.
+            whole file and the pixels of one JPEG in 64; or decode, all pixels.
 
     Raises:
         SettingsError: A value is of the wrong type or out of range.

@@ -256,9 +256,7 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
             work.shard(shard).replace(work.out / shard)
     for path in (work.rejected, work.key_hashes):  # a source without keys has no identities
         if path.exists() and path.stat().st_size:
-            remote_files.upload(path, work.out / path.name) if work.is_remote else path.replace(
-                work.out / path.name
-            )
+            (remote_files.upload if work.is_remote else Path.replace)(path, work.out / path.name)
     files.sync(work.out)
 
 

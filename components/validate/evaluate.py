@@ -361,19 +361,12 @@ def find_mistakes(
         else:
             texts = [_format_target(label, values) for values in (true[index], outputs[index])]
         one = label.kind == REGRESSION and len(label.outputs) == 1
-        error = float(outputs[index, 0] - true[index, 0]) if one else np.nan
+        error = float(outputs[index, 0] - true[index, 0]) if one else None
+        error = error if error is not None and np.isfinite(error) else None
         image = b"" if batch.images is None else bytes(batch.images[index].numpy())
         columns = {} if image else batch.columns
         row = {name: _format_value(column[index]) for name, column in columns.items()}
-        mistake = Mistake(
-            batch.keys[index],
-            texts[0],
-            texts[1],
-            probability,
-            image,
-            error if np.isfinite(error) else None,
-            row,
-        )
+        mistake = Mistake(batch.keys[index], texts[0], texts[1], probability, image, error, row)
         yield float(wrong[index]), index, mistake
 
 

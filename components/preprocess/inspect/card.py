@@ -12,17 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from shardline.components.html import Picture, Rows, draw_picture, fact_rows, make_picture, render
-from shardline.components.preprocess.inspect import Values, first_records, image_kind, text
-from shardline.components.preprocess.inspect.columns import (
-    NUMBER_TITLES,
-    TEXT_TITLES,
-    ColumnCounter,
-    NumberCounter,
-    merge_columns,
-    number_column,
-    number_row,
-    text_row,
-)
+from shardline.components.preprocess.inspect import Values, columns, first_records, image_kind, text
 from shardline.components.preprocess.inspect.stats import class_table, describe_feature
 from shardline.components.text import hide_directories, size, truncate
 from shardline.trainer.base.errors import SourceError
@@ -70,7 +60,7 @@ def render_card(directory: Path, manifest: Manifest) -> str:
         classes=tables,
         spreads=spreads,
         sample=_take_sample(directory, manifest, drawn),
-        titles=(NUMBER_TITLES, TEXT_TITLES),
+        titles=(columns.NUMBER_TITLES, columns.TEXT_TITLES),
         uncounted=[
             each.name for each in manifest.columns if each.shape or each.name == manifest.time_feature
         ],
@@ -118,8 +108,8 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
     image = next((feature for feature in manifest.features if feature.name == "image"), None)
     others = [feature.name for feature in manifest.columns if feature.name != manifest.time_feature]
     each = 6 if len(classes) <= 10 else 4
-    taken, counter = 0, ColumnCounter(manifest, 1)
-    sides = {name: NumberCounter(_RECORDS) for name in ("image height", "image width") if image}
+    taken, counter = 0, columns.ColumnCounter(manifest, 1)
+    sides = {name: columns.NumberCounter(_RECORDS) for name in ("image height", "image width") if image}
     rows: list[list[str]] = []
     pictures: dict[str, list[tuple[str, Picture]]] = {name: [] for name in classes or ("examples",)}
     for values in first_records(directory, manifest, manifest.shards, records=_RECORDS, max_bytes=_BYTES):
@@ -144,21 +134,22 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
         ", ".join(label.outputs) if label.name == LABEL and label.kind == REGRESSION else label.name
         for label in manifest.labels
     ]
-    columns = ["key", *(["class"] if manifest.is_classes else titles), *others]
-    if rows and len(columns) > _ACROSS:
-        columns, *rows = map(list, zip(columns, *rows[:_EXAMPLES_ACROSS], strict=True))
+    heads = ["key", *(["class"] if manifest.is_classes else titles), *others]
+    if rows and len(heads) > _ACROSS:
+        heads, *rows = map(list, zip(heads, *rows[:_EXAMPLES_ACROSS], strict=True))
     found = counter.found()
-    numbers, texts = merge_columns([found])
+    numbers, texts = columns.merge_columns([found])
     parts = found["numbers"] | {name: counted.found() for name, counted in sides.items()}
-    numbers += [number_column(name, [parts[name]]) for name in sides if parts[name]["examples"]]
-    drawn = [(number_row(each, "{:,.6g}".format), _histogram(parts[each.name]["sample"])) for each in numbers]
+    numbers += [columns.number_column(name, [parts[name]]) for name in sides if parts[name]["examples"]]
+    shown = [columns.number_row(each, "{:,.6g}".format) for each in numbers]
+    drawn = [(row, _histogram(parts[each.name]["sample"])) for row, each in zip(shown, numbers, strict=True)]
     return {
         "records": taken,
         "pictures": pictures,
         "rows": rows,
-        "columns": columns,
+        "columns": heads,
         "numbers": drawn,
-        "texts": [text_row(each) for each in texts],
+        "texts": [columns.text_row(each) for each in texts],
     }
 
 

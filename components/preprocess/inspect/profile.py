@@ -180,9 +180,7 @@ def _measure_image(encoded: bytes, feature: Feature) -> dict[str, float]:
 
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", Image.DecompressionBombWarning
-                )  # its size was accepted before
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its size was accepted
                 image = Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG"))
             image.draft("L", (_SIDE, _SIDE))  # a large JPEG is decoded at a fraction of its size
             pixels = np.asarray(image.convert("L"))

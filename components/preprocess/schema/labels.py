@@ -29,9 +29,6 @@ LARGEST_CLASS = 99_999
 #: Largest number that 32 bits can hold.
 LARGEST_FLOAT = 3.4028235677973366e38
 
-#: Between the names of several labels in one text.
-SEPARATOR = "|"
-
 #: Texts of a CSV file for a missing number, where another value made the column text.
 NO_VALUES = frozenset({"", "NA", "N/A", "#N/A", "n/a", "NULL", "null", "NaN", "nan"})
 
@@ -119,10 +116,8 @@ def _find_label(
             _refuse_text(column, values(column))
         kind, found = wanted.kind, types[column]
         if found not in _FITTING[kind] or (found == "strings" and len(wanted.columns) > 1):
-            of_kind, fitting = (
-                f" of kind {kind}" if kind else "",
-                ", ".join(map(_TYPE_NAMES.__getitem__, _FITTING[kind])),
-            )
+            of_kind = f" of kind {kind}" if kind else ""
+            fitting = ", ".join(_TYPE_NAMES[each] for each in _FITTING[kind])
             raise SourceError(
                 f"column {column!r} is {_TYPE_NAMES.get(found, found)}; as a label{of_kind}, {fitting} "
                 "can be used"
@@ -181,9 +176,8 @@ def _check_names(
     if sum(map(is_number, distinct)) > len(distinct) / 2:
         _refuse_text(column, values(column))
     multiple = next((name for name in sorted(distinct) if len(split_names(name) or ()) > 1), None)
-    if multiple is not None and len({part for name in distinct for part in split_names(name) or ()}) < len(
-        distinct
-    ):
+    parts = {part for name in distinct for part in split_names(name) or ()}
+    if multiple is not None and len(parts) < len(distinct):
         raise SourceError(
             f"column {column!r} has {printable(repr(multiple))[:60]}: say whether that is several names, "
             f"label=multilabel:{column}, or one, label=class:{column}"
@@ -224,9 +218,9 @@ def is_number(value: str) -> bool:
 
 
 def split_names(value: Any) -> Sequence[str] | None:
-    """Returns the names in a list or a text of them; None where there is no value."""
+    """Returns the names in a list or a text of them, with | between; None where there is no value."""
     if isinstance(value, str):
-        return [name.strip() for name in value.split(SEPARATOR) if name.strip()]
+        return [name.strip() for name in value.split("|") if name.strip()]
     return value if value is None or isinstance(value, Sequence) else None
 
 

@@ -16,19 +16,8 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from shardline.components.preprocess.sources.csv_text import (
-    EXACT,
-    NO_TYPES,
-    Batch,
-    CsvScan,
-    Types,
-    arrow_type,
-    csv_batches,
-    detect_codec,
-    is_wide,
-    open_decompressed,
-    scan_csv,
-)
+from shardline.components.preprocess.sources import csv_text
+from shardline.components.preprocess.sources.csv_text import NO_TYPES, Batch, CsvScan, Types, detect_codec
 from shardline.components.storage import remote_files
 from shardline.components.storage.listing import find_files
 from shardline.trainer.base.errors import ShardlineError, SourceError, printable
@@ -208,7 +197,7 @@ def _parquet_types(path: str, overrides: Types) -> CsvScan:
         gaps, wide = set[str](), set[str]()
         for batch in opened.iter_batches(_PARQUET_ROWS, columns=whole) if whole else ():
             gaps |= {name for name in whole if batch[name].null_count}
-            wide |= {name for name in whole if is_wide(*pc.min_max(batch[name]).as_py().values())}
+            wide |= {name for name in whole if csv_text.is_wide(*pc.min_max(batch[name]).as_py().values())}
         return CsvScan(override_types(types, overrides), gaps, wide)
 
 
@@ -233,7 +222,7 @@ def as_lists(batch: Any, types: Types, names: Sequence[str]) -> Batch:
     """Returns some columns of a pyarrow.RecordBatch as lists of values of their types."""
     return {
         name: (
-            column if types[name] not in _CONVERSIONS else column.cast(arrow_type(types[name]))
+            column if types[name] not in _CONVERSIONS else column.cast(csv_text.arrow_type(types[name]))
         ).to_pylist()
         for name, column in zip(names, batch.select(list(names)).columns, strict=True)
     }
@@ -256,7 +245,7 @@ def _json_types(path: str, overrides: Types) -> CsvScan:
             elif isinstance(value, list) and all(isinstance(item, str) for item in value):
                 kind = "strings"
             known = types.setdefault(name, kind)
-            if kind == "int64" and not -EXACT <= value <= EXACT:
+            if kind == "int64" and not -csv_text.EXACT <= value <= csv_text.EXACT:
                 wide.add(name)
             if {kind, known} == {"int64", "float32"}:
                 types[name] = "float32"
@@ -281,7 +270,7 @@ def _json_batches(path: str, types: Types, names: Sequence[str]) -> Iterator[Bat
 
 def _json_rows(path: str) -> Iterator[dict[str, Any]]:
     """Yields the JSON objects of a file, one in each line that is not empty."""
-    with open_decompressed(path) as plain:
+    with csv_text.open_decompressed(path) as plain:
         text = io.TextIOWrapper(io.BufferedReader(plain), "utf-8-sig", "surrogateescape", newline="")
         lines = (line for line in remote_files.lines(text, path) if not line.isspace())
         for number, line in enumerate(lines, start=1):
@@ -312,7 +301,7 @@ def _as_source_error(path: str) -> Iterator[None]:
         raise SourceError(f"cannot read {path!r}: {why}{hint}") from None
 
 
-_CSV, _JSON = (scan_csv, csv_batches), (_json_types, _json_batches)
+_CSV, _JSON = (csv_text.scan_csv, csv_text.csv_batches), (_json_types, _json_batches)
 #: Functions that find the types of a file's columns and that read them, by suffix.
 _FORMATS: Mapping[
     str, tuple[Callable[[str, Types], CsvScan], Callable[[str, Types, Sequence[str]], Iterator[Batch]]]

@@ -22,7 +22,6 @@ Types = Mapping[str, str]
 #: No types are overrides of any column.
 NO_TYPES: Types = MappingProxyType({})
 
-
 #: Whole numbers up to this one are exact as floats of 32 bits.
 EXACT = 1 << 24
 
@@ -214,10 +213,8 @@ def scan_csv(path: str, overrides: Types) -> CsvScan:
         message, _, more = str(error).partition("\n")
         if not more and "straddling" not in message:
             raise
-        where = f"{path!r} from line {line:,} on"
-        raise SourceError(
-            f"cannot read {where}: quotes contain more than a row ({message}); close them"
-        ) from None
+        why = f"quotes contain more than a row ({message}); close them"
+        raise SourceError(f"cannot read {path!r} from line {line:,} on: {why}") from None
     return found.finish(path)
 
 

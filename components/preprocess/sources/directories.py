@@ -94,11 +94,8 @@ class ListedFiles(TableRows):
     """Files listed in the column path of a table, with labels of any kind; the key is the path."""
 
     def __init__(self, root: str, settings: PreprocessSettings) -> None:
-        self._root, self._is_remote, table = (
-            root,
-            remote_files.is_on_network(root),
-            remote_files.resolve(settings.labels),
-        )
+        self._root, self._is_remote = root, remote_files.is_on_network(root)
+        table = remote_files.resolve(settings.labels)
         columns = Columns(table, overrides={_PATH: "text?", **settings.columns})
         if _PATH not in columns.types:
             names = printable(", ".join(columns.types))[:300]

@@ -10,12 +10,7 @@ from itertools import chain
 from typing import Any
 
 from shardline.components.preprocess.schema import labels
-from shardline.components.preprocess.schema.labels import (
-    LARGEST_CLASS,
-    LARGEST_FLOAT,
-    MalformedValues,
-    report_rounding,
-)
+from shardline.components.preprocess.schema.labels import LARGEST_CLASS, LARGEST_FLOAT
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.columns import FAULT, ROW, SPLIT, TypedColumns, open_table
 from shardline.components.preprocess.sources.csv_text import Types
@@ -104,7 +99,7 @@ class TableRows:
         self._report_text_columns()
         known = {*self._overrides, *self._columns.codes} if self._columns.guessed else {*self._columns.types}
         # Columns that may be text because of malformed numbers.
-        malformed = MalformedValues(
+        malformed = labels.MalformedValues(
             ours
             for ours, theirs in self._names.items()
             if self._columns.types[theirs] == "string" and theirs not in known and ours not in _ROLES
@@ -112,7 +107,7 @@ class TableRows:
         floats = [theirs for _, theirs, kind in checks if kind == "float32"]
         theirs = [*self._targets, *self._names.values(), *([time] if time else []), *extra]
         first, last = len(self._targets), len(self._targets) + len(self._names)
-        batches = report_rounding(self._columns.batches(theirs), floats)
+        batches = labels.report_rounding(self._columns.batches(theirs), floats)
         rows = chain.from_iterable(zip(*(batch[name] for name in theirs), strict=True) for batch in batches)
         for number, row in enumerate(rows, start=1):
             metadata = dict(zip(extra, row[len(row) - len(extra) :], strict=True))
@@ -261,13 +256,8 @@ class _LabelReader:
         self, wanted: Sequence[labels.LabelSetting], found: Sequence[Label], types: Mapping[str, str]
     ) -> None:
         self._parts = [
-            (
-                label,
-                setting.columns,
-                types[setting.columns[0]],
-                {name: i for i, name in enumerate(label.class_names)},
-            )
-            for setting, label in zip(wanted, found, strict=True)
+            (label, of.columns, types[of.columns[0]], {name: i for i, name in enumerate(label.class_names)})
+            for of, label in zip(wanted, found, strict=True)
         ]
 
     def __call__(self, row: Sequence[Any]) -> Any:
@@ -289,10 +279,8 @@ class _LabelReader:
             elif label.kind == MULTILABEL:
                 value = [_TRUTHS.get(flag.lower() if isinstance(flag, str) else flag) for flag in values]
                 if None in value:
-                    index_of_bad = value.index(None)
-                    raise ValueError(
-                        f"has {values[index_of_bad]!r} in column {label.outputs[index_of_bad]!r}, not 0 or 1"
-                    )
+                    bad = value.index(None)
+                    raise ValueError(f"has {values[bad]!r} in column {label.outputs[bad]!r}, not 0 or 1")
             targets[label.name] = value
         return targets[LABEL] if len(targets) == 1 else targets
 

@@ -146,13 +146,8 @@ class TfRecords:
                     continue
                 label = index[values["label"]] if index else cast(int, values["label"])
                 highest = max(highest, label)
-                yield Example(
-                    key,
-                    label,
-                    data[start : start + length] if compression else Span(path, offset + start, length),
-                    split,
-                    others,
-                )
+                image = data[start : start + length] if compression else Span(path, offset + start, length)
+                yield Example(key, label, image, split, others)
         if self._class_names is None:
             self._class_names = _numbers(highest)
 

@@ -20,7 +20,7 @@ from shardline.components.validate.metrics.metrics import MAIN
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ModelError, SettingsError
 from shardline.trainer.base.progress import report
-from shardline.trainer.data.features import CLASS, REGRESSION
+from shardline.trainer.data.features import CLASS, MULTILABEL
 from shardline.trainer.data.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -154,12 +154,7 @@ def measure_formats(
 def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> Converted:
     import numpy as np
 
-    from shardline.components.validate.export.predictions import (
-        THRESHOLD,
-        max_difference,
-        name_outputs,
-        read_deviations,
-    )
+    from shardline.components.validate.export import predictions
     from shardline.components.validate.export.signatures import REQUESTS, time_calls
     from shardline.trainer.data.decode import parse_batch
 
@@ -171,22 +166,21 @@ def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> 
             yield parse_batch(batch.records, manifest.inputs, manifest.labels)[0]
 
     content = (out / FORMATS[name].file).read_bytes()
-    predict = load(name, content, name_outputs(manifest.labels)[label.name][0])
+    predict = load(name, content, predictions.name_outputs(manifest.labels)[label.name][0])
     seconds = time_calls(lambda some: predict(some.numpy()), next(pixels()), 1)
     ours: Any = exported.outcomes[label.name]
     outputs = np.concatenate([predict(some.numpy()) for some in pixels()]).reshape(ours.outputs.shape)
-    predicted = outputs.argmax(axis=1) if label.kind == CLASS else (outputs >= THRESHOLD).astype(np.int64)
-    theirs = replace(
-        ours,
-        outputs=outputs.astype(ours.outputs.dtype),
-        **({} if label.kind == REGRESSION else {"predicted": predicted}),
-    )
+    theirs = replace(ours, outputs=outputs.astype(ours.outputs.dtype))
+    if label.kind == MULTILABEL:
+        theirs = replace(theirs, predicted=(outputs >= predictions.THRESHOLD).astype(np.int64))
     if label.kind == CLASS:
+        theirs = replace(theirs, predicted=outputs.argmax(axis=1))
         value, interval = theirs.measure_slice(ours.true >= 0, decided=True)
     else:
         value, interval = theirs.score()[MAIN[label.kind]], theirs.intervals().get(MAIN[label.kind])
     p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))
-    gap = max_difference(ours.outputs, outputs, read_deviations(manifest).get(label.name, ()))
+    deviations = predictions.read_deviations(manifest).get(label.name, ())
+    gap = predictions.max_difference(ours.outputs, outputs, deviations)
     return Converted(name, value, interval, len(content) / _MB, p50, p95, gap)
 
 

@@ -53,9 +53,6 @@ OUTPUTS = {
     REGRESSION: ("value",),
 }
 
-#: Further output of a label of one number, where the model predicts quantiles.
-QUANTILES = "quantiles"
-
 #: Probability from which on a multilabel prediction has a label.
 THRESHOLD = 0.5
 
@@ -100,7 +97,7 @@ def name_outputs(labels: Sequence[Label], quantiles: Collection[str] = ()) -> di
     return {
         label.name: tuple(
             output if len(labels) == 1 else f"{plain[label.name]}_{output}"
-            for output in (*OUTPUTS[label.kind], *([QUANTILES] if label.name in quantiles else []))
+            for output in (*OUTPUTS[label.kind], *(["quantiles"] if label.name in quantiles else []))
         )
         for label in labels
     }

@@ -17,14 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from shardline.components.model_store import EXPORT_FILE, Export
-from shardline.components.validate.export.predictions import (
-    THRESHOLD,
-    Predictions,
-    max_difference_of,
-    name_outputs,
-    read_deviations,
-    sanitize_names,
-)
+from shardline.components.validate.export import predictions
+from shardline.components.validate.export.predictions import Predictions, name_outputs
 from shardline.trainer.base.errors import ModelError
 from shardline.trainer.data.decode import (
     Inputs,
@@ -91,7 +85,7 @@ def make_signatures(
                 index = tf.argmax(values, axis=-1)
                 tensors = [values, index, tf.gather(tf.constant(label.outputs), index)]
             else:
-                tensors = [values, tf.cast(values >= THRESHOLD, tf.int64)]
+                tensors = [values, tf.cast(values >= predictions.THRESHOLD, tf.int64)]
             if label.name in quantiles:
                 tensors.append(quantiles[label.name])
             named.update(zip(names[label.name], tensors, strict=True))
@@ -128,9 +122,7 @@ def read_quantiles(heads: Heads) -> dict[str, tuple[float, ...]]:
 
 def argument_names(inputs: Collection[str]) -> dict[str, str]:
     """Returns the arguments of `serving_default` by input of the model; that of an image is "images"."""
-    if "image" in inputs:
-        return {"image": IMAGES}
-    return sanitize_names(inputs)
+    return {"image": IMAGES} if "image" in inputs else predictions.sanitize_names(inputs)
 
 
 def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> dict[str, dict[str, tf.Tensor]]:
@@ -184,7 +176,7 @@ class ServedModel:
     def __init__(self, path: Path, manifest: Manifest, loaded: Any = None) -> None:
         """Loads the path, unless `loaded` is the result of `tf.saved_model.load`."""
         self.path = path
-        self.deviations = read_deviations(manifest)
+        self.deviations = predictions.read_deviations(manifest)
         self._labels = manifest.labels
         try:
             check_saved_model(path)
@@ -276,7 +268,7 @@ def measure_costs(
         "throughput": _BATCH / float(np.mean(batched)),
         # The effect of batch size and order on the outputs.
         "batch_difference": max(
-            max_difference_of(batched_outputs, others, model.deviations)
+            predictions.max_difference_of(batched_outputs, others, model.deviations)
             for others in (reversed_outputs, single_outputs)
         ),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MB,

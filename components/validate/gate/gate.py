@@ -8,14 +8,7 @@ from pathlib import Path
 
 from shardline.components.text import enumerate_names
 from shardline.components.validate.export.formats import check_names
-from shardline.components.validate.gate.rules import (
-    DRIFT,
-    OFF,
-    GateRule,
-    allowed_metrics,
-    parse_rule,
-    parse_rules,
-)
+from shardline.components.validate.gate.rules import DRIFT, OFF, GateRule, allowed_metrics, parse_rule
 from shardline.components.validate.metrics.evaluation import MIN_SLICE
 from shardline.components.validate.metrics.metrics import (
     BY_KIND,
@@ -44,15 +37,14 @@ EXAMPLES = "examples"
 VARIETY = "variety"
 
 
-def _default_rule(text: str, why: str) -> GateRule:
-    return replace(parse_rule(text), why=why)
+def _default_rules(reasons: Mapping[str, str]) -> tuple[GateRule, ...]:
+    return tuple(replace(parse_rule(text), why=why) for text, why in reasons.items())
 
 
 def _reference_rules(champion: str, baseline: str) -> tuple[GateRule, ...]:
-    return (
-        _default_rule(f"{CHAMPION}: {champion}", "A worse model must not replace a better one."),
-        _default_rule(f"baseline: {baseline}", "A model must beat always giving the same answer."),
-    )
+    worse = "A worse model must not replace a better one."
+    constant = "A model must beat always giving the same answer."
+    return _default_rules({f"{CHAMPION}: {champion}": worse, f"baseline: {baseline}": constant})
 
 
 #: Default rules about the predictions of a label, by its kind, unless a rule with their name replaces them.
@@ -62,20 +54,16 @@ LABEL_RULES = {
     REGRESSION: _reference_rules("rmse <= champion (within 2 %)", "rmse < baseline (p < 0.025)"),
 }
 #: Default rules about the model. Rounding differs by batch size and machine, in 16 bits by a percent.
-MODEL_RULES = (
-    _default_rule(
-        "classes: never_predicted == 0", "A class that is never predicted might as well not be there."
-    ),
-    _default_rule(f"{EXAMPLES}: examples >= 50", "On fewer test examples a verdict is chance."),
-    _default_rule(
-        f"{VARIETY}: constant_labels == 0", "Where one answer is always right, no model can be judged."
-    ),
-    _default_rule("export: max_difference <= 0.02", "The exported model answers as the trained one does."),
-    _default_rule(
-        "golden: golden_difference <= 0.001", "A server that has TensorFlow alone gives the same answers."
-    ),
-    _default_rule("finite: non_finite == 0", "An output that is no number is no answer."),
-    _default_rule("batch: batch_difference <= 0.02", "What else is in a request does not matter."),
+MODEL_RULES = _default_rules(
+    {
+        "classes: never_predicted == 0": "A class that is never predicted might as well not be there.",
+        f"{EXAMPLES}: examples >= 50": "On fewer test examples a verdict is chance.",
+        f"{VARIETY}: constant_labels == 0": "Where one answer is always right, no model can be judged.",
+        "export: max_difference <= 0.02": "The exported model answers as the trained one does.",
+        "golden: golden_difference <= 0.001": "A server that has TensorFlow alone gives the same answers.",
+        "finite: non_finite == 0": "An output that is no number is no answer.",
+        "batch: batch_difference <= 0.02": "What else is in a request does not matter.",
+    }
 )
 #: The default rules for a label of kind class; `Gate.for_labels` returns those for other labels.
 DEFAULT_RULES = (*LABEL_RULES[CLASS], *MODEL_RULES)
@@ -114,7 +102,7 @@ class Gate:
         same metric or reference.
         """
         rules, defaults = list(self.rules), {rule.name: rule for rule in DEFAULT_RULES}
-        for rule in parse_rules(texts):
+        for rule in map(parse_rule, texts):
             if rule.name and rule.name not in defaults:
                 raise SettingsError(
                     f"there is no rule {rule.name!r} to replace; there are {', '.join(defaults)}"

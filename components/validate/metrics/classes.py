@@ -21,14 +21,7 @@ from sklearn import metrics
 from shardline.components.validate.metrics import resampling
 from shardline.components.validate.metrics.evaluation import Baseline, Bin, Curve, Interval, Lead
 from shardline.components.validate.metrics.metrics import COUNTED, LEADS_BY_KIND
-from shardline.components.validate.metrics.resampling import (
-    Floats,
-    Ints,
-    Mask,
-    Probabilities,
-    divide,
-    proportion_interval,
-)
+from shardline.components.validate.metrics.resampling import Floats, Ints, Mask, Probabilities, divide
 from shardline.trainer.data.features import MULTILABEL, Tally
 
 #: Points kept of a curve, and curves kept of all classes.
@@ -41,15 +34,6 @@ _BINS = 15
 _CHUNK = 100
 _EXAMPLES_PER_CELL = 8
 
-# Counted metrics of a multilabel label, in the order of `MultilabelOutcomes._measure_counts`.
-_MULTILABEL_METRICS = (
-    "macro_f1",
-    "micro_f1",
-    "macro_precision",
-    "macro_recall",
-    "subset_accuracy",
-    "hamming_loss",
-)
 # Metrics of each class or label.
 _CLASS_METRICS = ("precision", "recall", "f1")
 
@@ -102,13 +86,11 @@ class ClassOutcomes(Probabilities):
     @cached_property
     def _among_top(self) -> int | None:
         """The examples whose class is among the five most probable; None of no more classes than these."""
-        true, classes = self.finite_only.true, len(self.label.outputs)
+        true, outputs = self.finite_only.true, self.finite_only.outputs
+        classes = outputs.shape[1]
         if classes <= _TOP or not len(true):
             return None
-        labels = range(classes)
-        right = metrics.top_k_accuracy_score(
-            true, self.finite_only.outputs, k=_TOP, normalize=False, labels=labels
-        )
+        right = metrics.top_k_accuracy_score(true, outputs, k=_TOP, normalize=False, labels=range(classes))
         return int(right)
 
     @cached_property
@@ -173,7 +155,7 @@ class ClassOutcomes(Probabilities):
             shares |= {f"recall{name}": (self.right, self.true == index)}
             shares |= {f"precision{name}": (self.right, self.predicted == index)}
         intervals |= resampling.share_intervals(shares, self.copies)
-        if top := self._among_top is not None and proportion_interval(
+        if top := self._among_top is not None and resampling.proportion_interval(
             self._among_top, len(self.true), self.copies
         ):
             intervals["top5_accuracy"] = top
@@ -340,16 +322,14 @@ class MultilabelOutcomes(Probabilities):
         hit, support, answered = np.split(sums[..., :-2], 3, axis=-1)
         right, examples, total = sums[..., -2], sums[..., -1], support + answered
         precision, recall, f1 = divide(hit, answered), divide(hit, support), divide(2 * hit, total)
-        wrong = (total - 2 * hit).sum(axis=-1)
-        values = [
-            f1.mean(axis=-1),
-            divide(2 * hit.sum(axis=-1), total.sum(axis=-1)),
-            precision.mean(axis=-1),
-            recall.mean(axis=-1),
-            right / examples,
-            wrong / (examples * len(names)),
-        ]
-        measured = dict(zip(_MULTILABEL_METRICS, values, strict=True))
+        measured = {
+            "macro_f1": f1.mean(axis=-1),
+            "micro_f1": divide(2 * hit.sum(axis=-1), total.sum(axis=-1)),
+            "macro_precision": precision.mean(axis=-1),
+            "macro_recall": recall.mean(axis=-1),
+            "subset_accuracy": right / examples,
+            "hamming_loss": (total - 2 * hit).sum(axis=-1) / (examples * len(names)),
+        }
         for part, scores in zip(_CLASS_METRICS, (precision, recall, f1), strict=True):
             measured |= {f"{part}[label={name}]": scores[..., i] for i, name in enumerate(names)}
         return measured

@@ -132,15 +132,8 @@ COUNTED = LEADS_BY_KIND[CLASS]
 LEAD_METRICS = tuple(dict.fromkeys(name for names in LEADS_BY_KIND.values() for name in names))
 #: Metrics with leads over the champion: these, and those of probabilities and quantiles.
 CHAMPION_LEAD_METRICS = (
-    *(
-        *LEAD_METRICS,
-        "log_loss",
-        "roc_auc",
-        "pr_auc",
-        "mean_average_precision",
-        "pinball_loss",
-        "coverage_error",
-    ),
+    *LEAD_METRICS,
+    *("log_loss", "roc_auc", "pr_auc", "mean_average_precision", "pinball_loss", "coverage_error"),
 )
 
 #: Metrics of a single class, label of a multilabel, or number, by kind of label.

@@ -270,9 +270,8 @@ class RocPrAreas:
     def terms(self) -> Floats:
         """The terms of each example, [n, 3]: the first two over the last, all summed, are the means."""
         examples = len(self.influence)
-        return np.column_stack(
-            [examples * self.influence + (self.means or (np.nan, np.nan)), np.ones(examples)]
-        )
+        means = examples * self.influence + (self.means or (np.nan, np.nan))
+        return np.column_stack([means, np.ones(examples)])
 
 
 def measure_roc_pr(true: Ints, probabilities: npt.NDArray[Any]) -> RocPrAreas:

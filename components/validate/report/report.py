@@ -15,7 +15,7 @@ from shardline.components.html import make_picture, render
 from shardline.components.model_store import Export
 from shardline.components.validate.gate.verdict import Blessing, Judgement
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead, NumberScore
-from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, QUALITY, SERVING, Metric
+from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, SERVING, Metric
 from shardline.components.validate.report import plots
 from shardline.components.validate.report.model_card import TrainingRecord, fact_tables, make_calls
 from shardline.trainer.base import files
@@ -29,8 +29,6 @@ MOST_SHOWN = 8
 _SHORT = 40  # characters of a value that is no text
 _MOST_DRAWN_CLASSES = 25
 _MOST_CLASSES_ON_A_PHONE = 12
-
-_TEXTS = {metric.name: metric.text for metric in QUALITY}
 
 # Verdicts that decide come first.
 _VERDICT_ORDER: tuple[Judgement, ...] = ("failed", "undecided", "open", "off", "skipped", "passed")
@@ -175,17 +173,15 @@ def sections(evaluation: Evaluation) -> list[dict[str, Any]]:
 def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) -> dict[str, Any]:
     main = next(metric for metric in BY_KIND[evaluation.kind] if metric.name == MAIN[evaluation.kind])
     bins, names = evaluation.calibration, evaluation.class_names
+    roc, recall = evaluation.roc, evaluation.precision_recall
     curves = {
-        "ROC": (evaluation.roc, "ROC", "false positive rate", "true positive rate"),
-        "Precision and recall": (
-            *(evaluation.precision_recall, "Precision over recall", "recall", "precision"),
-        ),
+        "ROC": (roc, "ROC", "false positive rate", "true positive rate"),
+        "Precision and recall": (recall, "Precision over recall", "recall", "precision"),
     }
     drawn = {title: plots.draw_curves(*curve) for title, curve in curves.items() if curve[0]}
     if bins:
         described = (
-            f"{each.accuracy:.2f} right of {each.examples:,} at confidence {each.confidence:.2f}"
-            for each in bins
+            f"{b.accuracy:.2f} right of {b.examples:,} at confidence {b.confidence:.2f}" for b in bins
         )
         points = [(each.confidence, each.accuracy) for each in bins]
         description = f"Reliability: {', '.join(described)}."
@@ -207,7 +203,7 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
         "curves": {title: Markup(svg) for title, svg in drawn.items()},
         "classes": sorted(evaluation.classes, key=lambda score: (score.f1, -score.examples))[:MAX_ROWS],
         "never_predicted": [item.name.partition("=")[2] for item in evaluation.never_predicted],
-        "numbers": [_number_section(score) for score in evaluation.numbers],
+        "numbers": [_number_section(score, main.text) for score in evaluation.numbers],
         "slices": _slice_rows(compared, main, decided=True),
         "small_slices": _slice_rows(compared, main, decided=False),
         "decided": sum(item.decided for item in evaluation.slices),
@@ -230,16 +226,14 @@ def _mistake_rows(evaluation: Evaluation, main: Metric) -> list[dict[str, Any]]:
     ]
 
 
-def _number_section(score: NumberScore) -> dict[str, Any]:
-    text, drawn = _TEXTS["rmse"], {}
+def _number_section(score: NumberScore, text: Callable[[float], str]) -> dict[str, Any]:
+    drawn = {}
     if score.points:
         drawn["Predicted and true"] = Markup(plots.draw_predictions(score))
     if score.calibration:
         shares = ", ".join(f"{below:.3f} below quantile {share:g}" for share, below in score.calibration)
-        texts = (
-            *("quantile", "share of true values below it"),
-            f"Share of true {score.name} below each quantile: {shares}.",
-        )
+        described = f"Share of true {score.name} below each quantile: {shares}."
+        texts = "quantile", "share of true values below it", described
         drawn["Calibration of quantiles"] = Markup(plots.draw_reliability(score.calibration, *texts))
     return {
         "name": score.name,
