@@ -176,7 +176,7 @@ def test_missing_files(tmp_path: Path) -> None:
     ):
         opened(tmp_path / "images", csv, "size")
     other = write_csv(tmp_path / "other.csv", "path,size\n1.jpg,2\n")
-    with pytest.raises(SourceError, match=r"has no column 'label', it has path, size; .* label=size"):
+    with pytest.raises(SourceError, match=r"has no column 'label', it has path, size; .* --label size, or"):
         opened(tmp_path / "images", other)
     with pytest.raises(SettingsError, match=r"label is for .* and images:DIR or text:DIR with labels"):
         opened(tmp_path / "images", label="size")

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from shardline.components.preprocess.sources import csv_text
-from shardline.components.preprocess.sources.csv_text import NO_TYPES, Batch, CsvScan, Types, detect_codec
+from shardline.components.preprocess.sources.csv_text import EXACT, NO_TYPES, Batch, CsvScan, Types
 from shardline.components.storage import remote_files
 from shardline.components.storage.listing import find_files
 from shardline.trainer.base.errors import ShardlineError, SourceError, printable
@@ -129,7 +129,7 @@ class Columns(TypedColumns):
 
     def _scan(self, path: str, overrides: Types) -> CsvScan:
         suffix, partitions = _suffix(path), self._partitions(path)
-        if suffix not in _FORMATS or (detect_codec(path)[0] and suffix == ".parquet"):
+        if suffix not in _FORMATS or (csv_text.detect_codec(path)[0] and suffix == ".parquet"):
             raise SourceError(
                 f"table {path!r} is none of {', '.join(_FORMATS)}, nor a text file of these with .gz or "
                 f".zst; convert it to one, or name the files of a directory with a pattern, such as "
@@ -168,7 +168,7 @@ class Columns(TypedColumns):
 
 def _suffix(path: str) -> str:
     """Returns the suffix of a file's name that says its format, before that of a compression."""
-    return PurePosixPath(path.removesuffix(detect_codec(path)[1])).suffix.lower()
+    return PurePosixPath(path.removesuffix(csv_text.detect_codec(path)[1])).suffix.lower()
 
 
 def _parquet_types(path: str, overrides: Types) -> CsvScan:
@@ -245,7 +245,7 @@ def _json_types(path: str, overrides: Types) -> CsvScan:
             elif isinstance(value, list) and all(isinstance(item, str) for item in value):
                 kind = "strings"
             known = types.setdefault(name, kind)
-            if kind == "int64" and not -csv_text.EXACT <= value <= csv_text.EXACT:
+            if kind == "int64" and not -EXACT <= value <= EXACT:
                 wide.add(name)
             if {kind, known} == {"int64", "float32"}:
                 types[name] = "float32"
