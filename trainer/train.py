@@ -103,9 +103,8 @@ def _explain_errors(run: DatasetRun) -> Iterator[None]:
         raise ModelError(f"the run's own code ended it: {plugins.describe(exit)}") from exit
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         directory = files.local_path(run.settings.dataset)
-        raise (
-            examples.explain(error, directory, run.manifest) or run.peers.explain(error) or error
-        ) from error
+        known = examples.explain(error, directory, run.manifest) or run.peers.explain(error)
+        raise known or error from error
 
 
 def _train(run: DatasetRun, preemption: Preemption) -> Logs:

@@ -175,13 +175,7 @@ class Configured(NamedTuple):
 
 
 def detect_changes(
-    *,
-    history_uri: str,
-    force: bool,
-    scheduled: str,
-    created: str,
-    job_name: str,
-    **settings: Any,
+    *, history_uri: str, force: bool, scheduled: str, created: str, job_name: str, **settings: Any
 ) -> Configured:
     """Compares data, settings and code with those of the last run in the history.
 
@@ -221,11 +215,9 @@ def detect_changes(
         what = f"cannot write to {history}: {error.strerror}; choose another history_uri"
         raise crash.output_error(error, what) from None
     content = fingerprint(data)
-    start = training.train_options.get("initial_model")
-    if start:
-        settings["content of initial_model"] = (
-            initial_model_digest(start) or f"not known ({_unique_fingerprint()})"
-        )
+    if start := training.train_options.get("initial_model"):
+        weights = initial_model_digest(start) or f"not known ({_unique_fingerprint()})"
+        settings["content of initial_model"] = weights
     state = State(data=asdict(content), settings=settings, code=code_versions({**settings, "source": source}))
     last, reason = _compare(history, state, force)
     if last and not reason:

@@ -16,13 +16,11 @@ from shardline.trainer.base.deserialize import field_types
 #: Dataclasses of a run's settings, which this task makes from parameters. The pipeline cannot: KFP pastes
 #: numbers into a dict as text, and a quote breaks the JSON. An output dict of a task keeps both intact.
 OBJECTS = (PreprocessSettings, TrainingSettings, GateSettings)
-#: Fields that do not affect a result.
-_NO_SETTINGS = ("processes",)
 
 
 def parameters() -> Iterator[inspect.Parameter]:
     """Yields the fields of `OBJECTS`, each once, as parameters of the plain types that KFP takes."""
-    seen = set(_NO_SETTINGS)
+    seen = {"processes"}  # which does not affect a result
     for kind in OBJECTS:
         for field in fields(kind):
             if field.name not in seen:

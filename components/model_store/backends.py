@@ -88,9 +88,8 @@ class DiskBackend:
         except (FileNotFoundError, NotADirectoryError):  # writing reports what is wrong
             return []
         except OSError as error:
-            raise crash.output_error(
-                error, f"cannot list {self.path / directory}: {error.strerror}"
-            ) from None
+            text = f"cannot list {self.path / directory}: {error.strerror}"
+            raise crash.output_error(error, text) from None
 
     def put(self, source: Path, directory: str) -> None:
         """Copies the files of a directory into a new one, all on disk; a copy that fails is removed."""
@@ -163,10 +162,7 @@ class DiskBackend:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    """Locks an open file until it is closed; refuses file systems whose locks others do not see.
-
-    A mounted bucket is recognized by its lack of hard links.
-    """
+    """Locks an open file until it is closed; refuses a mounted bucket, which has no hard links."""
     end, link = time.monotonic() + _LOCK_TIMEOUT_S, Path(f"{path}.link")
     try:
         while not files.lock(descriptor):

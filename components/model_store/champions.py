@@ -48,8 +48,6 @@ from shardline.trainer.base.errors import ModelError
 _MAX_NAME_LENGTH = 100
 #: Time in the name of a version, and the form of names that are made here.
 _TIME_FORMAT, _CREATED_HERE = "%Y%m%dT%H%M%S%f", re.compile(r"\d{8}T\d{6,}-")
-#: Unfinished copies older than this count as abandoned.
-_MAX_COPY_TIME = timedelta(days=1)
 
 
 def directory_name(source: str) -> str:
@@ -156,15 +154,13 @@ def publish(exported: Path, champion: str | os.PathLike[str], *, quality: str, r
             store.remove(copied.path)  # another attempt of this run was faster
         if listed and listed.was_champion:  # published by an earlier attempt, and perhaps replaced since
             return listed
-        if not (listed or copied):
+        version = listed or copied
+        if version is None:
             copied = _copy_version(store, seen, exported, verdict, digest, quality=quality, run=run)
             continue
-        version = listed or copied
-        assert version is not None
         if catalog.version == (verdict.champion or ""):
-            after = catalog.with_champion(
-                replace(version, previous=catalog.version), "published", store.author()
-            )
+            version = replace(version, previous=catalog.version)
+            after = catalog.with_champion(version, "published", store.author())
             if write_catalog(store, after, seen):
                 return after.require(version.version, store)
         elif listed or write_catalog(store, catalog.with_version(version), seen):
@@ -247,10 +243,7 @@ def rollback(champion: str | os.PathLike[str], version: str = "") -> Version:
 def _commit_manually(
     store: Store, catalog: Catalog, seen: TextFile, version: Version, how: str, *, previous: str
 ) -> Version:
-    """Makes a version the champion by command of a user who has seen the catalog.
-
-    Raises ModelError when it is the champion already, its files are gone, or the catalog has changed.
-    """
+    """Makes a version the champion by command of a user who has seen the catalog; ModelError if it cannot."""
     if version.version == catalog.version:
         raise ModelError(f"{version.version} is the champion already; name another version")
     if not store.names(version.path):
@@ -279,7 +272,7 @@ def prune(champion: str | os.PathLike[str], keep: int) -> list[str]:
         remaining = tuple(item for item in catalog.versions if item.version not in dropped)
         if not dropped or write_catalog(store, replace(catalog, versions=remaining), seen):
             break
-    latest = f"{datetime.now(UTC) - _MAX_COPY_TIME:{_TIME_FORMAT}}"
+    latest = f"{datetime.now(UTC) - timedelta(days=1):{_TIME_FORMAT}}"
     listed = {item.version for item in catalog.versions}
     copies = {name for name in store.names(VERSIONS) if _CREATED_HERE.match(name) and name < latest}
     removed = sorted(dropped | (copies - listed))
@@ -330,10 +323,8 @@ def _copy_version(
         verdict=verdict.summary,
         blessed=verdict.blessed,
     )
-    if seen.text is None:
-        write_catalog(
-            store, Catalog(versions=()), seen
-        )  # so that a deleted file is not taken for a first run
+    if seen.text is None:  # so that a deleted file is not taken for a first run
+        write_catalog(store, Catalog(versions=()), seen)
     store.put(exported, version.path)
     return version
 

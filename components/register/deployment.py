@@ -31,9 +31,6 @@ from shardline.trainer.base.errors import ModelError, PlatformError, RunError
 from shardline.trainer.base.progress import fact, report
 
 _SERVED_NAME = "model"
-_A_YEAR_S = 31_536_000
-#: Location of a run on this machine.
-_LOCAL_LOCATION = "local"
 #: Seconds that the platform may take to start the machines of a model, and seconds between polls.
 _DEPLOYMENT_S, _POLL_S = 3600.0, 20.0
 #: Smallest id of a deployed model that is made here, and their number; ids have at most ten digits.
@@ -87,7 +84,7 @@ class Deployment:
             PlatformError: When the API refuses a call or cannot be reached.
         """
         name = self.settings.endpoint
-        if self.platform.location == _LOCAL_LOCATION or not self.model:
+        if self.platform.location == "local" or not self.model:
             count = f"{self.settings.min_replica_count} to {self.settings.max_replica_count}"
             target = f"to {name}, on {count} {self.settings.machine_type}"
             report("deploy", f"a local run: the model is not deployed; on Vertex AI it would be, {target}")
@@ -150,12 +147,8 @@ class Deployment:
             "encryption_spec": {"kms_key_name": key} if key else None,
         }
         request = {"parent": parent, "endpoint": content, "endpoint_id": endpoint_id}
-        self._run_operation(
-            f"make the endpoint {name}",
-            self.platform.endpoints.create_endpoint,
-            request,
-            RefusalKind.CONFLICT,
-        )
+        make = self.platform.endpoints.create_endpoint
+        self._run_operation(f"make the endpoint {name}", make, request, RefusalKind.CONFLICT)
         try:
             single = replace(self.settings, min_replica_count=1, max_replica_count=1)
             self._deploy(name, single, {"0": 100})
@@ -310,7 +303,7 @@ def container_spec(image_uri: str) -> dict[str, Any]:
             "--rest_api_port=8080",
             f"--model_name={_SERVED_NAME}",
             "--model_base_path=$(AIP_STORAGE_URI)",
-            f"--file_system_poll_wait_seconds={_A_YEAR_S}",
+            f"--file_system_poll_wait_seconds={365 * 86_400}",
         ],
         "predictRoute": f"/v1/models/{_SERVED_NAME}:predict",
         "healthRoute": f"/v1/models/{_SERVED_NAME}",

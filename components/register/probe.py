@@ -28,7 +28,6 @@ TIMEOUT_S = 30.0
 
 # The platform takes 1.5 MB a request.
 _LARGEST_REQUEST, _LARGEST_ANSWER = 1_000_000, 64 << 20
-_MAX_REASON_LENGTH = 200
 _ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d+)?/([^\s?#@]*/)?models/[^\s?#@]+")
 
 
@@ -180,7 +179,7 @@ def _predictions(address: str, status: int, content: bytes) -> Any:
         answer = None
     if status != 200:
         cause = answer.get("error") if isinstance(answer, dict) else None
-        reason = f": {' '.join(str(cause).split())[:_MAX_REASON_LENGTH]}" if cause else ""
+        reason = f": {' '.join(str(cause).split())[:200]}" if cause else ""
         # A server that rejects the examples serves another model.
         kind = RunError if status == 400 else PlatformError
         raise kind(f"{address} refuses the golden examples (status {status}){reason}")

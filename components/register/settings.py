@@ -16,8 +16,6 @@ from shardline.components.vertex.forms import (
 )
 from shardline.trainer.base.errors import SettingsError
 
-_ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Deploy:
@@ -81,7 +79,7 @@ class ModelUpload:
         if self.parent_model and not MODEL.fits(self.parent_model):
             raise SettingsError(f"parent_model must be {MODEL.description}, got {self.parent_model!r}")
         for alias in self.version_aliases:
-            if not _ALIAS.fullmatch(alias):
+            if not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", alias):
                 raise SettingsError(
                     "version_aliases: an alias is 2 to 128 letters, digits and '-', begins with a lowercase "
                     f"letter and ends with one or a digit, got {alias!r}"

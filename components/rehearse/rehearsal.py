@@ -31,8 +31,6 @@ from shardline.trainer.data.manifest import Manifest, Split
 _TOPIC = "rehearse"
 #: Examples of each split that are used, at most.
 _MAX_EXAMPLES = 32
-#: Timed calls of each kind; the latencies are not reported.
-_TIMED_CALLS = 3
 #: Metrics that only the validation measures: with a clean process, and on a whole dataset.
 _NOT_REHEARSED = ("golden_difference", "max_difference", "leaked", "constant_labels", "drifted")
 #: Directories of the job below a run's own.
@@ -182,15 +180,12 @@ def _judge(model: Path, dataset: Path, manifest: Manifest, function: str, gate: 
     from shardline.components.validate.gate.verdict import judge
     from shardline.components.validate.validation import export_trained
 
-    examples, out, rules = (
-        Examples(dataset, manifest),
-        model / "exported",
-        gate.gate.for_labels(manifest.labels),
-    )
+    examples, out = Examples(dataset, manifest), model / "exported"
+    rules = gate.gate.for_labels(manifest.labels)
     export, loaded = export_trained(
         model / MODEL_FILE, examples, out, formats=gate.formats, model_function=function, settings=None
     )
-    few: dict[str, Any] = {"min_slice": 1, "calls": _TIMED_CALLS}
+    few: dict[str, Any] = {"min_slice": 1, "calls": 3}  # the latencies are not reported
     measured = measure(out / SAVED_MODEL, examples, loaded=loaded, **few)
     measured = measure_formats(out, export.formats or (), examples, measured)
     champion = ChampionEvaluation(measured.evaluation)

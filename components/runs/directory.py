@@ -60,11 +60,6 @@ def blessing(directory: Path) -> bool | None:
     return verdict
 
 
-def is_run_directory(directory: Path) -> bool:
-    """Whether a directory is that of a run on this machine."""
-    return (directory / RECORD_FILE).is_file() and (directory / LOG).is_file()
-
-
 def local_runs(runs_dir: Path, limit: int) -> list[RunRecord]:
     """Returns the records of the newest runs in a directory, newest first, without damaged ones."""
     records: list[RunRecord] = []
@@ -81,7 +76,7 @@ def find_run(run: str, runs_dir: Path) -> Path:
     Raises SettingsError when there is none.
     """
     for path in (Path(run), runs_dir / run):
-        if is_run_directory(path):
+        if (path / RECORD_FILE).is_file() and (path / LOG).is_file():
             return path.resolve() if path.is_symlink() else path
     raise SettingsError(f"there is no run {run!r}, neither as a directory nor in {runs_dir}")
 

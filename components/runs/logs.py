@@ -210,12 +210,7 @@ def failure_of(platform: Platform, run: PlatformRun) -> Failure:
 
 
 def read_log(
-    platform: Platform,
-    run: str,
-    task: str = "",
-    replica: str = "",
-    *,
-    follow: bool = False,
+    platform: Platform, run: str, task: str = "", replica: str = "", *, follow: bool = False
 ) -> Iterator[str]:
     """Yields the lines that tasks have printed, each after the names of its task and replica.
 

@@ -278,9 +278,8 @@ class Bucket:
     def _get(self, path: str, name: str, query: str, headers: dict[str, str] | None = None) -> bytes:
         from google.api_core.exceptions import from_http_status
 
-        headers = {"Accept-Encoding": "gzip"} | (
-            headers or {}
-        )  # no decompression of objects stored with gzip
+        # No decompression of objects stored with gzip.
+        headers = {"Accept-Encoding": "gzip"} | (headers or {})
         status, data = self._client.get(f"{path}/{quote(name, safe='')}?{query}", headers)
         if status == _MISSING:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"gs://{self.name}/{name}")

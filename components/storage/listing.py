@@ -254,11 +254,8 @@ def _with_stat(found: Iterable[File], root: str) -> Iterator[File]:
         return File(file.name, file.path, status.st_size, str(status.st_mtime_ns))
 
     try:
-        for file in (
-            ordered_map(stat, found, size=lambda _: 1)
-            if remote_files.is_on_network(root)
-            else map(stat, found)
-        ):
+        remote = remote_files.is_on_network(root)
+        for file in ordered_map(stat, found, size=lambda _: 1) if remote else map(stat, found):
             if isinstance(file, Exception):
                 raise file
             yield file

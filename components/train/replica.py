@@ -33,17 +33,14 @@ def run(
     """
     with exit_on_error("train"):
         settings = read(TrainingSettings, training, "training").with_tuned(tuned or {})
-        default = 0 if settings.per_replica_batch_size else _default_batch_size(Path(dataset.path))
+        default = 0
+        if not settings.per_replica_batch_size:  # the trainer's, or a worker's share of the training split
+            split = manifests.load(Path(dataset.path)).splits.get("train")
+            share = split.records // read_cluster(os.environ).num_workers if split else 0
+            default = max(1, min(TrainSettings.per_replica_batch_size, share))
         metrics = task.run(
             settings.trainer_settings(dataset=dataset.path, model_dir=model.path, default_batch_size=default)
         )
     # Metadata holds no numbers per class, and JSON none that are not finite.
     shown = {name: value for name, value in metrics.items() if isinstance(value, float) and isfinite(value)}
     model.metadata.update({"framework": "keras", "model_function": settings.model, **shown})
-
-
-def _default_batch_size(dataset: Path) -> int:
-    """Returns the trainer's default, or a worker's share of the training split where that is less."""
-    split = manifests.load(dataset).splits.get("train")
-    share = split.records // read_cluster(os.environ).num_workers if split else 0
-    return max(1, min(TrainSettings.per_replica_batch_size, share))

@@ -77,12 +77,8 @@ class TrainingSettings:
         others = {name: value for name, value in chosen.items() if name not in TUNABLE}
         options = {name: value for name, value in others.items() if name in TRAINER_SETTINGS}
         hparams = {name: value for name, value in others.items() if name not in TRAINER_SETTINGS}
-        return replace(
-            self,
-            **own,
-            hparams={**self.hparams, **hparams},
-            train_options={**self.train_options, **options},
-        )
+        options, hparams = {**self.train_options, **options}, {**self.hparams, **hparams}
+        return replace(self, **own, hparams=hparams, train_options=options)
 
 
 #: All settings of the trainer, and those that are parameters of the pipeline and can be tuned.

@@ -68,11 +68,8 @@ def select_best_trial(gcp_resources: str, output: Path, artifact: Path, training
         files.write_text(path, page)
     for line in table(trials, metric["metricId"], best):
         report("tune", line)
-    fact(
-        "best trial",
-        best.id,
-        f"{best.id}: {metric['metricId']} {best.value:.4f}  {_describe_parameters(best)}",
-    )
+    reached = f"{metric['metricId']} {best.value:.4f}"
+    fact("best trial", best.id, f"{best.id}: {reached}  {_describe_parameters(best)}")
     fact("trials", str(output / REPORT_FILE))
     tuned = read(TrainingSettings, training, "training").with_tuned(best.parameters)
     return Best(best.id, float(best.value or 0), vars(tuned))

@@ -25,14 +25,8 @@ from shardline.trainer.base.progress import exit_on_error, report
 METRIC_OPTION = "tuning_metric"
 
 #: Scales, and their names in StudySpec.ParameterSpec.ScaleType.
-SCALES = {
-    "linear": "UNIT_LINEAR_SCALE",
-    "log": "UNIT_LOG_SCALE",
-    "reverse_log": "UNIT_REVERSE_LOG_SCALE",
-}
+SCALES = {name: f"UNIT_{name.upper()}_SCALE" for name in ("linear", "log", "reverse_log")}
 _MAX_VALUES = 1000
-#: Boolean settings of the trainer; a categorical value is a text on the platform.
-_BOOLEANS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +89,8 @@ def read_value(kind: str, text: str) -> float | int | str | bool:
 
     `kind` is the parameter's type. Raises SettingsError when the text is not a number and should be.
     """
-    if kind == "categorical":
-        return _BOOLEANS.get(text, text)
+    if kind == "categorical":  # a text on the platform, also for a boolean setting of the trainer
+        return {"true": True, "false": False}.get(text, text)
     try:
         value = float(text)
     except ValueError:
@@ -113,7 +107,6 @@ STOPPING: Mapping[str, dict[str, Any]] = {
     "decay_curve": {"decay_curve_stopping_spec": {"use_elapsed_duration": True}},
     "convex": {"convex_automated_stopping_spec": {"min_measurement_count": 5}},
 }
-_COUNTS = {"max_trial_count": 1, "parallel_trial_count": 1, "max_failed_trial_count": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +135,8 @@ class Study:
     def __post_init__(self) -> None:
         if len(self.metric.split()) != 1:
             raise SettingsError(f"metric must be a metric of the trainer as in val_loss, got {self.metric!r}")
-        for name, least in _COUNTS.items():
+        counts = {"max_trial_count": 1, "parallel_trial_count": 1, "max_failed_trial_count": 0}
+        for name, least in counts.items():
             if getattr(self, name) < least:
                 raise SettingsError(f"{name} must be at least {least}, got {getattr(self, name)!r}")
         if self.parallel_trial_count > self.max_trial_count:
@@ -247,11 +241,8 @@ def plan(
         container = pool.get("container_spec", {})  # none in an empty slot
         if container and container["image_uri"] != REDUCTION_SERVER_IMAGE:
             container.update(command=["python3", "-m", "shardline.components.tune.study"], args=[argument])
-    report(
-        "tune",
-        f"up to {searched.max_trial_count} trials {searched.goal} {searched.metric} "
-        f"over {', '.join(searched.types)}",
-    )
+    aim = f"{searched.goal} {searched.metric} over {', '.join(searched.types)}"
+    report("tune", f"up to {searched.max_trial_count} trials {aim}")
     return TuningJob(
         json.dumps(searched.spec),
         json.dumps(pools, ensure_ascii=False),

@@ -187,16 +187,12 @@ def retry_policy(
     from google.api_core.retry import Retry
 
     failed = [] if failed is None else failed
-    transient = (
-        {RefusalKind.BUSY, RefusalKind.LOST, RefusalKind.UNREACHED} if repeatable else {RefusalKind.BUSY}
-    )
+    transient = {RefusalKind.BUSY, *((RefusalKind.LOST, RefusalKind.UNREACHED) if repeatable else ())}
     begin = time.monotonic()
 
     def should_retry(error: Exception) -> bool:
-        kind, expired = (
-            refusal_kind(error),
-            [each for each in failed if refusal_kind(each) is RefusalKind.EXPIRED],
-        )
+        kind = refusal_kind(error)
+        expired = any(refusal_kind(each) is RefusalKind.EXPIRED for each in failed)
         if kind is RefusalKind.EXPIRED and credentials is not None and not expired:
             credentials.token = None  # gRPC renews it by the clock only, and not when the platform refuses it
             return True

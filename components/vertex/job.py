@@ -106,14 +106,15 @@ class CustomJobSettings:
     def arguments(self) -> dict[str, Any]:
         """The job as keyword arguments of GCPC, without its name, worker pools and tags."""
         restart = self.restart_job_on_worker_restart
+        if restart is None:  # a synchronous replica cannot continue without a peer: all restart and resume
+            restart = self.cluster.parameter_servers is None
         return {
             **{
                 item.name: getattr(self, item.name)
                 for item in fields(self)
                 if item.name not in _NOT_GCPC_ARGUMENTS
             },
-            # A synchronous replica cannot continue without a peer: all restart and resume.
-            "restart_job_on_worker_restart": self.cluster.is_synchronous if restart is None else restart,
+            "restart_job_on_worker_restart": restart,
             # The two exclude each other, and the default is the pipeline's own network.
             "network": "" if self.psc_interface_config and self.network == NETWORK else self.network,
             "reserved_ip_ranges": list(self.reserved_ip_ranges),

@@ -220,11 +220,6 @@ class Cluster:
         return self.chief.replica_count + (self.workers.replica_count if self.workers else 0)
 
     @property
-    def is_synchronous(self) -> bool:
-        """Whether the replicas train synchronously: none can continue without the others."""
-        return self.parameter_servers is None
-
-    @property
     def pools(self) -> tuple[WorkerPool | None, ...]:
         """The pools by index, None for an empty slot, without empty slots at the end."""
         server = self.parameter_servers or self.reduction_server

@@ -168,11 +168,8 @@ class DataAdapter:
             raise SettingsError(f"validation_split must be a number between 0 and 1, not {share!r}")
         arrays = to_arrays(data, "train_data")
         at = math.floor(len(tf.nest.flatten(arrays)[0]) * (1.0 - share))
-        first, rest = slice(at), slice(at, None)
-        parts = [
-            tf.nest.map_structure(lambda array, part=part: array[part], arrays) for part in (first, rest)
-        ]
-        return parts[0], parts[1]
+        first = tf.nest.map_structure(lambda array: array[:at], arrays)
+        return first, tf.nest.map_structure(lambda array: array[at:], arrays)
 
     def _with_class_weights(self, data: Any) -> Any:
         """Adds the class weight of each label to a dataset of pairs or to two arrays, if any are set."""

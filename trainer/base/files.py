@@ -219,12 +219,7 @@ def parse_json(text: str | bytes, what: str, error: type[ShardlineError]) -> Any
     """
     with _parse_errors(what, "JSON", error):
         return _check_depth(
-            json.loads(
-                text,
-                parse_constant=_finite,
-                parse_float=_finite,
-                object_pairs_hook=_unique_keys,
-            )
+            json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_unique_keys)
         )
 
 

@@ -29,7 +29,6 @@ BUILT_IN = {
 KERAS_PREFIX = "keras:"
 _APPLICATION = "shardline.trainer.models.zoo:build_application"
 
-_SHOWN_NAMES = 8
 # Packages identified by their versions, not by their files.
 _VERSIONED_PACKAGES = {"", "shardline", "keras", "tensorflow"}
 
@@ -196,4 +195,4 @@ def _available_modules(module_name: str) -> str:
 
 def _closest(name: str, candidates: Iterable[str]) -> str:
     """Returns a list of the candidates most similar to `name`, as text."""
-    return ", ".join(difflib.get_close_matches(name, list(candidates), _SHOWN_NAMES, cutoff=0.0))
+    return ", ".join(difflib.get_close_matches(name, list(candidates), n=8, cutoff=0.0))

@@ -27,9 +27,6 @@ from shardline.trainer.keras_compat.keras_internals import (
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-# Relative tolerance of the replicas' sums of squared weights, since machines of different types round apart.
-_WEIGHTS_TOLERANCE = 1e-4
-
 # Set by Keras, not by training. Keras negates `min_delta` according to the metric's direction, also in a
 # resumed run (keras/src/callbacks/monitor_callback.py, `_set_monitor_op`).
 _NOT_STATE = ("_model", "params", "min_delta")
@@ -270,12 +267,6 @@ class TrainingState:
                     return name
         return ""
 
-    def sum_of_squares(self, snapshot: Snapshot) -> float:
-        """Returns the sum of the squared trainable weights: the same on all replicas except for rounding."""
-        trained = {id(variable) for variable in self._model.trainable_variables}
-        names = [name for name, variable in self._variables.items() if id(variable) in trained]
-        return float(sum(np.sum(np.square(snapshot.arrays[name], dtype=np.float64)) for name in names))
-
     def gather_callbacks(self, snapshot: Snapshot, collectives: Collectives) -> Snapshot:
         """Returns the snapshot with the callback states of other replicas where they differ. A collective.
 
@@ -286,14 +277,17 @@ class TrainingState:
         packed = self._callbacks.pack(snapshot)
         digest = int.from_bytes(hashlib.blake2b(packed, digest_size=6).digest())
         rates = [float(keras.ops.convert_to_numpy(rate)) for rate in current_rates(self._model)]
-        table = collectives.gather_values([digest, len(packed), self.sum_of_squares(snapshot), sum(rates)])
+        trained = {id(variable) for variable in self._model.trainable_variables}
+        names = [name for name, variable in self._variables.items() if id(variable) in trained]
+        squares = float(sum(np.sum(np.square(snapshot.arrays[name], dtype=np.float64)) for name in names))
+        table = collectives.gather_values([digest, len(packed), squares, sum(rates)])
         if len({row[3] for row in table}) > 1:
             raise DivergedError(
                 f"the replicas' learning rates are not the same after step {snapshot.position.steps:,}: "
                 f"{', '.join(f'{row[3]:.7g}' for row in table)}; a callback that sets one must run on all"
             )
         weights = [row[2] for row in table]
-        if max(weights) - min(weights) > _WEIGHTS_TOLERANCE * max(weights):
+        if max(weights) - min(weights) > 1e-4 * max(weights):  # machines of different types round apart
             raise DivergedError(
                 f"the replicas' weights are not the same after step {snapshot.position.steps:,}: the sum of "
                 f"their squares is {', '.join(f'{each:.7g}' for each in weights)}; look for a callback that "

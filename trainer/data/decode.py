@@ -65,9 +65,8 @@ def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
         value = tf.concat([values, [1]], 0)[0]
         return tf.where((value >= 1) & (value <= 8), value, 1)
 
-    is_png = file.starts_with(b"\x89PNG") & ~file.has(
-        37, b"IDAT"
-    )  # which is the first chunk after the header
+    # Not one whose pixels are in the first chunk after the header.
+    is_png = file.starts_with(b"\x89PNG") & ~file.has(37, b"IDAT")
     in_chunks = is_png | file.starts_with(b"RIFF")
     tiff = tf.cond(
         file.starts_with(b"\xff\xd8"),

@@ -28,10 +28,6 @@ from shardline.trainer.data.manifest import DatasetInfo, Manifest
 from shardline.trainer.keras_compat.tensorflow_internals import without_autotuning
 
 _BATCH_SIZE = 256
-
-#: Share of the free memory in which one process may keep its examples. Replicas may share a machine, and all
-#: of them read the same amount of free memory.
-_MEMORY_SHARE = 0.125
 _CGROUP = Path("/sys/fs/cgroup")
 
 # Errors of TensorFlow that only a dataset can cause: of `check_targets`, ParseExample, decoders.
@@ -47,10 +43,6 @@ _OP_NAMES = re.compile(
 
 #: Errors that TensorFlow raises; the second if its message quotes bytes of a record.
 Raised: TypeAlias = "tf.errors.OpError | UnicodeDecodeError"
-
-#: Time limit of the search for an unreadable example.
-_SEARCH_SECONDS = 60.0
-
 
 #: Decoded examples, inputs and targets, by their position among those that were loaded.
 Memory: TypeAlias = tuple[Inputs, Targets]
@@ -68,7 +60,7 @@ def decoded_bytes(features: Iterable[Feature], records: int) -> int | None:
 
 
 def memory_budget() -> int:
-    """Returns the bytes of examples that this process may keep: a share of the machine's free memory."""
+    """Returns the bytes of examples that this process may keep: an eighth of the machine's free memory."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, LookupError, ValueError):
         known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -76,7 +68,7 @@ def memory_budget() -> int:
     with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
         limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         free = min(free, limit - used)
-    return int(max(0, free) * _MEMORY_SHARE)
+    return int(max(0, free) * 0.125)  # replicas may share a machine, and all of them read the same number
 
 
 def load(paths: Sequence[str], manifest: Manifest) -> Memory:
@@ -182,8 +174,8 @@ def explain(error: Raised, directory: Path, manifest: Manifest) -> DatasetError 
 
 
 def _find_bad_example(directory: Path, manifest: Manifest) -> tuple[str, Raised | None]:
-    """Reads a dataset up to an unreadable example; returns a description of its location, and the error."""
-    deadline = time.monotonic() + _SEARCH_SECONDS
+    """Reads a dataset, for a minute, up to an unreadable example; returns where it is, and the error."""
+    deadline = time.monotonic() + 60.0
     for split, content in manifest.splits.items():
 
         def check(record: tf.Tensor, split: str = split) -> Targets:

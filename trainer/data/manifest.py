@@ -36,9 +36,6 @@ SPLITS = ("train", "validation", "test")
 #: Bytes for each example in the file of keys.
 KEY_BYTES = 8
 
-#: Compressions of whole shards.
-COMPRESSIONS = ("", "gzip")
-
 
 @dataclass(frozen=True)
 class Shard:
@@ -371,7 +368,7 @@ def _faults(manifest: Manifest) -> Iterator[str]:
             yield from split.labels[label.name].faults(label)
     if manifest.keys and manifest.keys.bytes != KEY_BYTES * manifest.records:
         yield f"its file of keys has {manifest.keys.bytes:,} bytes for {manifest.records:,} examples"
-    if manifest.compression not in COMPRESSIONS:
+    if manifest.compression not in ("", "gzip"):
         yield f"it has an unknown compression {manifest.compression!r}"
     names = [feature.name for feature in manifest.features]
     if len(set(names)) != len(names) or not all(

@@ -108,18 +108,14 @@ def _try_step(model: keras.Model, step: Callable[[Any], Any], data: Any) -> None
         with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
             step(data)
 
+    spec = tf.nest.map_structure(_specification, data)
     with build_only(model):
-        if model.run_eagerly:
-            is_spec = isinstance(tf.nest.flatten(data)[0], tf.TensorSpec)
-            spec = tf.nest.map_structure(_specification, data)
-            take(
-                tf.nest.map_structure(lambda part: tf.zeros(part.shape, part.dtype), spec)
-                if is_spec
-                else data
-            )
-        else:
-            spec = tf.nest.map_structure(_specification, data)
+        if not model.run_eagerly:
             tf.function(take, autograph=False).get_concrete_function(spec)
+        elif isinstance(tf.nest.flatten(data)[0], tf.TensorSpec):
+            take(tf.nest.map_structure(lambda part: tf.zeros(part.shape, part.dtype), spec))
+        else:
+            take(data)
 
 
 def _specification(tensor: Any) -> tf.TensorSpec:

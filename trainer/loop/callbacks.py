@@ -179,10 +179,7 @@ class Stopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]  # keras ha
 
 
 def make_callbacks(
-    run: DatasetRun,
-    model: keras.Model,
-    frozen: FrozenLayers | None,
-    retrace: Callable[[], None],
+    run: DatasetRun, model: keras.Model, frozen: FrozenLayers | None, retrace: Callable[[], None]
 ) -> list[keras.callbacks.Callback]:
     """Makes the callbacks of the settings, on every replica.
 

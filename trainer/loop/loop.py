@@ -43,9 +43,6 @@ Engine = StepLoop | CoordinatorLoop
 # line, and for a machine that is about to be preempted.
 _SECONDS = 1.0
 
-# Growth of a chunk, bounded because the first steps trace and warm up.
-_GROWTH = 8
-
 _STOPPED = "a callback has stopped it"
 
 
@@ -178,7 +175,16 @@ class Training:
         if not self.position.closed and (self._stop_reason or not self.position.examples):
             self._close_epoch(self.position.last_epoch)
         while not self._stop_reason:
-            self._epoch()
+            epoch, plan = self.position.epoch, self._run.epoch(self.position)
+            if not self._began:
+                self.engine.reset_metrics()
+                self._hooks("on_epoch_begin", epoch)
+            self._began = False
+            if self._steps(plan):
+                self.position = Position(epoch + 1, 0, self.position.steps)
+            self.position = replace(self.position, closed=False)
+            self._save()
+            self._close_epoch(epoch)
         if self._run.cluster.is_chief and self.position.epoch < self._run.settings.epochs:
             progress.report(
                 "train", f"training ends after {self.position.steps:,} steps: {self._stop_reason}"
@@ -244,19 +250,6 @@ class Training:
         stopped = self._stop_reason == _STOPPED
         reason = _find_stop_reason(self._run.settings, self.position, self._seconds_before, stopped=stopped)
         self._stop_reason = reason or self._stop_reason
-
-    def _epoch(self) -> None:
-        epoch = self.position.epoch
-        plan = self._run.epoch(self.position)
-        if not self._began:
-            self.engine.reset_metrics()
-            self._hooks("on_epoch_begin", epoch)
-        self._began = False
-        if self._steps(plan):
-            self.position = Position(epoch + 1, 0, self.position.steps)
-        self.position = replace(self.position, closed=False)
-        self._save()
-        self._close_epoch(epoch)
 
     def _close_epoch(self, epoch: int) -> None:
         """Validates an epoch, also one that a limit has cut short, and calls `on_epoch_end`."""
@@ -379,7 +372,7 @@ class Training:
 def _next_chunk_size(steps: int, seconds: float, *, of: int = 0) -> int:
     """Returns the number of steps that take about a second, if `of` (default `steps`) took `seconds`."""
     wanted = int((of or steps) * _SECONDS / max(seconds, 1e-6))
-    return max(1, min(wanted, _GROWTH * steps))
+    return max(1, min(wanted, 8 * steps))  # bounded, because the first steps trace and warm up
 
 
 def _find_stop_reason(settings: TrainSettings, at: Position, seconds: float, *, stopped: bool) -> str:

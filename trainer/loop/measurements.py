@@ -10,11 +10,7 @@ from pathlib import Path
 
 from shardline.trainer.base import crash
 
-#: Default path of the file, unless the environment sets another.
-_FILE = "/tmp/hypertune/output.metrics"
 FILE_VARIABLE = "CLOUD_ML_HP_METRIC_FILE"
-_TRIAL_VARIABLE = "CLOUD_ML_TRIAL_ID"
-_MAX_LINES = 100
 
 
 class Measurements:
@@ -25,13 +21,13 @@ class Measurements:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """Reads the reports of an earlier process; a SettingsError if the file cannot be written."""
-        self._path = Path(environ.get(FILE_VARIABLE) or _FILE)
-        self._trial = environ.get(_TRIAL_VARIABLE, "0")
+        self._path = Path(environ.get(FILE_VARIABLE) or "/tmp/hypertune/output.metrics")
+        self._trial = environ.get("CLOUD_ML_TRIAL_ID", "0")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a+", encoding="utf-8", errors="replace") as file:
                 file.seek(0)
-                self._lines = deque(file.read().splitlines(), maxlen=_MAX_LINES)
+                self._lines = deque(file.read().splitlines(), maxlen=100)
         except OSError as error:
             raise crash.output_error(
                 error,

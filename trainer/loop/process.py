@@ -32,9 +32,6 @@ ClusterResolver: TypeAlias = tf.distribute.cluster_resolver.ClusterResolver
 #: Settings of the strategy and its peers.
 STRATEGY_SETTINGS = ("strategy", "communication", "cpu_devices", "startup_timeout", "peer_timeout")
 
-# Seconds for which a worker whose program has ended waits for the chief to end.
-_FAREWELL_S = 300.0
-
 
 def is_server(cluster: ClusterConfig, strategy_name: str) -> bool:
     """Whether a process runs a server for the chief: a parameter server, or a worker of this strategy."""
@@ -215,7 +212,7 @@ def _leave(stack: contextlib.ExitStack, process: Process) -> None:
     stack.close()
     failed = getattr(sys, "last_value", None) is not None
     if process.strategy_name == "multi_worker_mirrored" and not failed:
-        process.peers.leave(_FAREWELL_S)
+        process.peers.leave(300.0)  # seconds for the chief to end
 
 
 # Errors of an op because of its inputs; others are errors of the machine, or bugs.
@@ -233,7 +230,6 @@ _STACK_LINE = re.compile(r" {2,}|Graph execution error|Detected at node|<stack t
 _OP_NAMES = re.compile(
     r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w*\](?: name: ?)?|Error in user-defined function.*? with iterator: \S+ "
 )
-_SHOWN_LETTERS = 300
 
 
 def explain(error: Exception) -> ShardlineError | None:
@@ -262,4 +258,4 @@ def _short_error(error: tf.errors.OpError) -> str:
     """Returns the first line of TensorFlow's message without stack traces and names of ops."""
     text = _OP_NAMES.sub("", str(error).partition("Traceback (most recent call last)")[0])
     lines = [line.strip() for line in text.splitlines() if line.strip() and not _STACK_LINE.match(line)]
-    return " ".join((lines or ["?"])[0].split())[:_SHOWN_LETTERS]
+    return " ".join((lines or ["?"])[0].split())[:300]

@@ -34,8 +34,6 @@ from shardline.trainer.models.head import (
 
 # Names of losses and metrics that take either form, by the shape of the labels.
 _ADAPTIVE = {"accuracy", "acc", "crossentropy", "ce"}
-# Names of losses that take class indices, besides all that begin with "sparse".
-_SPARSE_NAMES = {"circle"}
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ def _known_form(compiled: Any) -> LabelForm | None:
     if not known or name in _ADAPTIVE:
         return None
     # Metrics of intersection over union take either form, by an argument.
-    sparse = getattr(inner, "sparse_y_true", name.startswith("sparse") or name in _SPARSE_NAMES)
+    sparse = getattr(inner, "sparse_y_true", name.startswith("sparse") or name == "circle")
     return "sparse" if sparse else "one-hot"
 
 

@@ -57,9 +57,8 @@ class StandardizedError(keras.losses.Loss):  # type: ignore[misc]  # keras has n
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Returns the loss of each example: y_true and y_pred (batch, numbers)."""
-        error = (keras.ops.cast(y_true, y_pred.dtype) - y_pred) / keras.ops.cast(
-            self.deviations, y_pred.dtype
-        )
+        deviations = keras.ops.cast(self.deviations, y_pred.dtype)
+        error = (keras.ops.cast(y_true, y_pred.dtype) - y_pred) / deviations
         return keras.ops.mean(keras.ops.square(error), axis=-1)
 
     def get_config(self) -> dict[str, Any]:
@@ -213,16 +212,11 @@ def _add_output(
     label_smoothing: float,
     quantiles: Sequence[float],
 ) -> tuple[keras.KerasTensor, Any, str]:
-    """Returns the output for a label, its loss and its metric.
-
-    Always in float32: the loss takes the logarithm of small probabilities.
-    """
+    """Returns a label's output, in float32 as the loss takes logarithms, its loss and its metric."""
     if label.kind == REGRESSION:
         spreads = dataset.train[label.name].spreads
-        means, deviations = (
-            [spread.mean for spread in spreads],
-            [spread.deviation or 1.0 for spread in spreads],
-        )
+        means = [spread.mean for spread in spreads]
+        deviations = [spread.deviation or 1.0 for spread in spreads]
         loss: Any = QuantileLoss(quantiles) if quantiles else StandardizedError(deviations)
         plain = keras.layers.Dense(len(quantiles or label.outputs), dtype="float32")(features)
         scaled = keras.layers.Rescaling(deviations, means, dtype="float32")(plain)
