@@ -18,9 +18,6 @@ from shardline.trainer.loop.build import BuildModel, build_with_variables
 from shardline.trainer.loop.process import STRATEGY_SETTINGS, Process, check_options, this_process
 from shardline.trainer.loop.step import EvaluationLoop, Logs
 
-# Updates of the progress bar.
-_BAR_UPDATES = 20
-
 
 def evaluate(
     model: BuildModel,
@@ -130,10 +127,10 @@ def _process(call: str, options: Mapping[str, Any]) -> Process:
 
 
 def _step_counts(steps: int, process: Process, verbose: int) -> Iterator[int]:
-    """Yields the steps of each update of the bar, the same on all processes, and moves the bar."""
+    """Yields the steps of each of 20 updates of the bar, the same on all processes, and moves the bar."""
     shown = verbose == 1 and process.cluster.is_chief
     bar = keras.utils.Progbar(steps, verbose=1, unit_name="step") if shown else None
-    each, done = max(1, steps // _BAR_UPDATES), 0
+    each, done = max(1, steps // 20), 0
     while done < steps:
         count = min(each, steps - done)
         yield count

@@ -29,8 +29,6 @@ _JSON = ("{", "}", " ")
 _FAILED_REPLICA = re.compile(r"replica (workerpool\d+-\d+)")
 _STATUS = re.compile(r"non-zero status of (\d+)(\(SIG)?")
 
-#: Entries that are read to find the last readable lines.
-_ENTRIES = 300
 #: Largest number of entries that `logs` shows, the newest.
 _LIMIT = 5000
 #: Seconds between two reads; Cloud Logging has a line some seconds after it was printed.
@@ -194,7 +192,7 @@ def failure_of(platform: Platform, run: PlatformRun) -> Failure:
     lines: list[LogLine] = []
     if task.jobs:
         try:
-            lines = read_entries(platform, map(_id, task.jobs), _ENTRIES, pool)
+            lines = read_entries(platform, map(_id, task.jobs), limit=300, replica=pool)
         except PlatformError as error:
             progress.report("vertex", str(error))
     log = [line.text for line in lines]

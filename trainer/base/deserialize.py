@@ -151,10 +151,7 @@ def restore_integers(value: Any) -> Any:
 
 
 def _convert(kind: Any, value: Any, name: str, *, strict: bool = False) -> Any:
-    """Returns a value converted to a field's type; TypeError or ValueError where it cannot be.
-
-    `strict` is for what a person wrote: unknown keys of a dataclass are refused.
-    """
+    """Returns a value as a field's type, `strict` if a person wrote it; else TypeError or ValueError."""
     origin, inner, is_record = typing.get_origin(kind), typing.get_args(kind), is_dataclass(kind)
     if kind is Any or (is_record and isinstance(value, kind)):
         return value

@@ -41,8 +41,6 @@ _TIMEOUT_S, _PROBE_INTERVAL_S = 3.0, 0.25
 _EXIT_S, _REPORT_AFTER_S, _LINGER_S = 5.0, 5.0, 5.0
 # Seconds between two checks of the peers, and refusals in a row after which a peer counts as lost.
 _WATCH_INTERVAL_S, _REFUSALS = 1.0, 2
-# Milliseconds for a peer's TensorFlow to answer one health check.
-_ANSWER_MS = 1000
 # Prefix of every message, and its largest size in bytes.
 _MAGIC, _MAX_MESSAGE = b"shardline facts 2\n", 1 << 20
 # Bytes of a connection's nonce and of a signature.
@@ -332,7 +330,7 @@ class Health:
             if refuses_connections(address):
                 raise LostPeerError(message)
             try:
-                check_peer(_task_path(name), _ANSWER_MS)
+                check_peer(_task_path(name), 1000)  # milliseconds to answer
             except tf.errors.DeadlineExceededError:
                 since = self._silent.setdefault(name, time.monotonic())
                 if time.monotonic() - since > self._timeout:

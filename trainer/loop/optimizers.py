@@ -112,12 +112,9 @@ def _is_tuned(optimizer: keras.Optimizer, settings: TrainSettings, factor: float
     """Whether a built optimizer already has this accumulation and learning rate."""
     steps, rate = settings.gradient_accumulation_steps, own_learning_rate(optimizer)
     accumulates = steps == 1 or optimizer.gradient_accumulation_steps == steps
-    wanted, rated = (
-        (factor, settings.warmup_steps),
-        not (settings.scale_learning_rate or settings.warmup_steps),
-    )
-    rated = rated or (isinstance(rate, ScaledWarmup) and (rate.factor, rate.warmup_steps) == wanted)
-    return bool(optimizer.built) and accumulates and rated
+    wanted, rated = (factor, settings.warmup_steps), settings.scale_learning_rate or settings.warmup_steps
+    has_rate = isinstance(rate, ScaledWarmup) and (rate.factor, rate.warmup_steps) == wanted
+    return bool(optimizer.built) and accumulates and (has_rate or not rated)
 
 
 def learning_rates(model: keras.Model) -> list[float | dict[str, Any]]:

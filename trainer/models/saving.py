@@ -97,9 +97,6 @@ def _read_entry(file: Path, name: str, advice: str) -> str:
     return value
 
 
-_CHAMPION_FILE = "champion.json"
-
-
 def warm_start(model: keras.Model, path: str) -> None:
     """Sets the weights of a built model to those of a saved one; its optimizer keeps its initial state.
 
@@ -134,7 +131,7 @@ def warm_start(model: keras.Model, path: str) -> None:
 def _model_file(path: Path) -> Path:
     if not path.is_dir():
         return path
-    champion = path / _CHAMPION_FILE
+    champion = path / "champion.json"
     if not champion.is_file():
         return path / MODEL_FILE
     version = Path(_read_entry(champion, "path", "register a model again"))
