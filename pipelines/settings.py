@@ -23,17 +23,12 @@ from shardline.pipelines.tables import (
     read_settings_file,
     read_table,
 )
-from shardline.trainer.base.deserialize import field_types, read_fields
+from shardline.trainer.base.deserialize import read_fields
 from shardline.trainer.base.errors import SettingsError
 
 #: The tables of pools below [train], which override its keys.
 _POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluator")
 _OTHER_MACHINE = ("parameter_servers", "reduction_server")
-
-#: Keys of [train] that parameter servers do not inherit: they need no accelerators.
-_MACHINE_KEYS = {
-    name for name in field_types(WorkerPool) if name.startswith(("machine", "accelerator", "reservation"))
-}
 
 #: Default machines of the tasks other than training.
 _MACHINES = {
@@ -197,7 +192,8 @@ def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: 
     if name == "reduction_server":
         shared = {}
     elif name in _OTHER_MACHINE:
-        shared = {key: value for key, value in shared.items() if key not in _MACHINE_KEYS}
+        own_machine = ("machine", "accelerator", "reservation")  # servers need no accelerators
+        shared = {key: value for key, value in shared.items() if not key.startswith(own_machine)}
     merged = {**shared, **own, "env": {**shared.get("env", {}), **own.get("env", {})}}
     if "machine_type" not in merged:
         raise SettingsError(f"{prefix if name in _OTHER_MACHINE else 'train.'}machine_type is missing")
@@ -205,16 +201,13 @@ def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: 
         return WorkerPool(**merged)
 
 
-#: Placeholders in settings/vertex.toml.example for a user's own names.
-_PLACEHOLDERS = ("my-project", "my-bucket")
-#: Their occurrences: as a bucket, or as the project of a resource, an image, a registry or an account.
+#: Placeholders in settings/vertex.toml.example for a user's own names: as a bucket, or as the project of a
+#: resource, an image, a registry or an account.
 _PLACEHOLDER = re.compile(
     r"(?:\bgc?s://|(?<![\w-])/gcs/)(?P<bucket>my-bucket)(?![\w.-])"
     r"|(?:(?:^|googleapis\.com/(?:v\w+/)?)projects/|\bpkg\.dev/)(?P<project>my-project)(?![\w-])"
     r"|@(?P<account>my-project)\.iam\b"
 )
-#: Fields of an environment that are not keys of the table.
-_NOT_KEYS = ("origins", "file")
 #: The format of each value.
 _FORMS = {
     "project": forms.PROJECT,
@@ -280,7 +273,7 @@ FLAGS = ("project", "location", "pipeline_root", "service_account", "registry")
 
 def read_environment(path: Path) -> dict[str, Any]:
     """Returns the table of a settings file, values unchecked; raises as `load_environment`."""
-    return read_table(path, TABLE, Environment, leave_out=_NOT_KEYS)
+    return read_table(path, TABLE, Environment, leave_out=("origins", "file"))
 
 
 def load_environment(
@@ -322,7 +315,7 @@ def placeholder(text: str) -> str:
 
 def placeholder_value(value: Any) -> str:
     """Returns the placeholder that a value of the table [vertex] is or contains, or ""."""
-    return str(value) if value in _PLACEHOLDERS else placeholder(str(value))
+    return str(value) if value in ("my-project", "my-bucket") else placeholder(str(value))
 
 
 def read_values(

@@ -185,15 +185,10 @@ def declared_parameters(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def defaults(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the defaults of the parameters that have one, whole numbers as int (the IR has 3.0)."""
-    found = {
-        name: item["defaultValue"]
-        for name, item in declared_parameters(spec).items()
-        if "defaultValue" in item
-    }
     return {
-        name: _default(name, value, declared_parameters(spec)[name]["parameterType"])
-        for name, value in found.items()
-        if value is not None
+        name: _default(name, item["defaultValue"], item["parameterType"])
+        for name, item in declared_parameters(spec).items()
+        if item.get("defaultValue") is not None
     }
 
 

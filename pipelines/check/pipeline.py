@@ -211,7 +211,10 @@ class Task:
             )
         item = mapping_at(self.inputs("parameters"), name)
         if "runtimeValue" in item:
-            return self._fill(_constant(mapping_at(item, "runtimeValue")))
+            value = mapping_at(item, "runtimeValue")
+            # Up to IR 2.0 a constant was wrapped as {"stringValue": ...}.
+            wrapped = mapping_at(value, "constantValue").values()
+            return self._fill(value["constant"] if "constant" in value else next(iter(wrapped), UNKNOWN))
         outer = item.get("componentInputParameter")
         if not isinstance(outer, str) or "parameterExpressionSelector" in item:
             return UNKNOWN
@@ -254,14 +257,6 @@ def _default(declaration: Mapping[str, Any]) -> Any:
     if declaration.get("defaultValue") is not None:
         return declaration["defaultValue"]
     return None if declaration.get("isOptional") else UNKNOWN
-
-
-def _constant(value: Mapping[str, Any]) -> Any:
-    """Returns a constant of the IR; up to 2.0 it was wrapped as {"stringValue": ...}."""
-    if "constant" in value:
-        return value["constant"]
-    wrapped = mapping_at(value, "constantValue")
-    return next(iter(wrapped.values()), UNKNOWN)
 
 
 def as_text(value: Any) -> str:

@@ -83,10 +83,8 @@ def show_findings(name: str, found: list[Finding], *, err: bool = False) -> None
         places = [finding.where for finding in group]
         more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
         where = ", ".join(places[:_PLACES]) + more
-        stream, styled = (
-            sys.stderr if err else sys.stdout,
-            click.style(f"{severity} {code}", _COLOURS[severity]),
-        )
+        stream = sys.stderr if err else sys.stdout
+        styled = click.style(f"{severity} {code}", _COLOURS[severity])
         click.echo(fitted(f"{styled} {where}: {why}", stream), err=err)
         click.echo(fitted(f"    -> {fix}", stream), err=err)
     counts = _counts(found)
@@ -121,9 +119,6 @@ def settings_show(settings: Path | None, as_json: bool, **flags: str) -> None:
         show_table([("NAME", "VALUE", "FROM"), *((name, str(value or "-"), by) for name, value, by in rows)])
 
 
-_MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
-
-
 @click.command()
 @click.option("--local", is_flag=True, help="Check only this machine, not the platform.")
 @runs_dir_option
@@ -141,7 +136,8 @@ def doctor(local: bool, runs_dir: Path, as_json: bool, settings: Path | None, **
             found.append(item)
             if not as_json:
                 fix = f"; {item.fix}" if item.fix else ""
-                click.echo(f"{_MARKS[item.level]}  {item.what}: {item.found}{fix}")
+                level = item.level.replace("error", "ERROR")
+                click.echo(f"{level:<7}  {item.what}: {item.found}{fix}")
     healthy = all(item.level != "error" for item in found)
     show(as_json, {"healthy": healthy, "findings": list(map(dataclasses.asdict, found))})
     sys.exit(0 if healthy else EXIT_FAILED)

@@ -140,7 +140,12 @@ def preprocess(
                 "too; use one of them"
             )
         features["text"] = text
-    options |= _shard_options(shards, shard_size)
+    if shards and shard_size is not None:
+        raise SettingsError(f"set --shards or --shard-size, not both ({shards} and {shard_size} MiB)")
+    if shard_size is not None:
+        options |= {"shards": 0, "shard_size": shard_size}
+    elif shards is not None:
+        options["shards"] = shards
     settings = PreprocessSettings(source=source, features=features, **options)
     if dry_run:
         _show_source(settings, as_json)
@@ -276,11 +281,3 @@ def _shares(text: str) -> dict[str, float]:
         except ValueError:
             raise SettingsError(f"--split takes shares such as {name}=0.8, got {name}={share}") from None
     return shares
-
-
-def _shard_options(shards: int | None, shard_size: int | None) -> dict[str, int]:
-    if shard_size is None:
-        return {} if shards is None else {"shards": shards}
-    if shards:
-        raise SettingsError(f"set --shards or --shard-size, not both ({shards} and {shard_size} MiB)")
-    return {"shards": 0, "shard_size": shard_size}

@@ -31,7 +31,6 @@ _HELP = {
     "service_account": "Service account of the runs.",
     "registry": "KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY.",
 }
-_NEEDED = ("project", "location")
 #: Names of the platform options, which `environment_flags` adds.
 PLATFORM_OPTIONS = ("settings", *_HELP)
 
@@ -119,7 +118,7 @@ def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def environment_options(
-    command: Callable[..., Any], *, needed: Iterable[str] = _NEEDED, otherwise: str = ""
+    command: Callable[..., Any], *, needed: Iterable[str] = ("project", "location"), otherwise: str = ""
 ) -> Callable[..., Any]:
     """Adds the platform options to a command, and passes it `environment`.
 

@@ -22,7 +22,6 @@ REVISION_LABEL = "org.opencontainers.image.revision"
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _PATH = re.compile(r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*")
 
-_REVISION = re.compile(r"[\w./+-]+")
 _TOOLS = ("docker", "podman")
 _DIRTY = "-dirty"
 
@@ -86,7 +85,7 @@ def source_revision(*, revision: str = "", allow_dirty: bool) -> str:
     they differ or there is no revision.
     """
     if revision:
-        if not _REVISION.fullmatch(revision):
+        if not re.fullmatch(r"[\w./+-]+", revision):
             raise SettingsError(f"--revision is a revision of git, as in 1f2e3d4, got {revision!r}")
         return revision
     try:

@@ -29,7 +29,6 @@ _LOCKED = re.compile(
 )
 #: A user and secret in a URL, which would be in the layers of the image.
 _SECRET = re.compile(r"https?://[^/\s@]+@")
-_OPTION = re.compile(r"--(extra-)?index-url .*")
 
 
 def read_requirements(image: ImageSettings) -> str:
@@ -53,7 +52,7 @@ def read_requirements(image: ImageSettings) -> str:
                 "leave it out of the URL"
             )
         match = _LOCKED.fullmatch(line)
-        if not match and not _OPTION.fullmatch(line):
+        if not match and not re.fullmatch(r"--(extra-)?index-url .*", line):
             raise SettingsError(
                 f"{path}, line {number}: {line!r} is not a locked version (NAME==VERSION); {how}"
             )

@@ -12,11 +12,6 @@ from shardline.trainer.base.errors import SettingsError
 #: Sets of packages in the image; pipelines/image/Dockerfile says what each is for.
 VARIANTS = ("cpu", "gpu", "control")
 
-# Both are inserted into lines of a Dockerfile that a shell reads.
-_APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?")
-_USER = re.compile(r"\d+(:\d+)?")
-_BASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSettings:
@@ -48,14 +43,15 @@ class ImageSettings:
             raise SettingsError('packages holds ""; list directories of your code, as in ["../leafnet"]')
         if self.variant not in ("", *VARIANTS):
             raise SettingsError(f"variant is one of {', '.join(VARIANTS)}, got {self.variant!r}")
+        # These are inserted into lines of a Dockerfile that a shell reads.
         for package in self.apt:
-            if not _APT.fullmatch(package):
+            if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?", package):
                 raise SettingsError(
                     f"apt holds {package!r}, which is not a Debian package: NAME or NAME=VERSION"
                 )
-        if self.user and not _USER.fullmatch(self.user):
+        if self.user and not re.fullmatch(r"\d+(:\d+)?", self.user):
             raise SettingsError(f"user is a number, UID or UID:GID, got {self.user!r}")
-        if self.base and not _BASE.fullmatch(self.base):
+        if self.base and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*", self.base):
             raise SettingsError(f"base is not the name of an image, NAME:TAG@sha256:DIGEST: {self.base!r}")
 
     def below(self, directory: Path) -> ImageSettings:

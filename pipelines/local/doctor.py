@@ -15,8 +15,6 @@ from typing import Literal
 
 from shardline.components.runs.record import installed_version
 
-Level = Literal["ok", "warning", "error"]
-
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -30,7 +28,7 @@ class Diagnosis:
     """
 
     what: str
-    level: Level
+    level: Literal["ok", "warning", "error"]
     found: str
     fix: str = ""
 
@@ -53,13 +51,10 @@ def error(what: str, found: str, fix: str) -> Diagnosis:
 _GIB = 2**30
 #: A replica with TensorFlow takes about half a GiB before it has loaded any data.
 _MEMORY = (2 * _GIB, 6 * _GIB)
-_DISK = (1 * _GIB, 5 * _GIB)
 _PYTHON = ((3, 11), (3, 13))
 _REPLICAS = 2
-_TOY_TIMEOUT_S = 120.0
 #: At the root of a checkout; an installed package has none.
 _CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
-_PIN = re.compile(r"^([\w.-]+)==(\S+)$", re.MULTILINE)
 #: Packages whose versions matter most.
 _MAIN = ("tensorflow", "keras", "kfp", "google-cloud-pipeline-components", "google-cloud-aiplatform", "numpy")
 
@@ -105,7 +100,7 @@ def _versions() -> Iterator[Diagnosis]:
     if not _CONSTRAINTS.is_file():
         yield ok("packages", versions)
         return
-    pins = dict(_PIN.findall(_CONSTRAINTS.read_text(encoding="utf-8")))
+    pins = dict(re.findall(r"(?m)^([\w.-]+)==(\S+)$", _CONSTRAINTS.read_text(encoding="utf-8")))
     differing = [
         f"{name} {has} ({pin})"
         for name, pin in pins.items()
@@ -129,7 +124,7 @@ def _disk(runs_dir: Path) -> Iterator[Diagnosis]:
             continue
         free = shutil.disk_usage(path).free
         found = f"{what}: {free / _GIB:.1f} GiB free in {path}"
-        yield _compare("disk", found, free, _DISK, "make room, or choose another directory")
+        yield _compare("disk", found, free, (1 * _GIB, 5 * _GIB), "make room, or choose another directory")
 
 
 def _compare(what: str, found: str, amount: int, limits: tuple[int, int], fix: str) -> Diagnosis:
@@ -169,7 +164,7 @@ def _toy_job() -> Diagnosis:
     from shardline.trainer.base.errors import ShardlineError
 
     command = (sys.executable, "-m", "shardline.trainer.check_cluster")
-    job = CustomJob.with_roles(command, _REPLICAS, timeout=_TOY_TIMEOUT_S, disable_retries=True)
+    job = CustomJob.with_roles(command, _REPLICAS, timeout=120.0, disable_retries=True)
     began = time.monotonic()
     with processes.scratch_directory() as directory:
         try:

@@ -36,7 +36,8 @@ TOPIC = "pipeline"
 #: Modules that tasks forked from the server import, and a pattern for those that components' sources name.
 _PRELOADED = ("shardline.trainer.train", "kfp.dsl.executor", "shardline.pipelines.local.job.supervisor")
 _IMPORTED = re.compile(r"from (shardline\.components\.(?:rehearse|train|validate)\.\w+) import")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+#: Codes that colour a text in a terminal.
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def main(pipeline: str, parameters: str, root: str, scratch: str, parent: str) -> None:
@@ -104,7 +105,7 @@ def _run(pipeline: str, parameters: dict[str, Any], root: str) -> None:
     try:
         components.load_component_from_text(pipeline)(**parameters)
     except RuntimeError as error:
-        text = _COLOUR.sub("", str(error))
+        text = COLOUR.sub("", str(error))
         task = kfp_internals.failed_task(text)
         raise RunError(f"the task {task} failed" if task else text) from None
     except Exception as error:  # kfp.local raises any exception

@@ -49,7 +49,6 @@ program_path=$(mktemp -d)
 printf "%s" "$0" > "$program_path/ephemeral_component.py"
 _KFP_RUNTIME=true python3 -m {EXECUTOR} --component_module_path "$program_path/ephemeral_component.py" "$@"
 """.split()
-_INNER_TASK = re.compile(r"Inner task failed: (.*?)\.?$", re.DOTALL)
 
 
 def component_source(command: Sequence[str]) -> str | None:
@@ -131,7 +130,7 @@ class SkippedConditions(logging.Handler):
 
 def failed_task(text: str) -> str | None:
     """Returns the name of the inner task whose failure an error of kfp.local reports."""
-    match = _INNER_TASK.search(text)
+    match = re.search(r"(?s)Inner task failed: (.*?)\.?$", text)
     return match[1] if match else None
 
 

@@ -18,8 +18,6 @@ from shardline.pipelines.local.terminal import open_terminal
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError
 
-_BOOTSTRAP = "shardline.trainer.program"
-
 
 def launch(
     program: str | os.PathLike[str],
@@ -75,7 +73,7 @@ def launch(
     job = CustomJob.with_roles(
         [
             sys.executable,
-            *(["-m", _BOOTSTRAP] if strategy else []),
+            *(["-m", "shardline.trainer.program"] if strategy else []),
             *(["-m"] if module else []),
             name,
             *arguments,

@@ -35,7 +35,14 @@ Resources = list[dict[str, str]]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the stub of a launcher with the launcher's arguments."""
-    options = _parse(argv)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("name", choices=tuple(_STUBS))
+    parser.add_argument("--executor_input", required=True)
+    for option in ("--payload", "--gcp_resources", "--parent_model_name"):
+        parser.add_argument(option, default="")
+    for ignored in ("--marker", "--type", "--project", "--location"):
+        parser.add_argument(ignored)
+    options = parser.parse_args(argv)
     topic, stub = _STUBS[options.name]
     with processes.adopted_orphans(), exit_on_error(topic):
         try:
@@ -46,17 +53,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             path = Path(options.gcp_resources)
             path.parent.mkdir(parents=True, exist_ok=True)
             files.write_json(path, {"resources": resources})
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("name", choices=tuple(_STUBS))
-    parser.add_argument("--executor_input", required=True)
-    for option in ("--payload", "--gcp_resources", "--parent_model_name"):
-        parser.add_argument(option, default="")
-    for ignored in ("--marker", "--type", "--project", "--location"):
-        parser.add_argument(ignored)
-    return parser.parse_args(argv)
 
 
 def _custom_job(options: argparse.Namespace) -> Resources:

@@ -44,8 +44,6 @@ _STUBS = {
     f"{_GCPC}.batch_prediction_job.launcher": "BatchPredictionJob",
     f"{_GCPC}.vertex_notification_email.executor": "VertexNotificationEmail",
 }
-#: Package in the source of Shardline's own components.
-_OWN_COMPONENTS = "shardline.components"
 _STUB_COMMAND = ("python3", "-u", "-m", start.STUBS_MODULE)
 
 _LOCAL_VALUES = {
@@ -68,7 +66,6 @@ _RESOLVED_BY_KFP = re.compile(
     r"inputs\.(?!.*json_escape)|outputs\.|outputMetadataUri$|pipeline_root$|workspace_path$"
     r"|pipeline_(job|task)_(name|uuid)$"
 )
-_FILE_NAME = re.compile(r"\w[\w .-]{0,127}")
 _PLACEHOLDER = re.compile(r"\{\{\$\.(.*?)\}\}")
 
 #: Keys of the IR below which the backend resolves every string.
@@ -130,7 +127,7 @@ def _retry_without_delay(local: dict[str, Any], spec: dict[str, Any]) -> None:
             executor = executors.get(used.get("executorLabel"), {})
             if _is_custom_job(executor) and "retryPolicy" in task:
                 task["retryPolicy"]["backoffDuration"] = "0s"
-            elif any(_OWN_COMPONENTS in part for part in list_at(executor, "container", "command")):
+            elif any("shardline.components" in part for part in list_at(executor, "container", "command")):
                 task.pop("retryPolicy", None)
 
 
@@ -142,7 +139,7 @@ def _check_names(spec: dict[str, Any]) -> None:
         outputs = component.get("outputDefinitions", {})
         named += [("output", name) for kind in ("artifacts", "parameters") for name in outputs.get(kind, {})]
     for what, name in named:
-        if not _FILE_NAME.fullmatch(name):
+        if not re.fullmatch(r"\w[\w .-]{0,127}", name):
             raise PipelineError(
                 f"the name of the {what} {name!r} cannot be a file name on this machine; use letters, "
                 "digits, '_' and '-', as the compiler does"

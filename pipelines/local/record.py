@@ -54,7 +54,6 @@ _WEAK = re.compile(
 )
 # Better, but on too few test examples.
 _UNSURE = "Not significantly better"
-_TITLES = ("replica", "start", "end", "exit", "restarts", "peak memory")
 
 
 class RunDirectory:
@@ -248,7 +247,8 @@ class History:
             for name, starts in self._starts.items()
             if starts
         ]
-        for line in table(_TITLES, rows, align="lrrlr").splitlines():
+        titles = ("replica", "start", "end", "exit", "restarts", "peak memory")
+        for line in table(titles, rows, align="lrrlr").splitlines():
             progress.report(topic, line)
 
     @contextlib.contextmanager
@@ -281,10 +281,6 @@ class History:
 
     def _now(self) -> float:
         return round(time.monotonic() - self._began, 3)
-
-
-#: Patterns of checkpoint directories in a run directory.
-_CHECKPOINT_DIRECTORIES = ("outputs/*/*/checkpoints", "outputs/*/*/*/checkpoints", "gcs/**/checkpoints")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,7 +341,7 @@ class FailedRun:
         """Returns the directory of the newest checkpoint."""
         checkpoints = [
             (index.stat().st_mtime, directory)
-            for pattern in _CHECKPOINT_DIRECTORIES
+            for pattern in ("outputs/*/*/checkpoints", "outputs/*/*/*/checkpoints", "gcs/**/checkpoints")
             for directory in self.directory.resolve().glob(pattern)
             for index in directory.glob("*.index")
         ]

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import math
 import os
-import re
 import select
 import subprocess
 import sys
@@ -46,12 +45,6 @@ from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError
 from shardline.trainer.base.progress import Event, Scalar
 
-#: Lines of a failed task's output that are shown where the task has reported no error.
-_TAIL = 12
-#: Seconds until a pipeline that cannot succeed any more is stopped.
-_CLOSING_S = 5.0
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
 
 @dataclass
 class Execution:
@@ -74,7 +67,7 @@ class Execution:
     network: str = CHOICES[0]
     facts: dict[str, Event] = field(default_factory=dict)
     errors: list[Event] = field(default_factory=list)
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL))
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=12))
     exit_code: int = 0
     _kfp_lines: KfpLines = field(default_factory=KfpLines)
     _heartbeat: Heartbeat = field(default_factory=Heartbeat)
@@ -142,7 +135,7 @@ class Execution:
 
     def _handle_line(self, line: str, log: TextIO, terminal: Terminal) -> None:
         event = progress.parse(line)
-        line = _COLOUR.sub("", line)
+        line = execute.COLOUR.sub("", line)
         # Indented like all output of tasks: other lines of the log are kfp.local's own.
         logged = line if event is None else f"{TASK_INDENT}{' '.join(progress.render(event).split())}"
         print(logged, file=log, flush=True)
@@ -193,7 +186,7 @@ def _output(child: subprocess.Popen[bytes], cannot_succeed: Callable[[], bool]) 
                     yield from buffer.feed(data)
                 watched = [pidfd.fileno()]  # end of file
             if deadline == math.inf and cannot_succeed():
-                deadline = time.monotonic() + _CLOSING_S
+                deadline = time.monotonic() + 5.0
     yield from buffer.flush()
 
 
@@ -280,9 +273,7 @@ def run_pipeline(
         runs_dir, content, now, pipeline=name, yaml=str(path.absolute()), parameters=complete
     )
     _make_champion_directory(runs_dir, complete)
-    run = Execution(
-        run_directory.directory, has_exit_tasks=has_exit_tasks(spec), injections=injections, network=network
-    )
+    run = Execution(run_directory.directory, has_exit_tasks(spec), injections, network)
     try:
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
             where = summary.relative_to_cwd(run_directory.directory)

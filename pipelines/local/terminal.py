@@ -13,10 +13,6 @@ from shardline.components.text import wrap
 from shardline.trainer.base import progress
 from shardline.trainer.base.progress import Event
 
-#: Seconds between two plain lines of the same progress.
-_INTERVAL_S = 2.0
-#: Seconds without output after which a line says what is running.
-_HEARTBEAT_S = 3.0
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 
 
@@ -47,7 +43,7 @@ class Terminal:
         """Shows an event; pass it to `progress.sink`."""
         if event.kind == "progress":
             self._waiting[event.topic] = event
-            if time.monotonic() - self._shown_at.setdefault(event.topic, time.monotonic()) >= _INTERVAL_S:
+            if time.monotonic() - self._shown_at.setdefault(event.topic, time.monotonic()) >= 2.0:
                 self._flush(event.topic)
             return
         if event.kind == "line":
@@ -92,7 +88,7 @@ class Heartbeat:
     def reset(self) -> None:
         """Starts again: something was shown."""
         self._began = time.monotonic()
-        self._next_s = _HEARTBEAT_S
+        self._next_s = 3.0
 
     def show_if_due(self, terminal: Terminal) -> None:
         """Shows a line, if nothing was shown for long enough."""

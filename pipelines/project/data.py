@@ -166,10 +166,8 @@ def _inspect_table(path: str, label: str, kind: str) -> Data:
 def _target(path: str, label: str, types: Mapping[str, str]) -> labels.LabelSetting:
     """Returns the columns and the kind of the only label."""
     if not label and LABEL not in types:
-        likely, named = (
-            next(filter(_TARGET.fullmatch, types), [*types][-1]),
-            printable(", ".join(types))[:300],
-        )
+        likely = next(filter(_TARGET.fullmatch, types), [*types][-1])
+        named = printable(", ".join(types))[:300]
         raise SourceError(
             f"{path!r} has the columns {named}: name the one to predict, such as "
             f"--label {shlex.quote(likely)}"

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from shardline.pipelines.project.data import Data
 
 _TEMPLATE = Path(__file__).with_name("template")
-_COMMON = "common"
 #: Placeholder for the package's name in the names and the content of the template's files.
 _PACKAGE = "my_package"
 #: Prefix of a file or folder whose name begins with a dot: package data has no hidden files.
@@ -96,7 +95,7 @@ def write(directory: Path, kind: str, name: str, requirement: str, data: Data | 
         "@OPERATING@": page("operating"),
     }
     written = []
-    for root in (_TEMPLATE / _COMMON, _TEMPLATE / kind):
+    for root in (_TEMPLATE / "common", _TEMPLATE / kind):
         for file in sorted(path for path in root.rglob("*") if path.is_file()):
             if re.search(r"/(\.|__pycache__)", str(file.relative_to(root.parent))):
                 continue  # left by tools

@@ -56,11 +56,6 @@ COMPLETED = "COMPLETED"
 #: Placeholder for the name of the schedule that an earlier call creates.
 NEW = "(the new schedule)"
 
-#: A start time nearer than this counts as passed, since clocks differ.
-_SOON = datetime.timedelta(seconds=60)
-#: Seconds that the platform may take to delete a schedule.
-_DELETION_S = 120
-
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredSchedule(Schedule):
@@ -288,14 +283,15 @@ def _differences(body: Mapping[str, Any], item: Existing, now: datetime.datetime
 def _parts(schedule: Mapping[str, Any], now: datetime.datetime) -> dict[str, Any]:
     job = schedule["createPipelineJobRequest"]["pipelineJob"]
     labels, parameters = mapping_at(job, "labels"), mapping_at(job, "runtimeConfig", "parameterValues")
-    start = parse_time(schedule.get("startTime"))
+    # A start time nearer than a minute counts as passed, since clocks differ.
+    start, soon = parse_time(schedule.get("startTime")), now + datetime.timedelta(seconds=60)
     return {
         # 3 and 3.0 are equal here, as they are in the API.
         **{f"parameters.{name}": parameters[name] for name in sorted(parameters)},
         "pipeline": labels.get(TEMPLATE_LABEL, "unknown")[:12],
         "environment": labels.get(REQUEST_LABEL, "unknown")[:12],
         **{name: schedule.get(_key(name)) for name in _FIELDS},
-        "start_time": schedule.get("startTime") if start and start > now + _SOON else None,
+        "start_time": schedule.get("startTime") if start and start > soon else None,
     }
 
 
@@ -323,7 +319,7 @@ def apply_plan(platform: Platform, plan: SchedulePlan) -> Existing | None:
 def send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
     """Sends one call to ScheduleService and returns its response; raises PlatformError as `call_api` does.
 
-    Waits for a deletion; a missing schedule counts as deleted.
+    Waits two minutes at most for a deletion; a missing schedule counts as deleted.
     """
     from google.cloud.aiplatform_v1.types import schedule_service
     from google.protobuf import json_format
@@ -339,7 +335,7 @@ def send_step(platform: Platform, display_name: str, step: ScheduleStep) -> Any:
         if verb == "delete" and refusal_kind(error.__cause__) is RefusalKind.MISSING:
             return None
         raise
-    return wait_for_operation(action, response, _DELETION_S) if verb == "delete" else response
+    return wait_for_operation(action, response, 120) if verb == "delete" else response
 
 
 def _read(message: Any) -> Existing:

@@ -27,10 +27,7 @@ from shardline.trainer.base.errors import CancelledRunError, PipelineError, RunE
 _FIRST_S, _LAST_S = 0.5, 15.0
 
 _MAX_ID = 127
-#: Largest number of characters of a value that are shown.
-_MAX_VALUE = 60
 _ROLES = ("chief", "workers", "servers", "evaluator")
-_OLDEST_SCHEMA = (2, 1)
 
 
 def submit(platform: Platform, request: Mapping[str, Any]) -> PlatformRun:
@@ -175,7 +172,7 @@ def summary(request: Mapping[str, Any], parameters: Mapping[str, Any], *, file: 
     custom_jobs = jobs(pipeline)
     default_values = defaults(pipeline.spec)
     changed = [
-        f"{name}={truncate(value, _MAX_VALUE)}"
+        f"{name}={truncate(value, 60)}"
         for name, value in parameters.items()
         if name not in default_values or value != default_values[name]
     ]
@@ -243,7 +240,7 @@ def _check_spec(spec: Mapping[str, Any]) -> None:
             "double quote, which breaks the payload of its custom jobs: choose another in @dsl.pipeline"
         )
     version = str(spec.get("schemaVersion", ""))
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _OLDEST_SCHEMA:
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < (2, 1):
         raise PipelineError(
             f"the pipeline has schema version {version or 'none'}; compile it with KFP 2, which writes 2.1.0"
         )

@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardline.components.configure.fingerprint import plugins_of
 from shardline.components.vertex.forms import MAX_VARIABLES, PLATFORM_VARIABLE, VARIABLE
@@ -172,22 +172,8 @@ def _loose(image: str) -> str:
 
 #: Prefixes of paths that every task can read: buckets, through the mount.
 _MOUNTED = ("gs://", "/gcs/")
-#: Forms of a source that have a path after the colon.
-_FILES = ("images", "text", "tfrecord", "table")
 #: Options of the trainer that are a path, and whether the run writes there.
 _OPTIONS = {"initial_model": False, "checkpoint_dir": True, "tensorboard_log_dir": True}
-_SCHEME = re.compile(r"(?:.*::)?([A-Za-z][\w.+-]*)://")
-_OURS = re.compile(r"shardline[:@-]|shardline$")
-#: Image of KFP's own components, on Docker Hub.
-_OF_KFP = "python:"
-
-
-class _Place(NamedTuple):
-    """A path in a parameter: the parameter, the path, and whether the run writes there."""
-
-    name: str
-    path: str
-    written: bool = False
 
 
 @rules(Pipeline)
@@ -232,8 +218,8 @@ def places(pipeline: Pipeline) -> Found:
     if pipeline.given is None or pipeline.aim is Aim.HERE or pipeline.name not in OWN_PIPELINES:
         return
     known = _values(pipeline)
-    for place in _places(known):
-        if fault := _fault(place):
+    for name, path, written in _places(known):
+        if fault := _fault(name, path, written):
             yield fault
     if known.get("champion_uri") == "" and "champion_uri" not in pipeline.given:
         yield "SL611", "champion_uri is not set: a blessed model is not published"
@@ -273,29 +259,29 @@ def _values(pipeline: Pipeline) -> dict[str, Any]:
     return found
 
 
-def _places(known: Mapping[str, Any]) -> Iterator[_Place]:
+def _places(known: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    """Yields the paths in parameters: the parameter, the path, and whether the run writes there."""
     form, _, path = str(known.get("source", "")).partition(":")
-    if form in _FILES:
-        yield _Place("source", path)
+    if form in ("images", "text", "tfrecord", "table"):
+        yield "source", path, False
     for name in ("labels", "schema", "data_dir"):
-        yield _Place(name, str(known.get(name, "")))
+        yield name, str(known.get(name, "")), False
     for name in ("champion_uri", "history_uri"):
-        yield _Place(name, str(known.get(name, "")), written=True)
+        yield name, str(known.get(name, "")), True
     options = known.get("train_options") or {}
     for name, written in _OPTIONS.items():
-        yield _Place(f"train_options.{name}", str(options.get(name) or ""), written)
+        yield f"train_options.{name}", str(options.get(name) or ""), written
     model, weights = str(known.get("model", "")), str((known.get("hparams") or {}).get("weights") or "")
     if (model in BUILT_IN or model.startswith(KERAS_PREFIX)) and weights not in ("imagenet", "none"):
-        yield _Place("hparams.weights", weights)
+        yield "hparams.weights", weights, False
 
 
-def _fault(place: _Place) -> tuple[str, str] | None:
+def _fault(name: str, path: str, written: bool) -> tuple[str, str] | None:
     """Returns the code of the rule that a path breaks, and what was found."""
-    name, path, written = place
     if not path or path.startswith(_MOUNTED) or "{{$" in path:
         return None
     is_path = f"{name} is {path!r}"
-    if _SCHEME.match(path):
+    if re.match(r"(?:.*::)?([A-Za-z][\w.+-]*)://", path):
         return "SL609", f"{is_path}; it takes gs:// and /gcs/"
     if slash := re.match(r"(gs|gcs):/*", path):
         return "SL609", f"{is_path}; did you mean gs://{path[slash.end() :]}?"
@@ -329,9 +315,9 @@ def sent(pipeline: Pipeline) -> Found:
     for image in sorted(filter(None, images)):
         if pipeline.aim is not Aim.SENT or has_registry(image):
             continue
-        if pipeline.name in OWN_PIPELINES or _OURS.match(image):
+        if pipeline.name in OWN_PIPELINES or re.match(r"shardline[:@-]|shardline$", image):
             yield "SL411", f"the image {image} has no registry, so the platform cannot pull it"
-        elif not image.startswith(_OF_KFP):
+        elif not image.startswith("python:"):  # KFP's own components have it, from Docker Hub
             yield "SL413", f"the image {image} has no registry, which means Docker Hub"
     texts = [("the image", image) for image in sorted(images)]
     texts += [(str(name), str(value)) for name, value in (pipeline.given or {}).items()]

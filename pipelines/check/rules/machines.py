@@ -192,10 +192,10 @@ def resources_of_tasks(executor: Executor) -> Found:
         return  # a local task uses this machine
     limits = mapping_at(executor.container, "resources")
     for name, units, most, words in (
-        ("resourceCpuLimit", _CORES, 96, "cores"),
+        ("resourceCpuLimit", {"": 1.0, "m": 1e-3}, 96, "cores"),
         ("resourceMemoryLimit", _GIGABYTES, 624, "of memory"),
     ):
-        amount = _QUANTITY.fullmatch(str(limits.get(name) or ""))
+        amount = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)", str(limits.get(name) or ""))
         if amount and float(amount[1]) * units.get(amount[2], 0) > most:
             yield "SL126", f"the task asks for {amount[0]} {words}"
     found = mapping_at(limits, "accelerator")
@@ -204,9 +204,7 @@ def resources_of_tasks(executor: Executor) -> Found:
         yield "SL123", f"accelerator type {kind} does not exist on Vertex AI"
 
 
-#: Form of a quantity, "500m" or "32G", and the values of its units.
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)")
-_CORES = {"": 1.0, "m": 1e-3}
+#: Gigabytes of the units of an amount of memory, such as "32G".
 _GIGABYTES = {
     "": 1e-9,
     "K": 1e-6,

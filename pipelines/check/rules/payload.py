@@ -16,8 +16,6 @@ from shardline.pipelines.check.registry import Found, rules
 
 #: Limit of Linux for one argument of a process, in bytes, with its final NUL (MAX_ARG_STRLEN).
 ARGUMENT_BYTES = 128 * 1024
-_TASK_BYTES = 131_072
-_ARTIFACTS = 100
 
 
 @rules(Executor, Pool)
@@ -51,13 +49,13 @@ def inputs(task: Task) -> Found:
         return
     known = {name: without_unknown(value) for name, value in task.values().items()}
     size = len(json.dumps(known, default=str).encode())
-    if size > _TASK_BYTES:
+    if size > 131_072:
         longest = max(known, key=lambda name: len(json.dumps(known[name], default=str)))
         yield "SL312", f"the parameters have {size:,} bytes as JSON, most of them in {longest}"
     count = len(task.declared("artifacts")) + len(
         mapping_at(task.component, "outputDefinitions", "artifacts")
     )
-    if count > _ARTIFACTS:
+    if count > 100:
         yield "SL313", f"the task has {count} artifacts"
 
 

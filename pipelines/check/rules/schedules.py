@@ -45,13 +45,12 @@ _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
     ("month", 1, 12, {name.lower(): number for number, name in enumerate(calendar.month_abbr) if name}),
     ("weekday", 0, 7, {name.lower(): (number + 1) % 7 for number, name in enumerate(calendar.day_abbr)}),
 )
-_ZONE = re.compile(r"(?:CRON_)?TZ=(\S*)\s*(.*)", re.DOTALL)
 _PART = re.compile(r"(\*|\?|\w+)(?:-(\w+))?(?:/(\d+))?")
 
 
 def split_zone(expression: str) -> tuple[str, str]:
     """Splits "TZ=ZONE FIELDS" (or CRON_TZ=) into zone and fields; the zone is "" without one."""
-    match = _ZONE.match(expression.strip())
+    match = re.match(r"(?s)(?:CRON_)?TZ=(\S*)\s*(.*)", expression.strip())
     return (match[1], match[2]) if match else ("", expression)
 
 

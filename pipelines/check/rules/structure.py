@@ -16,10 +16,6 @@ from shardline.pipelines.parameters import convert
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import PipelineError
 
-_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
-#: Length of the suffix with which the SDK makes a job's id of the pipeline's name: "-20261231235959".
-_TIMESTAMP = 15
-
 
 @rules(Pipeline)
 def pipelines(pipeline: Pipeline) -> Found:
@@ -45,7 +41,7 @@ def pipelines(pipeline: Pipeline) -> Found:
     if not version.startswith("2."):
         yield "SL501", f"schemaVersion is {version!r}"
     slug = re.sub("[^-0-9a-z]+", "-", pipeline.name.lower()).strip("-")
-    if not _JOB_ID.fullmatch(slug + "-" * _TIMESTAMP):
+    if not re.fullmatch(r"[a-z][-a-z0-9]{0,127}", f"{slug}-20261231235959"):  # as the SDK makes it
         yield "SL502", f"no job id can be made from the name {pipeline.name[:60]!r}"
     for name, component in [("root", pipeline.spec.get("root")), *pipeline.components.items()]:
         tasks = mapping_at(component, "dag", "tasks")
@@ -164,7 +160,6 @@ _FINGERPRINT = re.compile(r"(^|[_-])(time|timestamp|date|day|version|fingerprint
 _WRITTEN = re.compile(
     r"(^|_)(out|output|outputs|dest|destination|target|root|staging|tmp|temp|log|logs|export)(_|$)"
 )
-_OWN_PLACEHOLDERS = re.compile(r"\{\{\$\.pipeline_(job|task)_")
 
 
 @rules(Task)
@@ -225,7 +220,7 @@ def _may_change(task: Task) -> bool:
     return any(
         _FINGERPRINT.search(name)
         or (task.value(name) is UNKNOWN and not _is_passed_down(task, name))
-        or _OWN_PLACEHOLDERS.search(str(task.value(name)))
+        or re.search(r"\{\{\$\.pipeline_(job|task)_", str(task.value(name)))
         for name in task.inputs("parameters")
     )
 

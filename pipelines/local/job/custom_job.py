@@ -22,17 +22,13 @@ from shardline.components.vertex.payload import (
 )
 from shardline.components.vertex.pools import EMPTY_POOL
 from shardline.trainer.base.errors import PipelineError
-from shardline.trainer.cluster.cluster import (
-    ACCELERATORS_VARIABLE,
-    REDUCTION_SERVERS_VARIABLE,
-)
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE, REDUCTION_SERVERS_VARIABLE
 
 #: Role of the replicas of each worker pool, by the pool's index.
 ROLES = ("chief", "worker", "ps", "evaluator")
 
 #: Replaces `{{$.json_escape[1]}}`, which kfp.local refuses, in a localized pipeline.
 EXECUTOR_INPUT_MARKER = "@shardline.executor_input@"
-EXECUTOR_INPUT_PLACEHOLDER = "{{$.json_escape[1]}}"
 
 _EMPTY_SLOT = PoolSpec(dict(EMPTY_POOL))
 
@@ -114,7 +110,7 @@ def parse_payload(payload: str, executor_input: str) -> CustomJob:
     Raises:
         PipelineError: When the payload is not JSON or describes no job that can run here.
     """
-    visible = executor_input.replace(EXECUTOR_INPUT_MARKER, EXECUTOR_INPUT_PLACEHOLDER)
+    visible = executor_input.replace(EXECUTOR_INPUT_MARKER, "{{$.json_escape[1]}}")
     try:
         content = read_payload(payload.replace(EXECUTOR_INPUT_MARKER, json.dumps(visible)[1:-1]))
     except ValueError as error:

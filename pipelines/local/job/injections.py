@@ -72,8 +72,6 @@ def parse_injection(text: str) -> Injection:
 
 #: Seconds between the notice and the end of a preempted SPOT machine.
 PREEMPTION_GRACE_S = 30.0
-#: Seconds of one cycle of a slow replica: paused, then running.
-_CYCLE_S = 0.2
 
 
 class FaultInjector:
@@ -147,9 +145,9 @@ class FaultInjector:
             replica.kill()
 
     def _cycle(self, injection: Injection, pause: bool) -> None:
-        """Pauses a slow replica for a part of a cycle, then resumes it for the rest."""
+        """Pauses a slow replica for a part of a cycle of 0.2 s, then resumes it for the rest."""
         if replica := self._replicas.get(injection.replica):
             (replica.pause if pause else replica.resume)()
         share = 1 / injection.factor
-        seconds = _CYCLE_S * (1 - share if pause else share)
+        seconds = 0.2 * (1 - share if pause else share)
         self._scheduler.enter(seconds, 0, self._cycle, (injection, not pause))

@@ -28,9 +28,6 @@ from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError
 from shardline.trainer.base.progress import Event
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
 
-#: Seconds that a guardian has to kill its process.
-_KILL_S = 2.0
-
 
 def make_launches(
     job: CustomJob, network: tuple[Sequence[str], Sequence[int]], temporary: Path, log_directory: Path
@@ -69,12 +66,8 @@ def make_launches(
     return launches
 
 
-#: Longest line in bytes; a longer one is passed on in pieces.
-_MAX_LINE = 1 << 20
-
-
 class LineBuffer:
-    """Buffers the bytes of one stream until a line is complete."""
+    """Buffers the bytes of one stream until a line is complete; one above 1 MiB is passed on in pieces."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -82,7 +75,7 @@ class LineBuffer:
     def feed(self, data: bytes) -> list[str]:
         """Takes bytes and returns the lines that they complete, without line ends."""
         *whole, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _MAX_LINE:
+        if len(self._rest) > 1 << 20:
             whole.append(self._rest)
             self._rest = b""
         return [line.rstrip(b"\r").decode("utf-8", "replace") for line in whole]
@@ -225,7 +218,7 @@ class Replica:
         if self._exit_code is None:
             self.kill()
             report = b""
-            if select.select([self.control], [], [], _KILL_S)[0]:
+            if select.select([self.control], [], [], 2.0)[0]:
                 with contextlib.suppress(ConnectionError):
                     report = self.control.recv(64)
             if not report:  # the guardian itself was killed

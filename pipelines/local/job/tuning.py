@@ -29,8 +29,6 @@ from shardline.trainer.loop.measurements import FILE_VARIABLE, read_measurements
 _TOPIC = "tune"
 #: The job as the API would show it, next to the task's outputs.
 JOB_FILE = "tuning_job.json"
-#: Metrics that a trial's chief reports, next to its log files.
-METRIC_FILE = "output.metrics"
 #: Rules of early stopping; Optuna's median rule is used for all of them.
 _STOPPING = ("median_automated_stopping_spec", "decay_curve_stopping_spec", "convex_automated_stopping_spec")
 _REVERSE_LOG = "UNIT_REVERSE_LOG_SCALE"
@@ -80,7 +78,7 @@ def run_trial(
     """
     topic = f"trial {trial.id}"
     log_directory.mkdir(parents=True, exist_ok=True)
-    metrics_path = log_directory / METRIC_FILE
+    metrics_path = log_directory / "output.metrics"
 
     def show(event: Event) -> None:
         if event.kind != "fact":  # facts of a run are those of its last training

@@ -27,8 +27,6 @@ CHOICES = ("auto", "isolated", "host")
 #: First port of a job in its own network, as on the platform; the kernel does not assign such a port to a
 #: process that asks for any free one (net.ipv4.ip_local_port_range).
 _FIRST_PORT = 2222
-#: The lowest number of a descriptor of a namespace.
-_ABOVE = 16
 #: Messages of programs that need another machine, or a service of this one, and have no network.
 _UNREACHABLE = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable"
@@ -141,7 +139,7 @@ def _namespaces() -> Iterator[tuple[int, ...]]:
         copies = []
         for descriptor in descriptors:
             # Above the numbers that a guardian uses, and not inherited by other processes.
-            copies.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ABOVE))
+            copies.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 16))
             held.callback(os.close, copies[-1])
             os.close(descriptor)
         yield tuple(copies)

@@ -30,19 +30,12 @@ EXECUTOR_VARIABLE = "SHARDLINE_EXECUTOR_PID"
 #: Module of the stubs for the platform's launchers, and those of them that start replicas.
 STUBS_MODULE = "shardline.pipelines.local.launcher_stubs"
 _SUPERVISORS = ("CustomJob", "HyperparameterTuningJob")
-_TRAINERS = ("shardline.trainer.task", "shardline.trainer.program")
 #: Components whose source has one of these words load TensorFlow anyway.
 _TENSORFLOW_WORDS = (
     "tensorflow",
     "keras",
     *(f"shardline.components.{name}" for name in ("rehearse", "train", "validate")),
 )
-#: NVIDIA's driver: forking on a machine with one is not tested.
-_NVIDIA = Path("/dev/nvidiactl")
-#: Seconds for the server to load TensorFlow and fork.
-_ANSWER_S = 120.0
-#: Seconds that a task has to end its own replicas, after its parent has died.
-_TASK_GRACE_S = 7
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class Launch:
 
 def forkable_program(command: Sequence[str]) -> Program | None:
     """Returns the program of a command that a process forked with TensorFlow loaded can run; else None."""
-    for trainer in _TRAINERS:
+    for trainer in ("shardline.trainer.task", "shardline.trainer.program"):
         if list(command[:3]) == [sys.executable, "-m", trainer]:
             return Program(trainer, command[3:])
     if list(command[:4]) == ["python3", "-u", "-m", STUBS_MODULE] and command[4] in _SUPERVISORS:
@@ -74,7 +67,7 @@ def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
     Yields:
         The path of its socket; "" where forking is not possible on this machine.
     """
-    if _NVIDIA.exists():
+    if Path("/dev/nvidiactl").exists():  # forking with NVIDIA's driver is not tested
         yield ""
         return
     with processes.scratch_directory() as directory:
@@ -183,7 +176,7 @@ def _request_fork(
         ValueError: When it ends before its response.
     """
     with socket.socket(socket.AF_UNIX) as connection, tempfile.TemporaryFile("w+", encoding="utf-8") as file:
-        connection.settimeout(_ANSWER_S)
+        connection.settimeout(120.0)  # it loads TensorFlow first
         with _short_address(server) as address:
             connection.connect(address)
         json.dump({"program": vars(program), "env": dict(env), "grace": grace}, file)
@@ -202,7 +195,8 @@ def main(command: list[str]) -> None:
         pid = 0
         with control:
             with theirs, contextlib.suppress(OSError, ValueError):
-                pid = _request_fork(server, program, os.environ, 1, 2, theirs.fileno(), grace=_TASK_GRACE_S)
+                # It has seven seconds to end its own replicas.
+                pid = _request_fork(server, program, os.environ, 1, 2, theirs.fileno(), grace=7)
             if pid:
                 if report := control.recv(64):
                     raise SystemExit(int(report.split()[0]))
