@@ -148,7 +148,16 @@ def preprocess(
         options["shards"] = shards
     settings = PreprocessSettings(source=source, features=features, **options)
     if dry_run:
-        _show_source(settings, as_json)
+        # Without reading it.
+        from shardline.components.configure.fingerprint import fingerprint
+        from shardline.components.preprocess.sources import bigquery, check_form
+
+        check_form(source)
+        settings = replace(settings, source=bigquery.pin_snapshot(source))
+        found = {"source": settings.source, "content": fingerprint(settings).text}
+        if settings.source.startswith(bigquery.PREFIX):
+            found["cost"] = bigquery.BigQuery(settings).cost()
+        show(as_json, found, *(f"{name}: {text}" for name, text in found.items()))
         return
     with foreground(sys.stderr if as_json else None):
         manifest = run.preprocess(settings, out, overwrite=overwrite)
@@ -158,19 +167,6 @@ def preprocess(
 
 def _pairs(values: tuple[str, ...], option: str) -> dict[str, str]:
     return pairs((part for one in values for part in one.split(",")), option, SettingsError)
-
-
-def _show_source(settings: PreprocessSettings, as_json: bool) -> None:
-    """Shows a source without reading it, and what BigQuery would bill."""
-    from shardline.components.configure.fingerprint import fingerprint
-    from shardline.components.preprocess.sources import bigquery, check_form
-
-    check_form(settings.source)
-    settings = replace(settings, source=bigquery.pin_snapshot(settings.source))
-    found = {"source": settings.source, "content": fingerprint(settings).text}
-    if settings.source.startswith(bigquery.PREFIX):
-        found["cost"] = bigquery.BigQuery(settings).cost()
-    show(as_json, found, *(f"{name}: {text}" for name, text in found.items()))
 
 
 @click.group(cls=CommandGroup)
@@ -259,11 +255,7 @@ def drift(before: Path, after: Path | None, as_json: bool) -> None:
     """
     from shardline.components.validate.metrics import drift
 
-    found = (
-        drift.compare_datasets(before, after)
-        if after
-        else drift.compare_datasets(before, before, ("train", "test"))
-    )
+    found = drift.compare_datasets(before, after or before, ("train", "train" if after else "test"))
     moved = sum(item.moved for item in found)
     summary = (
         f"drift: {moved} of {len(found)} features moved" if moved else f"no drift in {len(found)} features"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.runs.directory import local_runs, read_local_record
+from shardline.components.runs.directory import local_runs
 from shardline.components.runs.record import RunRecord
 from shardline.components.text import duration
 from shardline.pipelines.cli.options import (
@@ -22,7 +22,7 @@ from shardline.pipelines.cli.options import (
     show_json,
     show_table,
 )
-from shardline.pipelines.cli.runs import find_place, local_time
+from shardline.pipelines.cli.runs import find_record, local_time
 
 if TYPE_CHECKING:
     from shardline.components.runs.platform_run import PlatformRun
@@ -113,16 +113,8 @@ def compare(
 
     Each is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform.
     """
-    records = []
     with foreground():
-        for run in (a, b):
-            place = find_place(run, runs_dir, settings, flags)
-            if isinstance(place, Path):
-                records.append(read_local_record(place))
-            else:
-                from shardline.components.runs.logs import read_platform_record
-
-                records.append(read_platform_record(place, run))
+        records = [find_record(run, runs_dir, settings, flags) for run in (a, b)]
     sections = [_sections(record) for record in records]
     if as_json:
         show_json(

@@ -208,14 +208,8 @@ def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **fl
     of a run in RUNS_DIR, latest, or the id of a run on the platform. Exits with 1 if it failed, with 4 if it
     was cancelled.
     """
-    place = find_place(run, runs_dir, settings, flags)
     with foreground(sys.stderr):
-        if isinstance(place, Path):
-            found = read_local_record(place)
-        else:
-            from shardline.components.runs.logs import read_platform_record
-
-            found = read_platform_record(place, run)
+        found = find_record(run, runs_dir, settings, flags)
     show(as_json, found.as_json(), *_page(found))
     sys.exit({FAILED: EXIT_FAILED, CANCELLED: EXIT_CANCELLED}.get(found.state, 0))
 
@@ -304,6 +298,16 @@ def find_place(run: str, runs_dir: Path, settings: Path | None, flags: dict[str,
         return load_environment(settings, flags, os.environ).platform
     except SettingsError as error:
         raise SettingsError(f"{run} is not a run directory; for a run on the platform {error}") from None
+
+
+def find_record(run: str, runs_dir: Path, settings: Path | None, flags: dict[str, str]) -> RunRecord:
+    """Returns the record of a run on this machine, or on the platform."""
+    place = find_place(run, runs_dir, settings, flags)
+    if isinstance(place, Path):
+        return read_local_record(place)
+    from shardline.components.runs.logs import read_platform_record
+
+    return read_platform_record(place, run)
 
 
 def _pool_name(replica: str) -> str:

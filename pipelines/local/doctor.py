@@ -74,7 +74,15 @@ def examine(runs_dir: Path, *, toy: bool = True) -> Iterator[Diagnosis]:
         yield warning("cores", str(cores), "replicas share cores; a run is slow, not wrong")
     else:
         yield ok("cores", str(cores))
-    yield from _disk(runs_dir)
+    runs = runs_dir.absolute()
+    existing = next(path for path in (runs, *runs.parents) if path.is_dir())
+    for what, path in (("run directory", existing), ("TMPDIR", Path(tempfile.gettempdir()))):
+        if not os.access(path, os.W_OK):
+            yield error("disk", f"{what}: {path} cannot be written", "choose another directory")
+            continue
+        free = shutil.disk_usage(path).free
+        found = f"{what}: {free / _GIB:.1f} GiB free in {path}"
+        yield _compare("disk", found, free, (1 * _GIB, 5 * _GIB), "make room, or choose another directory")
     if installed_version("psutil") is None:
         what = "memory, ports, network, toy job: psutil is not installed"
         yield warning("not checked", what, "pip install 'shardline[local]'")
@@ -112,19 +120,6 @@ def _versions() -> Iterator[Diagnosis]:
         yield warning("packages", found, "pip install -c constraints.txt 'shardline[local]'")
     else:
         yield ok("packages", f"{versions}, all as in constraints.txt")
-
-
-def _disk(runs_dir: Path) -> Iterator[Diagnosis]:
-    runs = runs_dir.absolute()
-    existing = next(path for path in (runs, *runs.parents) if path.is_dir())
-    directories = {"run directory": existing, "TMPDIR": Path(tempfile.gettempdir())}
-    for what, path in directories.items():
-        if not os.access(path, os.W_OK):
-            yield error("disk", f"{what}: {path} cannot be written", "choose another directory")
-            continue
-        free = shutil.disk_usage(path).free
-        found = f"{what}: {free / _GIB:.1f} GiB free in {path}"
-        yield _compare("disk", found, free, (1 * _GIB, 5 * _GIB), "make room, or choose another directory")
 
 
 def _compare(what: str, found: str, amount: int, limits: tuple[int, int], fix: str) -> Diagnosis:

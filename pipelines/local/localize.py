@@ -98,8 +98,7 @@ def localize(spec: dict[str, Any], passed: Collection[str] = (), *, created: str
             container["command"] = command = [*_STUB_COMMAND, "Container", MARKER, "{{$}}", *command]
         if start.forkable_program(command):
             container["command"] = ["python3", "-m", start.__name__, *command]
-    _add_missing_dependencies(local)
-    _retry_without_delay(local, spec)
+    _adapt_tasks(local, spec)
     name_outputs_in_conditions(local)
     _drop_unset(local, set(passed))
     return local
@@ -110,19 +109,14 @@ def stub_name(container: Mapping[str, Any]) -> str:
     return next((_STUBS[part] for part in list_at(container, "command") if part in _STUBS), "")
 
 
-def _add_missing_dependencies(local: dict[str, Any]) -> None:
-    """Adds dependencies on the tasks whose outputs a task takes, which compilers leave out."""
+def _adapt_tasks(local: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Adds dependencies on tasks whose outputs a task takes, as compilers do not; retries do not wait."""
+    executors = spec["deploymentSpec"]["executors"]
     for component in components_with_tasks(local):
         for task in component["dag"]["tasks"].values():
             producers = set(re.findall(r'"producerTask": "([^"]+)"', json.dumps(task.get("inputs", {}))))
             if not producers <= {*list_at(task, "dependentTasks")}:
                 task["dependentTasks"] = sorted(producers.union(list_at(task, "dependentTasks")))
-
-
-def _retry_without_delay(local: dict[str, Any], spec: dict[str, Any]) -> None:
-    executors = spec["deploymentSpec"]["executors"]
-    for component in components_with_tasks(local):
-        for task in component["dag"]["tasks"].values():
             used = local["components"].get(task["componentRef"]["name"], {})
             executor = executors.get(used.get("executorLabel"), {})
             if _is_custom_job(executor) and "retryPolicy" in task:

@@ -34,13 +34,7 @@ from shardline.pipelines.local.process.network import CHOICES, NETWORK_VARIABLE,
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
 from shardline.pipelines.local.terminal import Heartbeat, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
-from shardline.pipelines.spec import (
-    PipelineFile,
-    defaults,
-    has_exit_tasks,
-    parse_runnable,
-    read_pipeline,
-)
+from shardline.pipelines.spec import PipelineFile, defaults, has_exit_tasks, parse_runnable, read_pipeline
 from shardline.trainer.base import crash, files, progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError
 from shardline.trainer.base.progress import Event, Scalar

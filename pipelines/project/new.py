@@ -29,16 +29,8 @@ _PACKAGE = "my_package"
 _DOT = "dot_"
 #: Directories of the project itself, and import names of Shardline and its dependencies.
 _RESERVED = (
-    "compiled",
-    "keras",
-    "kfp",
-    "numpy",
-    "params",
-    "runs",
-    "shardline",
-    "tensorflow",
-    "tests",
-    "trainer",
+    *("compiled", "params", "runs", "test", "tests"),
+    *("keras", "kfp", "numpy", "shardline", "tensorflow", "trainer"),
 )
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
@@ -72,7 +64,7 @@ def check_name(name: str) -> None:
             "underscores, a letter first; choose another with --name"
         )
     elsewhere = [entry for entry in sys.path if entry and Path(entry) != Path.cwd()]
-    if name in (*sys.stdlib_module_names, "test", *_RESERVED) or PathFinder.find_spec(name, elsewhere):
+    if name in (*sys.stdlib_module_names, *_RESERVED) or PathFinder.find_spec(name, elsewhere):
         raise SettingsError(
             f"{name} is the name of another module or directory of a project; choose another with --name"
         )

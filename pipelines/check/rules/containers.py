@@ -131,12 +131,8 @@ def secrets(part: Parameter | Task | Pool | Executor) -> Found:
     """Secrets that are readable in the console, in logs or in the file.
 
     SL811 error: A pipeline parameter holds no secret.
-        Fix: read it from Secret Manager at run time, remove it here, and revoke it
-        Source: secret-manager/docs/best-practices.
     SL812 error: A task's constant input holds no secret.
     SL814 error: A container's environment, command and source hold no secret.
-        Fix: read it from Secret Manager at run time, remove it here, and revoke it
-        Source: secret-manager/docs/best-practices.
     SL813 error: A replica's environment variables hold no secret.
         Fix: read it from Secret Manager at run time, remove it here, and revoke it
         Source: secret-manager/docs/best-practices.

@@ -64,8 +64,6 @@ def references(task: Task) -> Found:
     """Component of a task, and its references to other tasks.
 
     SL503 error: A task's component exists and runs something.
-        Fix: compile the pipeline again
-        Source: pipeline_spec.proto.
     SL504 error: A task depends only on tasks of its own DAG.
         Fix: compile the pipeline again
         Source: pipeline_spec.proto.

@@ -227,7 +227,13 @@ class Replica:
                 os.waitpid(self._pid, 0)
             code, memory = map(int, report.split() or (-signal.SIGKILL, 0))
             self._exit_code, self.peak_memory = code, memory * 1024
-            self._drain()
+            # At most the capacity of the pipe: more can only come from an escaped process.
+            remaining = fcntl.fcntl(self.pipe, fcntl.F_GETPIPE_SZ)
+            with contextlib.suppress(BlockingIOError):
+                while remaining > 0 and (data := os.read(self.pipe, remaining)):
+                    self.output.feed(data)
+                    remaining -= len(data)
+            self.output.close()
             self.control.close()
             os.close(self.pipe)
         return self._exit_code
@@ -235,12 +241,3 @@ class Replica:
     def _signal_group(self, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signum)
-
-    def _drain(self) -> None:
-        """Reads at most the capacity of the pipe; more can only come from an escaped process."""
-        remaining = fcntl.fcntl(self.pipe, fcntl.F_GETPIPE_SZ)
-        with contextlib.suppress(BlockingIOError):
-            while remaining > 0 and (data := os.read(self.pipe, remaining)):
-                self.output.feed(data)
-                remaining -= len(data)
-        self.output.close()

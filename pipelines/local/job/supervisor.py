@@ -23,8 +23,6 @@ from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART, RunError
 from shardline.trainer.base.progress import Event
 
-#: Restarts after preemptions, which do not count as failures: the platform's limit for SPOT machines.
-_PREEMPTIONS = 6
 #: Seconds that workers have to end by themselves after the chief has succeeded.
 _WORKERS_END_S = 2.0
 #: Seconds between SIGTERM and SIGKILL for replicas that have nothing left to save.
@@ -173,7 +171,7 @@ class _RunningJob:
         whole = self._job.restart_job_on_worker_restart
         limits = [(True, "restart", "job", self._job.job_restarts)]
         if code == EXIT_RESTART or replica.preempted:
-            limits = [(whole, "preemption", "preemption", _PREEMPTIONS)]
+            limits = [(whole, "preemption", "preemption", 6)]  # as the platform with SPOT machines
         elif not whole:
             limits.insert(0, (False, "restart", replica.name, 1))
         for restarts_all, word, counted, limit in limits:

@@ -42,8 +42,6 @@ SERVER_VARIABLE = "SHARDLINE_FORK_SERVER"
 
 #: Variables that no import depends on, in addition to Shardline's own.
 _IGNORED_VARIABLES = {*PLATFORM_VARIABLES, "PATH", "PYTHONUNBUFFERED", "TMPDIR"}
-#: Seconds that a connected client has to send its request.
-_REQUEST_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> tuple[P
     while True:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError, ValueError):
-            connection.settimeout(_REQUEST_S)
+            connection.settimeout(5.0)
             descriptors = socket.recv_fds(connection, 1, 6)[1]
             try:
                 with open(descriptors.pop(0), encoding="utf-8") as file:

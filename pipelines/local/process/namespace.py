@@ -21,7 +21,6 @@ import sys
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _DAC_OVERRIDE = 1
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
-_IFREQ = struct.Struct("16sH22x")
 
 
 def make_namespaces() -> list[str]:
@@ -65,7 +64,7 @@ def _unshare(flags: int) -> None:
 
 def _bring_up_loopback() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _IFREQ.pack(b"lo", _IFF_UP))
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
 
 
 def main(descriptor: int) -> None:

@@ -169,11 +169,8 @@ def _request_fork(
 ) -> int:
     """Requests a process from the server; returns its guardian's process id, 0 where the server refuses.
 
-    The descriptors are standard output, standard error, the control socket, and namespaces.
-
-    Raises:
-        OSError: When the server has ended, or takes too long.
-        ValueError: When it ends before its response.
+    The descriptors are standard output, standard error, the control socket, and namespaces. Raises OSError
+    when the server has ended, or takes too long, and ValueError when it ends before its response.
     """
     with socket.socket(socket.AF_UNIX) as connection, tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         connection.settimeout(120.0)  # it loads TensorFlow first
