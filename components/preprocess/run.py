@@ -15,14 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardline.components.preprocess import work_directory
-from shardline.components.preprocess.plan.plan import (
-    Plan,
-    PlannedShard,
-    assign_shards,
-    load_part,
-    shard_name,
-    upload_plan,
-)
+from shardline.components.preprocess.plan import plan as plans
+from shardline.components.preprocess.plan.plan import Plan, PlannedShard
 from shardline.components.preprocess.plan.source_checks import check_anomalies
 from shardline.components.preprocess.plan.survey import Rejected, survey
 from shardline.components.preprocess.process_pool import Processes
@@ -79,7 +73,7 @@ def plan_dataset(
         work_directory.check(out, overwrite=overwrite)
         work.publishing.unlink(missing_ok=True)
         plan = _make_plan(settings, work, processes)
-        upload_plan(plan, work)
+        plans.upload_plan(plan, work)
         return plan
 
 
@@ -92,7 +86,7 @@ def write_shards(out: Path, part: int, parts: int) -> int:
     if not 0 <= part < parts:
         raise SettingsError(f"part must be 0..{parts - 1}, not {part}")
     with _locked_work_directory(out, shared=True) as work:
-        plan, shards = load_part(work, part, parts)
+        plan, shards = plans.load_part(work, part, parts)
         with _processes(plan.settings) as processes:
             return _write(plan, shards, work, processes)
 
@@ -100,7 +94,7 @@ def write_shards(out: Path, part: int, parts: int) -> int:
 def finish(out: Path, *, take_over: bool = False) -> Manifest:
     """Makes a dataset of the shards, which must be complete: the last of three steps."""
     with _locked_work_directory(out, take_over=take_over) as work:
-        plan, _ = load_part(work)
+        plan, _ = plans.load_part(work)
         return _finish(plan, work)
 
 
@@ -157,7 +151,7 @@ def _refuse_part_of_source(settings: PreprocessSettings, out: Path) -> None:
     if settings.source.startswith(bigquery.PREFIX):
         bigquery.parse(settings.source)
         return
-    path, shard = remote_files.resolve(rest), Path(os.path.realpath(out)) / shard_name("train", 0, 1)
+    path, shard = remote_files.resolve(rest), Path(os.path.realpath(out)) / plans.shard_name("train", 0, 1)
     pattern = os.path.abspath(path)
     if form in ("images", "text") and not settings.labels:
         is_part = shard.is_relative_to(os.path.realpath(path))
@@ -216,7 +210,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
             found = shard_writer.drop_bad_images(found, plan, work, processes, rejected)
             rejected.check(plan.records_in, settings.max_bad_fraction)
             rejected.sort()
-        plan = replace(plan, rejected=dict(rejected.reasons), shards=assign_shards(found, work))
+        plan = replace(plan, rejected=dict(rejected.reasons), shards=plans.assign_shards(found, work))
         work.check()
         markers.remove_other_markers(plan, work)
         for path in {*work.shards.glob("*.tfrecord")} - {work.shard(shard.file) for shard in plan.shards}:

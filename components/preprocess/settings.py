@@ -40,8 +40,6 @@ _RANGES = {
     "processes": (0, 1_024),
 }
 
-_USUAL_SPLIT = {"train": 0.8, "validation": 0.1, "test": 0.1}
-
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessSettings:
@@ -128,7 +126,7 @@ class PreprocessSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        object.__setattr__(self, "split", self.split or _USUAL_SPLIT)
+        object.__setattr__(self, "split", self.split or {"train": 0.8, "validation": 0.1, "test": 0.1})
         for name, (least, most) in _RANGES.items():
             if (number := getattr(self, name)) < least:
                 raise SettingsError(f"{name} must be at least {least}, not {number}")

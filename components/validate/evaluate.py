@@ -35,8 +35,6 @@ MAX_MISTAKES = 24
 # Characters of a text that it shows.
 _MAX_TEXT = 400
 
-_SECONDS_BETWEEN_REPORTS = 1.0
-
 # TensorFlow's types of stored features that are neither text nor images.
 _TF_TYPES = {"int64": tf.int64, "float32": tf.float32}
 
@@ -235,7 +233,7 @@ def collect_outcomes(
         # The images themselves would not fit in memory.
         batches.append(replace(batch, images=None, records=None))
         answers.append(answer)
-        if time.monotonic() - reported >= _SECONDS_BETWEEN_REPORTS or seen == total:
+        if time.monotonic() - reported >= 1.0 or seen == total:
             advance("validate", seen, total, "examples")
             reported = time.monotonic()
     columns = {name: np.concatenate([b.columns[name] for b in batches]) for name in batches[0].columns}

@@ -22,8 +22,7 @@ from shardline.components.validate.export.signatures import read_quantiles
 from shardline.components.validate.gate.champion import ChampionEvaluation, TrainingKeys, evaluate_champion
 from shardline.components.validate.gate.gate import Gate, GateSettings
 from shardline.components.validate.gate.verdict import Blessing, judge
-from shardline.components.validate.metrics.drift import add_drift
-from shardline.components.validate.metrics.drift import warnings as drift_warnings
+from shardline.components.validate.metrics import drift
 from shardline.components.validate.metrics.evaluation import Curve, Evaluation
 from shardline.components.validate.report.model_card import ModelCard, make_card, read_training
 from shardline.components.validate.report.report import Origin, render_report
@@ -113,7 +112,7 @@ def validate(
     champion = ChampionEvaluation(measured.evaluation)
     if champion_uri:
         champion = evaluate_champion(measured, champion_uri, examples, min_slice=gate.min_slice)
-    evaluation = add_drift(
+    evaluation = drift.add_drift(
         *(champion.evaluation, dataset, manifest, out, champion.profile), trained_on_it=keys.data is not None
     )
     warnings = _warnings(manifest, evaluation, keys.warning, keys.describe_leak(examples), champion.warning)
@@ -234,7 +233,7 @@ def validate_artifacts(
 
 def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple[str, ...]:
     """Returns warnings that do not affect the verdict, a sentence each; `others` come first, "" is none."""
-    warnings = [other for other in others if other] + drift_warnings(evaluation)
+    warnings = [other for other in others if other] + drift.warnings(evaluation)
     if "train" in manifest.splits:
         trained, tested = (manifest.splits[name].labels for name in ("train", evaluation.split))
         unseen = [

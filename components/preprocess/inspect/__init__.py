@@ -22,12 +22,6 @@ from shardline.trainer.base.progress import Meter
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import Manifest, Shard
 
-# Records between two reports of progress.
-_TICK = 256
-
-# Most shards whose first records are read: remote ones cost some requests each.
-_SHARDS = 16
-
 #: How values are stored, by the type of their feature.
 KINDS = {"uint8": "bytes", "string": "bytes", "int64": "int64", "float32": "float"}
 
@@ -70,7 +64,7 @@ def read_values(
             yield len(record.data), str(error)
         count += 1
         size += len(record.data)
-        if report and count == _TICK:
+        if report and count == 256:
             report(count, size)
             count = size = 0
     if report:
@@ -85,7 +79,7 @@ def first_records(
     They are a random sample, as shards are written in the order of hashes. Each shard is read up to its share
     of `max_bytes`. Raises DatasetError if one cannot be read.
     """
-    shards = shards[:: -(-len(shards) // _SHARDS)]
+    shards = shards[:: -(-len(shards) // 16)]  # remote ones cost some requests each
     for shard in shards:
         bytes_left = max(1, max_bytes // len(shards))
         records_of_shard = islice(

@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 
 from shardline.components.html import Picture, Rows, draw_picture, fact_rows, make_picture, render
 from shardline.components.preprocess.inspect import Values, columns, first_records, image_kind, text
+from shardline.components.preprocess.inspect.columns import number_row
 from shardline.components.preprocess.inspect.stats import class_table, describe_feature
 from shardline.components.text import hide_directories, size, truncate
 from shardline.trainer.base.errors import SourceError
@@ -141,8 +142,7 @@ def _take_sample(directory: Path, manifest: Manifest, classes: Collection[str]) 
     numbers, texts = columns.merge_columns([found])
     parts = found["numbers"] | {name: counted.found() for name, counted in sides.items()}
     numbers += [columns.number_column(name, [parts[name]]) for name in sides if parts[name]["examples"]]
-    shown = [columns.number_row(each, "{:,.6g}".format) for each in numbers]
-    drawn = [(row, _histogram(parts[each.name]["sample"])) for row, each in zip(shown, numbers, strict=True)]
+    drawn = [(number_row(each, "{:,.6g}".format), _histogram(parts[each.name]["sample"])) for each in numbers]
     return {
         "records": taken,
         "pictures": pictures,

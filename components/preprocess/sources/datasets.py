@@ -18,10 +18,6 @@ from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data.manifest import SPLITS
 from shardline.trainer.keras_compat import tensorflow_internals
 
-#: Ink per pixel in scikit-learn's data is 0..16.
-_FULL_INK = 16.0
-_COUNT = 1797
-
 # Large photos: a whole batch is in memory.
 _BATCH = 32
 
@@ -36,7 +32,7 @@ class Digits:
             raise SourceError("source 'digits' needs scikit-learn: pip install 'shardline[preprocess]'")
 
     def __len__(self) -> int:
-        return _COUNT
+        return 1797
 
     def __iter__(self) -> Iterator[Example]:
         # Imported late: it takes a second, and a check of the source does not need it.
@@ -44,7 +40,8 @@ class Digits:
         from sklearn.datasets import load_digits
 
         loaded = load_digits()
-        images = np.rint(loaded.images * (255.0 / _FULL_INK)).astype(np.uint8)[..., np.newaxis]
+        # Ink per pixel is 0..16.
+        images = np.rint(loaded.images * (255.0 / 16.0)).astype(np.uint8)[..., np.newaxis]
         for index, (pixels, label) in enumerate(zip(images, loaded.target, strict=True)):
             yield Example(key=f"digits/{index:04d}", label=int(label), image=pixels)
 

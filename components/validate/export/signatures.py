@@ -20,14 +20,8 @@ from shardline.components.model_store import EXPORT_FILE, Export
 from shardline.components.validate.export import predictions
 from shardline.components.validate.export.predictions import Predictions, name_outputs
 from shardline.trainer.base.errors import ModelError
-from shardline.trainer.data.decode import (
-    Inputs,
-    Prepare,
-    decode_batch,
-    decode_image,
-    encode_stored,
-    parse_batch,
-)
+from shardline.trainer.data import decode
+from shardline.trainer.data.decode import Inputs, Prepare
 from shardline.trainer.data.features import CLASS, REGRESSION, Feature
 from shardline.trainer.data.manifest import Manifest
 from shardline.trainer.keras_compat.operations import check_operations, check_saved_model
@@ -132,7 +126,7 @@ def make_requests(manifest: Manifest, examples: tf.Tensor, inputs: Inputs) -> di
         columns = {names[column]: values for column, values in inputs.items()}
         return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: columns}
     stored = tf.io.parse_example(examples, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
-    images = tf.stack([encode_stored(image, manifest.image) for image in stored])
+    images = tf.stack([decode.encode_stored(image, manifest.image) for image in stored])
     return {EXAMPLE: {EXAMPLES: examples}, DEFAULT: {IMAGES: images}, TENSOR: {PIXELS: inputs}}
 
 
@@ -140,21 +134,25 @@ def read_batches(manifest: Manifest, samples: Sequence[bytes]) -> Iterator[tuple
     """Yields serialized examples in batches of up to 64, and the inputs of the model parsed from them."""
     for start in range(0, len(samples), 64):
         examples = tf.constant(samples[start : start + 64])
-        yield examples, parse_batch(examples, manifest.inputs, manifest.labels)[0]
+        yield examples, decode.parse_batch(examples, manifest.inputs, manifest.labels)[0]
 
 
 def _image_signatures(answer: Function, image: Feature, records: tf.TensorSpec) -> dict[str, Function]:
     def decode_files(files: tf.Tensor) -> tf.Tensor:
         pixels = tf.TensorSpec(image.shape, tf.uint8)
-        return tf.map_fn(lambda encoded: decode_image(encoded, image), files, fn_output_signature=pixels)
+        return tf.map_fn(
+            lambda encoded: decode.decode_image(encoded, image), files, fn_output_signature=pixels
+        )
 
     # One tf.function for all signatures: the decoder is traced once.
-    decode = stored = _function(decode_files, tf.TensorSpec([None], tf.string))
+    decoded = stored = _function(decode_files, tf.TensorSpec([None], tf.string))
     if image.encoding == "raw":
-        stored = _function(lambda pixels: decode_batch(pixels, image), tf.TensorSpec([None], tf.string))
+        stored = _function(
+            lambda pixels: decode.decode_batch(pixels, image), tf.TensorSpec([None], tf.string)
+        )
     parse, pixels = {"image": tf.io.FixedLenFeature([], "string")}, [None, *image.shape]
     return {
-        DEFAULT: _function(lambda images: answer(decode(images)), tf.TensorSpec([None], tf.string, IMAGES)),
+        DEFAULT: _function(lambda images: answer(decoded(images)), tf.TensorSpec([None], tf.string, IMAGES)),
         TENSOR: _function(lambda pixels: answer(pixels), tf.TensorSpec(pixels, tf.uint8, PIXELS)),
         EXAMPLE: _function(
             lambda examples: answer(stored(tf.io.parse_example(examples, parse)["image"])), records

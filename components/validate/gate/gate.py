@@ -8,16 +8,10 @@ from pathlib import Path
 
 from shardline.components.text import enumerate_names
 from shardline.components.validate.export.formats import check_names
-from shardline.components.validate.gate.rules import DRIFT, OFF, GateRule, allowed_metrics, parse_rule
+from shardline.components.validate.gate.rules import DRIFT, OFF, GateRule, allowed_metrics, parse_rules
+from shardline.components.validate.metrics import metrics
 from shardline.components.validate.metrics.evaluation import MIN_SLICE
-from shardline.components.validate.metrics.metrics import (
-    BY_KIND,
-    MAIN,
-    PARTS,
-    QUALITY,
-    QUANTILE_METRICS,
-    quantile_metric_names,
-)
+from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, PARTS, QUALITY, QUANTILE_METRICS
 from shardline.trainer.base import files
 from shardline.trainer.base.deserialize import check_types
 from shardline.trainer.base.errors import SettingsError
@@ -38,7 +32,8 @@ VARIETY = "variety"
 
 
 def _default_rules(reasons: Mapping[str, str]) -> tuple[GateRule, ...]:
-    return tuple(replace(parse_rule(text), why=why) for text, why in reasons.items())
+    pairs = zip(parse_rules(reasons), reasons.values(), strict=True)
+    return tuple(replace(rule, why=why) for rule, why in pairs)
 
 
 def _reference_rules(champion: str, baseline: str) -> tuple[GateRule, ...]:
@@ -102,7 +97,7 @@ class Gate:
         same metric or reference.
         """
         rules, defaults = list(self.rules), {rule.name: rule for rule in DEFAULT_RULES}
-        for rule in map(parse_rule, texts):
+        for rule in parse_rules(texts):
             if rule.name and rule.name not in defaults:
                 raise SettingsError(
                     f"there is no rule {rule.name!r} to replace; there are {', '.join(defaults)}"
@@ -189,7 +184,7 @@ class Gate:
     def check_quantiles(self, labels: Sequence[Label], quantiles: Mapping[str, tuple[float, ...]]) -> None:
         """Raises SettingsError when a rule is about quantiles that the model does not predict."""
         for rule in self.rules:
-            has = quantile_metric_names(quantiles.get(_find_label(rule, labels).name, ()))
+            has = metrics.quantile_metric_names(quantiles.get(_find_label(rule, labels).name, ()))
             if rule.metric in {metric.name for metric in QUANTILE_METRICS} - {*has}:
                 fitting = [metric.name for metric in BY_KIND[REGRESSION] if metric not in QUANTILE_METRICS]
                 predicted = "one quantile" if has else "no quantiles"
@@ -241,10 +236,10 @@ def _check_label(rule: GateRule, labels: Sequence[Label]) -> None:
         )
     kind = _find_label(rule, labels).kind
     if rule.metric not in (fitting := allowed_metrics(rule, [kind])):
-        part, metrics = PARTS[kind]
+        part, of_one = PARTS[kind]
         plain = not (rule.slice or rule.worst)
         names = [metric.name for metric in BY_KIND[kind]] if plain else [*fitting]
-        of_part = f" and, for one {part}, {metrics[-1]}[{part}=...]" if rule.slice else ""
+        of_part = f" and, for one {part}, {of_one[-1]}[{part}=...]" if rule.slice else ""
         only = "min_accuracy is for classes only, and " if plain and rule.metric == MAIN[CLASS] else ""
         raise SettingsError(
             f"the rule {rule.text!r} does not fit a label of kind {kind}, which has "

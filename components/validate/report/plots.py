@@ -61,8 +61,6 @@ _LABEL_LENGTHS = (14, 20, 28, 36)
 # Line styles of the weakest classes; more than these could not be distinguished.
 _NAMED_LINES = ((SECOND, "-"), (FIRST, "--"), (INK, "-."))
 
-_MAX_MARKED_EPOCHS = 30
-
 
 def draw_reliability(points: Sequence[tuple[float, float]], x: str, y: str, description: str) -> str:
     """Draws how often predictions of some probability are right, with the diagonal where both are equal."""
@@ -132,7 +130,7 @@ def draw_learning(name: str, history: Mapping[str, Sequence[float]]) -> str:
             if not (values := history.get(column)):
                 continue
             epochs = history.get("epoch") or range(1, len(values) + 1)
-            marked = marker if len(values) <= _MAX_MARKED_EPOCHS else None
+            marked = marker if len(values) <= 30 else None
             axes.plot(epochs, values, dashes, color=colour, label=label, marker=marked, markersize=4)
             ranges.append(f"{label} from {values[0]:.4g} to {values[-1]:.4g}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -245,10 +245,7 @@ def _number_section(score: NumberScore, text: Callable[[float], str]) -> dict[st
 
 
 def _slice_rows(evaluation: Evaluation, main: Metric, *, decided: bool) -> list[Row]:
-    """Returns rows of the slices that are decided, or not, the weakest and then the largest first.
-
-    Only the slices of classes have an interval of the difference from the champion.
-    """
+    """Returns rows of the slices that are decided, or not, the weakest and then the largest first."""
     champion = {item.name: item.value for item in evaluation.champion.slices} if evaluation.champion else {}
     slices = [item for item in evaluation.slices if item.examples and item.decided == decided]
     sign = 1 if main.higher_is_better else -1
