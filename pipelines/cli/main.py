@@ -125,8 +125,8 @@ def new(directory: Path, data: str | None, label: str, kind: str | None, name: s
     kind = found.kind if found else kind or "images"
     name = name or projects.package_name(directory)
     files = projects.write(directory, kind, name, projects.origin(), found)
-    head = f"{directory}: a package {name} with {KINDS[kind].data} and a model of them, for you to replace"
-    head = f"{directory}: a package {name} with a model of {found.path}" if found else head
+    sample = f"{KINDS[kind].data} and a model of them, for you to replace"
+    head = f"{directory}: a package {name} with {f'a model of {found.path}' if found else sample}"
     steps = (f"cd {shlex.quote(str(directory))}", "make run", "make test")
     lines = found.found if found else map(str, files)
     show(False, None, head, "", *lines, "", "Next:", "", *(f"    {step}" for step in steps))

@@ -34,7 +34,7 @@ from shardline.components.runs.record import (
     installed_version,
 )
 from shardline.components.text import Rows, duration, table, timestamp
-from shardline.components.validate.gate.verdict import NOT_BETTER
+from shardline.components.validate.gate.verdict import NOT_BETTER, UNSURE
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.spec import RETRAIN
 from shardline.trainer.base import crash, files, progress
@@ -52,8 +52,6 @@ _ORDER = (
 _WEAK = re.compile(
     r"blocked by the rule (champion|baseline|classes)|blocked: \S*(accuracy|f1|recall|rmse|mae)"
 )
-# Better, but on too few test examples.
-_UNSURE = "Not significantly better"
 
 
 class RunDirectory:
@@ -153,7 +151,7 @@ class RunDirectory:
         rows = {
             end: took if end == "duration" else f"in {took}",
             "verdict": "; ".join(filter(None, (facts.pop("state", ""), verdict))),
-            "next": f"open {page}{'; add test examples, to be sure' * (_UNSURE in words)}" if page else "",
+            "next": f"open {page}{'; add test examples, to be sure' * (UNSURE in words)}" if page else "",
             "": command,
             "model store" if version else "champion": store,
             "version": version,
@@ -180,7 +178,7 @@ class RunDirectory:
             command = [program, "champion", "promote", str(parameters.get("champion_uri")), f"{exported}/"]
             return shlex.join([*command, "--override", "REASON"])
         is_repeatable = sys.argv[1:2] == ["run"] and "--resume" not in sys.argv
-        if _WEAK.match(words) and _UNSURE not in words and is_repeatable and parameters.get("epochs"):
+        if _WEAK.match(words) and UNSURE not in words and is_repeatable and parameters.get("epochs"):
             again, epochs = shlex.join([program, *sys.argv[1:]]), f"epochs={2 * parameters['epochs']}"
             longer = re.sub(r"\bepochs=\d+", epochs, again)
             return longer if longer != again else f"{again} --param {epochs}"

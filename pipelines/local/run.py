@@ -180,7 +180,7 @@ def _output(child: subprocess.Popen[bytes], cannot_succeed: Callable[[], bool]) 
                     yield from buffer.feed(data)
                 watched = [pidfd.fileno()]  # end of file
             if deadline == math.inf and cannot_succeed():
-                deadline = time.monotonic() + 5.0
+                deadline = time.monotonic() + 5.0  # then it is stopped
     yield from buffer.flush()
 
 

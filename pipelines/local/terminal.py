@@ -88,7 +88,7 @@ class Heartbeat:
     def reset(self) -> None:
         """Starts again: something was shown."""
         self._began = time.monotonic()
-        self._next_s = 3.0
+        self._next_s = 3.0  # without output
 
     def show_if_due(self, terminal: Terminal) -> None:
         """Shows a line, if nothing was shown for long enough."""

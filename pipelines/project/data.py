@@ -23,6 +23,7 @@ from shardline.components.preprocess.sources.columns import TypedColumns, open_t
 from shardline.components.preprocess.sources.example import Example
 from shardline.components.preprocess.sources.table import TableRows
 from shardline.components.preprocess.time_split import parse_time
+from shardline.components.text import enumerate_names
 from shardline.pipelines.project.plain_csv import PlainCsv
 from shardline.trainer.base.errors import SettingsError, SourceError, printable
 from shardline.trainer.data.features import CLASS, COLUMN_TYPES, LABEL, REGRESSION
@@ -260,7 +261,7 @@ def _label(
 def _listed(items: Iterable[Any]) -> str:
     """Returns the first items, of a mapping of numbers each with its number."""
     shown = [f"{item} {items[item]:,}" if isinstance(items, Counter) else str(item) for item in items]
-    return ", ".join(shown[:8]) + (f" and {len(shown) - 8:,} more" if shown[8:] else "")
+    return enumerate_names(shown, 8)
 
 
 def _lines(found: Mapping[str, str]) -> list[str]:

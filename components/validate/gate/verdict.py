@@ -28,6 +28,8 @@ _MAX_NAMES = 5
 
 #: Beginning of the verdict on a model that only the comparison with the champion blocks.
 NOT_BETTER = "good enough, but not better than the champion"
+#: Beginning of the verdict on a model that is better than a constant answer, but on too few test examples.
+UNSURE = "Not significantly better"
 
 # Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
 _DIGITS = 9
@@ -345,9 +347,7 @@ def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
         baseline = evaluation.of(label := rule.metric.rpartition(".")[0]).baseline
         if rule.left is not None and rule.right is not None and baseline:
             ahead, by = OPERATORS[rule.operator](rule.left, rule.right), f" in {rule.metric}" if label else ""
-            return (
-                f"{'Not significantly' if ahead else 'No'} better{by} than always answering {baseline.answer}"
-            )
+            return f"{UNSURE if ahead else 'No better'}{by} than always answering {baseline.answer}"
     return str(rule)
 
 

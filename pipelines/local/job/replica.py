@@ -218,7 +218,7 @@ class Replica:
         if self._exit_code is None:
             self.kill()
             report = b""
-            if select.select([self.control], [], [], 2.0)[0]:
+            if select.select([self.control], [], [], 2.0)[0]:  # time to kill its process
                 with contextlib.suppress(ConnectionError):
                     report = self.control.recv(64)
             if not report:  # the guardian itself was killed

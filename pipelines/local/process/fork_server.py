@@ -96,7 +96,7 @@ def _serve(listener: socket.socket, imported_with: Mapping[str, str]) -> tuple[P
     while True:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError, ValueError):
-            connection.settimeout(5.0)
+            connection.settimeout(5.0)  # for its request
             descriptors = socket.recv_fds(connection, 1, 6)[1]
             try:
                 with open(descriptors.pop(0), encoding="utf-8") as file:
