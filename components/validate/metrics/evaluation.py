@@ -33,7 +33,8 @@ class Slice:
     """The main metric (accuracy, F1 or RMSE) on the examples that have a value in common.
 
     Its name is "class=healthy", "height=96..128" or "camera=left"; it is decided, and has an interval, where
-    it has enough examples to judge a rule.
+    it has enough examples to judge a rule. `effective` is the number of independent examples that tell as
+    much as its own, which may belong to groups.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Slice:
     value: float
     decided: bool
     interval: Interval | None = None
+    effective: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,14 +97,46 @@ class Curve:
 
 @dataclass(frozen=True)
 class Lead:
-    """Lead of a model over another in one metric, on the same examples, by paired bootstrap.
+    """Lead of a model over another in one metric, on the same examples.
 
-    `p` is the share of the paired resamples in which the other's value is as large or larger.
+    Attributes:
+        difference: The model's value minus the other's.
+        interval: Its 95 % interval, 2.5 % a side.
+        p: One-sided p value of "it is not better": small where it is better beyond chance.
+        error: Standard error of the difference.
+        differ: Share of the examples, 0..1, that only one of the two answers rightly; None for a metric that
+            is no share of examples.
     """
 
     difference: float
     interval: Interval
     p: float
+    error: float = 0.0
+    differ: float | None = None
+
+    @property
+    def p_worse(self) -> float:
+        """One-sided p value of "it is not worse": small where it is worse beyond chance."""
+        return 1.0 - self.p
+
+
+@dataclass(frozen=True)
+class PastLead:
+    """Lead of a model over the best of the last champions, for a rule about a slow slide.
+
+    Attributes:
+        version: Version of that champion; "" where the present champion is the best, or there is no other.
+        compared: Number of champions of which it is the best, with the present one.
+        value: Its metric on the same examples; None where none was measured.
+        lead: The model's lead over it; None where none was measured.
+        note: Why none was measured, or which of them could not be; "" for nothing.
+    """
+
+    version: str = ""
+    compared: int = 1
+    value: float | None = None
+    lead: Lead | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -189,6 +223,7 @@ class Evaluation(EvaluationSummary):
         roc: ROC curves of the classes; of many classes, those with the smallest areas.
         leads: Leads over the champion by metric, COUNTED or of one class: "recall[class=healthy]".
         champion: The champion's evaluation on the same examples, without mistakes; None if not measured.
+        past: Leads over the best of the last champions, by metric as in `leads`.
         notes: Remarks on metrics, by name of the metric.
         left_out: Number of examples left out of the comparison, because the champion was trained on them.
         compared: The model's own evaluation on the others, without mistakes; None where none are left out.
@@ -208,6 +243,7 @@ class Evaluation(EvaluationSummary):
     precision_recall: tuple[Curve, ...] = ()
     leads: Mapping[str, Lead] = field(default_factory=dict)
     champion: Evaluation | None = None
+    past: Mapping[str, PastLead] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     baseline: Baseline | None = None
     left_out: int = 0
