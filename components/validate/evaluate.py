@@ -249,7 +249,9 @@ def collect_outcomes(
             numbers = true.reshape(len(true), -1).astype(np.float64), outputs.astype(np.float64)
             shares = model.quantiles.get(name, ())
             quantiles = joined.quantiles[name].astype(np.float64) if shares else None
-            outcomes[name] = RegressionOutcomes(label, *numbers, columns, copies, quantiles, shares)
+            outcomes[name] = RegressionOutcomes(
+                label, *numbers, columns, copies, quantiles=quantiles, shares=shares
+            )
     return outcomes, {name: tuple(mistake for *_, mistake in worst) for name, worst in ranked.items()}
 
 

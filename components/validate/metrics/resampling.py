@@ -59,6 +59,8 @@ class Outcomes(ABC):
         outputs: Outputs of the model, probabilities or numbers, [n, outputs].
         columns: Further features of the examples by name, each [n], for slices.
         copies: Group of equal examples that each belongs to, [n]; None where no two are equal.
+        groups: Group, such as a patient or a span of time, that each belongs to, [n]: examples of a group are
+            not independent. None where only copies are not.
     """
 
     label: Label
@@ -66,6 +68,7 @@ class Outcomes(ABC):
     outputs: npt.NDArray[Any]
     columns: Mapping[str, npt.NDArray[np.generic]]
     copies: Ints | None = None
+    groups: Ints | None = None
 
     @cached_property
     def finite(self) -> Mask:
