@@ -91,6 +91,10 @@ class DiskBackend:
             text = f"cannot list {self.path / directory}: {error.strerror}"
             raise crash.output_error(error, text) from None
 
+    def is_file(self) -> bool:
+        """Returns whether there is a file where the directory should be."""
+        return self.path.exists() and not self.path.is_dir()
+
     def put(self, source: Path, directory: str) -> None:
         """Copies the files of a directory into a new one, all on disk; a copy that fails is removed."""
         target = self.path / directory
@@ -222,6 +226,13 @@ class BucketBackend:
         for page in islice(self._objects.pages(prefix, delimiter="/"), None if directory else 1):
             names.update(page.folders, (item.name for item in page))
         return sorted(PurePosixPath(item).name for item in names - {prefix})  # but for the directory's own
+
+    def is_file(self) -> bool:
+        """Returns whether there is an object where the prefix should be."""
+        if not self.prefix:
+            return False
+        page = next(self._objects.pages(self.prefix, delimiter="/", page_size=1))
+        return any(item.name == self.prefix for item in page)
 
     def put(self, source: Path, directory: str) -> None:
         """Uploads the files of a local directory."""

@@ -35,8 +35,8 @@ Store = DiskBackend | BucketBackend
 _BUCKET_PREFIXES = ("gs://", "/gcs/")
 #: Form of the name of a version.
 VERSION_NAME = re.compile(r"\w[\w-]*")
-#: Names that a directory without champions may have: unfinished copies, the history of runs, a new disk's.
-_ALLOWED_NAMES = {VERSIONS, "runs", "datasets", "latest.json", "lost+found"}
+#: Beginning of the names of versions that are made here.
+CREATED_HERE = re.compile(r"\d{8}T\d{6,}-")
 
 
 @dataclass(frozen=True)
@@ -202,13 +202,13 @@ def open_store(champion: str | os.PathLike[str]) -> Store:
 
 
 def require_store(uri: str | os.PathLike[str]) -> None:
-    """Raises SettingsError for a missing local directory, and for one with other content than champions.
+    """Raises SettingsError for a missing local directory, and as `refuse_other_content` does.
 
     An unmounted disk, or the directory of one model, would look like a store without a champion. A prefix in
     a bucket needs not exist.
     """
     store = open_store(uri)
-    if isinstance(store, DiskBackend) and not store.mounted and not store.path.is_dir():
+    if isinstance(store, DiskBackend) and not store.mounted and not store.path.exists():
         raise SettingsError(
             f"there is no directory {store.path} for champions: mount the disk that it is on, or begin anew "
             f"with mkdir -p {store.path}"
@@ -217,15 +217,23 @@ def require_store(uri: str | os.PathLike[str]) -> None:
 
 
 def refuse_other_content(store: Store) -> None:
-    """Raises SettingsError for a directory with other content and no champions, such as that of a model."""
-    names = [name for name in store.names("") if not name.startswith(".")]
-    others = [name for name in names if name not in _ALLOWED_NAMES]
-    if not others or VERSIONS in names or store.read(CHAMPION_FILE).text is not None:
-        return
-    contents = f"{CHAMPION_FILE}, {VERSIONS}/), but {truncate(', '.join(others), 80)}"
+    """Raises SettingsError for a file, and for a directory with anything but a model store, such as a model.
+
+    Hidden files, and what a new disk has, are no content. A directory of versions that has lost its
+    champion.json is a damaged model store, which `read_catalog` reports.
+    """
+    found = f"{store.location('')} is a file"
+    if not store.is_file():
+        names = [name for name in store.names("") if not name.startswith(".") and name != "lost+found"]
+        if not names or store.read(CHAMPION_FILE).text is not None:
+            return
+        if VERSIONS in names and any(map(CREATED_HERE.match, store.names(VERSIONS))):
+            return
+        others = truncate(", ".join(names), 80)
+        found = f"{store.location('')} holds no champions (no {CHAMPION_FILE}), but {others}"
     raise SettingsError(
-        f"{store.location('')} holds no champions ({contents}; give the directory of champions, or a new "
-        f"one, in which '{PROMOTE_COMMAND} DIR MODEL/' makes a model the champion"
+        f"{found}; give the directory of champions, or an empty one, in which '{PROMOTE_COMMAND} DIR MODEL/' "
+        "makes a model the champion"
     )
 
 

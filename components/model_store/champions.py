@@ -27,6 +27,7 @@ from shardline.components.model_store import (
 )
 from shardline.components.model_store.backends import TextFile, files_below
 from shardline.components.model_store.catalog import (
+    CREATED_HERE,
     PROMOTE_COMMAND,
     VERSION_NAME,
     VERSIONS,
@@ -46,8 +47,8 @@ from shardline.trainer.base.errors import ModelError
 
 #: Longest source name in the name of a directory, in characters.
 _MAX_NAME_LENGTH = 100
-#: Time in the name of a version, and the form of names that are made here.
-_TIME_FORMAT, _CREATED_HERE = "%Y%m%dT%H%M%S%f", re.compile(r"\d{8}T\d{6,}-")
+#: Time in the name of a version.
+_TIME_FORMAT = "%Y%m%dT%H%M%S%f"
 
 
 def directory_name(source: str) -> str:
@@ -274,7 +275,7 @@ def prune(champion: str | os.PathLike[str], keep: int) -> list[str]:
             break
     latest = f"{datetime.now(UTC) - timedelta(days=1):{_TIME_FORMAT}}"
     listed = {item.version for item in catalog.versions}
-    copies = {name for name in store.names(VERSIONS) if _CREATED_HERE.match(name) and name < latest}
+    copies = {name for name in store.names(VERSIONS) if CREATED_HERE.match(name) and name < latest}
     removed = sorted(dropped | (copies - listed))
     for name in removed:
         store.remove(f"{VERSIONS}/{name}")

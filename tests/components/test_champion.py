@@ -308,41 +308,52 @@ def put(store_uri, tmp_path):
     [
         (
             ("export.json", "saved_model/saved_model.pb"),
-            "but export.json, saved_model; give the directory of champions, or a new one",
+            "but export.json, saved_model; give the directory of champions, or an empty one",
         ),
-        (("manifest.json",), "but manifest.json; give the directory of champions, or a new one"),
+        (("manifest.json",), "but manifest.json; give the directory of champions, or an empty one"),
         (("digits/versions/1/version.json",), "but digits; give"),
+        (("v1/saved_model/saved_model.pb", "v1/evaluation.json"), "but v1; give"),
+        (("versions/README", "versions/v1/export.json"), "but versions; give"),
+        (("versions/v1/export.json", "export.json"), "but export.json, versions; give"),
+        # The directory of the history, and one above it.
+        (("datasets/1.json", "latest.json", "runs/run-1/run.json"), "but datasets, latest.json, runs; give"),
+        (("runs/run-1/run.json",), "but runs; give"),
     ],
 )
 def test_a_directory_with_other_content_is_no_model_store(store_uri, put, names, message, tmp_path):
     """It is not taken for an empty store, in which the first model would be blessed."""
     put(*names)
+    exported = write_export(tmp_path / "model")
 
     for refused in (
         lambda: catalog.require_store(store_uri),
         lambda: champions.check_champion(store_uri),
-        lambda: champions.publish(write_export(tmp_path / "model"), store_uri, quality="0.9"),
+        lambda: champions.publish(exported, store_uri, quality="0.9"),
+        lambda: champions.promote(store_uri, f"{exported}/"),
     ):
         with pytest.raises(SettingsError) as caught:
             refused()
-        assert "holds no champions (champion.json, versions/), " + message in str(caught.value)
+        assert "holds no champions (no champion.json), " + message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("runs/run-1.json", "latest.json", "datasets/1.json"),
-        (".gitkeep", "lost+found/x"),
-    ],
-)
-def test_a_model_store_may_hold_files_of_runs_and_of_the_disk(store_uri, put, names, tmp_path):
-    put(*names)
+def test_a_model_store_may_hold_files_of_the_disk_and_later_others(store_uri, put, tmp_path):
+    put(".gitkeep", "lost+found/x")
 
     champions.check_champion(store_uri)
     publish_next(write_export(tmp_path / "model"), store_uri, accuracy=0.9)
-    put("README.md")
+    put("README.md", "runs/run-1.json", "latest.json")
 
     champions.check_champion(store_uri)
+
+
+def test_a_file_is_no_model_store(store_uri, put):
+    put("champion.json")
+
+    with pytest.raises(SettingsError, match=r"champion\.json is a file; give the directory of champions"):
+        catalog.require_store(f"{store_uri}/champion.json")
+    put("champion.json.d/other")
+    with pytest.raises(SettingsError, match="but other; give"):
+        catalog.require_store(f"{store_uri}/champion.json.d")
 
 
 def test_a_directory_whose_name_is_not_utf_8_is_promoted(champion, tmp_path):
