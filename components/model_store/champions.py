@@ -72,6 +72,20 @@ def require_current(champion: str | os.PathLike[str]) -> Version:
     return _require_champion(open_store(champion))[2]
 
 
+def last_champions(champion: str | os.PathLike[str]) -> tuple[Version, ...]:
+    """Returns the champion and those before it that led to it, newest first; () where there is none yet.
+
+    Versions that were rolled back did not lead to it, and what came before an override was given up by hand.
+    Raises ModelError and PlatformError as `current` does.
+    """
+    catalog, _ = read_catalog(open_store(champion))
+    found, version = dict[str, Version](), catalog.champion
+    while version and version.version not in found:
+        found[version.version] = version
+        version = None if version.override else catalog.find(version.previous)
+    return tuple(found.values())
+
+
 def complete_versions(champion: str | os.PathLike[str]) -> list[Version]:
     """Returns the versions, oldest first; raises ModelError and PlatformError as `current` does."""
     return list(read_catalog(open_store(champion))[0].versions)

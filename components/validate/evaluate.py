@@ -210,7 +210,7 @@ def measure(
 
 
 def collect_outcomes(
-    model: ServedModel, examples: Examples, batch_size: int
+    model: ServedModel, examples: Examples, batch_size: int = 64
 ) -> tuple[dict[str, Outcomes], dict[str, tuple[Mistake, ...]]]:
     """Returns a model's predictions for all examples, and its worst mistakes, by name of the label."""
     labels = examples.manifest.labels

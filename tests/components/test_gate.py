@@ -12,11 +12,13 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from shardline.components import model_store
+from shardline.components.model_store import champions
 from shardline.components.validate.evaluate import Batch, Examples, find_mistakes, measure
 from shardline.components.validate.export.export import export_model
 from shardline.components.validate.export.predictions import Predictions
 from shardline.components.validate.gate.champion import ChampionEvaluation, compare, evaluate_champion
 from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.past import Slide
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Slice
@@ -349,6 +351,37 @@ def test_only_an_empty_model_store_is_a_first_run(dataset, champion, tmp_path, m
     assert "champion.json is gone, but" in without_record.absence.text
     with pytest.raises(SettingsError, match=r"there is no directory .*mount the disk .*or begin"):
         evaluate_against(tmp_path / "mnt")
+
+
+def test_the_best_of_the_last_champions_is_measured_by_its_predictions_alone(
+    dataset, champion, tmp_path, measured, events
+):
+    (first,) = champions.complete_versions(champion)
+    store = shutil.copytree(champion, tmp_path / "champions")
+    exported = shutil.copytree(champion / first.path, tmp_path / "exported")
+    content = json.loads((exported / "evaluation.json").read_text())
+    names = [first.version]
+    for run, accuracy in (("best", 0.99), ("damaged", 0.999), ("present", 0.5)):
+        content["metrics"]["accuracy"] = accuracy
+        (exported / "evaluation.json").write_text(json.dumps(content))
+        names.append(publish_next(exported, store, run=run).version)
+    shutil.rmtree(store / "versions" / names[2] / "saved_model")
+    slide = Slide("accuracy", "", "accuracy", 8)
+
+    found = evaluate_champion(measured, str(store), examples(dataset), min_slice=10, slides=[slide])
+
+    past = found.evaluation.past["accuracy"]
+    assert (found.champion, past.version, past.compared) == (names[3], names[1], 3)
+    assert past.value == found.evaluation.accuracy
+    assert past.lead.difference == 0
+    assert f"{names[2]} is left out: cannot load the exported model" in past.note
+    told = [event.text for event in events if event.text.startswith("measuring")]
+    assert told == [
+        f"measuring the champion {names[3]} on the same examples",
+        f"measuring the former champion {names[2]} on the same examples",
+        f"measuring the former champion {names[1]} on the same examples",
+    ]
+    assert found.evaluation.to_json()["past"]["accuracy"]["version"] == names[1]
 
 
 def test_what_decides_nothing_is_a_warning(dataset, tmp_path):

@@ -91,6 +91,36 @@ def test_the_loser_is_refused_before_it_is_served(store_uri: str, tmp_path: Path
     champions.check_judged(late, "", "late")
 
 
+def test_the_last_champions_are_those_that_led_to_the_present_one(store_uri: str, tmp_path: Path) -> None:
+    def last() -> list[str]:
+        return [item.version for item in champions.last_champions(store_uri)]
+
+    def next_version(run: str) -> str:
+        return publish_next(exported, store_uri, run=run).version
+
+    assert last() == []
+    exported = write_export(tmp_path / "model")
+    first, second = next_version("first"), next_version("second")
+    next_version("rolled back")
+    rollback(store_uri)
+    third = next_version("third")
+    assert last() == [third, second, first]
+
+    blocked = write_export(tmp_path / "blocked", blessed=False)
+    (blocked / "evaluation.json").write_text(json.dumps(EVALUATION))
+    overridden = promote(store_uri, str(blocked), override="the labels were wrong").version
+    fourth, fifth = next_version("fourth"), next_version("fifth")
+    assert last() == [fifth, fourth, overridden], "what came before an override was given up"
+
+    again = promote(store_uri, fourth).version
+    assert last() == [again, fifth], "each once"
+    prune(store_uri, 0)
+    sixth = next_version("sixth")
+    assert last() == [sixth, again, fifth]
+    rollback(store_uri, fifth)
+    assert last() == [fifth, again]
+
+
 def test_a_run_that_repeats_itself_publishes_once_and_undoes_no_rollback(
     store_uri: str, tmp_path: Path
 ) -> None:

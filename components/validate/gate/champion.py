@@ -6,7 +6,7 @@ its training split, and a later run leaves test examples with these keys out of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,9 +17,11 @@ import xxhash
 
 from shardline.components import model_store
 from shardline.components.model_store import KEYS_FILE, Export, TrainingData, catalog, champions
+from shardline.components.model_store.catalog import Version
 from shardline.components.text import enumerate_names
-from shardline.components.validate.evaluate import Assessment, Examples, measure
-from shardline.components.validate.export.signatures import CALLS
+from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes, measure
+from shardline.components.validate.export.signatures import CALLS, ServedModel
+from shardline.components.validate.gate.past import Former, Slide, compare_with_past
 from shardline.components.validate.gate.verdict import Absence
 from shardline.components.validate.metrics.drift import ReferenceProfile, read_profile
 from shardline.components.validate.metrics.evaluation import Evaluation, Lead
@@ -58,9 +60,17 @@ class ChampionEvaluation:
 
 
 def evaluate_champion(
-    challenger: Assessment, champion_uri: str, examples: Examples, *, min_slice: int, calls: int = CALLS
+    challenger: Assessment,
+    champion_uri: str,
+    examples: Examples,
+    *,
+    min_slice: int,
+    calls: int = CALLS,
+    slides: Sequence[Slide] = (),
 ) -> ChampionEvaluation:
     """Measures the champion in the same way as the challenger (see `measure`), and compares both.
+
+    `slides` are the rules about a slow slide, for which the best of the last champions is measured as well.
 
     Raises:
         SettingsError, PlatformError: When the model store does not exist or cannot be read.
@@ -68,14 +78,14 @@ def evaluate_champion(
     alone, version, profile = challenger.evaluation, "", ChampionEvaluation.profile
     catalog.require_store(champion_uri)
     try:
-        present = champions.current(champion_uri)
-        if present is None:
+        last = champions.last_champions(champion_uri)
+        if not last:
             return ChampionEvaluation(
                 alone, "", Absence(f"there is no champion in {champion_uri} yet", first=True)
             )
-        version = present.version
+        version = last[0].version
         report("validate", f"measuring the champion {version} on the same examples")
-        with champions.fetched(champion_uri, present) as published:
+        with champions.fetched(champion_uri, last[0]) as published:
             profile = read_profile(published, version)
             export = Export.read(published)
             check_comparable(export, version, examples.manifest)
@@ -85,8 +95,11 @@ def evaluate_champion(
     except (ModelError, DatasetError) as error:
         return ChampionEvaluation(alone, version, Absence(str(error)), profile=profile)
     compared = compare(challenger, champion, trained_on)
+    past = compare_with_past(
+        challenger, last, slides, lambda former: _predict_former(champion_uri, former, examples)
+    )
     warning = describe_overlap(trained_on, export.training_data)
-    return ChampionEvaluation(compared, version, warning=warning, profile=profile)
+    return ChampionEvaluation(replace(compared, past=past), version, warning=warning, profile=profile)
 
 
 def compare(
@@ -113,6 +126,19 @@ def compare(
             )
             theirs = replace(_without_metric(theirs, f"{prefix}{loss}"), parts=parts)
     return replace(whole, champion=replace(theirs, mistakes=()), leads=leads)
+
+
+def _predict_former(champion_uri: str, version: Version, examples: Examples) -> Former | str:
+    """Returns the predictions of a former champion, or why there are none; nothing else is measured."""
+    report("validate", f"measuring the former champion {version.version} on the same examples")
+    try:
+        with champions.fetched(champion_uri, version) as published:
+            check_comparable(Export.read(published), version.version, examples.manifest)
+            trained_on = find_trained_on(published, examples)
+            model = ServedModel(published / model_store.SAVED_MODEL, examples.manifest)
+            return collect_outcomes(model, examples)[0], trained_on
+    except (ModelError, DatasetError, OSError) as error:
+        return str(error).partition("; ")[0]  # without the remedy
 
 
 def _without_metric(evaluation: Evaluation, metric: str) -> Evaluation:

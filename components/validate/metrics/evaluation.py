@@ -275,7 +275,7 @@ class Evaluation(EvaluationSummary):
         """The evaluation on the examples on which the champion was measured, with the champion's."""
         if self.compared is None:
             return self
-        return replace(self.compared, champion=self.champion, leads=self.leads)
+        return replace(self.compared, champion=self.champion, leads=self.leads, past=self.past)
 
     @property
     def never_predicted(self) -> tuple[Slice, ...]:

@@ -1,0 +1,98 @@
+"""Slow slide: a new model's lead over the best of the last champions, on the same examples.
+
+Each of many small losses may be within what a comparison with the present champion allows; their sum is seen
+in a comparison with the best of the last ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardline.components.model_store.catalog import Version
+from shardline.components.validate.metrics.evaluation import Lead, PastLead
+from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER
+from shardline.components.validate.metrics.resampling import Outcomes
+
+if TYPE_CHECKING:
+    from shardline.components.validate.evaluate import Assessment
+
+#: Predictions of a former champion by label, and the mask of the examples that it was trained on, if known.
+Former = tuple[Mapping[str, Outcomes], npt.NDArray[np.bool_] | None]
+
+
+class Slide(NamedTuple):
+    """What a rule about a slow slide compares: a metric, with the best of so many last champions."""
+
+    expression: str
+    label: str
+    metric: str
+    last: int
+
+
+def compare_with_past(
+    challenger: Assessment,
+    last: Sequence[Version],
+    slides: Iterable[Slide],
+    predict: Callable[[Version], Former | str],
+) -> dict[str, PastLead]:
+    """Returns the lead over the best of the last champions for each rule about a slow slide, by expression.
+
+    Args:
+        challenger: The new model.
+        last: The champion and the former ones, newest first.
+        slides: The rules.
+        predict: Returns the predictions of a former champion, or why there are none; called once for each.
+    """
+    predict = cache(predict)
+    return {slide.expression: _compare_with_best(challenger, last, slide, predict) for slide in slides}
+
+
+def _compare_with_best(
+    challenger: Assessment, last: Sequence[Version], slide: Slide, predict: Callable[[Version], Former | str]
+) -> PastLead:
+    """Returns the lead over the best of the last champions, the first of which is the present one.
+
+    The best is that with the best recorded metric, which is measured again unless it is the present one. One
+    that cannot be measured is left out.
+    """
+    last, name, notes = last[: slide.last], slide.expression, list[str]()
+    values = {each: value for each in last if (value := each.metrics.get(name)) is not None}
+    if unknown := len(last) - len(values):
+        notes.append(f"{unknown:,} of the last {len(last)} champions have no recorded {name}")
+    compared = len(values)
+    # Of equal ones, the newest.
+    for version in sorted(values, key=values.__getitem__, reverse=slide.metric not in LOWER_IS_BETTER):
+        if version is last[0]:
+            best = f"the champion is the best of the last {compared}"
+            notes.insert(0, best if compared > 1 else "there is no other champion to compare with")
+            break
+        former = predict(version)
+        if not isinstance(former, str):
+            value, lead, note = _lead_over(former, challenger, slide)
+            if lead:
+                return PastLead(
+                    version.version, compared, value, lead, "; ".join(filter(None, [*notes, note]))
+                )
+            former = f"no {name} of both on the same examples"
+        notes.append(f"{version.version} is left out: {former}")
+        compared -= 1
+    return PastLead(compared=compared, note="; ".join(notes))
+
+
+def _lead_over(former: Former, ours: Assessment, slide: Slide) -> tuple[float | None, Lead | None, str]:
+    """Returns the metric of a former champion, the lead over it, None where unknown, and a note."""
+    outcomes, seen = former
+    theirs, note = outcomes[slide.label or next(iter(outcomes))], ""
+    if seen is None:
+        note = "it is not known which examples it was trained on"
+    elif seen.any():
+        ours, theirs = ours.select(~seen), theirs.select(~seen)
+        note = f"on {(~seen).sum():,} of the {len(seen):,} examples: it was trained on the others"
+    lead = ours.outcomes[theirs.label.name].leads(theirs).get(slide.metric)
+    value = ours.evaluation.metrics.get(slide.expression)
+    return (None, None, note) if lead is None or value is None else (value - lead.difference, lead, note)

@@ -1,0 +1,179 @@
+"""The best of the last champions, which a new model is compared with: which it is, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardline.components.model_store.catalog import Version
+from shardline.components.validate.gate.past import Slide, compare_with_past
+from shardline.components.validate.metrics.classes import ClassOutcomes
+from shardline.components.validate.metrics.evaluation import Evaluation, PastLead
+from shardline.components.validate.metrics.regression import RegressionOutcomes
+from shardline.components.validate.metrics.resampling import Outcomes
+from shardline.trainer.data.features import CLASS, REGRESSION, Label
+
+KIND, PRICE = Label("kind", CLASS, ("no", "yes")), Label("price", REGRESSION, ("price",))
+N = 200
+TRUE = np.arange(N) % 2
+ACCURACY = Slide("accuracy", "", "accuracy", 8)
+
+
+def kinds(wrong: int) -> ClassOutcomes:
+    """Returns predictions that are wrong on the first examples."""
+    predicted = np.where(np.arange(N) < wrong, 1 - TRUE, TRUE)
+    outputs = np.where(np.eye(2)[predicted] == 1, 0.9, 0.1).astype(np.float32)
+    return ClassOutcomes(KIND, TRUE, outputs, {}, predicted=predicted)
+
+
+def prices(error: float) -> RegressionOutcomes:
+    true = np.arange(N, dtype=np.float64)[:, None]
+    return RegressionOutcomes(PRICE, true, true + error * np.random.default_rng(1).normal(1, 0.1, (N, 1)), {})
+
+
+@dataclass
+class Challenger:
+    """What of an assessment a comparison needs."""
+
+    outcomes: Mapping[str, Outcomes]
+
+    @property
+    def evaluation(self) -> Evaluation:
+        several = len(self.outcomes) > 1
+        metrics = {
+            f"{name}.{metric}" if several else metric: value
+            for name, outcome in self.outcomes.items()
+            for metric, value in outcome.summarize(10)["metrics"].items()
+        }
+        return Evaluation(fingerprint="", split="test", examples=N, metrics=metrics)
+
+    def select(self, mask: Any) -> Challenger:
+        return Challenger({name: outcome.select(mask) for name, outcome in self.outcomes.items()})
+
+
+@dataclass
+class Store:
+    """Champions, newest first, by the metrics that are recorded of them, and what they predict."""
+
+    recorded: list[Mapping[str, float | None]]
+    predictions: Mapping[int, Any] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def compare(self, challenger: Mapping[str, Outcomes], *slides: Slide) -> dict[str, PastLead]:
+        last = [
+            Version(version=f"v{number}", fingerprint="", created="", metrics=metrics)
+            for number, metrics in enumerate(self.recorded)
+        ]
+
+        def predict(version: Version) -> Any:
+            self.asked.append(version.version)
+            return self.predictions[last.index(version)]
+
+        return compare_with_past(Challenger(challenger), last, slides, predict)  # type: ignore[arg-type]
+
+
+def accuracies(*values: float | None) -> list[Mapping[str, float | None]]:
+    return [{"accuracy": value} for value in values]
+
+
+def test_the_best_by_its_record_is_measured_and_the_lead_over_it_known() -> None:
+    store = Store(accuracies(0.95, 0.97, 0.99, 0.98), {2: ({"kind": kinds(2)}, np.zeros(N, np.bool_))})
+
+    past = store.compare({"kind": kinds(22)}, ACCURACY)["accuracy"]
+
+    assert store.asked == ["v2"]
+    assert (past.version, past.compared, past.note) == ("v2", 4, "")
+    assert past.value == pytest.approx(0.99)
+    assert past.lead is not None
+    assert past.lead.difference == pytest.approx(-0.1)
+    assert past.lead.p_worse < 0.001
+
+
+@pytest.mark.parametrize(
+    ("recorded", "compared", "note"),
+    [
+        (accuracies(0.9), 1, "there is no other champion to compare with"),
+        (accuracies(0.99, 0.98, 0.99), 3, "the champion is the best of the last 3"),
+        (accuracies(0.98, None), 1, "1 of the last 2 champions have no recorded accuracy"),
+        ([{}, {}], 0, "2 of the last 2 champions have no recorded accuracy"),
+    ],
+)
+def test_nothing_is_measured_where_the_champion_is_the_best(recorded: Any, compared: int, note: str) -> None:
+    store = Store(recorded)
+
+    past = store.compare({"kind": kinds(2)}, ACCURACY)["accuracy"]
+
+    assert (store.asked, past.version, past.lead, past.compared) == ([], "", None, compared)
+    assert note in past.note
+
+
+def test_only_the_last_ones_count_and_of_equal_ones_the_newest() -> None:
+    predictions = {number: ({"kind": kinds(number)}, np.zeros(N, np.bool_)) for number in range(4)}
+    store = Store(accuracies(0.9, 0.95, 0.95, 0.99), predictions)
+
+    past = store.compare({"kind": kinds(2)}, Slide("accuracy", "", "accuracy", 3))["accuracy"]
+
+    assert (past.version, past.compared) == ("v1", 3)
+
+
+def test_one_that_cannot_be_measured_is_left_out_with_a_note_and_the_next_best_taken() -> None:
+    store = Store(
+        accuracies(0.9, 0.99, 0.98),
+        {1: "no export.json in it", 2: ({"kind": kinds(4)}, np.zeros(N, np.bool_))},
+    )
+    past = store.compare({"kind": kinds(2)}, ACCURACY)["accuracy"]
+
+    assert (past.version, past.compared, past.note) == ("v2", 2, "v1 is left out: no export.json in it")
+
+    alone = Store(accuracies(0.9, 0.99), {1: "no export.json in it"})
+    past = alone.compare({"kind": kinds(2)}, ACCURACY)["accuracy"]
+
+    assert (past.version, past.compared, past.lead) == ("", 1, None)
+    assert past.note == "there is no other champion to compare with; v1 is left out: no export.json in it"
+
+
+def test_examples_that_it_was_trained_on_are_left_out_for_both() -> None:
+    trained_on = np.arange(N) < 50
+    store = Store(accuracies(0.9, 0.99), {1: ({"kind": kinds(0)}, trained_on)})
+
+    past = store.compare({"kind": kinds(65)}, ACCURACY)["accuracy"]
+
+    assert past.lead is not None
+    assert past.lead.difference == pytest.approx(-0.1)  # wrong on 15 of the 150 others
+    assert past.value == pytest.approx(1.0)
+    assert past.note == "on 150 of the 200 examples: it was trained on the others"
+
+    unknown = Store(accuracies(0.9, 0.99), {1: ({"kind": kinds(0)}, None)})
+    past = unknown.compare({"kind": kinds(65)}, ACCURACY)["accuracy"]
+
+    assert past.value == pytest.approx(1.0)
+    assert past.note == "it is not known which examples it was trained on"
+
+
+def test_each_label_has_its_best_less_is_better_for_errors_and_each_version_is_asked_once() -> None:
+    recorded: list[Mapping[str, float | None]] = [
+        {"kind.accuracy": 0.90, "price.rmse": 5.0},
+        {"kind.accuracy": 0.99, "price.rmse": 9.0},
+        {"kind.accuracy": 0.95, "price.rmse": 2.0},
+    ]
+    both = {number: ({"kind": kinds(number), "price": prices(number)}, None) for number in (1, 2)}
+    store = Store(recorded, both)
+    slides = [
+        Slide(f"{label}.{metric}", label, metric, 8)
+        for label, metric in (("kind", "accuracy"), ("price", "rmse"), ("price", "mae"))
+    ]
+
+    past = store.compare({"kind": kinds(11), "price": prices(4.0)}, *slides)
+
+    assert {name: lead.version for name, lead in past.items()} == {
+        "kind.accuracy": "v1", "price.rmse": "v2", "price.mae": "",
+    }  # fmt: skip
+    assert past["price.rmse"].value == pytest.approx(2.0, abs=0.1)
+    assert store.asked == ["v1", "v2"]
+    store = Store([{"kind.accuracy": 0.9}, {"kind.accuracy": 0.99, "price.rmse": 1.0}], {1: "damaged"})
+    store.compare({"kind": kinds(11), "price": prices(4.0)}, *slides)
+    assert store.asked == ["v1"]
