@@ -22,6 +22,7 @@ from shardline.components.model_store import (
     EXPORT_FILE,
     EvaluationSummary,
     Export,
+    T,
     Verdict,
     read_part,
 )
@@ -110,11 +111,16 @@ def fetched(champion: str | os.PathLike[str], version: Version) -> AbstractConte
 
 def read_export(champion: str | os.PathLike[str], version: Version) -> Export:
     """Returns the export.json of a version; raises ModelError when it is missing or damaged."""
-    store, name, remedy = open_store(champion), f"{version.path}/{EXPORT_FILE}", "publish the model again"
+    return read_record(champion, version, EXPORT_FILE, Export)
+
+
+def read_record(champion: str | os.PathLike[str], version: Version, file: str, kind: type[T]) -> T:
+    """Returns a JSON file of a version as a dataclass; raises ModelError when it is missing or damaged."""
+    store, name, remedy = open_store(champion), f"{version.path}/{file}", "publish the model again"
     if (text := store.read(name).text) is None:
         raise ModelError(f"no {store.location(name)}: the version is damaged; {remedy}")
     content = files.parse_json(text, store.location(name), ModelError)
-    return restore(Export, content, store.location(name), ModelError, remedy)
+    return restore(kind, content, store.location(name), ModelError, remedy)
 
 
 def check_champion(uri: str) -> None:

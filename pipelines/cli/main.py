@@ -13,6 +13,7 @@ import click
 from shardline.components.text import fitted
 from shardline.pipelines.cli.checks import check, doctor, settings, show_findings
 from shardline.pipelines.cli.data import dataset, drift, preprocess
+from shardline.pipelines.cli.gate import gate
 from shardline.pipelines.cli.history import runs
 from shardline.pipelines.cli.models import champion, probe, rehearse, validate
 from shardline.pipelines.cli.options import PATH, CommandGroup, path_option, show
@@ -133,7 +134,7 @@ def new(directory: Path, data: str | None, label: str, kind: str | None, name: s
 
 
 main.add_section("Start", new, doctor, settings, compile, check)
-main.add_section("Data and models", preprocess, dataset, drift, validate, champion, probe)
+main.add_section("Data and models", preprocess, dataset, drift, validate, gate, champion, probe)
 main.add_section("Run on this machine", run, rehearse, train, launch)
 main.add_section("Run on the platform", image, upload, submit, schedule, cancel)
 main.add_section("Look at runs", runs, status, logs, explain)

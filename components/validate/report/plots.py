@@ -18,6 +18,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
+from shardline.components.validate.gate.power import POWER, PairedTest
 from shardline.components.validate.metrics.evaluation import Curve, NumberScore
 
 # Drawn in these colours, which nothing else uses, and then replaced by the page's own.
@@ -152,6 +153,22 @@ def draw_predictions(score: NumberScore) -> str:
             axes,
             f"Predicted over true {score.name}, {len(true):,} examples from {true.min():.4g} to "
             f"{true.max():.4g}: RMSE {score.rmse:.4g}.",
+        )
+
+
+def draw_power(test: PairedTest) -> str:
+    """Draws how often the gate finds a loss, over the true loss."""
+    found, scale = test.smallest_loss(), 100 if test.unit else 1
+    most = 1.5 * max(found, test.within) if found else 1.0
+    losses = np.linspace(0.0, most if test.differ is None else min(most, 1.0), 60)
+    with _axes((4.4, 3.2), f"true loss{f', {test.unit}' if test.unit else ''}", "share found") as axes:
+        axes.axvline(scale * test.within, linestyle=":", color=SOFT, label="allowed")
+        axes.plot(scale * losses, [test.power(float(loss)) for loss in losses], color=FIRST)
+        if found:
+            axes.plot(scale * found, POWER, "o", color=SECOND, label="found in 9 of 10 cases")
+        axes.set(ylim=(-0.02, 1.02))
+        return _to_svg(
+            axes, f"How often a loss is found, over the true loss. {test.describe()}.", legend={"ncols": 2}
         )
 
 

@@ -13,6 +13,9 @@ from markupsafe import Markup
 
 from shardline.components.html import make_picture, render
 from shardline.components.model_store import Export
+from shardline.components.validate.gate.gate import CHAMPION
+from shardline.components.validate.gate.power import FAMILY, LEVEL, PairedTest
+from shardline.components.validate.gate.rules import parse_rule
 from shardline.components.validate.gate.verdict import Blessing, Judgement
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead, NumberScore
 from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, SERVING, Metric
@@ -54,6 +57,7 @@ def render_report(
         manifest=manifest,
         export=export,
         sections=sections(evaluation),
+        power=_power(evaluation.champion_comparison, blessing),
         calls=make_calls(export),
         serving=metric_rows(evaluation.champion_comparison, SERVING),
         format_interval=format_interval,
@@ -210,6 +214,19 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
         "weakest": next(iter(_slice_rows(evaluation, main, decided=True)), None),
         "mistakes": _mistake_rows(evaluation, main),
     }
+
+
+def _power(evaluation: Evaluation, blessing: Blessing) -> list[dict[str, Any]]:
+    """Returns what the rules about the champion find, a plot and two sentences for each label."""
+    judged = [each for each in blessing.rules if each.name == CHAMPION and each.verdict != "off"]
+    rules = [parse_rule(each.rule) for each in judged]
+    level = min(LEVEL, FAMILY / max(1, len(rules)))
+    tests = [(rule.label, PairedTest.of(evaluation, rule, level=level)) for rule in rules]
+    return [
+        {"label": label, "test": test, "plot": Markup(plots.draw_power(test))}
+        for label, test in tests
+        if test
+    ]
 
 
 def _mistake_rows(evaluation: Evaluation, main: Metric) -> list[dict[str, Any]]:

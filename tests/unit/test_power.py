@@ -1,0 +1,209 @@
+"""What the gate can see: the power of its rule about the champion, in reports and as a command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from scipy.stats import binom, norm
+
+from shardline.components.model_store.champions import publish
+from shardline.components.validate.gate.power import Measured, PairedTest, odds
+from shardline.components.validate.gate.rules import parse_rule
+from shardline.components.validate.gate.verdict import JudgedRule
+from shardline.components.validate.metrics.evaluation import Lead
+from shardline.pipelines.cli.main import main
+from tests.helpers.exports import write_export
+from tests.helpers.reports import make_blessing, make_evaluation, make_report, with_champion
+
+RULE = parse_rule("accuracy >= champion (within 0.01)")
+
+
+def fails(better: int, worse: int, examples: int, within: float) -> bool:
+    """Tells whether the gate calls a model worse that answers so many examples better, and worse."""
+    mid_p = binom.sf(worse, better + worse, 0.5) + binom.pmf(worse, better + worse, 0.5) / 2
+    # The score statistic of a lead of -within, whose restricted maximum likelihood is found by a search.
+    only_worse = np.linspace(max(within, 1e-9), (1 + within) / 2, 20_000)
+    rest = np.maximum(1 - 2 * only_worse + within, 1e-12)
+    likelihood = worse * np.log(only_worse) + better * np.log(np.maximum(only_worse - within, 1e-12))
+    best = only_worse[np.argmax(likelihood + (examples - better - worse) * np.log(rest))]
+    statistic = better - worse + examples * within
+    deviation = math.sqrt(examples * max(2 * best - within - within**2, 1e-12))
+    return bool(mid_p < 0.025) and statistic < 1.96 * deviation
+
+
+def simulate(test: PairedTest, loss: float, draws: int = 4000) -> float:
+    """Returns how often the gate calls a model worse that loses so much, in made-up test splits."""
+    assert test.differ is not None
+    differ = max(test.differ, loss)
+    shares = [(differ - loss) / 2, (differ + loss) / 2, 1 - differ]
+    drawn = np.random.default_rng(20170).multinomial(test.examples, shares, size=draws)
+    pairs, counts = np.unique(drawn[:, :2], axis=0, return_counts=True)
+    verdicts = [fails(*pair, test.examples, test.within) for pair in pairs.tolist()]
+    return float(counts @ verdicts / draws)
+
+
+@pytest.mark.parametrize(
+    ("examples", "differ", "loss", "within"),
+    [
+        (50, 0.04, 0.1, 0.01),
+        (167, 0.1, 0.0, 0.01),  # equally good
+        (167, 0.04, 0.041, 0.01),  # every example that differs is worse
+        (1000, 0.1, 0.03, 0.01),
+        (2000, 0.01, 0.008, 0.01),  # few are worse beyond doubt, but within the tolerance
+        (20000, 0.05, 0.009, 0.01),  # too many to be exact
+    ],
+)
+def test_the_power_is_how_often_the_judge_finds_a_loss(
+    examples: int, differ: float, loss: float, within: float
+) -> None:
+    test = PairedTest(examples, within, differ=differ)
+
+    chance = 3 * math.sqrt(0.25 / 4000)
+    assert test.power(loss) == pytest.approx(simulate(test, loss), abs=chance)
+
+
+def test_a_metric_that_is_no_share_has_the_power_of_a_normal_difference() -> None:
+    test = PairedTest(400, 0.0, spread=1.0, unit="")
+
+    assert test.power(0.1) == pytest.approx(norm.cdf(0.1 / 0.05 - norm.ppf(0.975)))
+    assert test.smallest_loss(0.9) == pytest.approx(0.05 * (norm.ppf(0.975) + norm.ppf(0.9)), rel=1e-3)
+    # With many examples, what is lost within the tolerance is beyond doubt within it.
+    assert PairedTest(10**6, 0.1, spread=1.0).power(0.05) < 1e-6
+
+
+@pytest.mark.parametrize("differ", [0.01, 0.05, 0.2])
+def test_examples_needed_and_smallest_loss_are_inverses(differ: float) -> None:
+    needed = PairedTest(1, 0.01, differ=differ).examples_needed(0.03)
+
+    assert needed is not None
+    test = PairedTest(needed, 0.01, differ=differ)
+    assert test.power(0.03) >= 0.9 > test.power(0.02)
+    assert test.smallest_loss() == pytest.approx(0.03, rel=0.02)
+
+
+def test_what_cannot_be_found_is_none() -> None:
+    assert PairedTest(4, 0.01, differ=0.1).smallest_loss() is None
+    assert PairedTest(100, 0.01, differ=0.1).examples_needed(0.009) is None
+
+
+def test_the_disagreement_of_a_champion_counts_and_groups_count_as_fewer_examples() -> None:
+    differ, difference, n = 0.08, -0.02, 1000
+    error = math.sqrt((differ - difference**2) / 250)
+    lead = Lead(difference, (-0.06, 0.02), 0.9, error, differ)
+
+    test = PairedTest.of(Measured(n, {"accuracy": 0.9}, leads={"accuracy": lead}), RULE)
+
+    assert test is not None
+    alone = PairedTest(250, 0.01, differ=differ)
+    assert test.power(0.05) == alone.power(0.05)
+    assert test.describe().startswith("With 1,000 examples, which tell as much as 250 independent ones, a")
+    assert "8.0 % of the examples" in test.basis
+
+
+def test_without_a_champion_the_next_model_is_assumed_to_differ_as_this_one_from_the_truth() -> None:
+    counted = PairedTest.of(Measured(100, {"accuracy": 0.96}, {"accuracy": (0.9, 0.98)}), RULE)
+    assert counted is not None
+    assert counted.differ == pytest.approx(0.04)
+    assert "no champion" in counted.basis
+
+    rule = parse_rule("rmse <= champion (within 2 %)")
+    error = PairedTest.of(Measured(100, {"rmse": 50.0}, {"rmse": (48.04, 51.96)}), rule)
+    assert error is not None
+    assert error.unit == "%"
+    assert error.smallest_loss() == pytest.approx(0.02 * (norm.ppf(0.975) + norm.ppf(0.9)), rel=1e-3)
+
+    assert PairedTest.of(Measured(100, {"rmse": 50.0}), rule) is None
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.9, "9 of 10"), (0.12, "12 of 100"), (0.003, "fewer than 1 of 100"), (0.999, "more than 99 of 100")],
+)
+def test_shares_of_cases_are_counted(share: float, text: str) -> None:
+    assert odds(share) == text
+
+
+def make_page(verdict: Any, **champion: Any) -> str:
+    rule = JudgedRule(RULE.text, "accuracy", 0.9, ">=", 0.88, verdict, name="champion")
+    evaluation = dataclasses.replace(make_evaluation(("top", "middle", "bottom")), examples=167)
+    evaluation = with_champion(evaluation) if champion else evaluation
+    return make_report(dataclasses.replace(evaluation, **champion), blessing=make_blessing(rules=(rule,)))
+
+
+def test_a_report_says_what_its_gate_can_see_in_words_and_in_a_plot() -> None:
+    error = math.sqrt((0.04 - 0.02**2) / 167)
+
+    page = make_page("passed", leads={"accuracy": Lead(0.02, (-0.01, 0.05), 0.1, error, 0.04)})
+
+    sentence = PairedTest(167, 0.01, differ=0.04).describe()
+    assert f"<p>{sentence}.</p>" in page
+    assert f'aria-label="How often a loss is found, over the true loss. {sentence}."' in page
+    assert "no champion to compare with" in make_page("skipped")
+    assert "What this gate can see" not in make_page("off")
+
+
+def plan(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["gate", "plan", *arguments])
+
+
+def test_plan_says_what_examples_show_and_how_many_a_loss_needs() -> None:
+    shown = plan("--examples", "167", "--differ", "0.04")
+    assert shown.exit_code == 0
+    assert PairedTest(167, 0.01, differ=0.04).describe() in " ".join(shown.output.split())
+
+    table = plan("--loss", "0.03")
+    assert [line.split()[0] for line in table.output.splitlines()[2:]] == ["1", "2", "5", "10"]
+    assert max(map(len, table.output.splitlines())) < 80
+
+    needed = json.loads(plan("--loss", "0.03", "--power", "0.8", "--differ", "0.05", "--json").output)
+    found = needed["plans"][0]["examples"]
+    assert found == PairedTest(1, 0.01, differ=0.05).examples_needed(0.03, 0.8)
+
+
+def test_plan_reads_the_disagreement_of_a_champion(tmp_path: Path) -> None:
+    lead = {"difference": 0.01, "interval": [-0.02, 0.04], "p": 0.3, "error": 0.014, "differ": 0.04}
+    # The champion before was trained on 33 of the 200 examples.
+    content = {"examples": 200, "metrics": {"accuracy": 0.97}, "leads": {"accuracy": lead}, "intervals": {}}
+    compared = {**content, "examples": 167, "leads": {}}
+    evaluation = {**content, "fingerprint": "f", "split": "test", "compared": compared}
+    exported = write_export(tmp_path / "exported")
+    (exported / "evaluation.json").write_text(json.dumps(evaluation))
+    store = tmp_path / "champions"
+    store.mkdir()
+    publish(exported, store, quality="")
+
+    shown = plan("--champion", str(store))
+
+    assert shown.exit_code == 0, shown.output
+    assert "With 167 examples" in shown.output
+    assert "4.0 % of the examples" in " ".join(shown.output.split())
+    assert "--metric may be" in plan("--champion", str(store), "--metric", "macro_f1").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give --examples N or --loss SHARE"),
+        (["--examples", "9", "--loss", "0.1"], "give --examples N or --loss SHARE"),
+        (["--examples", "0"], "--examples"),
+        (["--loss", "nan"], "nan is no number"),
+        (["--loss", "1.5"], "--loss"),
+        (["--loss", "0.005"], "a larger --loss, or a smaller --within"),
+        (["--examples", "100", "--metric", "rmse"], "--champion"),
+        (["--examples", "100", "--metric", "accuracies"], "accuracy"),
+        (["--examples", "100", "--differ", "0.1", "--champion", "x"], "give one of them"),
+        (["--champion", "nowhere"], "there is no directory nowhere"),
+    ],
+)
+def test_plan_refuses_what_makes_no_sense(arguments: list[str], said: str) -> None:
+    result = plan(*arguments)
+
+    assert result.exit_code == 2
+    assert said in result.output
