@@ -22,8 +22,8 @@ from shardline.components.validate.export.signatures import CALLS, REQUESTS, Ser
 from shardline.components.validate.metrics.classes import ClassOutcomes, MultilabelOutcomes
 from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Mistake, join
 from shardline.components.validate.metrics.metrics import QUALITY
+from shardline.components.validate.metrics.outcomes import Outcomes, count_distinct
 from shardline.components.validate.metrics.regression import RegressionOutcomes
-from shardline.components.validate.metrics.resampling import Outcomes, distinct_groups
 from shardline.trainer.base.errors import DatasetError
 from shardline.trainer.base.progress import advance
 from shardline.trainer.data.decode import encode_stored
@@ -156,7 +156,7 @@ class Assessment:
     def with_counts(self) -> Assessment:
         """Returns a copy with counts of examples as metrics; copies of an example count as one."""
         total = self.evaluation.examples
-        examples = len(distinct_groups(next(iter(self.outcomes.values())).copies, total)[0])
+        examples = count_distinct(next(iter(self.outcomes.values())).copies, total)
         copies = f"{total:,} with their copies" if examples < total else ""
         missed, blind = self.evaluation.never_predicted, self.evaluation.blind_to
         few = ", ".join(name for it in missed if (name := it.name.partition("=")[2]) not in blind)

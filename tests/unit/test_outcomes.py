@@ -14,8 +14,8 @@ from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.verdict import JudgedRule, judge
 from shardline.components.validate.metrics.classes import ClassOutcomes, MultilabelOutcomes
 from shardline.components.validate.metrics.evaluation import Evaluation
+from shardline.components.validate.metrics.intervals import share_interval
 from shardline.components.validate.metrics.regression import RegressionOutcomes
-from shardline.components.validate.metrics.resampling import proportion_interval
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread, Tally
 from tests.helpers.labels import class_label
@@ -132,10 +132,9 @@ def test_copies_of_examples_narrow_no_interval(kind: str) -> None:
 @pytest.mark.parametrize(("right", "examples"), [(106, 106), (105, 106), (0, 10), (7, 9)])
 def test_the_interval_of_a_share_is_that_of_wilson(right: int, examples: int) -> None:
     expected = stats.binomtest(right, examples).proportion_ci(method="wilson")
-    assert proportion_interval(right, examples) == pytest.approx(expected)
-    assert proportion_interval(2 * right, 2 * examples, np.arange(2 * examples) // 2) == pytest.approx(
-        expected
-    )
+    mask = np.arange(examples) < right
+    assert share_interval(mask, None) == pytest.approx(expected)
+    assert share_interval(np.repeat(mask, 2), np.arange(2 * examples) // 2) == pytest.approx(expected)
 
 
 def test_without_mistakes_a_share_has_an_interval_and_other_metrics_have_none() -> None:

@@ -13,8 +13,8 @@ from shardline.components.model_store.catalog import Version
 from shardline.components.validate.gate.past import Slide, compare_with_past
 from shardline.components.validate.metrics.classes import ClassOutcomes
 from shardline.components.validate.metrics.evaluation import Evaluation, PastLead
+from shardline.components.validate.metrics.outcomes import Outcomes
 from shardline.components.validate.metrics.regression import RegressionOutcomes
-from shardline.components.validate.metrics.resampling import Outcomes
 from shardline.trainer.data.features import CLASS, REGRESSION, Label
 
 KIND, PRICE = Label("kind", CLASS, ("no", "yes")), Label("price", REGRESSION, ("price",))

@@ -117,7 +117,9 @@ def compare(
     theirs, leads = _without_metric(champion.evaluation, "peak_memory_mb"), dict[str, Lead]()
     for name, ours in challenger.outcomes.items():
         prefix, other = f"{name}." if whole.parts else "", champion.outcomes[name]
-        leads |= {f"{prefix}{metric}": lead for metric, lead in ours.leads(other).items()}
+        leads |= {
+            f"{prefix}{metric}": lead for metric, lead in ours.leads(other, challenger.min_slice).items()
+        }
         if getattr(ours, "shares", ()) != getattr(other, "shares", ()):
             # Losses of different quantiles cannot be compared.
             loss = "pinball_loss"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shardline.components.model_store.catalog import Version
 from shardline.components.validate.metrics.evaluation import Lead, PastLead
 from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER
-from shardline.components.validate.metrics.resampling import Outcomes
+from shardline.components.validate.metrics.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from shardline.components.validate.evaluate import Assessment

@@ -73,7 +73,7 @@ class JudgedRule:
         metric: Its metric expression: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
         left: Value of the metric expression; None where it could not be measured.
         right: The limit; None where the reference's value could not be measured.
-        difference: 95 % interval of the value minus the reference's, by paired bootstrap.
+        difference: 95 % interval of the value minus the reference's, paired.
         note: Remark (which slice is the worst, why the rule is undecided), or "".
         name, why: Name and purpose of a default rule; "" for a user's.
     """

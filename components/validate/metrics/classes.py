@@ -1,27 +1,34 @@
 """Classification metrics of labels of kind class and multilabel, with intervals and leads.
 
-scikit-learn computes the metrics wherever it has them. Those of kind class that count right and wrong
-predictions depend only on the number of examples in each cell (true class, predicted class). Drawing n
-examples with replacement is then drawing the cell counts from a multinomial distribution, without iterating
-over the examples. The predictions of a second model on the same examples split the cells further; both models
-are always resampled together (paired).
+scikit-learn computes the metrics wherever it has them; what leaving out one example changes in them follows
+from what this example is for its class and for the predicted one: a hit, missed, or a false alarm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from sklearn import metrics
 
-from shardline.components.validate.metrics import resampling
+from shardline.components.validate.metrics import intervals
 from shardline.components.validate.metrics.evaluation import Baseline, Bin, Curve, Interval, Lead
+from shardline.components.validate.metrics.intervals import Estimate, Floats, Ints, Mask
 from shardline.components.validate.metrics.metrics import COUNTED, LEADS_BY_KIND
-from shardline.components.validate.metrics.resampling import Floats, Ints, Mask, Probabilities, divide
+from shardline.components.validate.metrics.outcomes import (
+    F1,
+    HITS,
+    PRECISION,
+    PRESENT,
+    RECALL,
+    TOTAL,
+    WEIGHTED,
+    Probabilities,
+    divide,
+)
 from shardline.trainer.data.features import MULTILABEL, Tally
 
 #: Points kept of a curve, and curves kept of all classes.
@@ -31,12 +38,6 @@ MAX_CURVES = 12
 _TOP = 5
 _BINS = 15
 
-_CHUNK = 100
-_EXAMPLES_PER_CELL = 8
-
-# Metrics of each class or label.
-_CLASS_METRICS = ("precision", "recall", "f1")
-
 
 @dataclass(frozen=True)
 class ClassOutcomes(Probabilities):
@@ -45,8 +46,7 @@ class ClassOutcomes(Probabilities):
     @property
     def right(self) -> Mask:
         """Which predictions are right, [n]."""
-        right: Mask = np.equal(self.true, self.predicted)
-        return right
+        return self.is_right(self.predicted)
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
         """Returns the fields of an evaluation that follow from the outcomes."""
@@ -80,18 +80,21 @@ class ClassOutcomes(Probabilities):
             distances = (each.examples * abs(each.accuracy - each.confidence) for each in self.calibration)
             scores["ece"] = sum(distances) / total
             if self._among_top is not None:
-                scores["top5_accuracy"] = self._among_top / len(self.true)
+                scores["top5_accuracy"] = float(self._among_top.mean())
         return scores | self.means
 
     @cached_property
-    def _among_top(self) -> int | None:
-        """The examples whose class is among the five most probable; None of no more classes than these."""
+    def _among_top(self) -> Mask | None:
+        """Which examples have their class among the five most probable, [n]; None of up to five classes."""
         true, outputs = self.finite_only.true, self.finite_only.outputs
-        classes = outputs.shape[1]
-        if classes <= _TOP or not len(true):
+        if outputs.shape[1] <= _TOP:
             return None
-        right = metrics.top_k_accuracy_score(true, outputs, k=_TOP, normalize=False, labels=range(classes))
-        return int(right)
+        of_truth, classes = outputs[np.arange(len(true)), true, None], np.arange(outputs.shape[1])
+        # Of equally probable classes scikit-learn's top_k_accuracy_score puts the last first.
+        before = (outputs > of_truth) | ((outputs == of_truth) & (classes > true[:, None]))
+        among = np.zeros(len(self.true), np.bool_)
+        among[self.finite] = before.sum(axis=1) < _TOP
+        return among
 
     @cached_property
     def calibration(self) -> tuple[Bin, ...]:
@@ -126,105 +129,49 @@ class ClassOutcomes(Probabilities):
         shares = divide(of_truth, sums).clip(np.finfo(np.float64).eps, 1 - np.finfo(np.float64).eps)
         return np.where(sums > 0, -np.log(shares), 0.0), sums > 0
 
-    def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None]:
-        """Returns the accuracy on some of the examples, and its interval."""
-        examples, right = int(mask.sum()), int((mask & self.right).sum())
-        known = resampling.share_intervals({"": (self.right, mask)}, self.copies) if decided else {}
-        return right / examples if examples else 0.0, known.get("")
+    def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None, float]:
+        """Returns the accuracy on some of the examples, its interval, and the effective examples."""
+        right, clusters = self.right[mask], self.clusters_of(mask)
+        interval = intervals.share_interval(right, clusters) if decided else None
+        return float(right.mean()) if len(right) else 0.0, interval, intervals.effective_size(right, clusters)
+
+    def lead_on_slice(self, other: ClassOutcomes, mask: Mask) -> Lead | None:
+        """Returns the lead over another model in accuracy on some of the examples."""
+        return intervals.paired_share(self.right[mask], other.right[mask], self.clusters_of(mask))
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the baseline that always predicts the most frequent class in training."""
-        counts, names = trained.counts if trained else np.bincount(self.true), self.label.outputs
+        counts = trained.counts if trained else np.bincount(self.true)
         answer = int(np.argmax(counts))
-        leads = self.lead_counts(np.full_like(self.true, answer))
-        (true, predicted, _), cells = _cells(self.true, self.predicted)
-        ours = dict(zip(COUNTED, _values(cells[None], true, predicted, len(names))[0].tolist(), strict=False))
-        values = {name: ours[name] - leads[name].difference for name in COUNTED}
-        return Baseline(names[answer], values, {name: leads[name] for name in COUNTED})
+        always = np.full_like(self.true, answer)
+        values, leads = self.count(always), self.lead_counts(always)
+        measured = {name: values[name].value for name in COUNTED}
+        kept = {name: leads[name] for name in COUNTED if name in leads}
+        return Baseline(self.label.outputs[answer], measured, kept)
 
     def intervals(self) -> dict[str, Interval]:
         """Returns the 95 % interval of every metric, where known; classes without examples have none."""
-        (true, predicted, size), counts = _cells(self.true, self.predicted, copies=self.copies)
-        classes = len(self.label.outputs)
-        values = np.concatenate([_values(drawn * size, true, predicted, classes) for drawn in _draw(counts)])
-        intervals = resampling.percentile_intervals({name: values[:, i] for i, name in self._measured()})
-        intervals |= resampling.intervals(self.finite_only.terms, self.measure)
-        shares = {"accuracy": (self.right, np.full(len(self.true), True))}
-        for index in np.unique(self.true):
-            name = f"[class={self.label.outputs[index]}]"
-            shares |= {f"recall{name}": (self.right, self.true == index)}
-            shares |= {f"precision{name}": (self.right, self.predicted == index)}
-        intervals |= resampling.share_intervals(shares, self.copies)
-        if top := self._among_top is not None and resampling.proportion_interval(
-            self._among_top, len(self.true), self.copies
-        ):
-            intervals["top5_accuracy"] = top
-        return intervals
+        among, found = self._among_top, super().intervals()
+        top = None if among is None else intervals.share_interval(among, self.clusters)
+        return found | ({"top5_accuracy": top} if top else {})
 
-    def lead_counts(self, predicted: Ints) -> dict[str, Lead]:
-        """Returns the lead over these predictions, [n] too, in each counted metric."""
-        (true, ours, theirs, size), counts = _cells(self.true, self.predicted, predicted, copies=self.copies)
-        classes = len(self.label.outputs)
+    def tally(self, predicted: Ints) -> tuple[Ints, Ints, Ints]:
+        """Returns the hits, examples and predictions of each class."""
+        hits, classes = self.true[self.is_right(predicted)], len(self.label.outputs)
+        hit, support, answered = (
+            np.bincount(labels, minlength=classes) for labels in (hits, self.true, predicted)
+        )
+        return hit, support, answered
 
-        def difference(drawn: Ints) -> Floats:
-            drawn = drawn * size
-            return _values(drawn, true, ours, classes) - _values(drawn, true, theirs, classes)
+    def spread(self, predicted: Ints, hit: Floats, missed: Floats, alarm: Floats) -> Floats:
+        """Returns the sums of each example: of its class and of the predicted one."""
+        wrong = missed[:, self.true] + alarm[:, predicted]
+        return np.where(self.is_right(predicted), hit[:, self.true], wrong)
 
-        measured = difference(counts[None])[0]
-        values = np.concatenate([difference(drawn) for drawn in _draw(counts)])
-        return {
-            name: resampling.lead(name, float(measured[column]), values[:, column])
-            for column, name in self._measured()
-        }
-
-    def _measured(self) -> Iterator[tuple[int, str]]:
-        """Yields column and name of the metrics in `_values`, without those of classes without examples."""
-        yield from enumerate(COUNTED)
-        names, present = self.label.outputs, np.unique(self.true)
-        for row, metric in enumerate(_CLASS_METRICS):
-            for label in present:
-                yield len(COUNTED) + row * len(names) + int(label), f"{metric}[class={names[label]}]"
-
-
-def _cells(*columns: Ints, copies: Ints | None = None) -> tuple[Ints, Ints]:
-    """Returns the columns of distinct combinations, the number of copies last, and how often each occurs."""
-    first, sizes = resampling.distinct_groups(copies, len(columns[0]))
-    cells = np.stack([*(column[first] for column in columns), sizes], axis=1)
-    distinct, counts = np.unique(cells, axis=0, return_counts=True)
-    return distinct.T, counts
-
-
-def _draw(counts: Ints) -> Iterator[Ints]:
-    """Yields all resamples of cells, [chunk, cells] at a time."""
-    rng = np.random.default_rng(resampling.SEED)
-    total = int(counts.sum())
-    # Drawing the count of a cell costs as much as drawing some examples.
-    few = len(counts) * _EXAMPLES_PER_CELL <= total
-    cells = np.repeat(np.arange(len(counts)), counts)
-    for _ in range(resampling.RESAMPLES // _CHUNK):
-        if few:
-            yield rng.multinomial(total, counts / total, size=_CHUNK)
-        else:
-            drawn = cells[rng.integers(total, size=(_CHUNK, total), dtype=np.int32)]
-            yield np.stack([np.bincount(row, minlength=len(counts)) for row in drawn])
-
-
-def _values(drawn: Ints, true: Ints, predicted: Ints, classes: int) -> Floats:
-    """Returns the metrics of each resample, [resamples, metrics]: those in COUNTED, then those by class."""
-
-    def sum_by(keys: Ints, counts: Ints) -> Floats:
-        return np.stack([np.bincount(keys, weights=row, minlength=classes) for row in counts])
-
-    hit = sum_by(true, drawn * (true == predicted))
-    support, answered = sum_by(true, drawn), sum_by(predicted, drawn)
-    precision, recall, f1 = divide(hit, answered), divide(hit, support), divide(2 * hit, answered + support)
-    present = (answered + support) > 0
-    averages = [
-        hit.sum(axis=1) / support.sum(axis=1),
-        *(scores.sum(axis=1) / present.sum(axis=1) for scores in (precision, recall, f1)),
-        (f1 * support).sum(axis=1) / support.sum(axis=1),
-    ]
-    return np.concatenate([np.stack(averages, axis=1), precision, recall, f1], axis=1)
+    def average(self, sums: Floats, examples: int) -> dict[str, Floats]:
+        """Returns the means over the classes that occur or are predicted, as scikit-learn has them."""
+        means = [divide(sums[row], sums[PRESENT]) for row in (PRECISION, RECALL, F1)]
+        return dict(zip(COUNTED[1:], (*means, sums[WEIGHTED] / max(examples, 1)), strict=True))
 
 
 def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[Curve, ...]]:
@@ -271,17 +218,6 @@ class MultilabelOutcomes(Probabilities):
             scores["log_loss"] = self.finite_only.losses[0].mean()
         return {name: float(value) for name, value in (scores | self.means).items()}
 
-    def intervals(self) -> dict[str, Interval]:
-        """Returns the 95 % intervals of the counted metrics, also of each label: "f1[label=cat]"."""
-        counted = resampling.intervals(self._terms(self.predicted), self._measure_counts)
-        true, predicted = self.true == 1, self.predicted == 1
-        shares = {"subset_accuracy": ((true == predicted).all(axis=1), np.full(len(true), True))}
-        for index, name in enumerate(self.label.outputs):
-            shares |= {f"recall[label={name}]": (predicted[:, index], true[:, index])}
-            shares |= {f"precision[label={name}]": (true[:, index], predicted[:, index])}
-        counted |= resampling.share_intervals(shares, self.copies)
-        return counted | resampling.intervals(self.finite_only.terms, self.measure)
-
     @cached_property
     def losses(self) -> tuple[Floats, Mask]:
         """The log loss of each example, the mean over the labels; every example has one."""
@@ -293,56 +229,56 @@ class MultilabelOutcomes(Probabilities):
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the baseline that always predicts all labels: no constant answer has a higher F1."""
         always = np.ones_like(self.true)
-        leads, measured = self.lead_counts(always), self._measure_counts(self._terms(always).sum(axis=0))
-        names = LEADS_BY_KIND[MULTILABEL]
-        values = {name: float(measured[name]) for name in names}
-        return Baseline("all labels", values, {name: leads[name] for name in names if name in leads})
+        leads, values, names = self.lead_counts(always), self.count(always), LEADS_BY_KIND[MULTILABEL]
+        measured = {name: values[name].value for name in names}
+        return Baseline("all labels", measured, {name: leads[name] for name in names if name in leads})
 
-    def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None]:
+    def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None, float]:
         """Returns macro F1, over the labels that occur, on some of the examples, and its interval."""
         part = self.select(mask)
-        terms = part._terms(part.predicted)
-        value = self._f1_of_present(terms.sum(axis=0, dtype=np.float64)) if len(terms) else 0.0
-        drawn = resampling.intervals(terms, lambda sums: {"": self._f1_of_present(sums)}) if decided else {}
-        return float(value), drawn.get("")
+        if not len(part.true):
+            return 0.0, None, 0.0
+        f1 = part._f1_of_present
+        interval = intervals.studentized("macro_f1", f1, part.clusters) if decided else None
+        return f1.value, interval, intervals.effective_size(f1.influence, part.clusters)
 
-    def lead_counts(self, predicted: Ints) -> dict[str, Lead]:
-        """Returns the lead over these predictions, [n, outputs] too, in each counted metric."""
-        ours, theirs = self._terms(self.predicted), self._terms(predicted)
-        return resampling.leads(ours, theirs, self._measure_counts)
+    def lead_on_slice(self, other: MultilabelOutcomes, mask: Mask) -> Lead | None:
+        """Returns the lead over another model in macro F1 on some of the examples."""
+        ours, theirs = self.select(mask), other.select(mask)
+        return intervals.lead("macro_f1", ours._f1_of_present, theirs._f1_of_present, ours.clusters)
 
-    def _terms(self, predicted: Ints) -> npt.NDArray[np.float32]:
-        """Returns the terms of each example: hits, truths, predictions by label; whether all are right; 1."""
-        right = (predicted == self.true).all(axis=1)
-        parts = (predicted * self.true, self.true, predicted, right[:, None], np.ones((len(self.true), 1)))
-        return resampling.group_copies(np.concatenate(parts, axis=1, dtype=np.float32), self.copies)
+    def tally(self, predicted: Ints) -> tuple[Ints, Ints, Ints]:
+        """Returns the hits, examples and predictions of each label."""
+        return (self.true * predicted).sum(axis=0), self.true.sum(axis=0), predicted.sum(axis=0)
 
-    def _measure_counts(self, sums: Floats) -> dict[str, Floats]:
-        names = self.label.outputs
-        hit, support, answered = np.split(sums[..., :-2], 3, axis=-1)
-        right, examples, total = sums[..., -2], sums[..., -1], support + answered
-        precision, recall, f1 = divide(hit, answered), divide(hit, support), divide(2 * hit, total)
-        measured = {
-            "macro_f1": f1.mean(axis=-1),
-            "micro_f1": divide(2 * hit.sum(axis=-1), total.sum(axis=-1)),
-            "macro_precision": precision.mean(axis=-1),
-            "macro_recall": recall.mean(axis=-1),
-            "subset_accuracy": right / examples,
-            "hamming_loss": (total - 2 * hit).sum(axis=-1) / (examples * len(names)),
+    def spread(self, predicted: Ints, hit: Floats, missed: Floats, alarm: Floats) -> Floats:
+        """Returns the sums of each example over the labels that it has or that are predicted."""
+        hits = self.true * predicted
+        spread: Floats = missed @ self.true.T + alarm @ predicted.T + (hit - missed - alarm) @ hits.T
+        return spread
+
+    def average(self, sums: Floats, examples: int) -> dict[str, Floats]:
+        """Returns the means over all labels, and F1 and mistakes of all together."""
+        labels, total = len(self.label.outputs), sums[TOTAL]
+        return {
+            "macro_f1": sums[F1] / labels,
+            "micro_f1": divide(2 * sums[HITS], total),
+            "macro_precision": sums[PRECISION] / labels,
+            "macro_recall": sums[RECALL] / labels,
+            "hamming_loss": (total - 2 * sums[HITS]) / (max(examples, 1) * labels),
         }
-        for part, scores in zip(_CLASS_METRICS, (precision, recall, f1), strict=True):
-            measured |= {f"{part}[label={name}]": scores[..., i] for i, name in enumerate(names)}
-        return measured
 
-    def _f1_of_present(self, sums: Floats) -> Floats:
-        """Returns macro F1 over the labels that occur; 1 where none does, as nothing is wrong then.
+    @property
+    def _f1_of_present(self) -> Estimate:
+        """Macro F1 over the labels that occur; 1 where none does, as nothing is wrong then.
 
         In a slice without cracks, a model that finds none is right; with 0 it would count as a weak slice.
         """
-        hit, support, answered = np.split(sums[..., :-2], 3, axis=-1)
-        present = (support + answered > 0).sum(axis=-1)
-        f1 = divide(2 * hit, support + answered).sum(axis=-1)
-        return np.where(present > 0, f1 / np.maximum(present, 1), 1.0)
+
+        def average(sums: Floats, _: int) -> dict[str, Floats]:
+            return {"": np.where(sums[PRESENT] > 0, divide(sums[F1], sums[PRESENT]), 1.0)}
+
+        return self.count(self.predicted, average)[""]
 
 
 def _macro_averages(true: Ints, predicted: Ints) -> dict[str, float]:

@@ -14,19 +14,21 @@ from typing import Any
 import numpy as np
 from sklearn import metrics
 
-from shardline.components.validate.metrics import resampling
-from shardline.components.validate.metrics.evaluation import Baseline, Interval, Lead, NumberScore
+from shardline.components.validate.metrics import intervals
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, Baseline, Interval, Lead, NumberScore
+from shardline.components.validate.metrics.intervals import Estimate, Floats, Mask
 from shardline.components.validate.metrics.metrics import (
     CHAMPION_LEAD_METRICS,
     LEADS_BY_KIND,
     quantile_metric_names,
 )
-from shardline.components.validate.metrics.resampling import Floats, Mask, Outcomes
+from shardline.components.validate.metrics.outcomes import Outcomes
 from shardline.trainer.data.features import REGRESSION, Tally
 
 _ERROR_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 #: Examples of each number that are plotted.
 MAX_POINTS = 1000
+_SEED = 20170
 # Sums from which the metrics follow: examples, squared, absolute and relative errors, truth and its square.
 _SUMS = 6
 
@@ -78,22 +80,23 @@ class RegressionOutcomes(Outcomes):
 
     def intervals(self) -> dict[str, Interval]:
         """Returns the 95 % intervals of the metrics that follow from sums, and of each number of several."""
-        intervals = resampling.intervals(self._terms(), self._measure)
+        found = intervals.find_intervals(self.estimates, self.clusters)
         if len(self.shares) > 1:
-            inside, all_ = self._quantile_terms()[:, 1] == 1, np.full(len(self.true), True)
-            intervals |= resampling.share_intervals({"coverage": (inside, all_)}, self.copies)
-        return intervals
+            inside = intervals.share_interval(self._quantile_terms()[:, 1] == 1, self.clusters)
+            found |= {"coverage": inside} if inside else {}
+        return found
 
-    def leads(self, other: RegressionOutcomes) -> dict[str, Lead]:
+    def leads(self, other: RegressionOutcomes, min_slice: int = MIN_SLICE) -> dict[str, Lead]:
         """Returns the lead over another model on the examples where the outputs of both are finite."""
         both = self.finite & other.finite
         ours, theirs = self.select(both), other.select(both)
         if self.shares != other.shares:  # losses of different quantiles cannot be compared
             ours, theirs = (replace(each, quantiles=None, shares=()) for each in (ours, theirs))
-        measured = resampling.leads(ours._terms(), theirs._terms(), ours._measure)
-        return {
-            name: lead for name, lead in measured.items() if name.partition("[")[0] in CHAMPION_LEAD_METRICS
-        }
+        measured = intervals.find_leads(ours.estimates, theirs.estimates, ours.clusters)
+        known = (each for each in measured if each.partition("[")[0] in CHAMPION_LEAD_METRICS)
+        # The edges of the slices are those of all examples for which this model has a finite output.
+        by_slice = self.finite_only.lead_by_slice(other.select(self.finite), min_slice)
+        return {name: measured[name] for name in known} | by_slice
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the baseline that always predicts the means in training."""
@@ -105,18 +108,34 @@ class RegressionOutcomes(Outcomes):
         answer = ", ".join(f"{mean:.4g}" for mean in means)
         return Baseline(answer, measured, {name: leads[name] for name in names if name in leads})
 
-    def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None]:
-        """Returns the RMSE on some of the examples, and its interval."""
+    def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None, float]:
+        """Returns the RMSE on some of the examples, its interval, and the effective examples."""
         part = self.select(mask)
-        return part.score().get("rmse", 0.0), part.intervals().get("rmse") if decided else None
+        if not len(part.true):
+            return 0.0, None, 0.0
+        rmse = part.estimates["rmse"]
+        interval = intervals.studentized("rmse", rmse, part.clusters) if decided else None
+        return rmse.value, interval, intervals.effective_size(rmse.influence, part.clusters)
 
-    def _terms(self) -> Floats:
-        error = self.outputs - self.true
+    def lead_on_slice(self, other: RegressionOutcomes, mask: Mask) -> Lead | None:
+        """Returns the lead over another model in RMSE on some of the examples."""
+        both = mask & self.finite & other.finite
+        ours, theirs = self.select(both), other.select(both)
+        return intervals.lead("rmse", ours.estimates["rmse"], theirs.estimates["rmse"], ours.clusters)
+
+    @cached_property
+    def estimates(self) -> dict[str, Estimate]:
+        """The metrics that follow from sums, with the influence of each example."""
+        if not len(self.true):
+            return {}
+        error, true = self.outputs - self.true, self.true - self.true.mean(axis=0)
         relative = np.full_like(error, np.nan)  # undefined for a truth of 0
         if (self.true != 0).all():
             relative = np.abs(error / self.true)
-        parts = [np.ones_like(error), error**2, np.abs(error), relative, self.true, self.true**2]
-        return resampling.group_copies(np.concatenate([*parts, self._quantile_terms()], axis=1), self.copies)
+        parts = [np.ones_like(error), error**2, np.abs(error), relative, true, true**2]
+        terms = np.concatenate([*parts, self._quantile_terms()], axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return intervals.jackknife(terms, self._measure)
 
     def _measure(self, sums: Floats) -> dict[str, Floats]:
         names = self.label.outputs
@@ -124,8 +143,7 @@ class RegressionOutcomes(Outcomes):
         count, squares, absolutes, relatives, truths, of_truths = np.split(sums[..., :width], _SUMS, axis=-1)
         rmse, mae = np.sqrt(squares / count), absolutes / count
         around = of_truths - truths**2 / count
-        with np.errstate(divide="ignore", invalid="ignore"):
-            r2 = 1 - squares / around
+        r2 = 1 - squares / around
         measured = {"rmse": rmse, "mae": mae, "mape": relatives / count, "r2": r2}
         means = {name: values.mean(axis=-1) for name, values in measured.items()}
         if len(names) > 1:
@@ -155,7 +173,7 @@ class RegressionOutcomes(Outcomes):
         unit, error = label.units[index] if label.units else "", outputs - true
         if not len(error):
             return NumberScore(label.outputs[index], unit, 0.0, 0.0, 0.0)
-        drawn = np.random.default_rng(resampling.SEED).permutation(len(true))[:MAX_POINTS]
+        drawn = np.random.default_rng(_SEED).permutation(len(true))[:MAX_POINTS]
         calibration = [] if self.quantiles is None else (self.true <= self.quantiles).mean(axis=0).tolist()
         return NumberScore(
             label.outputs[index],

@@ -1,0 +1,264 @@
+"""95 % intervals and one-sided p values of metrics, and of the leads between two models.
+
+A share of examples has Wilson's interval (1927); the difference of two models' shares of the same examples
+has Tango's (1998), and the p value of McNemar's test in its mid-p form (Fagerland et al., 2013). Both have a
+width where all answers are right, and where two models give the same ones.
+
+Any other metric has an influence value per example, by the jackknife (Efron, 1982), and a standard error from
+these. One metric has Hall's interval (1992), Student's t corrected for the skewness of the influence values;
+a lead has Student's t of the differences, because that of two equal models is not skewed.
+
+Examples of one group (copies, a patient's, neighbours in time) are not independent: their influence values
+are added up, and shares count the effective number of examples (Kish, 1965; Korn and Graubard, 1998).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from shardline.components.validate.metrics.evaluation import Interval, Lead
+from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER, PARTS, SHARES
+from shardline.trainer.data.features import CLASS
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+#: Sums over examples, [..., sums] -> metrics by name, [...] each.
+Measure = Callable[[Floats], Mapping[str, Floats]]
+
+_SIDE = 0.975
+_Z = NormalDist().inv_cdf(_SIDE)
+
+# Metrics within 0..1.
+_BOUNDED = {*SHARES, *PARTS[CLASS][1], "hamming_loss"}
+# A standard error below this share of the values is rounding.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric's value, and the influence of each example on it, [n]; their mean is about 0."""
+
+    value: float
+    influence: Floats
+
+
+def jackknife(terms: npt.NDArray[Any], measure: Measure) -> dict[str, Estimate]:
+    """Returns the metrics that follow from sums of the terms of examples, [n, sums]."""
+    total = terms.sum(axis=0, dtype=np.float64)
+    return from_left_out(len(terms), measure(total), measure(total - terms))
+
+
+def from_left_out(
+    examples: int, values: Mapping[str, Floats], left_out: Mapping[str, Floats]
+) -> dict[str, Estimate]:
+    """Returns metrics from their values on all examples, and on all but each one, [examples]."""
+    return {
+        name: Estimate(float(value), (examples - 1) * (value - left_out[name]))
+        for name, value in values.items()
+    }
+
+
+def find_intervals(estimates: Mapping[str, Estimate], groups: Ints | None) -> dict[str, Interval]:
+    """Returns the interval of each metric that varies: a model without mistakes has none of its F1."""
+    found = {name: studentized(name, estimate, groups) for name, estimate in estimates.items()}
+    return {name: interval for name, interval in found.items() if interval}
+
+
+def find_leads(
+    ours: Mapping[str, Estimate], theirs: Mapping[str, Estimate], groups: Ints | None
+) -> dict[str, Lead]:
+    """Returns the lead in each metric that both models have, over another on the same examples."""
+    found = {name: lead(name, ours[name], theirs[name], groups) for name in ours if name in theirs}
+    return {name: each for name, each in found.items() if each}
+
+
+def studentized(name: str, estimate: Estimate, groups: Ints | None) -> Interval | None:
+    """Returns Hall's interval of a metric, within its possible values; None where it does not vary."""
+    error, skewness, freedom = _moments(estimate.influence, groups)
+    if not _ROUNDING * abs(estimate.value) < error < math.inf:
+        return None
+    t = float(special.stdtrit(freedom, _SIDE))
+    lower, upper = (estimate.value - error * _unskewed(end, skewness) for end in (t, -t))
+    metric = name.partition("[")[0]
+    lower = lower if metric == "r2" else max(lower, 0.0)
+    return lower, min(upper, 1.0) if metric == "r2" or metric in _BOUNDED else upper
+
+
+def lead(name: str, ours: Estimate, theirs: Estimate, groups: Ints | None) -> Lead | None:
+    """Returns the lead in a metric, by Student's t; None where it is not finite or there is one group.
+
+    Where no example tells two models apart, this is no proof that none would. Of the others, as large a share
+    may differ as Wilson's interval of 0 leaves open, each by the range of the metric, or by the largest
+    influence in one that has no range; p is then that of a sign test, 0.5 where the values are equal.
+    """
+    difference, scale = ours.value - theirs.value, max(abs(ours.value), abs(theirs.value))
+    error, _, freedom = _moments(ours.influence - theirs.influence, groups)
+    if not math.isfinite(difference) or not math.isfinite(error):
+        return None
+    metric = name.partition("[")[0]
+    ahead = -difference if metric in LOWER_IS_BETTER else difference
+    if error > _ROUNDING * scale:
+        half, p = (
+            float(special.stdtrit(freedom, _SIDE)) * error,
+            float(special.stdtr(freedom, -ahead / error)),
+        )
+    else:
+        most = 1.0 if metric in _BOUNDED else float(np.abs(ours.influence).max())
+        half = most * _Z**2 / (freedom + 1 + _Z**2)
+        error, unlikely = half / _Z, 0.5 ** (freedom + 1)
+        p = 0.5 if abs(ahead) <= _ROUNDING * scale else unlikely if ahead > 0 else 1 - unlikely
+    return Lead(difference, (difference - half, difference + half), p, error)
+
+
+def share_interval(right: Mask, groups: Ints | None) -> Interval | None:
+    """Returns Wilson's interval of the share of examples that are right; None of no examples."""
+    return wilson(float(right.mean()), effective_size(right, groups)) if len(right) else None
+
+
+def wilson(share: float, examples: float) -> Interval:
+    """Returns Wilson's score interval of a share, 0..1, of so many independent examples."""
+    middle = (share + _Z**2 / (2 * examples)) / (1 + _Z**2 / examples)
+    half = _Z * math.sqrt(share * (1 - share) / examples + (_Z / examples) ** 2 / 4) / (1 + _Z**2 / examples)
+    return (middle - half if share > 0 else 0.0, middle + half if share < 1 else 1.0)
+
+
+def paired_share(ours: Mask, theirs: Mask, groups: Ints | None) -> Lead | None:
+    """Returns the lead in the share of examples that two models have right; None of no examples."""
+    if not (total := len(ours)):
+        return None
+    only_ours, only_theirs = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    effective = effective_size(ours.astype(np.int8) - theirs, groups)
+    counts = only_ours * effective / total, only_theirs * effective / total
+    difference, differ = (only_ours - only_theirs) / total, (only_ours + only_theirs) / total
+    return Lead(
+        difference,
+        tango(*counts, effective),
+        mid_p(counts[0], sum(counts), 0.5),
+        math.sqrt((differ - difference**2) / effective),
+        differ,
+    )
+
+
+def tango(ours: float, theirs: float, examples: float) -> Interval:
+    """Returns Tango's score interval of a paired difference of shares.
+
+    `ours` and `theirs` are the numbers of examples that only one of two models has right.
+    """
+
+    def score(difference: float) -> float:
+        b = (2 * examples - ours + theirs) * difference - ours - theirs
+        c = theirs * difference * (1 - difference)
+        share = (math.sqrt(max(b * b + 8 * examples * c, 0.0)) - b) / (4 * examples)
+        variance = examples * (2 * share + difference * (1 - difference))
+        above = ours - theirs - examples * difference
+        return above / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, above)
+
+    measured, ends = (ours - theirs) / examples, []
+    for outer, sign in ((-1.0, 1.0), (1.0, -1.0)):
+        inner = measured
+        for _ in range(45):  # to 1e-13
+            middle = (inner + outer) / 2
+            inner, outer = (middle, outer) if sign * score(middle) < _Z else (inner, middle)
+        ends.append((inner + outer) / 2)
+    return ends[0], ends[1]
+
+
+def mid_p(right: float, examples: float, share: float) -> float:
+    """Returns the mid-p value of at least so many right where the true share is `share` (Lancaster, 1961).
+
+    The counts may be effective ones, that are not whole. With the share 0.5 and the examples that only one of
+    two models has right, it is McNemar's test.
+    """
+    tails = (
+        1.0 if least <= 0 else float(special.betainc(least, above, share)) if above > 0 else 0.0
+        for least, above in ((right, examples - right + 1), (right + 1, examples - right))
+    )
+    return sum(tails) / 2
+
+
+def p_below(
+    value: float,
+    limit: float,
+    *,
+    interval: Interval | None,
+    effective: float,
+    share: bool,
+    lower_is_better: bool = False,
+) -> float:
+    """Returns the one-sided p value of "the true value is not worse than a limit", small where it is worse.
+
+    Of a share, and of a metric within 0..1 that does not vary, it is the mid-p value of a binomial test.
+
+    Args:
+        value: The measured value.
+        limit: What it should reach, or with `lower_is_better` not exceed.
+        interval: Its 95 % interval; None where it does not vary.
+        effective: The number of independent examples, as in `Slice.effective`.
+        share: Whether it is a share of examples, such as accuracy.
+        lower_is_better: Whether the metric is an error.
+    """
+    if share or (interval is None and not lower_is_better):
+        return 1.0 - mid_p(value * effective, effective, min(max(limit, 0.0), 1.0))
+    behind = value - limit if lower_is_better else limit - value
+    if interval is None or effective < 2:
+        return 0.5 ** max(effective, 1.0) if behind > 0 else 1.0
+    end = interval[0] if lower_is_better else interval[1]
+    freedom = effective - 1
+    error = abs(end - value) / float(special.stdtrit(freedom, _SIDE))
+    return float(special.stdtr(freedom, -behind / error)) if error else 0.5
+
+
+def effective_size(values: npt.NDArray[Any], groups: Ints | None) -> float:
+    """Returns the number of independent examples that tell as much about a mean as these, [n], do.
+
+    It is the number of groups (Kish) where the values of each group are equal; else it follows from the
+    variance between groups, and is smaller for few groups, of which this variance is little known.
+    """
+    total = len(values)
+    if groups is None or total < 2:
+        return float(total)
+    sums, sizes = _add_up(values - values.mean(), groups)
+    squares, between = float(((values - values.mean()) ** 2).sum()), float((sums**2 / sizes).sum())
+    if squares - between <= _ROUNDING * total:
+        return float(total**2 / (sizes**2).sum())
+    if len(sizes) < 2:
+        return 1.0
+    effect = (sums**2).sum() / squares * len(sizes) / (len(sizes) - 1) * (total - 1) / total
+    few = (_Z / float(special.stdtrit(len(sizes) - 1, _SIDE))) ** 2
+    return float(min(max(total * few / max(effect, few), 1.0), total))
+
+
+def _add_up(values: Floats, groups: Ints | None) -> tuple[Floats, Floats]:
+    """Returns the sums of values, [n], by group, and the sizes of the groups."""
+    if groups is None:
+        return values, np.ones(len(values))
+    _, members = np.unique(groups, return_inverse=True)
+    sums = np.bincount(members, values).astype(np.float64)
+    return sums, np.bincount(members).astype(np.float64)
+
+
+def _moments(influence: Floats, groups: Ints | None) -> tuple[float, float, int]:
+    """Returns the standard error, its skewness and the degrees of freedom; NaN for less than two groups."""
+    sums, _ = _add_up(influence - influence.mean(), groups)
+    count, squares = len(sums), float((sums**2).sum())
+    if count < 2:
+        return math.nan, 0.0, 0
+    skewness = float((sums**3).sum()) / squares**1.5 if squares > 0 else 0.0
+    return math.sqrt(squares * count / (count - 1)) / len(influence), skewness, count - 1
+
+
+def _unskewed(t: float, skewness: float) -> float:
+    """Returns the inverse of Hall's cubic transformation."""
+    if abs(skewness) < 1e-9:
+        return t
+    return 3 / skewness * (math.cbrt(1 + skewness * (t - skewness / 6)) - 1)

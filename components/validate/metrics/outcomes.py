@@ -1,0 +1,353 @@
+"""Outcomes of a model on the examples of a split: what metrics, intervals, slices and leads follow from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn import metrics
+
+from shardline.components.validate.metrics import intervals
+from shardline.components.validate.metrics.areas import RocPrAreas, measure_roc_pr
+from shardline.components.validate.metrics.evaluation import (
+    MIN_SLICE,
+    Baseline,
+    ClassScore,
+    Interval,
+    Lead,
+    Slice,
+)
+from shardline.components.validate.metrics.intervals import Estimate, Floats, Ints, Mask
+from shardline.components.validate.metrics.metrics import AREAS, MAIN, PARTS
+from shardline.trainer.data.features import CLASS, MULTILABEL, Label, Tally
+
+# Text with more values is not sliced, and numbers with more are sliced at their quartiles.
+_MAX_CATEGORIES, _MAX_NUMBERS = 20, 5
+
+#: Sums over classes or labels, by row: of precision, of recall, of F1, of F1 times examples, of those that
+#: occur or are predicted, of hits, and of examples plus predictions.
+PRECISION, RECALL, F1, WEIGHTED, PRESENT, HITS, TOTAL = range(7)
+
+# The share of examples that are right, and the metric of one class or label that is its main metric.
+_SHARES = {CLASS: "accuracy", MULTILABEL: "subset_accuracy"}
+_MAIN_OF_PART = {CLASS: "recall", MULTILABEL: "f1"}
+
+
+@dataclass(frozen=True)
+class Outcomes(ABC):
+    """Truth and predictions of one label, an element per example.
+
+    Attributes:
+        true: The truth, as it is stored: [n] of classes, else [n, outputs].
+        outputs: Outputs of the model, probabilities or numbers, [n, outputs].
+        columns: Further features of the examples by name, each [n], for slices.
+        copies: Group of equal examples that each belongs to, [n]; None where no two are equal.
+        groups: Group, such as a patient or a span of time, that each belongs to, [n]: examples of a group are
+            not independent. None where only copies are not.
+    """
+
+    label: Label
+    true: npt.NDArray[Any]
+    outputs: npt.NDArray[Any]
+    columns: Mapping[str, npt.NDArray[np.generic]]
+    copies: Ints | None = None
+    groups: Ints | None = None
+
+    @cached_property
+    def finite(self) -> Mask:
+        """Which examples have only finite predictions, [n]."""
+        # The sum of finite float32 values is a finite float64, and needs no copy.
+        finite: Mask = np.isfinite(self.outputs.sum(axis=1, dtype=np.float64))
+        return finite
+
+    @cached_property
+    def finite_only(self) -> Self:
+        """The outcomes of the examples with finite predictions."""
+        return self.select(self.finite)
+
+    def select(self, mask: Mask) -> Self:
+        """Returns the outcomes of the examples in a mask, [n]."""
+        if mask.all():
+            return self
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        some: dict[str, Any] = {
+            name: array[mask] for name, array in values.items() if isinstance(array, np.ndarray)
+        }
+        columns = {name: column[mask] for name, column in self.columns.items()}
+        return replace(self, columns=columns, **some)
+
+    @abstractmethod
+    def summarize(self, min_slice: int) -> dict[str, Any]:
+        """Returns the fields of an evaluation that follow from the outcomes."""
+
+    @property
+    def clusters(self) -> Ints | None:
+        """The groups of examples that are not independent, [n]; None where there are none."""
+        return self.copies if self.groups is None else self.groups
+
+    def clusters_of(self, mask: Mask) -> Ints | None:
+        """Returns the groups of the examples in a mask."""
+        return None if self.clusters is None else self.clusters[mask]
+
+    @abstractmethod
+    def leads(self, other: Any, min_slice: int = MIN_SLICE) -> dict[str, Lead]:
+        """Returns the lead over another model on the same examples in each metric with an interval.
+
+        Of the main metric, also on each decided slice: "accuracy[camera=left]".
+        """
+
+    @abstractmethod
+    def baseline(self, trained: Tally | None) -> Baseline:
+        """Returns the baseline: the same answer to every example, chosen by the training labels."""
+
+    @abstractmethod
+    def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None, float]:
+        """Returns the main metric on a slice, its interval if it is decided, and its effective examples."""
+
+    @abstractmethod
+    def lead_on_slice(self, other: Any, mask: Mask) -> Lead | None:
+        """Returns the lead over another model in the main metric on the examples of a slice."""
+
+    def slices(self, min_slice: int, parts: Iterable[tuple[str, Mask]] = ()) -> tuple[Slice, ...]:
+        """Returns the slices `parts` and those by feature; they are decided from `min_slice` examples on."""
+        return tuple(
+            Slice(name, int(mask.sum()), value, decided, interval, effective)
+            for name, mask in (*parts, *_slices(self.columns))
+            for decided in [self._is_decided(mask, min_slice)]
+            for value, interval, effective in [self.measure_slice(mask, decided=decided)]
+        )
+
+    def lead_by_slice(self, other: Any, min_slice: int) -> dict[str, Lead]:
+        """Returns the lead in the main metric on each decided slice by feature: "accuracy[camera=left]"."""
+        decided = (part for part in _slices(self.columns) if self._is_decided(part[1], min_slice))
+        leads = ((name, self.lead_on_slice(other, mask)) for name, mask in decided)
+        return {f"{MAIN[self.label.kind]}[{name}]": lead for name, lead in leads if lead}
+
+    def _is_decided(self, mask: Mask, min_slice: int) -> bool:
+        return (
+            count_distinct(None if self.copies is None else self.copies[mask], int(mask.sum())) >= min_slice
+        )
+
+
+def score_classes(names: Sequence[str], true: Ints, predicted: Ints) -> tuple[ClassScore, ...]:
+    """Returns the precision, recall and F1 of each class, or label, in their order."""
+    precision, recall, f1, support = metrics.precision_recall_fscore_support(
+        true, predicted, labels=list(range(len(names))), zero_division=0.0
+    )
+    return tuple(
+        ClassScore(name, int(support[i]), float(precision[i]), float(recall[i]), float(f1[i]))
+        for i, name in enumerate(names)
+    )
+
+
+def divide(over: npt.NDArray[Any], under: npt.NDArray[Any]) -> Floats:
+    """Returns a quotient, 0 where the denominator is 0."""
+    quotient = np.zeros_like(over, dtype=np.float64)
+    np.divide(over, under, out=quotient, where=under > 0)
+    return quotient
+
+
+def _slices(columns: Mapping[str, npt.NDArray[Any]]) -> Iterator[tuple[str, Mask]]:
+    """Yields the names of slices, "camera=left", "height=96..128", and the masks of their examples, [n]."""
+    for name, column in columns.items():
+        floats, numbers = (np.issubdtype(column.dtype, dtype) for dtype in (np.floating, np.number))
+        finite = np.isfinite(column) if floats else np.full(len(column), True)
+        values = np.unique(column[finite])
+        if len(values) <= (_MAX_NUMBERS if numbers else _MAX_CATEGORIES):
+            for value in values:
+                yield f"{name}={value:g}" if floats else f"{name}={value}", column == value
+        elif numbers:
+            edges = np.unique(np.quantile(column[finite].astype(np.float64), np.linspace(0, 1, 5)))
+            for index, (lower, upper) in enumerate(pairwise(edges)):
+                above = column >= lower if index == 0 else column > lower
+                yield f"{name}={lower:g}..{upper:g}", finite & above & (column <= upper)
+        if not finite.all():
+            yield f"{name}=missing", ~finite
+
+
+def count_distinct(copies: Ints | None, examples: int) -> int:
+    """Returns the number of examples of which no two are equal."""
+    return examples if copies is None else len(np.unique(copies))
+
+
+def _score_parts(hit: Ints, support: Ints, answered: Ints) -> Floats:
+    """Returns the rows that TOTAL names, of each class or label, [rows, outputs]."""
+    total = support + answered
+    f1 = divide(2 * hit, total)
+    rows = [divide(hit, answered), divide(hit, support), f1, f1 * support, total > 0, hit, total]
+    return np.stack(rows).astype(np.float64)
+
+
+def _measure_part(sums: Floats) -> dict[str, Floats]:
+    hit, support, answered = np.moveaxis(sums, -1, 0)
+    return {"precision": divide(hit, answered), "f1": divide(2 * hit, support + answered)}
+
+
+def _estimate_part(truth: Mask, answered: Mask, among: Mask) -> dict[str, Estimate]:
+    """Returns precision and F1 of a class or label with the influence of the examples in a mask."""
+    terms = np.stack([truth & answered, truth, answered], axis=1)
+    return intervals.jackknife(terms[among], _measure_part)
+
+
+@dataclass(frozen=True)
+class Probabilities(Outcomes):
+    """Outcomes of kind class and multilabel: truth, int64, and probabilities, float32 [n, outputs].
+
+    Attributes:
+        predicted: int64, the served predictions: classes, [n], or 0 or 1 for each label, [n, outputs].
+    """
+
+    predicted: Ints = field(kw_only=True)
+
+    def summarize(self, min_slice: int) -> dict[str, Any]:
+        """Returns the fields of an evaluation that follow from the outcomes."""
+        names, measured = self.label.outputs, self.score()
+        part = PARTS[self.label.kind][0]
+        of_parts = ((f"{part}={name}", self.find_part(self.true, index)) for index, name in enumerate(names))
+        return {
+            "examples": len(self.true),
+            "log_loss": measured.get("log_loss"),
+            "non_finite": int((~self.finite).sum()),
+            "class_names": names,
+            "classes": score_classes(names, self.true, self.predicted),
+            "metrics": measured,
+            "intervals": self.intervals(),
+            "slices": self.slices(min_slice, of_parts),
+        }
+
+    @abstractmethod
+    def score(self) -> dict[str, float]:
+        """Returns the metrics by name; areas are means over the classes that some, not all, examples have."""
+
+    def is_right(self, predicted: Ints) -> Mask:
+        """Returns the examples for which these predictions are all right, [n]."""
+        right: Mask = np.equal(self.true, predicted).reshape(len(self.true), -1).all(axis=1)
+        return right
+
+    def find_part(self, labels: Ints, index: int) -> Mask:
+        """Returns the examples that have a class or label in the truth or in predictions, [n]."""
+        found: Mask = np.equal(labels, index) if labels.ndim == 1 else labels[:, index] == 1
+        return found
+
+    @abstractmethod
+    def tally(self, predicted: Ints) -> tuple[Ints, Ints, Ints]:
+        """Returns the hits, examples and predictions of each class or label, [outputs] each."""
+
+    @abstractmethod
+    def spread(self, predicted: Ints, hit: Floats, missed: Floats, alarm: Floats) -> Floats:
+        """Returns the sums over the classes or labels of each example, [rows, n].
+
+        The summands, [rows, outputs], are by what an example is for a class or label: a hit, one of its
+        examples that is missed, or a false alarm.
+        """
+
+    @abstractmethod
+    def average(self, sums: Floats, examples: int) -> dict[str, Floats]:
+        """Returns the averages over classes or labels from their sums, [rows, ...]."""
+
+    def count(
+        self, predicted: Ints, average: Callable[[Floats, int], dict[str, Floats]] | None = None
+    ) -> dict[str, Estimate]:
+        """Returns the metrics of predictions that count right and wrong ones, by the averages of scores."""
+        average, counts, examples = average or self.average, self.tally(predicted), len(self.true)
+        scores = _score_parts(*counts)
+        losses = (
+            scores - _score_parts(*(count - one for count, one in zip(counts, ones, strict=True)))
+            for ones in ((1, 1, 1), (0, 1, 0), (0, 0, 1))
+        )
+        sums = scores.sum(axis=1)
+        left_out = average(sums[:, None] - self.spread(predicted, *losses), examples - 1)
+        right = self.is_right(predicted)
+        share = {self._share: Estimate(float(right.mean()), right - right.mean())}
+        return intervals.from_left_out(examples, average(sums, examples), left_out) | share
+
+    @property
+    def _share(self) -> str:
+        return _SHARES[self.label.kind]
+
+    def intervals(self) -> dict[str, Interval]:
+        """Returns the 95 % interval of every metric, where known; also of each class: "recall[class=x]"."""
+        found = intervals.find_intervals(self.count(self.predicted), self.clusters)
+        found |= intervals.find_intervals(self.finite_only.estimates, self.finite_only.clusters)
+        shares = {self._share: intervals.share_interval(self.is_right(self.predicted), self.clusters)}
+        for name, truth, answered in self._parts(self.predicted):
+            either = truth | answered
+            f1 = _estimate_part(truth, answered, either)["f1"]
+            shares |= {
+                f"recall{name}": intervals.share_interval(answered[truth], self.clusters_of(truth)),
+                f"precision{name}": intervals.share_interval(truth[answered], self.clusters_of(answered)),
+                f"f1{name}": intervals.studentized("f1", f1, self.clusters_of(either)),
+            }
+        return found | {name: interval for name, interval in shares.items() if interval}
+
+    def _parts(self, *predicted: Ints) -> Iterator[tuple[Any, ...]]:
+        """Yields "[class=x]" of each class or label with examples, and the masks of truth and predictions."""
+        part = PARTS[self.label.kind][0]
+        for index, name in enumerate(self.label.outputs):
+            truth, *answers = (self.find_part(labels, index) for labels in (self.true, *predicted))
+            if truth.any():
+                yield f"[{part}={name}]", truth, *answers
+
+    def lead_counts(self, predicted: Ints) -> dict[str, Lead]:
+        """Returns the lead over these predictions in each counted metric."""
+        found = intervals.find_leads(self.count(self.predicted), self.count(predicted), self.clusters)
+        ours, theirs = self.is_right(self.predicted), self.is_right(predicted)
+        share = intervals.paired_share(ours, theirs, self.clusters)
+        return found | ({self._share: share} if share else {})
+
+    def _lead_parts(self, predicted: Ints) -> dict[str, Lead]:
+        """Returns the lead over these predictions in the metrics of each class or label."""
+        leads = {}
+        for name, truth, ours, theirs in self._parts(self.predicted, predicted):
+            leads[f"recall{name}"] = intervals.paired_share(
+                ours[truth], theirs[truth], self.clusters_of(truth)
+            )
+            for metric, among in (("precision", ours | theirs), ("f1", truth | ours | theirs)):
+                first, second = (_estimate_part(truth, each, among)[metric] for each in (ours, theirs))
+                leads[metric + name] = intervals.lead(metric, first, second, self.clusters_of(among))
+            leads[MAIN[self.label.kind] + name] = leads[_MAIN_OF_PART[self.label.kind] + name]
+        return {name: lead for name, lead in leads.items() if lead}
+
+    def leads(self, other: Probabilities, min_slice: int = MIN_SLICE) -> dict[str, Lead]:
+        """Returns the lead over another model on the same examples in each metric with an interval."""
+        both = self.finite & other.finite
+        ours, theirs = self.select(both), other.select(both)
+        return {
+            **self.lead_counts(other.predicted),
+            **intervals.find_leads(ours.estimates, theirs.estimates, ours.clusters),
+            **self._lead_parts(other.predicted),
+            **self.lead_by_slice(other, min_slice),
+        }
+
+    @cached_property
+    @abstractmethod
+    def losses(self) -> tuple[Floats, Mask]:
+        """The log loss of each example, and which examples have one; all probabilities have to be finite."""
+
+    @cached_property
+    def areas(self) -> RocPrAreas:
+        """Areas under the curves; all probabilities have to be finite."""
+        return measure_roc_pr(self.true, self.outputs)
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean areas of finite probabilities by name of the metric."""
+        return dict(zip(AREAS[self.label.kind], self.finite_only.areas.means, strict=False))
+
+    @cached_property
+    def estimates(self) -> dict[str, Estimate]:
+        """Log loss and mean areas; all probabilities have to be finite."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = intervals.jackknife(
+                np.column_stack(self.losses), lambda sums: {"log_loss": sums[..., 0] / sums[..., 1]}
+            )
+        influence = len(self.true) * self.areas.influence.T
+        names = AREAS[self.label.kind]
+        areas = zip(names, self.areas.means, influence, strict=False)
+        return found | {name: Estimate(mean, moved) for name, mean, moved in areas}
