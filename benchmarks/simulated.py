@@ -1,0 +1,176 @@
+"""Simulated models: answers of equally good or worse models, and the gate's verdict on them.
+
+Predictions are drawn, `ClassOutcomes` and `RegressionOutcomes` measure them as validation does, and `judge`
+decides: only the models are simulated, as arrays of answers, without TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.rules import parse_rules
+from shardline.components.validate.gate.verdict import judge
+from shardline.components.validate.metrics.classes import ClassOutcomes
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Lead, join
+from shardline.components.validate.metrics.metrics import MAIN
+from shardline.components.validate.metrics.outcomes import Outcomes
+from shardline.components.validate.metrics.regression import RegressionOutcomes
+from shardline.trainer.data.features import CLASS, REGRESSION, Label
+
+CHAMPION_RULE = "accuracy >= champion (within 0.01)"
+#: Accuracy of a sound model in the tables, and the share of examples on which two models differ.
+ACCURACY, DIFFER = 0.95, 0.04
+#: Pairs of counts that are less probable are left out, less than a thousandth of all.
+_RARE = 1e-6
+#: Values of the checks of an export, which have nothing to do with a comparison, as they are of a sound one.
+_SOUND = dict.fromkeys(
+    ("constant_labels", "max_difference", "golden_difference", "non_finite", "batch_difference"), 0.0
+)
+
+Array = npt.NDArray[Any]
+
+
+# Models and evaluations.
+
+
+def classes(true: Array, predicted: Array, number: int = 2, **more: Any) -> ClassOutcomes:
+    """Returns the outcomes of a model by its answers, each with a probability of 1; without TensorFlow."""
+    label = Label("label", CLASS, tuple(f"{index}" for index in range(number)))
+    outputs = np.eye(number, dtype=np.float32)[predicted]
+    return ClassOutcomes(label, true, outputs, more.pop("columns", {}), predicted=predicted, **more)
+
+
+def evaluate(outcomes: Mapping[str, Outcomes], others: Mapping[str, Outcomes] | None = None) -> Evaluation:
+    """Returns the evaluation of a model by its labels, as validation does, with leads over a champion."""
+    parts = tuple(
+        Evaluation(
+            fingerprint="",
+            split="test",
+            label=name,
+            kind=each.label.kind,
+            outputs=each.label.outputs,
+            baseline=each.baseline(None),
+            **each.summarize(MIN_SLICE),
+        )
+        for name, each in outcomes.items()
+    )
+    whole = join(parts, _SOUND)
+    counts = {"examples": whole.examples, "never_predicted": len(whole.blind_to)}
+    whole = replace(whole, metrics={**whole.metrics, **counts})
+    if others is None:
+        return whole
+    leads: dict[str, Lead] = {}
+    for name, each in outcomes.items():
+        prefix = f"{name}." if whole.parts else ""
+        leads |= {f"{prefix}{metric}": lead for metric, lead in each.leads(others[name]).items()}
+    return replace(whole, champion=evaluate(others), leads=leads)
+
+
+def verdict(rule: str, kind: str, n: int, values: Sequence[float], lead: Lead) -> str:
+    """Returns the gate's verdict by one rule about the main metric of a model and the champion."""
+    ours, theirs = (
+        Evaluation(
+            fingerprint="", split="test", examples=n, label="label", kind=kind, metrics={MAIN[kind]: value}
+        )
+        for value in values
+    )
+    whole = replace(ours, champion=theirs, leads={MAIN[kind]: lead})
+    return judge(whole, Gate(rules=parse_rules([rule]))).rules[0].verdict
+
+
+# Pairs of counts: examples that only the model, and only the champion, answers rightly.
+
+
+@cache
+def lead_of_counts(n: int, ours: int, theirs: int) -> Lead:
+    """Returns the lead in accuracy of a model that alone is right `ours` times."""
+    true = np.zeros(n, np.int64)
+    answers = [np.zeros(n, np.int64) for _ in range(2)]
+    answers[1][:ours] = 1
+    answers[0][ours : ours + theirs] = 1
+    return classes(true, answers[0]).leads(classes(true, answers[1]))["accuracy"]
+
+
+@cache
+def verdict_of_counts(rule: str, n: int, ours: int, theirs: int) -> str:
+    """Returns the gate's verdict on such a model by one rule about its accuracy."""
+    wrong = max(0, round((1 - ACCURACY) * n) - ours)
+    values = 1 - (wrong + theirs) / n, 1 - (wrong + ours) / n
+    return verdict(rule, CLASS, n, values, lead_of_counts(n, ours, theirs))
+
+
+def pairs(n: int, ours: float, theirs: float) -> Iterator[tuple[int, int, float]]:
+    """Yields pairs of counts and their probability, from those that one example is of either kind."""
+    from scipy.stats import binom
+
+    differ = np.arange(n + 1)
+    for total, weight in zip(differ, binom.pmf(differ, n, ours + theirs), strict=True):
+        if weight > _RARE:
+            mine = np.arange(total + 1)
+            for count, share in zip(mine, binom.pmf(mine, total, ours / (ours + theirs)), strict=True):
+                if weight * share > _RARE:
+                    yield int(count), int(total - count), float(weight * share)
+
+
+def shares_of_verdicts(
+    n: int, differ: float, worse: float = 0.0, rule: str = CHAMPION_RULE
+) -> dict[str, float]:
+    """Returns the probability of each verdict on a model that is truly `worse`, by a rule about accuracy."""
+    found: dict[str, float] = {}
+    for ours, theirs, weight in pairs(n, (differ - worse) / 2, (differ + worse) / 2):
+        verdict = verdict_of_counts(rule, n, ours, theirs)
+        found[verdict] = found.get(verdict, 0.0) + weight
+    total = sum(found.values())
+    return {verdict: share / total for verdict, share in found.items()}
+
+
+# Predictions of equally good models, or of one that is worse.
+
+
+def right_answers(random: np.random.Generator, n: int, *losses: float, differ: float = DIFFER) -> Array:
+    """Draws which examples some models answer rightly, [models, n], each truly worse by its loss.
+
+    An ideal model is right on a share ACCURACY of the examples; each model differs from it on examples of
+    its own, so that two models without loss differ on a share `differ`.
+    """
+    wrong = 1 - ACCURACY
+    # x right answers become wrong and x wrong ones right: 4 x - 2 x^2 (1 / right + 1 / wrong) = differ.
+    square = 2 / ACCURACY + 2 / wrong
+    x = (4 - (16 - 4 * square * differ) ** 0.5) / (2 * square)
+    ideal, drawn = random.random(n) < ACCURACY, random.random((len(losses), n), dtype=np.float32)
+    lost = np.array(losses)[:, None]
+    return np.where(ideal, drawn >= (x + lost) / ACCURACY, drawn < x / wrong)
+
+
+def answers(random: np.random.Generator, true: Array, right: Array, number: int) -> Array:
+    """Returns answers that are right, or one of the other classes, [models, n]."""
+    other = (true + random.integers(1, number, right.shape)) % number
+    return np.where(right, true, other)
+
+
+def probabilities(random: np.random.Generator, n: int, models: int = 2) -> tuple[Array, list[ClassOutcomes]]:
+    """Draws outcomes of equal models of three classes, 60, 30 and 10 %, accuracy 0.95, 4 % differ."""
+    shares = np.array([0.6, 0.3, 0.1])
+    true = random.choice(3, n, p=shares)
+    signal = np.eye(3)[true] * 4.2 + np.log(shares) + random.normal(0, 1.5, (n, 3))
+    label, found = Label("label", CLASS, ("a", "b", "rare")), []
+    for _ in range(models):
+        odds = np.exp(signal + random.normal(0, 0.6, (n, 3)))
+        outputs = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
+        found.append(ClassOutcomes(label, true, outputs, {}, predicted=outputs.argmax(axis=1)))
+    return true, found
+
+
+def numbers(random: np.random.Generator, n: int, models: int = 2) -> list[RegressionOutcomes]:
+    """Draws outcomes of equal models of a number: errors of a Student t with 5 degrees."""
+    label, true = Label("number", REGRESSION, ("number",)), random.normal(0, 3, (n, 1))
+    shared = random.standard_t(5, (n, 1))
+    each = (shared + random.normal(0, 0.5, (n, 1)) for _ in range(models))
+    return [RegressionOutcomes(label, true, true + error, {}) for error in each]
