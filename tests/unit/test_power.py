@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from scipy.stats import binom, norm
+from scipy.stats import norm
 
 from shardline.components.model_store.champions import publish
 from shardline.components.validate.gate.power import Measured, PairedTest, odds
 from shardline.components.validate.gate.rules import parse_rule
 from shardline.components.validate.gate.verdict import JudgedRule
 from shardline.components.validate.metrics.evaluation import Lead
+from shardline.components.validate.metrics.intervals import paired_share
 from shardline.pipelines.cli.main import main
 from tests.helpers.exports import write_export
 from tests.helpers.reports import make_blessing, make_evaluation, make_report, with_champion
@@ -27,15 +28,10 @@ RULE = parse_rule("accuracy >= champion (within 0.01)")
 
 def fails(better: int, worse: int, examples: int, within: float) -> bool:
     """Tells whether the gate calls a model worse that answers so many examples better, and worse."""
-    mid_p = binom.sf(worse, better + worse, 0.5) + binom.pmf(worse, better + worse, 0.5) / 2
-    # The score statistic of a lead of -within, whose restricted maximum likelihood is found by a search.
-    only_worse = np.linspace(max(within, 1e-9), (1 + within) / 2, 20_000)
-    rest = np.maximum(1 - 2 * only_worse + within, 1e-12)
-    likelihood = worse * np.log(only_worse) + better * np.log(np.maximum(only_worse - within, 1e-12))
-    best = only_worse[np.argmax(likelihood + (examples - better - worse) * np.log(rest))]
-    statistic = better - worse + examples * within
-    deviation = math.sqrt(examples * max(2 * best - within - within**2, 1e-12))
-    return bool(mid_p < 0.025) and statistic < 1.96 * deviation
+    order = np.arange(examples)
+    lead = paired_share(order >= worse, order < examples - better, None)
+    assert lead
+    return lead.p_worse < 0.025 and lead.interval[0] < -within
 
 
 def simulate(test: PairedTest, loss: float, draws: int = 4000) -> float:
@@ -103,7 +99,7 @@ def test_the_disagreement_of_a_champion_counts_and_groups_count_as_fewer_example
     assert test is not None
     alone = PairedTest(250, 0.01, differ=differ)
     assert test.power(0.05) == alone.power(0.05)
-    assert test.describe().startswith("With 1,000 examples, which tell as much as 250 independent ones, a")
+    assert str(test).startswith("With 1,000 examples, which tell as much as 250 independent ones, a")
     assert "8.0 % of the examples" in test.basis
 
 
@@ -124,7 +120,7 @@ def test_without_a_champion_the_next_model_is_assumed_to_differ_as_this_one_from
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0.9, "9 of 10"), (0.12, "12 of 100"), (0.003, "fewer than 1 of 100"), (0.999, "more than 99 of 100")],
+    [(0.9, "9 of 10"), (0.1023, "1 of 10"), (0.12, "12 of 100"), (0.07, "7 of 100")],
 )
 def test_shares_of_cases_are_counted(share: float, text: str) -> None:
     assert odds(share) == text
@@ -142,7 +138,7 @@ def test_a_report_says_what_its_gate_can_see_in_words_and_in_a_plot() -> None:
 
     page = make_page("passed", leads={"accuracy": Lead(0.02, (-0.01, 0.05), 0.1, error, 0.04)})
 
-    sentence = PairedTest(167, 0.01, differ=0.04).describe()
+    sentence = str(PairedTest(167, 0.01, differ=0.04))
     assert f"<p>{sentence}.</p>" in page
     assert f'aria-label="How often a loss is found, over the true loss. {sentence}."' in page
     assert "no champion to compare with" in make_page("skipped")
@@ -154,17 +150,16 @@ def plan(*arguments: str) -> Result:
 
 
 def test_plan_says_what_examples_show_and_how_many_a_loss_needs() -> None:
-    shown = plan("--examples", "167", "--differ", "0.04")
-    assert shown.exit_code == 0
-    assert PairedTest(167, 0.01, differ=0.04).describe() in " ".join(shown.output.split())
+    shown = plan("--examples", "167", "--differ", "0.04").output.splitlines()[-1]
+    test = PairedTest(167, 0.01, differ=0.04)
+    assert f"167 {test.text(test.smallest_loss() or 0)} {odds(test.power(0.01))}" in " ".join(shown.split())
 
-    table = plan("--loss", "0.03")
-    assert [line.split()[0] for line in table.output.splitlines()[2:]] == ["1", "2", "5", "10"]
-    assert max(map(len, table.output.splitlines())) < 80
+    needed = plan("--loss", "0.03", "--power", "0.8", "--differ", "0.05").output.splitlines()[-1]
+    assert int(needed.split()[2]) == PairedTest(1, 0.01, differ=0.05).examples_needed(0.03, 0.8)
 
-    needed = json.loads(plan("--loss", "0.03", "--power", "0.8", "--differ", "0.05", "--json").output)
-    found = needed["plans"][0]["examples"]
-    assert found == PairedTest(1, 0.01, differ=0.05).examples_needed(0.03, 0.8)
+    table = plan("--loss", "0.03").output.splitlines()
+    assert [line.split()[0] for line in table[2:]] == ["1", "2", "5", "10"]
+    assert max(map(len, table)) < 80
 
 
 def test_plan_reads_the_disagreement_of_a_champion(tmp_path: Path) -> None:
@@ -182,9 +177,10 @@ def test_plan_reads_the_disagreement_of_a_champion(tmp_path: Path) -> None:
     shown = plan("--champion", str(store))
 
     assert shown.exit_code == 0, shown.output
-    assert "With 167 examples" in shown.output
+    assert shown.output.splitlines()[2].split()[:3] == ["4", "%", "167"]
     assert "4.0 % of the examples" in " ".join(shown.output.split())
-    assert "--metric may be" in plan("--champion", str(store), "--metric", "macro_f1").output
+    refused = plan("--champion", str(store), "--rule", "macro_f1 >= champion (within 0.01)")
+    assert "give a --champion with this metric" in refused.output
 
 
 @pytest.mark.parametrize(
@@ -195,10 +191,11 @@ def test_plan_reads_the_disagreement_of_a_champion(tmp_path: Path) -> None:
         (["--examples", "0"], "--examples"),
         (["--loss", "nan"], "nan is no number"),
         (["--loss", "1.5"], "--loss"),
-        (["--loss", "0.005"], "a larger --loss, or a smaller --within"),
-        (["--examples", "100", "--metric", "rmse"], "--champion"),
-        (["--examples", "100", "--metric", "accuracies"], "accuracy"),
-        (["--examples", "100", "--differ", "0.1", "--champion", "x"], "give one of them"),
+        (["--loss", "0.005"], "'accuracy >= champion (within 0.01)' allows it"),
+        (["--examples", "100", "--rule", "rmse <= champion (within 2 %)"], "give a --champion"),
+        (["--examples", "100", "--rule", "accuracy >= 0.9"], "(within D)"),
+        (["--examples", "100", "--rule", "accuracies"], "cannot read the rule"),
+        (["--examples", "100", "--differ", "0.1", "--champion", "x"], "exclude each other"),
         (["--champion", "nowhere"], "there is no directory nowhere"),
     ],
 )

@@ -167,9 +167,7 @@ def draw_power(test: PairedTest) -> str:
         if found:
             axes.plot(scale * found, POWER, "o", color=SECOND, label="found in 9 of 10 cases")
         axes.set(ylim=(-0.02, 1.02))
-        return _to_svg(
-            axes, f"How often a loss is found, over the true loss. {test.describe()}.", legend={"ncols": 2}
-        )
+        return _to_svg(axes, f"How often a loss is found, over the true loss. {test}.", legend={"ncols": 2})
 
 
 @contextmanager

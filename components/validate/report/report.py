@@ -15,7 +15,7 @@ from shardline.components.html import make_picture, render
 from shardline.components.model_store import Export
 from shardline.components.validate.gate.gate import CHAMPION
 from shardline.components.validate.gate.power import FAMILY, LEVEL, PairedTest
-from shardline.components.validate.gate.rules import parse_rule
+from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import Blessing, Judgement
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead, NumberScore
 from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, SERVING, Metric
@@ -216,17 +216,14 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
     }
 
 
-def _power(evaluation: Evaluation, blessing: Blessing) -> list[dict[str, Any]]:
-    """Returns what the rules about the champion find, a plot and two sentences for each label."""
+def _power(evaluation: Evaluation, blessing: Blessing) -> dict[str, tuple[PairedTest, Markup]]:
+    """Returns what the rules about the champion find, with a plot, by label."""
     judged = [each for each in blessing.rules if each.name == CHAMPION and each.verdict != "off"]
-    rules = [parse_rule(each.rule) for each in judged]
-    level = min(LEVEL, FAMILY / max(1, len(rules)))
-    tests = [(rule.label, PairedTest.of(evaluation, rule, level=level)) for rule in rules]
-    return [
-        {"label": label, "test": test, "plot": Markup(plots.draw_power(test))}
-        for label, test in tests
-        if test
-    ]
+    level = min(LEVEL, FAMILY / max(1, len(judged)))
+    tests = {
+        rule.label: PairedTest.of(evaluation, rule, level) for rule in parse_rules(r.rule for r in judged)
+    }
+    return {label: (test, Markup(plots.draw_power(test))) for label, test in tests.items() if test}
 
 
 def _mistake_rows(evaluation: Evaluation, main: Metric) -> list[dict[str, Any]]:
