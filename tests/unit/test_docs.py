@@ -16,10 +16,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from docs.reference import commands as all_commands
+from docs.reference import reference
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.cli.options import CommandGroup, pairs
-from shardline.pipelines.cli.reference import commands as all_commands
-from shardline.pipelines.cli.reference import reference
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import declared_parameters, load_pipeline
 from shardline.trainer import task
@@ -166,9 +166,7 @@ def test_every_page_is_reached_from_the_first() -> None:
 
 
 def test_the_reference_of_the_command_line_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text() == reference(), (
-        "python -m shardline.pipelines.cli.reference > docs/cli.md"
-    )
+    assert (ROOT / "docs" / "cli.md").read_text() == reference(), "python -m docs.reference"
 
 
 def test_the_page_of_the_command_line_has_every_exit_code() -> None:

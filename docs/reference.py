@@ -1,4 +1,4 @@
-"""Reference of the command line: `python -m shardline.pipelines.cli.reference > docs/cli.md`."""
+"""Writes the generated pages, docs/cli.md and docs/check.md: `python -m docs.reference`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import argparse
 import copy
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import click
 
+import shardline.pipelines.check.checks  # noqa: F401  which fills RULES
+from shardline.pipelines.check.registry import RULES, Severity
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.cli.options import PLATFORM_OPTIONS
 
@@ -26,12 +29,56 @@ or 143 (Ctrl-C or SIGTERM); [exit codes](troubleshooting.md#exit-codes) say more
 |---|---|
 """
 _FOOT = """
-This page is generated: `python -m shardline.pipelines.cli.reference > docs/cli.md`.
+This page is generated: `python -m docs.reference`.
 """
 _PLATFORM = "Platform options"
 _SHARED = "Shared options"
 #: Options that mean the same in every command that has them.
 _SHARED_OPTIONS = ("--json", "--params", "--param", "--runs-dir", "--proven", "--network", "--inject")
+
+_RULES_HEAD = """\
+# What `shardline check` looks at
+
+`shardline check` finds mistakes in a file before anything runs. This page lists its rules.
+
+    shardline check compiled/retrain.yaml
+    shardline check settings/vertex.toml settings/schedules.toml settings/tune.toml
+    shardline check anybodys.yaml --param epochs=3 --cron 'TZ=Europe/Vienna 0 6 * * 1'
+
+It reads compiled pipelines (KFP 2, YAML or JSON, Shardline's or not), settings, schedules with their
+pipelines and parameters, and studies. It needs no network, TensorFlow or Google Cloud client. A finding says
+what was found and how to fix it.
+
+- An **error** is refused by the platform, fails, or does something other than you meant. A **warning** works,
+  and you will probably regret it. Codes never change their meaning.
+- The exit code is 1 with errors, else 0; 2 if a file is of another kind or cannot be read.
+- `shardline compile`, `run`, `submit`, `upload` and `schedule apply` refuse errors, too.
+- A custom job is checked as the API receives it. Values known only at run time, such as another task's
+  output, are not checked.
+
+The last column names the source of a rule:
+
+- `training/`, `pipelines/`, `general/`: docs.cloud.google.com, below
+  gemini-enterprise-agent-platform/machine-learning (formerly vertex-ai/docs)
+- other paths: docs.cloud.google.com
+- `CustomJobSpec` and other types: google.cloud.aiplatform_v1.types
+- SDK: google-cloud-aiplatform; GCPC: google_cloud_pipeline_components 2.22
+- `pipeline_spec.proto`: kubeflow/pipelines
+
+This page is generated: `python -m docs.reference`.
+"""
+#: Titles of the page's tables, by the first digit of a rule's code.
+_TITLES = {
+    "1": "Worker pools and machines",
+    "2": "Scheduling, accounts and networks",
+    "3": "Payload, arguments and variables",
+    "4": "Images",
+    "5": "Tasks, retries and caching",
+    "6": "Parameters and paths of a run",
+    "7": "Batches and shards",
+    "8": "Labels and secrets",
+    "9": "Schedules",
+}
 
 
 def reference() -> str:
@@ -126,5 +173,23 @@ def _below(context: click.Context) -> Iterator[click.Context]:
             yield from _below(click.Context(child, info_name=name, parent=context))
 
 
+def rules_page() -> str:
+    """Returns the page with all rules in Markdown."""
+    parts = [_RULES_HEAD]
+    for digit, title in _TITLES.items():
+        parts.append(f"\n## {title}\n\n| code | rule | source |\n|---|---|---|\n")
+        for code, rule in sorted(RULES.items()):
+            if code[2] == digit:
+                mark = " warning" if rule.severity is Severity.WARNING else ""
+                parts.append(f"| {code}{mark} | {_cell(rule.demand)} | {_cell(rule.source)} |\n")
+    return "".join(parts)
+
+
+def _cell(text: str) -> str:
+    """Returns a text for a cell of the table; {{ would be a template to some renderers."""
+    return text.removesuffix(".").replace("|", "\\|").replace("{{", "`{{").replace("}}", "}}`")
+
+
 if __name__ == "__main__":
-    print(reference(), end="")
+    for page, text in (("cli.md", reference()), ("check.md", rules_page())):
+        Path(__file__).with_name(page).write_text(text)
