@@ -121,11 +121,6 @@ def fitted(text: str, stream: TextIO) -> str:
     return wrap(text, shutil.get_terminal_size().columns - 8, "    ") if stream.isatty() else text
 
 
-def relative_to_cwd(path: Path) -> str:
-    """Returns a path relative to the current directory, if it is below that."""
-    return str(path).removeprefix(f"{Path.cwd()}/")
-
-
 def timestamp(time: datetime.datetime) -> str:
     """Returns a time in UTC, RFC 3339: "2027-01-31T09:15:00Z"."""
     return time.astimezone(datetime.UTC).isoformat().replace("+00:00", "Z")

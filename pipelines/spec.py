@@ -114,10 +114,10 @@ def parse_file(content: bytes | str, path: Path) -> PipelineFile:
             f"{path} is not a compiled pipeline{kind}: it has no {', '.join(missing)}; "
             "write one with 'shardline compile', or is it cut off?"
         )
-    try:
-        check_shape(spec)
-    except PipelineError as error:
-        raise PipelineError(f"{path} is not a compiled pipeline: {error}") from None
+    for where, expected, actual in _shape_errors(spec, _SPEC, ""):
+        raise PipelineError(
+            f"{path} is not a compiled pipeline: {where} must be {_NAMES[expected]}, not {actual}"
+        )
     platforms = mapping_at(documents[1], "platforms") if len(documents) == 2 else {}
     if len(documents) > 1 and not platforms:
         raise PipelineError(
@@ -209,7 +209,7 @@ def has_exit_tasks(spec: Mapping[str, Any]) -> bool:
     )
 
 
-#: Any key of a mapping.
+# The structure of a pipeline spec, as far as rules rely on it; `_EACH` is any key of a mapping.
 _EACH = "*"
 
 _TASK = {
@@ -251,15 +251,6 @@ _SPEC = {
     "deploymentSpec": {"executors": {_EACH: _EXECUTOR}},
 }
 _NAMES: dict[Any, str] = {dict: "a mapping", list: "a list", str: "a text", bool: "true or false"}
-
-
-def check_shape(spec: Any) -> None:
-    """Checks the structure of a pipeline spec, as far as rules rely on it.
-
-    Raises PipelineError with the first path that has another type.
-    """
-    for path, expected, actual in _shape_errors(spec, _SPEC, ""):
-        raise PipelineError(f"{path} must be {_NAMES[expected]}, not {actual}")
 
 
 def _shape_errors(node: Any, shape: Any, path: str) -> Iterator[tuple[str, Any, str]]:

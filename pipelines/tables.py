@@ -60,10 +60,10 @@ def read_table(path: Path, table: str, kind: type[Any], *, leave_out: tuple[str,
         return read_fields(kind, content, f"{table}.", leave_out=leave_out, whole=False)
 
 
-def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display_name") -> dict[str, Any]:
+def read_tables(path: Path, table: str, kind: type[Any]) -> dict[str, Any]:
     """Returns the tables [TABLE.NAME] of a file that has no others, by NAME.
 
-    Their keys are the fields of the dataclass `kind`, except `name`, which is NAME. Raises
+    Their keys are the fields of the dataclass `kind`, except `display_name`, which is NAME. Raises
     SettingsError when the file is missing or not TOML, or a key is unknown, missing or mistyped.
     """
     content = read_settings_file(path, table)
@@ -74,7 +74,8 @@ def read_tables(path: Path, table: str, kind: type[Any], *, name: str = "display
         if not isinstance(tables, dict) or not all(isinstance(item, dict) for item in tables.values()):
             raise SettingsError(f"{table} must be tables: [{table}.NAME]")
         return {
-            key: read_fields(kind, item, f"{table}.{key}.", leave_out=(name,)) for key, item in tables.items()
+            key: read_fields(kind, item, f"{table}.{key}.", leave_out=("display_name",))
+            for key, item in tables.items()
         }
 
 

@@ -18,87 +18,62 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardline.components.preprocess.run import preprocess
-    from shardline.components.preprocess.settings import PreprocessSettings
-    from shardline.components.preprocess.sources.example import BadExample, Example, Source, Span
-    from shardline.components.validate.gate.gate import Gate
-    from shardline.components.validate.validation import validate
-    from shardline.pipelines.compile import compile_pipeline
-    from shardline.pipelines.local.launch import launch
-    from shardline.pipelines.local.run import run_pipeline
-    from shardline.trainer.base.errors import ShardlineError
-    from shardline.trainer.base.settings import TrainSettings
-    from shardline.trainer.data.features import Feature, Label
-    from shardline.trainer.data.manifest import DatasetInfo, Manifest
-    from shardline.trainer.fit import fit
-    from shardline.trainer.loop.process import strategy
-    from shardline.trainer.models.mlp import encode_columns
-    from shardline.trainer.models.zoo import QuantileLoss, make_output
-    from shardline.trainer.predict import evaluate, predict
-    from shardline.trainer.train import train
+    from shardline.components.preprocess.run import preprocess as preprocess
+    from shardline.components.preprocess.settings import PreprocessSettings as PreprocessSettings
+    from shardline.components.preprocess.sources.example import BadExample as BadExample
+    from shardline.components.preprocess.sources.example import Example as Example
+    from shardline.components.preprocess.sources.example import Source as Source
+    from shardline.components.preprocess.sources.example import Span as Span
+    from shardline.components.validate.gate.gate import Gate as Gate
+    from shardline.components.validate.validation import validate as validate
+    from shardline.pipelines.compile import compile_pipeline as compile_pipeline
+    from shardline.pipelines.local.launch import launch as launch
+    from shardline.pipelines.local.run import run_pipeline as run_pipeline
+    from shardline.trainer.base.errors import ShardlineError as ShardlineError
+    from shardline.trainer.base.settings import TrainSettings as TrainSettings
+    from shardline.trainer.data.features import Feature as Feature
+    from shardline.trainer.data.features import Label as Label
+    from shardline.trainer.data.manifest import DatasetInfo as DatasetInfo
+    from shardline.trainer.data.manifest import Manifest as Manifest
+    from shardline.trainer.fit import fit as fit
+    from shardline.trainer.loop.process import strategy as strategy
+    from shardline.trainer.models.mlp import encode_columns as encode_columns
+    from shardline.trainer.models.zoo import QuantileLoss as QuantileLoss
+    from shardline.trainer.models.zoo import make_output as make_output
+    from shardline.trainer.predict import evaluate as evaluate
+    from shardline.trainer.predict import predict as predict
+    from shardline.trainer.train import train as train
 
-#: Module of each public name.
+#: Public names by module.
 _MODULES = {
-    "BadExample": "shardline.components.preprocess.sources.example",
-    "DatasetInfo": "shardline.trainer.data.manifest",
-    "Example": "shardline.components.preprocess.sources.example",
-    "Feature": "shardline.trainer.data.features",
-    "Gate": "shardline.components.validate.gate.gate",
-    "Label": "shardline.trainer.data.features",
-    "Manifest": "shardline.trainer.data.manifest",
-    "PreprocessSettings": "shardline.components.preprocess.settings",
-    "QuantileLoss": "shardline.trainer.models.zoo",
-    "ShardlineError": "shardline.trainer.base.errors",
-    "Source": "shardline.components.preprocess.sources.example",
-    "Span": "shardline.components.preprocess.sources.example",
-    "TrainSettings": "shardline.trainer.base.settings",
-    "compile_pipeline": "shardline.pipelines.compile",
-    "encode_columns": "shardline.trainer.models.mlp",
-    "evaluate": "shardline.trainer.predict",
-    "fit": "shardline.trainer.fit",
-    "launch": "shardline.pipelines.local.launch",
-    "make_output": "shardline.trainer.models.zoo",
-    "predict": "shardline.trainer.predict",
-    "preprocess": "shardline.components.preprocess.run",
-    "run_pipeline": "shardline.pipelines.local.run",
-    "strategy": "shardline.trainer.loop.process",
-    "train": "shardline.trainer.train",
-    "validate": "shardline.components.validate.validation",
+    "shardline.components.preprocess.run": ("preprocess",),
+    "shardline.components.preprocess.settings": ("PreprocessSettings",),
+    "shardline.components.preprocess.sources.example": ("BadExample", "Example", "Source", "Span"),
+    "shardline.components.validate.gate.gate": ("Gate",),
+    "shardline.components.validate.validation": ("validate",),
+    "shardline.pipelines.compile": ("compile_pipeline",),
+    "shardline.pipelines.local.launch": ("launch",),
+    "shardline.pipelines.local.run": ("run_pipeline",),
+    "shardline.trainer.base.errors": ("ShardlineError",),
+    "shardline.trainer.base.settings": ("TrainSettings",),
+    "shardline.trainer.data.features": ("Feature", "Label"),
+    "shardline.trainer.data.manifest": ("DatasetInfo", "Manifest"),
+    "shardline.trainer.fit": ("fit",),
+    "shardline.trainer.loop.process": ("strategy",),
+    "shardline.trainer.models.mlp": ("encode_columns",),
+    "shardline.trainer.models.zoo": ("QuantileLoss", "make_output"),
+    "shardline.trainer.predict": ("evaluate", "predict"),
+    "shardline.trainer.train": ("train",),
 }
 
-__all__ = [
-    "BadExample",
-    "DatasetInfo",
-    "Example",
-    "Feature",
-    "Gate",
-    "Label",
-    "Manifest",
-    "PreprocessSettings",
-    "QuantileLoss",
-    "ShardlineError",
-    "Source",
-    "Span",
-    "TrainSettings",
-    "compile_pipeline",
-    "encode_columns",
-    "evaluate",
-    "fit",
-    "launch",
-    "make_output",
-    "predict",
-    "preprocess",
-    "run_pipeline",
-    "strategy",
-    "train",
-    "validate",
-]
+__all__ = sorted(name for names in _MODULES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'shardline' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'shardline' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

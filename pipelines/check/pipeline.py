@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.image.settings import ImageSettings
-from shardline.pipelines.spec import check_shape
 from shardline.trainer.base.errors import PipelineError
 
 
@@ -52,15 +51,13 @@ class Pipeline:
     """A compiled pipeline (IR 2.x) and the parameters of its run.
 
     Attributes:
+        spec: The pipeline's spec, as `parse_file` reads it: its structure is checked there.
         given: Parameters by name; None when they are not known.
         platforms: Names of the platforms for which the file has settings in a second document.
         labels: Labels of the run.
         aim: What happens to the pipeline next.
         environment: Values by name of the table [vertex] of the settings from which it was compiled.
         image: The table [image] of the settings; None without one.
-
-    Raises:
-        PipelineError: When the spec does not have the structure of a pipeline.
     """
 
     spec: Mapping[str, Any]
@@ -70,9 +67,6 @@ class Pipeline:
     aim: Aim = Aim.ASKED
     environment: Mapping[str, Any] = field(default_factory=dict)
     image: ImageSettings | None = None
-
-    def __post_init__(self) -> None:
-        check_shape(self.spec)
 
     @property
     def name(self) -> str:

@@ -270,7 +270,7 @@ def run_pipeline(
     run = Execution(run_directory.directory, has_exit_tasks(spec), injections, network)
     try:
         with processes.stop_on_signals(), open_terminal(stream, facts=False) as terminal:
-            where = summary.relative_to_cwd(run_directory.directory)
+            where = str(run_directory.directory).removeprefix(f"{Path.cwd()}/")
             terminal.show(Event("line", "run", f"{name} in {where}"))
             if missing := _unsupported_features(file):
                 terminal.show(Event("line", "run", f"not available here: {', '.join(missing)}"))

@@ -14,7 +14,7 @@ from shardline.components.runs.platform_run import PlatformRun, read_run, resour
 from shardline.components.runs.record import CANCELLED, SUCCEEDED
 from shardline.components.text import facts, truncate
 from shardline.components.vertex.client import Platform, call_api
-from shardline.components.vertex.forms import JOB_ID, MAX_DISPLAY_NAME, check_labels
+from shardline.components.vertex.forms import JOB_ID, check_labels
 from shardline.components.vertex.payload import literal_string, mapping_at, whole_number
 from shardline.pipelines.check.job import Job, jobs
 from shardline.pipelines.check.pipeline import Pipeline
@@ -131,10 +131,13 @@ def job_request(
 
     Raises:
         SettingsError: When there is no pipeline root, or a label or the id has the wrong form.
-        PipelineError: When the pipeline's schema version is not supported, or its name breaks the launcher of
-            custom jobs.
+        PipelineError: When the pipeline's schema version is not supported.
     """
-    _check_spec(spec)
+    version = str(spec.get("schemaVersion", ""))
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < (2, 1):
+        raise PipelineError(
+            f"the pipeline has schema version {version or 'none'}; compile it with KFP 2, which writes 2.1.0"
+        )
     merged = {**environment.tags, **(tags or {})}
     check_labels(merged)
     root = environment.pipeline_root or spec.get("defaultPipelineRoot")
@@ -230,17 +233,3 @@ def with_caching(spec: Mapping[str, Any], enabled: bool) -> dict[str, Any]:
         for task in component.get("dag", {}).get("tasks", {}).values():
             task["cachingOptions"] = {"enableCache": True} if enabled else {}
     return changed
-
-
-def _check_spec(spec: Mapping[str, Any]) -> None:
-    name = spec["pipelineInfo"]["name"]
-    if '"' in name or len(name) > MAX_DISPLAY_NAME:
-        raise PipelineError(
-            f"the pipeline's name is {name[:80]!r}; a name has at most {MAX_DISPLAY_NAME} characters, and no "
-            "double quote, which breaks the payload of its custom jobs: choose another in @dsl.pipeline"
-        )
-    version = str(spec.get("schemaVersion", ""))
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < (2, 1):
-        raise PipelineError(
-            f"the pipeline has schema version {version or 'none'}; compile it with KFP 2, which writes 2.1.0"
-        )

@@ -133,12 +133,6 @@ def test_labels_are_checked() -> None:
         job_request(ENVIRONMENT, SPEC, {}, tags={"Stage": "test"})
 
 
-@pytest.mark.parametrize("name", ['a "b"', "x" * 129])
-def test_a_name_that_breaks_something_is_refused(name: str) -> None:
-    with pytest.raises(PipelineError, match="a name has at most 128 characters"):
-        job_request(ENVIRONMENT, {**SPEC, "pipelineInfo": {"name": name}}, {})
-
-
 @pytest.mark.parametrize("version", ["2.0.0", "", None])
 def test_a_pipeline_of_an_older_kfp_is_refused(version: str | None) -> None:
     with pytest.raises(PipelineError, match=r"compile it with KFP 2, which writes 2\.1\.0"):
