@@ -181,6 +181,8 @@ class Verdict:
             where no champion_uri was set.
         blocked_by: Rules that block the model: the name of a default rule, else the rule as it was written.
         undecided: Whether too few examples left a rule open; such a model is blessed or blocked by policy.
+        remedy: What may help the model: more test "examples", a longer "training", or to "override" the rules
+            about champions, which alone block it; "" for nothing known.
     """
 
     blessed: bool
@@ -189,6 +191,7 @@ class Verdict:
     champion: str | None = None
     blocked_by: tuple[str, ...] = ()
     undecided: bool = False
+    remedy: str = ""
 
     @property
     def summary(self) -> str:

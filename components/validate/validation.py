@@ -111,7 +111,9 @@ def validate(
         measured = _measure(out, export, loaded, clean, examples, gate.min_slice)
     champion = ChampionEvaluation(measured.evaluation)
     if champion_uri:
-        champion = evaluate_champion(measured, champion_uri, examples, min_slice=gate.min_slice)
+        champion = evaluate_champion(
+            measured, champion_uri, examples, min_slice=gate.min_slice, slides=gate.slide_rules
+        )
     evaluation = drift.add_drift(
         *(champion.evaluation, dataset, manifest, out, champion.profile), trained_on_it=keys.data is not None
     )

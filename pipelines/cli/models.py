@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.validate.gate.gate import FIRST_RUN_POLICIES, Gate, read_gate
+from shardline.components.validate.gate.gate import POLICIES, Gate, read_gate
 from shardline.pipelines.cli.options import (
     PATH,
     CommandGroup,
@@ -65,8 +65,13 @@ def rehearse(pipeline: Path, dataset: Path, given: Mapping[str, Any] | None) -> 
 @click.option("--champion", default="", metavar="DIR", help="Directory or gs:// path of the champions.")
 @click.option(
     "--first-run",
-    type=click.Choice(FIRST_RUN_POLICIES),
+    type=click.Choice(POLICIES),
     help="Verdict without a champion, or on too few test examples.  [default: bless]",
+)
+@click.option(
+    "--undecided",
+    type=click.Choice(POLICIES),
+    help="Verdict where too few examples leave open whether MODEL is worse.  [default: bless]",
 )
 @click.option(
     "--model-function",
@@ -128,10 +133,10 @@ def validate(
     sys.exit(0 if outcome.blessed else 1)
 
 
-def _gate(file: Path | None, texts: tuple[str, ...], min_accuracy: float, first_run: str | None) -> Gate:
+def _gate(file: Path | None, texts: tuple[str, ...], min_accuracy: float, **policies: Any) -> Gate:
     gate = read_gate(file) if file else Gate()
     gate = gate.with_min_accuracy(min_accuracy).with_rules(texts)
-    return replace(gate, first_run=first_run) if first_run else gate
+    return replace(gate, **{name: policy for name, policy in policies.items() if policy})
 
 
 @click.command()

@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from shardline.components.model_store import BLESSING_FILE, Verdict, read_part
 from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.record import (
     LATEST,
@@ -34,11 +35,10 @@ from shardline.components.runs.record import (
     installed_version,
 )
 from shardline.components.text import Rows, duration, table, timestamp
-from shardline.components.validate.gate.verdict import NOT_BETTER, UNSURE
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.spec import RETRAIN
 from shardline.trainer.base import crash, files, progress
-from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError, RunError
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, ModelError, PipelineError, RunError
 from shardline.trainer.base.progress import Scalar
 
 _PACKAGES = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-pipeline-components")
@@ -47,10 +47,6 @@ _ORDER = (
     *("failed", "cancelled", "succeeded", "verdict", "best trial", "quality", "next", "", "*"),
     *("run directory", "log", "to continue", "duration", "records", "replicas", "strategy", "dataset"),
     *("version", "pipeline"),
-)
-#: Verdicts on a model that more epochs may help.
-_WEAK = re.compile(
-    r"blocked by the rule (champion|baseline|classes)|blocked: \S*(accuracy|f1|recall|rmse|mae)"
 )
 
 
@@ -138,10 +134,11 @@ class RunDirectory:
         """
         facts = {name: self.short_path(text) for name, text in texts.items()}
         words, runs, command = facts.pop("blessed", ""), self.directory.parent, ""
+        remedy = _read_remedy(texts.get("exported model", ""))
         published = "published as the champion" if "champion" in facts else "good enough, but not published"
         verdict = f"{published if blessed else 'not published'}: {words}" if words else ""
         if state == SUCCEEDED and "state" not in facts:
-            command = self._next_command(facts, words)
+            command = self._next_command(facts, remedy)
         elif state != SUCCEEDED and can_continue and self.record.pipeline == RETRAIN:
             elsewhere = "" if runs == Path("runs").absolute() else f" --runs-dir {runs}"
             facts["to continue"] = f"shardline run --resume {self.directory.name}{elsewhere}"
@@ -151,7 +148,9 @@ class RunDirectory:
         rows = {
             end: took if end == "duration" else f"in {took}",
             "verdict": "; ".join(filter(None, (facts.pop("state", ""), verdict))),
-            "next": f"open {page}{'; add test examples, to be sure' * (UNSURE in words)}" if page else "",
+            "next": f"open {page}{'; add test examples, to be sure' * (remedy == 'examples')}"
+            if page
+            else "",
             "": command,
             "model store" if version else "champion": store,
             "version": version,
@@ -164,8 +163,8 @@ class RunDirectory:
         shown = [(name, re.sub(r"^(sha256:.{12}).*", r"\1", text)) for name, text in facts.items()]
         return sorted(shown, key=lambda row: _ORDER.index(row[0] if row[0] in _ORDER else "*"))
 
-    def _next_command(self, facts: Mapping[str, str], words: str) -> str:
-        """Returns the command that comes after a verdict in these words; "" for none."""
+    def _next_command(self, facts: Mapping[str, str], remedy: str) -> str:
+        """Returns the command that comes after a verdict with this `remedy`; "" for none."""
         program, parameters = sys.argv[0], self.record.parameters
         program = "shardline" if shutil.which("shardline") == program else program
         if "champion" in facts:
@@ -173,15 +172,23 @@ class RunDirectory:
             is_readable = makefile.is_file() and os.access(makefile, os.R_OK)
             has_target = is_readable and "\nsubmit:" in makefile.read_text(errors="replace")
             return "make submit" if has_target else shlex.join([program, "check", self.record.yaml])
-        if words.startswith(NOT_BETTER) and "exported model" in facts:
+        if remedy == "override":
             exported = self.short_path(str(Path(facts["exported model"]).resolve().parent))
             command = [program, "champion", "promote", str(parameters.get("champion_uri")), f"{exported}/"]
             return shlex.join([*command, "--override", "REASON"])
         is_repeatable = sys.argv[1:2] == ["run"] and "--resume" not in sys.argv
-        if _WEAK.match(words) and UNSURE not in words and is_repeatable and parameters.get("epochs"):
+        if remedy == "training" and is_repeatable and parameters.get("epochs"):
             again, epochs = shlex.join([program, *sys.argv[1:]]), f"epochs={2 * parameters['epochs']}"
             longer = re.sub(r"\bepochs=\d+", epochs, again)
             return longer if longer != again else f"{again} --param {epochs}"
+        return ""
+
+
+def _read_remedy(saved_model: str) -> str:
+    """Returns what may help a model, from the verdict on its export; "" where there is none."""
+    try:
+        return read_part(Path(saved_model).parent, BLESSING_FILE, Verdict).remedy if saved_model else ""
+    except ModelError:
         return ""
 
 

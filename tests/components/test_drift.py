@@ -272,7 +272,7 @@ def test_a_rule_without_a_champion_is_left_to_the_first_run(rule: str) -> None:
     assert judge(found, gate).rules[0].verdict == "skipped"
     without = dataclasses.replace(with_champion(found), no_drift="the champion v1 has no profile.json")
     (judged,) = judge(without, gate, champion="v1").rules
-    assert (judged.verdict, judged.note) == ("undecided", "the champion v1 has no profile.json")
+    assert (judged.verdict, judged.note) == ("unmeasured", "the champion v1 has no profile.json")
 
 
 def test_a_rule_about_a_feature_that_is_not_there_is_refused(trained_on: Path, tmp_path: Path) -> None:

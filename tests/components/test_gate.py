@@ -18,8 +18,7 @@ from shardline.components.validate.export.export import export_model
 from shardline.components.validate.export.predictions import Predictions
 from shardline.components.validate.gate.champion import ChampionEvaluation, compare, evaluate_champion
 from shardline.components.validate.gate.gate import Gate
-from shardline.components.validate.gate.past import Slide
-from shardline.components.validate.gate.rules import parse_rules
+from shardline.components.validate.gate.rules import parse_rule, parse_rules
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Slice
 from shardline.components.validate.validation import validate
@@ -368,7 +367,7 @@ def test_the_best_of_the_last_champions_is_measured_by_its_predictions_alone(
         (exported / "evaluation.json").write_text(json.dumps(content))
         names.append(publish_next(exported, store, run=run).version)
     shutil.rmtree(store / "versions" / names[2] / "saved_model")
-    slide = Slide("accuracy", "", "accuracy", 8)
+    slide = parse_rule("accuracy >= best(8) (within 0.01)")
 
     found = evaluate_champion(measured, str(store), examples(dataset), min_slice=10, slides=[slide])
 
@@ -418,7 +417,7 @@ def test_a_constant_model_is_blocked_where_the_test_split_has_one_class(dataset,
     model = save(band_model(bias=(99.0, 0.0, 0.0)), tmp_path)
     rules = ["baseline: off", "classes: off"]
     blessing = validate(
-        model, tmp_path / "data", tmp_path / "out", gate=Gate(allow_undecided=True).with_rules(rules)
+        model, tmp_path / "data", tmp_path / "out", gate=Gate(allow_unmeasured=True).with_rules(rules)
     ).blessing
 
     assert not blessing.blessed

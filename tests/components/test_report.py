@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from shardline.components.html import relink_page
-from shardline.components.validate.gate.verdict import JudgedRule
+from shardline.components.validate.gate.judged_rule import JudgedRule
 from shardline.components.validate.metrics.evaluation import Curve, Lead, Mistake, Slice
 from shardline.components.validate.report.model_card import TrainingRecord
 from shardline.components.validate.report.plots import draw_confusion
@@ -70,9 +70,9 @@ def test_every_rule_is_shown_with_its_sides_and_its_verdict():
     assert "p = 0.124, must be below 0.05" in compared[0]
     assert "champion 0.88; difference within -0.0100 to 0.0500" in compared[0]
     assert compared[1] == "✗ failed"
-    undecided = page.row("recall[x=1]")
-    assert "4 examples, needs 20" in undecided[0]
-    assert undecided[1:] == ["? undecided", "not measured", ">= 0.9"]
+    unmeasured = page.row("recall[x=1]")
+    assert "4 examples, needs 20" in unmeasured[0]
+    assert unmeasured[1:] == ["? unmeasured", "not measured", ">= 0.9"]
     assert page.row("f1 >= champion")[1].endswith(" skipped")
 
 
@@ -88,7 +88,7 @@ def test_rules_that_decide_come_first_with_their_name_and_what_they_are_for():
     )
 
     verdicts = [row[1].split()[-1] for row in page.rows if len(row) == 4 and row[1][1:2] == " "]
-    assert verdicts == ["failed", "failed", "undecided", "skipped", "passed"]
+    assert verdicts == ["failed", "failed", "unmeasured", "skipped", "passed"]
     assert page.row("classes : Why. never_predicted == 0")[1:] == ["✗ failed", "1", "== 0"]
 
 

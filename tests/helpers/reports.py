@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from shardline.components.model_store import Export
-from shardline.components.validate.gate.verdict import Blessing, JudgedRule
+from shardline.components.validate.gate.judged_rule import JudgedRule
+from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.metrics.evaluation import (
     Bin,
     ClassScore,
@@ -62,7 +63,7 @@ RULES = (
         note="p = 0.124, must be below 0.05",
     ),
     JudgedRule(
-        "recall[x=1] >= 0.9", "recall[x=1]", None, ">=", 0.9, "undecided", note="4 examples, needs 20"
+        "recall[x=1] >= 0.9", "recall[x=1]", None, ">=", 0.9, "unmeasured", note="4 examples, needs 20"
     ),
     JudgedRule("f1 >= champion", "f1", 0.9, ">=", None, "skipped", note="there is no champion yet"),
 )

@@ -11,10 +11,12 @@ from scipy import stats
 from sklearn import metrics
 
 from shardline.components.validate.gate.gate import Gate
-from shardline.components.validate.gate.verdict import JudgedRule, judge
+from shardline.components.validate.gate.judged_rule import JudgedRule
+from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.classes import ClassOutcomes, MultilabelOutcomes
-from shardline.components.validate.metrics.evaluation import Evaluation
+from shardline.components.validate.metrics.evaluation import Evaluation, PastLead
 from shardline.components.validate.metrics.intervals import share_interval
+from shardline.components.validate.metrics.metrics import MAIN
 from shardline.components.validate.metrics.regression import RegressionOutcomes
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label, Spread, Tally
@@ -71,7 +73,8 @@ def evaluated(outcomes: RegressionOutcomes | MultilabelOutcomes, trained: Tally 
 
 
 def compare_with(ours: Any, theirs: Any) -> Evaluation:
-    return replace(evaluated(ours), champion=evaluated(theirs), leads=ours.leads(theirs))
+    past = dict.fromkeys(MAIN.values(), PastLead())  # there is no other champion
+    return replace(evaluated(ours), champion=evaluated(theirs), leads=ours.leads(theirs), past=past)
 
 
 def verdicts(evaluation: Evaluation, *rules: str) -> dict[str, JudgedRule]:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from shardline.components.model_store.catalog import Version
-from shardline.components.validate.gate.past import Slide, compare_with_past
+from shardline.components.validate.gate.past import compare_with_past
+from shardline.components.validate.gate.rules import GateRule, parse_rule
 from shardline.components.validate.metrics.classes import ClassOutcomes
 from shardline.components.validate.metrics.evaluation import Evaluation, PastLead
 from shardline.components.validate.metrics.outcomes import Outcomes
@@ -20,7 +21,7 @@ from shardline.trainer.data.features import CLASS, REGRESSION, Label
 KIND, PRICE = Label("kind", CLASS, ("no", "yes")), Label("price", REGRESSION, ("price",))
 N = 200
 TRUE = np.arange(N) % 2
-ACCURACY = Slide("accuracy", "", "accuracy", 8)
+ACCURACY = parse_rule("accuracy >= best(8) (within 0.01)")
 
 
 def kinds(wrong: int) -> ClassOutcomes:
@@ -63,7 +64,7 @@ class Store:
     predictions: Mapping[int, Any] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
-    def compare(self, challenger: Mapping[str, Outcomes], *slides: Slide) -> dict[str, PastLead]:
+    def compare(self, challenger: Mapping[str, Outcomes], *slides: GateRule) -> dict[str, PastLead]:
         last = [
             Version(version=f"v{number}", fingerprint="", created="", metrics=metrics)
             for number, metrics in enumerate(self.recorded)
@@ -115,7 +116,7 @@ def test_only_the_last_ones_count_and_of_equal_ones_the_newest() -> None:
     predictions = {number: ({"kind": kinds(number)}, np.zeros(N, np.bool_)) for number in range(4)}
     store = Store(accuracies(0.9, 0.95, 0.95, 0.99), predictions)
 
-    past = store.compare({"kind": kinds(2)}, Slide("accuracy", "", "accuracy", 3))["accuracy"]
+    past = store.compare({"kind": kinds(2)}, parse_rule("accuracy >= best(3) (within 0.01)"))["accuracy"]
 
     assert (past.version, past.compared) == ("v1", 3)
 
@@ -163,8 +164,8 @@ def test_each_label_has_its_best_less_is_better_for_errors_and_each_version_is_a
     both = {number: ({"kind": kinds(number), "price": prices(number)}, None) for number in (1, 2)}
     store = Store(recorded, both)
     slides = [
-        Slide(f"{label}.{metric}", label, metric, 8)
-        for label, metric in (("kind", "accuracy"), ("price", "rmse"), ("price", "mae"))
+        parse_rule(f"{metric} best(8) (within 1 %)")
+        for metric in ("kind.accuracy >=", "price.rmse <=", "price.mae <=")
     ]
 
     past = store.compare({"kind": kinds(11), "price": prices(4.0)}, *slides)

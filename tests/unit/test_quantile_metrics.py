@@ -12,8 +12,9 @@ from sklearn.metrics import mean_pinball_loss
 from shardline.components.validate.evaluate import Assessment
 from shardline.components.validate.gate.champion import compare
 from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.judged_rule import JudgedRule
 from shardline.components.validate.gate.rules import parse_rule
-from shardline.components.validate.gate.verdict import JudgedRule, judge
+from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.evaluation import Evaluation
 from shardline.components.validate.metrics.regression import RegressionOutcomes
 from shardline.trainer.base.errors import SettingsError
@@ -99,7 +100,7 @@ def test_rules_about_quantiles_know_their_direction() -> None:
 def test_losses_of_other_quantiles_are_not_compared(shares: tuple[float, ...]) -> None:
     found = compare(measured(outcomes()), measured(outcomes(shares=shares)))
     judged = verdicts(found, "pinball_loss <= champion", "rmse <= champion")
-    assert [rule.verdict for rule in judged] == ["undecided", "passed"]
+    assert [rule.verdict for rule in judged] == ["unmeasured", "passed"]
     assert judged[0].note == "champion: it was not measured"
     assert "pinball_loss" not in found.leads
     assert "rmse" in found.leads

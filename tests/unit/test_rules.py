@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from shardline.components.validate.gate.comparisons import reject
 from shardline.components.validate.gate.gate import DEFAULT_RULES, Gate, read_gate
 from shardline.components.validate.gate.rules import parse_rule, parse_rules
 from shardline.components.validate.gate.verdict import NOT_BETTER, Absence, judge
@@ -14,6 +15,7 @@ from shardline.components.validate.metrics.evaluation import (
     Converted,
     Evaluation,
     Lead,
+    PastLead,
     Slice,
 )
 from shardline.trainer.base.errors import SettingsError
@@ -38,8 +40,8 @@ def evaluation(accuracy=0.95, *, champion=None, lead=None, **metrics):
         metrics={"accuracy": accuracy, **metrics},
         intervals={"accuracy": (accuracy - 0.02, accuracy + 0.02), "recall[class=healthy]": (0.95, 0.99)},
         slices=(
-            Slice("class=healthy", 170, 0.97, True, (0.95, 0.99)),
-            Slice("class=ill", 10, 0.6, True, (0.3, 0.9)),
+            Slice("class=healthy", 170, 0.97, True, (0.95, 0.99), 170),
+            Slice("class=ill", 10, 0.6, True, (0.3, 0.9), 10),
             Slice("camera=left", 4, 0.25, False),
         ),
         champion=evaluation(champion) if champion is not None else None,
@@ -59,7 +61,8 @@ def sound(accuracy=0.95, **others):
     plain = evaluation(accuracy, **{**measured, "batch_difference": 1e-7, **others})
     lead = Lead(accuracy - 0.9, (accuracy - 0.93, accuracy - 0.87), 0.001 if accuracy > 0.93 else 0.2)
     baseline = Baseline("healthy", {"accuracy": 0.9}, {"accuracy": lead})
-    return dataclasses.replace(plain, baseline=baseline)
+    alone = {"accuracy": PastLead(note="there is no other champion to compare with")}
+    return dataclasses.replace(plain, baseline=baseline, past=alone)
 
 
 # Reading
@@ -118,6 +121,12 @@ def test_a_rule_is_read(text, expected):
         ("max_difference <= champion", "max_difference is compared with a number"),
         ("log_loss <= baseline", "there is no metric 'log_loss' of the baseline"),
         ("recall[class=a] >= baseline", "the baseline has no slices"),
+        ("accuracy >= best(8)", "best(8) does not fit the rule"),  # without a tolerance
+        ("accuracy >= best(1) (within 0.01)", "with 2 to 100 champions"),
+        ("accuracy >= best(101) (within 0.01)", "with 2 to 100 champions"),
+        ("worst_slice(accuracy) >= best(8) (within 0.01)", "best(8) does not fit"),
+        ("top5_accuracy >= best(8) (within 0.01)", "a tolerance, and one of accuracy, "),
+        ("accuracy >= best (within 0.01)", "cannot read the rule"),
     ],
 )
 def test_what_is_no_rule_is_refused(text, message):
@@ -133,6 +142,7 @@ def test_what_is_no_rule_is_refused(text, message):
         ("accuracy >= champion (within 0.01)", "", "champion", 0.01, False),
         ("champion: log_loss <= champion (within 2 %)", "champion", "champion", 0.02, True),
         ("baseline : macro_f1 > baseline", "baseline", "baseline", None, False),
+        ("slide: rmse <= best( 20 ) (within 2 %)", "slide", "best", 0.02, True),
     ],
 )
 def test_names_references_and_tolerances_are_read(text, name, reference, within, relative):
@@ -239,10 +249,15 @@ def test_a_gate_is_read_from_a_file(tmp_path):
     ("text", "message"),
     [
         ("rules = [", "gate.toml is not TOML"),
-        ("rulez = []", "has unknown 'rulez'; it may have rules, first_run, min_slice, allow_undecided"),
+        (
+            "rulez = []",
+            "has unknown 'rulez'; it may have rules, first_run, undecided, min_slice, allow_unmeasured",
+        ),
         ("rules = 'accuracy >= 0.9'", "must have rules"),
         ("rules = ['acuracy >= 0.9']", "gate.toml: there is no metric 'acuracy'"),
         ("rules = ['accuracy >= 0.9']\nfirst_run = 'ask'", "first_run must be bless or block, got 'ask'"),
+        ("undecided = 'ask'", "undecided must be bless or block, got 'ask'"),
+        ("allow_undecided = true", "allow_undecided is called allow_unmeasured now"),
         ("rules = ['accuracy >= 0.9']\nmin_slice = 0", "min_slice must be a whole number from 1 on, got 0"),
     ],
 )
@@ -319,19 +334,20 @@ AS_GOOD = Lead(-0.001, (-0.006, 0.004), 0.6)
     ("evaluated", "verdict", "headline"),
     [
         (sound(0.90, champion=0.95, lead=WORSE), "failed", "5.0 points worse than the champion"),
-        # Within the tolerance, but significantly worse.
+        # Worse beyond doubt, by no more than the tolerance.
         (
             sound(0.942, champion=0.95, lead=Lead(-0.008, (-0.009, -0.007), 1.0)),
-            "failed",
-            "0.8 points worse than the champion: not registered",
+            "passed",
+            "As good as the champion (0.8 points worse, within what is allowed): blessed",
         ),
-        # Perhaps by chance, but by more than the tolerance.
-        (sound(0.938, champion=0.95, lead=UNCLEAR), "failed", "1.2 points worse than the champion"),
+        # By more than the tolerance, but perhaps by chance.
+        (sound(0.938, champion=0.95, lead=UNCLEAR), "undecided", "(1.2 points worse): blessed"),
         (
             sound(0.945, champion=0.95, lead=UNCLEAR),
-            "open",
-            "Not decided whether it is worse than the champion (0.5 points worse): blessed",
+            "undecided",
+            "Not decided on 180 examples whether it is worse than the champion (0.5 points worse): blessed",
         ),
+        (sound(0.95, champion=0.95, lead=UNCLEAR), "undecided", "champion (no difference found): blessed"),
         (
             sound(0.949, champion=0.95, lead=AS_GOOD),
             "passed",
@@ -404,8 +420,8 @@ def test_what_was_not_measured_blocks():
 
     assert not unmeasured.blessed
     verdicts = {rule.name: rule.verdict for rule in unmeasured.rules}
-    assert verdicts.pop("champion") == "skipped"  # there is no champion_uri
-    assert set(verdicts.values()) == {"undecided"}
+    assert {verdicts.pop("champion"), verdicts.pop("slide")} == {"skipped"}  # there is no champion_uri
+    assert set(verdicts.values()) == {"unmeasured"}
 
 
 @pytest.mark.parametrize(
@@ -413,20 +429,20 @@ def test_what_was_not_measured_blocks():
     [
         ("recall[class=healthy] >= 0.9", evaluation(), "passed"),
         ("precision[class=healthy] >= 0.95", evaluation(), "failed"),
-        ("accuracy[camera=left] >= 0.1", evaluation(), "undecided"),  # four examples
-        ("accuracy[camera=right] >= 0.1", evaluation(), "undecided"),  # none at all
+        ("accuracy[camera=left] >= 0.1", evaluation(), "unmeasured"),  # four examples
+        ("accuracy[camera=right] >= 0.1", evaluation(), "unmeasured"),  # none at all
         ("worst_slice(accuracy) >= 0.6", evaluation(), "passed"),  # of those with enough examples
-        ("worst_slice(f1) >= 0.7", evaluation(), "failed"),
+        ("worst_slice(f1) >= 0.95", evaluation(), "failed"),
         ("latency_p95_ms <= 50", evaluation(latency_p95_ms=49.0), "passed"),
-        ("latency_p95_ms <= 50", evaluation(), "undecided"),
+        ("latency_p95_ms <= 50", evaluation(), "unmeasured"),
         ("log_loss <= 1", evaluation(log_loss=float("nan")), "failed"),
         ("accuracy >= champion (within 0.1)", evaluation(float("nan"), champion=0.9), "failed"),
         ("accuracy >= champion - 0.005", evaluation(0.95, champion=0.956), "failed"),
         ("accuracy > champion", evaluation(0.95, champion=0.95), "failed"),
         ("accuracy > champion (p < 0.05)", evaluation(0.95, champion=0.94, lead=AHEAD), "passed"),
         ("accuracy > champion (p < 0.05)", evaluation(0.95, champion=0.94, lead=LEVEL), "failed"),
-        ("recall[class=ill] > champion (p < 0.05)", evaluation(champion=0.9), "undecided"),
-        ("ece <= champion", evaluation(champion=0.9, ece=0.1), "undecided"),  # the champion's is not known
+        ("recall[class=ill] > champion (p < 0.05)", evaluation(champion=0.9), "unmeasured"),
+        ("ece <= champion", evaluation(champion=0.9, ece=0.1), "unmeasured"),  # the champion's is not known
     ],
 )
 def test_every_kind_of_rule(text, evaluated, verdict):
@@ -436,17 +452,17 @@ def test_every_kind_of_rule(text, evaluated, verdict):
     assert blessing.blessed == (verdict == "passed")
 
 
-def test_undecided_blocks_unless_it_is_allowed():
+def test_what_is_unmeasured_blocks_unless_it_is_allowed():
     _, blocked = judge_rule("accuracy[camera=left] >= 0.1", evaluation())
-    _, allowed = judge_rule("accuracy[camera=left] >= 0.1", evaluation(), allow_undecided=True)
+    _, allowed = judge_rule("accuracy[camera=left] >= 0.1", evaluation(), allow_unmeasured=True)
 
     assert (blocked.blessed, allowed.blessed) == (False, True)
-    assert blocked.reason == "accuracy[camera=left] >= 0.1 is undecided (4 examples are too few)"
+    assert blocked.reason == "accuracy[camera=left] >= 0.1 is unmeasured (4 examples are too few)"
 
 
 @pytest.mark.parametrize(("first_run", "verdict"), [("bless", "skipped"), ("block", "failed")])
 def test_the_policy_decides_where_there_is_no_champion_yet(first_run, verdict):
-    gate = Gate(parse_rules(["accuracy >= 0.9", "accuracy >= champion"]), first_run, allow_undecided=True)
+    gate = Gate(parse_rules(["accuracy >= 0.9", "accuracy >= champion"]), first_run, allow_unmeasured=True)
 
     blessing = judge(evaluation(), gate, absence=Absence("there is no champion in champions yet", first=True))
 
@@ -475,6 +491,7 @@ def test_every_rule_is_listed_with_both_sides_and_verdict():
         "note": "p = 0.010, must be below 0.05",
         "name": "",
         "why": "",
+        "blocks": False,
     }
     assert (content["rules"][1]["left"], content["rules"][1]["verdict"]) == (2, "failed")
     assert (content["blessed"], content["champion"]) == (False, "v1")
@@ -520,7 +537,7 @@ def test_a_rule_about_a_format_that_is_not_made_is_refused():
 
 
 def test_a_champion_that_is_there_and_cannot_be_measured_blocks_whatever_the_policy():
-    gate = Gate(parse_rules(["accuracy >= champion"]), "bless", allow_undecided=True)
+    gate = Gate(parse_rules(["accuracy >= champion"]), "bless", allow_unmeasured=True)
 
     blessing = judge(evaluation(), gate, absence=Absence("champion.json is damaged"))
 
@@ -529,8 +546,185 @@ def test_a_champion_that_is_there_and_cannot_be_measured_blocks_whatever_the_pol
 
 
 def test_the_champion_does_not_soften_the_other_rules():
-    gate = Gate(parse_rules(["accuracy >= champion", "worst_slice(accuracy) >= 0.8"]))
+    gate = Gate(parse_rules(["accuracy >= champion", "worst_slice(accuracy) >= 0.95"]))
 
     blessing = judge(evaluation(0.97, champion=0.9), gate)
 
-    assert blessing.reason.startswith("worst_slice(accuracy) 0.6000 is below 0.8 (class=ill")
+    assert blessing.reason.startswith("worst_slice(accuracy) 0.6000 is below 0.95 (class=ill")
+    assert (blessing.blocked_by, blessing.remedy) == (("worst_slice(accuracy) >= 0.95",), "training")
+
+
+# Chance
+
+
+def test_what_is_not_decided_is_left_to_the_policy():
+    evaluated = sound(0.945, champion=0.95, lead=UNCLEAR)
+
+    blessed, blocked = judge(evaluated, Gate()), judge(evaluated, Gate(undecided="block"))
+
+    assert (blessed.blessed, blessed.blocked_by, blessed.undecided) == (True, (), True)
+    assert (blocked.blessed, blocked.blocked_by, blocked.undecided) == (False, ("champion",), True)
+    assert blessed.remedy == blocked.remedy == "examples"
+    assert blocked.headline == blessed.headline.replace("blessed", "not registered")
+    assert blocked.explain().startswith(
+        "blocked by the rule champion: accuracy >= champion (within 0.01) is not"
+    )
+    assert blocked.explain().endswith("(180 examples leave open whether it is worse, by up to 0.03)")
+
+
+@pytest.mark.parametrize(
+    ("values", "level", "rejected"),
+    [
+        # The second of four is significant only because the first is.
+        ([0.01, 0.04, 0.03, 0.005], 0.05, [True, False, False, True]),
+        ([0.024], 0.025, [True]),
+        ([0.026], 0.025, [False]),
+        ([0.024, 0.024], 0.025, [True, True]),
+        ([0.02, 0.02, 0.02], 0.025, [False] * 3),
+        ([float("nan"), 0.9], 0.05, [True, False]),  # fail closed
+        ([], 0.05, []),
+    ],
+)
+def test_a_family_of_comparisons_fails_by_holms_procedure(values, level, rejected):
+    assert reject(values, level) == rejected
+
+
+def sliced(*slices, leads=None):
+    """An evaluation with these slices (name, value, interval), and the same of a champion."""
+    ours = tuple(Slice(name, 40, value, True, interval, 40) for name, value, interval in slices)
+    theirs = tuple(Slice(name, 40, 0.95, True, (0.9, 1.0)) for name, *_ in slices)
+    found = dataclasses.replace(evaluation(), classes=(), slices=ours, leads=leads or {})
+    return dataclasses.replace(found, champion=dataclasses.replace(evaluation(0.95), slices=theirs))
+
+
+def test_the_more_slices_there_are_the_more_it_takes_to_fail_one():
+    low = ("hour=9", 0.675, None)  # alone, it is below 0.8 with p = 0.03
+    others = tuple((f"hour={hour}", 0.9, None) for hour in range(9))
+
+    alone, _ = judge_rule("worst_slice(accuracy) >= 0.8", sliced(low))
+    one_of_ten, blessing = judge_rule("worst_slice(accuracy) >= 0.8", sliced(low, *others))
+    far, failing = judge_rule(
+        "worst_slice(accuracy) >= 0.8", sliced(low, *others, ("camera=left", 0.5, None))
+    )
+
+    assert (alone, one_of_ten, far) == ("failed", "undecided", "failed")
+    assert blessing.headline.endswith("; worst_slice(accuracy) is not decided: blessed")
+    assert failing.rules[0].note == "camera=left; beyond doubt: camera=left 0.5000"
+
+
+def test_slices_on_which_a_model_is_worse_than_the_champion_are_named_with_their_differences():
+    rule, slices = (
+        "worst_slice(accuracy) >= champion (within 0.01)",
+        [("x=1", 0.7, None), ("x=2", 0.93, None)],
+    )
+    worse, unclear = Lead(-0.25, (-0.4, -0.1), 0.9995), Lead(-0.02, (-0.07, 0.03), 0.8)
+
+    failed, blocked = judge_rule(
+        rule, sliced(*slices, leads={"accuracy[x=1]": worse, "accuracy[x=2]": unclear})
+    )
+    undecided, _ = judge_rule(rule, sliced(slices[1], leads={"accuracy[x=2]": unclear}))
+    passed, _ = judge_rule(rule, sliced(slices[1], leads={"accuracy[x=2]": AHEAD}))
+
+    assert (failed, undecided, passed) == ("failed", "undecided", "passed")
+    judged = blocked.rules[0]
+    assert (judged.left, judged.right) == (0.7, 0.95)
+    assert judged.note == "worse beyond doubt: x=1 -0.25 (-0.4 to -0.1)"
+
+
+def test_a_rule_about_one_slice_and_the_champion_is_in_the_family_of_the_slices():
+    texts = [f"accuracy[x={number}] >= champion (within 0.01)" for number in (1, 2)]
+    slices = [("x=1", 0.7, None), ("x=2", 0.7, None)]
+    leads = {f"accuracy[x={number}]": Lead(-0.25, (-0.4, 0.1), 0.97) for number in (1, 2)}
+
+    both = judge(sliced(*slices, leads=leads), Gate(parse_rules(texts)))
+    one = judge(sliced(*slices, leads=leads), Gate(parse_rules(texts[:1])))
+
+    assert [rule.verdict for rule in (*both.rules, *one.rules)] == ["undecided", "undecided", "failed"]
+
+
+# A slow slide
+
+
+def slid(**past):
+    return dataclasses.replace(sound(0.94, champion=0.945, lead=AS_GOOD), past={"accuracy": PastLead(**past)})
+
+
+@pytest.mark.parametrize(
+    ("past", "verdict", "words"),
+    [
+        ({"note": "v3 is gone"}, "passed", "v3 is gone"),
+        (
+            {"value": 0.96, "lead": Lead(-0.03, (-0.05, -0.01), 1 - 1e-5)},
+            "failed",
+            "v3 is the best of the last 8",
+        ),
+        # It takes p < 0.05 / (104 * 8).
+        (
+            {"value": 0.96, "lead": Lead(-0.03, (-0.05, -0.01), 1 - 1e-4)},
+            "passed",
+            "v3 is the best of the last 8",
+        ),
+        (
+            {"value": 0.935, "lead": Lead(-0.005, (-0.009, -0.001), 1.0)},
+            "passed",
+            "v3 is the best of the last 8",
+        ),
+        ({"note": "x"} | {"version": "v3"}, "unmeasured", "v3 is the best"),
+    ],
+)
+def test_the_sum_of_small_losses_is_compared_with_the_best_of_the_last_champions(past, verdict, words):
+    version = {"version": "v3", "compared": 8} if "lead" in past else {}
+
+    blessing = judge(slid(**version, **past), Gate())
+
+    (slide,) = (rule for rule in blessing.rules if rule.name == "slide")
+    assert slide.verdict == verdict
+    assert words in slide.note
+    assert blessing.blocked_by == (() if verdict == "passed" else ("slide",))
+    if verdict == "failed":
+        assert blessing.headline == "3.0 points worse than the best of the last champions: not registered"
+        assert blessing.remedy == "override"
+
+
+@pytest.mark.parametrize(
+    "absence", [None, Absence("none yet", first=True), Absence("champion.json is damaged")]
+)
+def test_without_a_champion_nothing_slides(absence):
+    blessing = judge(sound(), Gate(first_run="block"), absence=absence)
+
+    assert "skipped" in [rule.verdict for rule in blessing.rules if rule.name == "slide"]
+    assert "slide" not in blessing.blocked_by
+
+
+def test_one_metric_has_one_rule_about_its_slide():
+    twice = Gate().with_rules(["accuracy >= best(20) (within 0.02)"])
+    once = (
+        Gate()
+        .with_rules(["slide: accuracy >= best(20) (within 0.02)"])
+        .for_labels([class_label(CLASS_NAMES)])
+    )
+
+    assert [(rule.expression, rule.label, rule.last) for rule in once.slide_rules] == [("accuracy", "", 20)]
+    with pytest.raises(SettingsError, match="two rules are about the slide of accuracy"):
+        twice.for_labels([class_label(CLASS_NAMES)])
+
+
+@pytest.mark.parametrize(
+    ("blocking", "remedy"),
+    [
+        ({"accuracy": 0.91}, "examples"),  # not significantly better than the baseline
+        ({"accuracy": 0.89}, "training"),
+        ({"never_predicted": 1}, "training"),
+        ({"lead": WORSE}, "override"),
+        ({"lead": WORSE, "never_predicted": 1}, "training"),
+        ({"lead": WORSE, "non_finite": 2}, "training"),
+        ({"non_finite": 2}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_may_help_follows_from_the_rules_that_block(blocking, remedy):
+    assert judge(sound(**{"champion": 0.9, **blocking}), Gate()).remedy == remedy
+
+
+def test_more_epochs_do_not_help_where_the_champion_cannot_be_measured():
+    assert judge(sound(), Gate(), absence=Absence("champion.json is damaged")).remedy == ""

@@ -21,7 +21,8 @@ from shardline.components.model_store.catalog import Version
 from shardline.components.text import enumerate_names
 from shardline.components.validate.evaluate import Assessment, Examples, collect_outcomes, measure
 from shardline.components.validate.export.signatures import CALLS, ServedModel
-from shardline.components.validate.gate.past import Former, Slide, compare_with_past
+from shardline.components.validate.gate.past import Former, compare_with_past
+from shardline.components.validate.gate.rules import GateRule
 from shardline.components.validate.gate.verdict import Absence
 from shardline.components.validate.metrics.drift import ReferenceProfile, read_profile
 from shardline.components.validate.metrics.evaluation import Evaluation, Lead
@@ -66,7 +67,7 @@ def evaluate_champion(
     *,
     min_slice: int,
     calls: int = CALLS,
-    slides: Sequence[Slide] = (),
+    slides: Sequence[GateRule] = (),
 ) -> ChampionEvaluation:
     """Measures the champion in the same way as the challenger (see `measure`), and compares both.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardline.components.text import enumerate_names
 from shardline.components.validate.export.formats import check_names
-from shardline.components.validate.gate.rules import DRIFT, OFF, GateRule, allowed_metrics, parse_rules
+from shardline.components.validate.gate.rules import BEST, DRIFT, OFF, GateRule, allowed_metrics, parse_rules
 from shardline.components.validate.metrics import metrics
 from shardline.components.validate.metrics.evaluation import MIN_SLICE
 from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, PARTS, QUALITY, QUANTILE_METRICS
@@ -18,13 +18,19 @@ from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Label
 from shardline.trainer.data.manifest import Manifest
 
-#: Policies where there is no champion yet or too few test examples, and the default one.
-FIRST_RUN_POLICIES = ("bless", "block")
-DEFAULT_FIRST_RUN = "bless"
+#: Policies for what cannot be judged, and the default one.
+POLICIES = ("bless", "block")
+DEFAULT_POLICY = "bless"
+
+#: How often a rule may block a model that is as good as the champion: LEVEL in one comparison; FAMILY in all
+#: of slices, or of several labels, together, and in LOOKS weekly comparisons of a rule about a slow slide.
+LEVEL, FAMILY, LOOKS = 0.025, 0.05, 104
 
 _EXAMPLES = {CLASS: "'accuracy >= 0.9'", MULTILABEL: "'macro_f1 >= 0.8'", REGRESSION: "'rmse <= 10'"}
 #: Name of the rule about the champion, skipped where no champion_uri is set.
 CHAMPION = "champion"
+#: Name of the rule about a slow slide, skipped as well.
+SLIDE = "slide"
 #: Name of the rule about the number of examples; first_run decides where there are too few.
 EXAMPLES = "examples"
 #: Name of the rule about test examples whose labels vary; its notes name the labels that do not.
@@ -37,9 +43,13 @@ def _default_rules(reasons: Mapping[str, str]) -> tuple[GateRule, ...]:
 
 
 def _reference_rules(champion: str, baseline: str) -> tuple[GateRule, ...]:
-    worse = "A worse model must not replace a better one."
-    constant = "A model must beat always giving the same answer."
-    return _default_rules({f"{CHAMPION}: {champion}": worse, f"baseline: {baseline}": constant})
+    return _default_rules(
+        {
+            f"{CHAMPION}: {champion}": "A worse model must not replace a better one.",
+            f"baseline: {baseline}": "A model must beat always giving the same answer.",
+            f"{SLIDE}: {champion.replace(CHAMPION, 'best(8)')}": "Small losses must not add up.",
+        }
+    )
 
 
 #: Default rules about the predictions of a label, by its kind, unless a rule with their name replaces them.
@@ -71,24 +81,30 @@ class Gate:
     Attributes:
         first_run: Policy where there is no champion yet, or too few test examples: "bless" lets a model
             pass, "block" does not.
+        undecided: Policy where too few examples leave open whether a model is worse: "bless" or "block".
         min_slice: Smallest slice that is judged, in examples.
-        allow_undecided: Whether a model may pass when a rule could not be judged.
+        allow_unmeasured: Whether a model may pass when a rule could not be judged.
     """
 
     rules: tuple[GateRule, ...] = DEFAULT_RULES
-    first_run: str = DEFAULT_FIRST_RUN
+    first_run: str = DEFAULT_POLICY
+    undecided: str = DEFAULT_POLICY
     min_slice: int = MIN_SLICE
-    allow_undecided: bool = False
+    allow_unmeasured: bool = False
 
     def __post_init__(self) -> None:
-        if self.first_run not in FIRST_RUN_POLICIES:
-            raise SettingsError(
-                f"first_run must be {' or '.join(FIRST_RUN_POLICIES)}, got {self.first_run!r}"
-            )
+        for name in ("first_run", "undecided"):
+            if (policy := getattr(self, name)) not in POLICIES:
+                raise SettingsError(f"{name} must be {' or '.join(POLICIES)}, got {policy!r}")
         if not isinstance(self.min_slice, int) or self.min_slice < 1:
             raise SettingsError(f"min_slice must be a whole number from 1 on, got {self.min_slice!r}")
-        if not isinstance(self.allow_undecided, bool):
-            raise SettingsError(f"allow_undecided must be true or false, got {self.allow_undecided!r}")
+        if not isinstance(self.allow_unmeasured, bool):
+            raise SettingsError(f"allow_unmeasured must be true or false, got {self.allow_unmeasured!r}")
+
+    @property
+    def slide_rules(self) -> tuple[GateRule, ...]:
+        """The rules about a slow slide: `expression`, `label` and `last` say what has to be measured."""
+        return tuple(rule for rule in self.rules if rule.reference == BEST)
 
     def with_rules(self, texts: Iterable[str]) -> Gate:
         """Returns this gate with more rules; a rule with a name replaces the rule of that name.
@@ -124,11 +140,11 @@ class Gate:
         """Returns this gate with the default rules for the kinds of the labels, for each of several labels.
 
         Raises SettingsError when a user's rule does not name one of several labels, or names an unknown label
-        or a metric that its kind does not have.
+        or a metric that its kind does not have, or two rules are about the slide of one metric.
         """
         rules: list[GateRule] = []
         for rule in self.rules:
-            if rule.why and rule.name in (CHAMPION, "baseline"):
+            if rule.why and rule.reference:
                 replaced = {each.label for each in self.rules if each.name == rule.name and not each.why}
                 for label in labels:
                     default = next(each for each in LABEL_RULES[label.kind] if each.name == rule.name)
@@ -139,7 +155,15 @@ class Gate:
             elif not (rule.why and rule.name == "classes" and {it.kind for it in labels} == {REGRESSION}):
                 _check_label(rule, labels)
                 rules.append(rule)
-        return replace(self, rules=tuple(rules))
+        gate = replace(self, rules=tuple(rules))
+        by_expression = {rule.expression: rule for rule in gate.slide_rules}
+        for rule in gate.slide_rules:
+            if (other := by_expression[rule.expression]) is not rule:
+                raise SettingsError(
+                    f"two rules are about the slide of {rule.expression}, {rule.text!r} and {other.text!r}; "
+                    f"write one, as '{SLIDE}: {other.text}'"
+                )
+        return gate
 
     def with_min_accuracy(self, least: float) -> Gate:
         """Returns this gate with a rule for the smallest accuracy, 0..1 (else SettingsError); 0 adds none."""
@@ -196,7 +220,8 @@ class Gate:
     def check_champion(self, champion_uri: str) -> None:
         """Raises SettingsError when a user's rule needs a champion, and `champion_uri` is ""."""
         for rule in self.rules:
-            if rule.reference == "champion" and rule.name != CHAMPION and not champion_uri:
+            of_champions = rule.reference in ("champion", BEST) and rule.name not in (CHAMPION, SLIDE)
+            if of_champions and not champion_uri:
                 raise SettingsError(
                     f"the rule {rule.text!r} compares with the champion, but champion_uri is empty; set it"
                 )
@@ -273,6 +298,11 @@ def read_gate(path: Path) -> Gate:
     reader = files.read_json if path.suffix == ".json" else files.read_toml
     content = reader(path, SettingsError)
     known = [item.name for item in fields(Gate)]
+    if "allow_undecided" in content:
+        raise SettingsError(
+            f"{path}: allow_undecided is called allow_unmeasured now; for rules that too few examples leave "
+            f"open there is undecided, {' or '.join(POLICIES)}"
+        )
     if unknown := [name for name in content if name not in known]:
         named = ", ".join(map(repr, unknown))
         raise SettingsError(f"{path} has unknown {named}; it may have {', '.join(known)}")
@@ -294,6 +324,7 @@ class GateSettings:
         rules: Rules in addition to the default ones or, with a name, in place of one:
             ["worst_slice(accuracy) >= 0.8", "champion: accuracy >= champion - 0.05", "classes: off"].
         first_run: Policy where there is no champion yet, or too few test examples: bless or block.
+        undecided: Policy where too few examples leave open whether a model is worse: bless or block.
         champion_uri: Directory or gs:// URI where a blessed model is published; empty publishes nothing.
         formats: Formats into which the exported model is converted, and measured: ["onnx", "tflite", "int8"].
 
@@ -304,7 +335,8 @@ class GateSettings:
 
     min_accuracy: float = 0.0
     rules: tuple[str, ...] = ()
-    first_run: str = DEFAULT_FIRST_RUN
+    first_run: str = DEFAULT_POLICY
+    undecided: str = DEFAULT_POLICY
     champion_uri: str = ""
     formats: tuple[str, ...] = ()
 
@@ -315,4 +347,5 @@ class GateSettings:
     @property
     def gate(self) -> Gate:
         """The gate with these rules."""
-        return Gate(first_run=self.first_run).with_min_accuracy(self.min_accuracy).with_rules(self.rules)
+        gate = Gate(first_run=self.first_run, undecided=self.undecided)
+        return gate.with_min_accuracy(self.min_accuracy).with_rules(self.rules)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from shardline.components.model_store.catalog import Version
+from shardline.components.validate.gate.rules import GateRule
 from shardline.components.validate.metrics.evaluation import Lead, PastLead
 from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER
 from shardline.components.validate.metrics.outcomes import Outcomes
@@ -25,19 +26,10 @@ if TYPE_CHECKING:
 Former = tuple[Mapping[str, Outcomes], npt.NDArray[np.bool_] | None]
 
 
-class Slide(NamedTuple):
-    """What a rule about a slow slide compares: a metric, with the best of so many last champions."""
-
-    expression: str
-    label: str
-    metric: str
-    last: int
-
-
 def compare_with_past(
     challenger: Assessment,
     last: Sequence[Version],
-    slides: Iterable[Slide],
+    slides: Iterable[GateRule],
     predict: Callable[[Version], Former | str],
 ) -> dict[str, PastLead]:
     """Returns the lead over the best of the last champions for each rule about a slow slide, by expression.
@@ -53,7 +45,10 @@ def compare_with_past(
 
 
 def _compare_with_best(
-    challenger: Assessment, last: Sequence[Version], slide: Slide, predict: Callable[[Version], Former | str]
+    challenger: Assessment,
+    last: Sequence[Version],
+    slide: GateRule,
+    predict: Callable[[Version], Former | str],
 ) -> PastLead:
     """Returns the lead over the best of the last champions, the first of which is the present one.
 
@@ -84,7 +79,7 @@ def _compare_with_best(
     return PastLead(compared=compared, note="; ".join(notes))
 
 
-def _lead_over(former: Former, ours: Assessment, slide: Slide) -> tuple[float | None, Lead | None, str]:
+def _lead_over(former: Former, ours: Assessment, slide: GateRule) -> tuple[float | None, Lead | None, str]:
     """Returns the metric of a former champion, the lead over it, None where unknown, and a note."""
     outcomes, seen = former
     theirs, note = outcomes[slide.label or next(iter(outcomes))], ""

@@ -18,13 +18,14 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 
 from shardline.components.model_store import EVALUATION_FILE, catalog, champions
+from shardline.components.validate.gate.gate import LEVEL
 from shardline.components.validate.gate.rules import GateRule
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead
 from shardline.components.validate.metrics.intervals import mid_p
 from shardline.components.validate.metrics.metrics import SHARES
 
-#: How often a loss has to be found that counts as found, and the largest p of a model that is called worse.
-POWER, LEVEL, FAMILY = 0.9, 0.025, 0.05
+#: How often a loss has to be found that counts as found.
+POWER = 0.9
 #: Metrics that are shares of examples: each is right or wrong.
 COUNTED = ("accuracy", "subset_accuracy")
 

@@ -6,13 +6,13 @@ of the default rules before it, it replaces that rule; "off" leaves that rule ou
     rule    = [name ":"] (value operator limit [tail] | "off")
     value   = [label "."] quality | "drift[" feature "]"
     quality = metric | metric "[" feature "=" value "]" | "worst_slice(" metric ")"
-    limit   = number | ("champion" | "baseline") [("+" | "-" | "*") number]
+    limit   = number | ("champion" | "baseline") [("+" | "-" | "*") number] | "best(" number ")"
     tail    = "(p <" number ")" | "(within" number ["%"] ")"
 
 With several labels, a rule names the label: `sentiment.rmse <= 0.9`. `baseline` is a constant answer: the
-most frequent class, all labels of a multilabel, the means of numbers. "(p < 0.05)" requires a significant
-lead; "(within 0.01)" allows a model to be worse by that much, unless it is significantly worse. Rules are
-parsed by a regular expression; nothing in them is evaluated as code.
+most frequent class, all labels of a multilabel, the means of numbers; `best(8)` the best of the last 8
+champions. "(p < 0.05)" requires a significant lead; "(within 0.01)" allows a model to be worse by that much.
+Rules are parsed by a regular expression; nothing in them is evaluated as code.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ DRIFT = "drift"
 #: Written in place of a comparison, leaves out the rule of this name.
 OFF = "off"
 
-#: Note on a rule that is undecided because an evaluation lacks its metric.
+#: Reference of a rule about a slow slide: the best of the last champions, and how many these may be.
+BEST = "best"
+_LAST = range(2, 101)
+
+#: Note on a rule that is unmeasured because an evaluation lacks its metric.
 NOT_MEASURED = "it was not measured"
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -73,6 +77,7 @@ _RULE = re.compile(
          |(?P<metric>\w+)\s*(?:\[(?P<slice>[^=]+=.*)\])?)
        \s*(?P<operator>>=|<=|==|>|<)
        \s*(?:(?P<limit>{_NUMBER})
+            |{BEST}\s*\(\s*(?P<last>\d+)\s*\)
             |(?P<reference>champion|baseline)\s*(?:(?P<sign>[-+*])\s*(?P<offset>{_NUMBER}))?)
        \s*(?:\(\s*(?:p\s*<\s*(?P<p>{_NUMBER})|within\s+(?P<within>{_NUMBER})\s*(?P<percent>%)?)\s*\))?)\s*""",
     re.VERBOSE,
@@ -93,11 +98,12 @@ class GateRule:
         slice: Name of the slice, "class=healthy", of a converted model, "format=int8", or of the feature
             whose drift is limited; "" for all examples.
         worst: Whether the rule is about the worst slice.
-        reference: What the limit is relative to: "champion", "baseline", or "" for a plain number.
+        reference: What the limit is relative to: "champion", "baseline", BEST, or "" for a plain number.
         p: The lead over the reference must have a smaller p.
         within: How much worse than the reference a model may be, if `relative` as a share of its value.
         name: Name of the default rule that it replaces; "" for an additional rule.
         why: Purpose of a default rule; "" for a user's.
+        last: Number of the last champions, the best of which is the reference BEST.
     """
 
     text: str
@@ -114,6 +120,7 @@ class GateRule:
     why: str = ""
     factor: float = 1.0
     label: str = ""
+    last: int = 0
 
     @property
     def expression(self) -> str:
@@ -147,7 +154,7 @@ def parse_rule(text: str) -> GateRule:
         raise SettingsError(
             f"cannot read the rule {text!r}; write it like 'accuracy >= 0.95', "
             "'recall[class=healthy] >= 0.9', 'worst_slice(accuracy) >= 0.8', 'accuracy >= champion - 0.005', "
-            "'accuracy > champion (p < 0.05)', or 'champion: off'"
+            "'accuracy > champion (p < 0.05)', 'accuracy >= best(8) (within 0.01)', or 'champion: off'"
         )
     part = match.groupdict()
     written = " ".join(text.split())
@@ -159,20 +166,22 @@ def parse_rule(text: str) -> GateRule:
     offset = {"-": -number, "*": 0.0}.get(part["sign"], number)
     feature, _, value = (part["slice"] or "").partition("=")
     slice_name = f"{feature.strip()}={value.strip()}" if part["slice"] else ""
+    reference = BEST if part["last"] else part["reference"] or ""
     rule = GateRule(
         text=written,
         metric=DRIFT if part["drift"] else part["worst"] or part["metric"],
         operator=part["operator"],
-        limit=offset if part["reference"] else float(part["limit"]),
+        limit=offset if reference else float(part["limit"]),
         slice=part["drift"].strip() if part["drift"] else slice_name,
         worst=bool(part["worst"]),
-        reference=part["reference"] or "",
+        reference=reference,
         p=float(part["p"]) if part["p"] else None,
         within=float(part["within"]) / (100 if part["percent"] else 1) if part["within"] else None,
         relative=bool(part["percent"]),
         name=part["name"] or "",
         factor=number if part["sign"] == "*" else 1.0,
         label=(part["label"] or "").strip(),
+        last=int(part["last"] or 0),
     )
     if not math.isfinite(rule.limit):
         raise SettingsError(f"the limit of the rule {rule.text!r} is too large a number")
@@ -213,6 +222,13 @@ def _check_metric(rule: GateRule) -> None:
         raise SettingsError(f"{rule.expression} is compared with a number (in the rule {rule.text!r})")
     if rule.reference == "baseline" and (rule.slice or rule.worst):
         raise SettingsError(f"the baseline has no slices (in the rule {rule.text!r}); compare all examples")
+    is_whole = rule.metric in CHAMPION_LEAD_METRICS and not (rule.slice or rule.worst)
+    if rule.reference == BEST and not (is_whole and rule.within is not None and rule.last in _LAST):
+        raise SettingsError(
+            f"{BEST}({rule.last}) does not fit the rule {rule.text!r}; write it like 'accuracy >= best(8) "
+            f"(within 0.01)', with {_LAST[0]} to {_LAST[-1]} champions, a tolerance, and one of "
+            f"{', '.join(CHAMPION_LEAD_METRICS)} of all examples"
+        )
 
 
 def _check_tail(rule: GateRule) -> None:
@@ -242,7 +258,7 @@ def evaluate_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float |
     part = evaluation.of(rule.label)
     interval, value, note = evaluation.intervals.get(rule.expression), None, NOT_MEASURED
     if rule.worst:
-        value, note = _worst_slice(rule.metric, part)
+        value, note = _worst_slice(rule, evaluation)
     elif rule.format:
         converted = next((each for each in evaluation.formats if each.name == rule.format), None)
         if converted and rule.metric in FORMAT_METRICS:
@@ -266,15 +282,24 @@ def evaluate_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float |
     return value, interval, "" if note == NOT_MEASURED and value is not None else note
 
 
-def _worst_slice(metric: str, evaluation: Evaluation) -> tuple[float | None, str]:
-    classes = {f"class={name}" for name in evaluation.class_names}
-    main = metric == MAIN[evaluation.kind]
-    slices = [item for item in evaluation.slices if main or item.name in classes]
-    values = [(_slice_metric(metric, item, evaluation), item.name) for item in slices if item.decided]
+def judged_slices(rule: GateRule, evaluation: Evaluation) -> list[tuple[Slice, float]]:
+    """Returns the slices, of those that `worst_slice` is about, that are decided, with their values."""
+    part = evaluation.of(rule.label)
+    slices = _slices(rule.metric, part)
+    return [(item, _slice_metric(rule.metric, item, part)) for item in slices if item.decided]
+
+
+def _slices(metric: str, part: Evaluation) -> list[Slice]:
+    classes = {f"class={name}" for name in part.class_names}
+    return [item for item in part.slices if metric == MAIN[part.kind] or item.name in classes]
+
+
+def _worst_slice(rule: GateRule, evaluation: Evaluation) -> tuple[float | None, str]:
+    values = [(value, item.name) for item, value in judged_slices(rule, evaluation)]
     if not values:
         return None, "every slice has too few examples"
-    value, name = (max if metric in LOWER_IS_BETTER else min)(values)
-    few = len(slices) - len(values)
+    value, name = (max if rule.metric in LOWER_IS_BETTER else min)(values)
+    few = len(_slices(rule.metric, evaluation.of(rule.label))) - len(values)
     return value, name + (f"; {few:,} with too few examples" if few else "")
 
 

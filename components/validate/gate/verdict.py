@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal
 
-from shardline.components.model_store import BLESSED, NOT_BLESSED, Verdict
+from shardline.components.model_store import Verdict
 from shardline.components.text import enumerate_names
-from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, VARIETY, Gate
-from shardline.components.validate.gate.rules import OFF, OPERATORS, GateRule, evaluate_expression
-from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Interval, Lead
-from shardline.components.validate.metrics.metrics import CHECKS, SHARES
+from shardline.components.validate.gate.comparisons import Comparison, compare, find_reference, tolerance
+from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, SLIDE, Gate
+from shardline.components.validate.gate.judged_rule import MAX_NAMES, JudgedRule, Judgement, describe
+from shardline.components.validate.gate.rules import BEST, OFF, OPERATORS, GateRule, evaluate_expression
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation
 
 # Limits of the warnings on calibration error, and on costs as multiples of the champion's. Other load on the
 # machine can double a latency.
@@ -24,36 +26,11 @@ _COSTS = {
     "log_loss": ("The log loss, the price of being sure and wrong,", 2.0),
 }
 
-_MAX_NAMES = 5
+# Default rules that a model may pass after a longer training.
+_WEAK = (CHAMPION, SLIDE, "baseline", "classes")
 
 #: Beginning of the verdict on a model that only the comparison with the champion blocks.
 NOT_BETTER = "good enough, but not better than the champion"
-#: Beginning of the verdict on a model that is better than a constant answer, but on too few test examples.
-UNSURE = "Not significantly better"
-
-# Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
-_DIGITS = 9
-
-# Labels of the metrics that are counts.
-_LABELS = {metric.name: metric.label for metric in CHECKS}
-
-# What a value is that fails a comparison, by its operator.
-_FAILED = {">=": "below", ">": "not above", "<=": "above", "<": "not below", "==": "not"}
-
-# Headlines of the rules about the model that failed, by their name.
-_HEADLINES = {
-    "classes": "Never predicts {blind_to}",
-    VARIETY: "Cannot be judged: {rule.note}",
-    EXAMPLES: "Too few to judge: {rule.left_text} test examples",
-    "export": "The exported model answers differently from the trained one, by up to {rule.left_text}",
-    "golden": "The exported model answers differently in a clean process, by up to {rule.left_text}",
-    "finite": "Outputs that are not finite, for {rule.left_text} examples",
-    "batch": "Answers depend on the other examples of a request, by up to {rule.left_text}",
-}
-
-#: "undecided": a value is missing. "open": too few examples to decide; does not block. "skipped": the policy
-#: for a first run lets it pass. "off": a default rule that the settings leave out.
-Judgement = Literal["passed", "failed", "undecided", "open", "skipped", "off"]
 
 
 @dataclass(frozen=True)
@@ -62,66 +39,6 @@ class Absence:
 
     text: str
     first: bool = False
-
-
-@dataclass(frozen=True)
-class JudgedRule:
-    """One rule, its two sides and the verdict on it.
-
-    Attributes:
-        rule: The rule as it was written: "accuracy >= champion - 0.005".
-        metric: Its metric expression: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
-        left: Value of the metric expression; None where it could not be measured.
-        right: The limit; None where the reference's value could not be measured.
-        difference: 95 % interval of the value minus the reference's, paired.
-        note: Remark (which slice is the worst, why the rule is undecided), or "".
-        name, why: Name and purpose of a default rule; "" for a user's.
-    """
-
-    rule: str
-    metric: str
-    left: float | None
-    operator: str
-    right: float | None
-    verdict: Judgement
-    interval: Interval | None = None
-    champion: float | None = None
-    difference: Interval | None = None
-    p: float | None = None
-    note: str = ""
-    name: str = ""
-    why: str = ""
-
-    @property
-    def left_text(self) -> str:
-        """The value as text; never rounded to a limit that it does not equal."""
-        if self.left is None:
-            return "not measured" if self.metric else ""
-        if isinstance(self.left, int):
-            return f"{self.left:,}"
-        short = f"{self.left:.4f}" if self.left == 0 or 0.001 <= abs(self.left) < 1000 else f"{self.left:.4g}"
-        return repr(self.left) if float(short) == self.right and self.left != self.right else short
-
-    @property
-    def right_text(self) -> str:
-        """The limit as text."""
-        unknown = "the champion's" if self.metric else ""
-        return unknown if self.right is None else f"{self.right:g}"
-
-    def __str__(self) -> str:
-        if self.verdict == "off":
-            return f"the rule {self.name!r} is off"
-        note = f" ({self.note})" if self.note else ""
-        if self.verdict in ("undecided", "skipped", "open"):
-            return f"{self.rule} is {'not decided' if self.verdict == 'open' else self.verdict}{note}"
-        significantly = f"not significantly {'above' if self.operator == '>' else 'below'}"
-        failed = _FAILED[self.operator] if self.p is None else significantly
-        label = _LABELS.get(self.metric)
-        left = f"{label or self.metric}{':' if label else ''} {self.left_text}"
-        comparison = (
-            f"{',' if label else ' is'} {failed}" if self.verdict == "failed" else f" {self.operator}"
-        )
-        return f"{left}{comparison} {self.right_text}{note}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +57,12 @@ class Blessing(Verdict):
         """Returns the verdict in words: of a blocked model the first rule with value and bound."""
         if self.blessed:
             return self.summary
-        blocking = [rule for rule in self.rules if str(rule) in self.reason]
-        blocking.sort(key=lambda rule: rule.name != CHAMPION)
+        blocking = sorted(
+            (rule for rule in self.rules if rule.blocks), key=lambda rule: rule.name != CHAMPION
+        )
         first, others = blocking[0], ", ".join(rule.name or rule.rule for rule in blocking[1:])
         also = f"; also {others}" if others else ""
-        if blocking[-1].name == CHAMPION and first.champion is not None:
+        if self.remedy == "override" and first.name == CHAMPION:
             return f"{NOT_BETTER}: {first}{also}"
         about = self.summary.partition(" (and ")[0]
         why = first if first.name == CHAMPION or about in str(first) else f"{about}: {first}"
@@ -164,18 +82,36 @@ def judge(
     `absence` says why the evaluation has no champion; None where it has one, or no `champion_uri` is set.
     `champion` is the champion's version. `warnings` come before those of the verdict.
     """
-    rules = tuple(_judge(rule, evaluation, gate, absence) for rule in gate.rules)
-    stopping = ("failed",) if gate.allow_undecided else ("failed", "undecided")
-    blocking = [rule for rule in rules if rule.verdict in stopping]
+    found = compare(gate.rules, evaluation)
+    judged = (_judge(rule, evaluation, gate, absence, found.get(rule, ())) for rule in gate.rules)
+    stopping = ["failed"] + ["unmeasured"] * (not gate.allow_unmeasured)
+    stopping += ["undecided"] * (gate.undecided == "block")
+    rules = tuple(replace(rule, blocks=rule.verdict in stopping) for rule in judged)
+    blocking = [rule for rule in rules if rule.blocks]
+    undecided = any(rule.verdict == "undecided" for rule in rules)
     shown = blocking or [rule for rule in rules if not rule.name or rule.verdict != "passed"] or rules
     return Blessing(
         blessed=not blocking,
         rules=rules,
         reason="; ".join(map(str, shown)) if rules else "there is no rule that it must pass",
         warnings=(*warnings, *_warnings(evaluation, rules, absence)),
-        headline=_headline(blocking, rules, evaluation, first=absence is not None and absence.first),
+        headline=describe(blocking, rules, evaluation, first=absence is not None and absence.first),
         champion=champion,
+        blocked_by=tuple(dict.fromkeys(rule.name or rule.rule for rule in blocking)),
+        undecided=undecided,
+        remedy=_remedy(blocking) if blocking else "examples" * undecided,
     )
+
+
+def _remedy(blocking: Sequence[JudgedRule]) -> str:
+    """Returns what may help a model that these rules block, as `Verdict.remedy`."""
+    if all(rule.verdict == "undecided" or rule.is_by_chance for rule in blocking):
+        return "examples"
+    known = [rule for rule in blocking if rule.left is not None and rule.right is not None]
+    if all(rule in known and rule.name in (CHAMPION, SLIDE) for rule in blocking):
+        return "override"
+    weak = any(rule.name in _WEAK or re.search("accuracy|f1|recall|rmse|mae", rule.metric) for rule in known)
+    return "training" * weak
 
 
 def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Absence | None) -> list[str]:
@@ -184,7 +120,7 @@ def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Ab
     if missed:
         few = f"; fewer than {MIN_SLICE} test examples are not judged"
         few = "" if len(missed) == len(evaluation.blind_to) else few
-        warnings.append(f"Never predicted: {enumerate_names(missed, _MAX_NAMES)}{few}")
+        warnings.append(f"Never predicted: {enumerate_names(missed, MAX_NAMES)}{few}")
     if off := [rule.name for rule in rules if rule.verdict == "off"]:
         warnings.append(f"Rules of the gate that are switched off: {', '.join(off)}")
     if CHAMPION in off and absence and not absence.first:
@@ -211,26 +147,35 @@ def _warnings(evaluation: Evaluation, rules: tuple[JudgedRule, ...], absence: Ab
     return warnings
 
 
-def _judge(rule: GateRule, evaluation: Evaluation, gate: Gate, absence: Absence | None) -> JudgedRule:
+def _judge(
+    rule: GateRule,
+    evaluation: Evaluation,
+    gate: Gate,
+    absence: Absence | None,
+    comparisons: Sequence[Comparison],
+) -> JudgedRule:
     if rule.operator == OFF:
         return JudgedRule(OFF, "", None, "", None, "off", name=rule.name)
-    if rule.reference == "champion":
+    of_champions = rule.reference in ("champion", BEST)
+    if of_champions:
         evaluation = evaluation.champion_comparison
     left, interval, note = evaluate_expression(rule, evaluation)
-    judged = JudgedRule(rule.text, rule.expression, left, rule.operator, rule.limit, "undecided", interval)
+    judged = JudgedRule(rule.text, rule.expression, left, rule.operator, rule.limit, "unmeasured", interval)
     judged = replace(judged, note=note, name=rule.name, why=rule.why)
     no_drift = rule.is_drift and not evaluation.drift
-    if (evaluation.champion is None and (rule.reference == "champion" or no_drift)) or (no_drift and absence):
-        return _without_champion(judged, gate, absence, is_reference=rule.reference == "champion")
+    if (evaluation.champion is None and (of_champions or no_drift)) or (no_drift and absence):
+        return _without_champion(rule, judged, gate, absence)
     if no_drift:
         return replace(judged, note=evaluation.no_drift)
-    lead = None
     if rule.reference:
-        judged, lead = _compare_with_reference(rule, judged, evaluation)
+        judged = _compare_with_reference(rule, judged, evaluation)
+    if comparisons:
+        return _decide(rule, judged, comparisons, evaluation.examples)
+    if rule.reference == BEST:
+        past = evaluation.past.get(rule.expression)
+        return replace(judged, verdict="passed") if past and not past.version else judged
     if left is None or judged.right is None or (rule.p is not None and judged.p is None):
         return judged
-    if rule.within is not None:
-        return _judge_within(rule, judged, lead, evaluation.examples)
     passed, more = OPERATORS[rule.operator](left, judged.right), ""
     if rule.p is not None and judged.p is not None:
         passed = passed and judged.p < rule.p
@@ -245,65 +190,83 @@ def _judge(rule: GateRule, evaluation: Evaluation, gate: Gate, absence: Absence 
     return replace(judged, verdict=verdict, note="; ".join(filter(None, (judged.note, more))))
 
 
-def _without_champion(
-    judged: JudgedRule, gate: Gate, absence: Absence | None, *, is_reference: bool
-) -> JudgedRule:
-    """Judges a rule about a champion that was not measured; `allow_undecided` does not apply."""
+def _without_champion(rule: GateRule, judged: JudgedRule, gate: Gate, absence: Absence | None) -> JudgedRule:
+    """Judges a rule about a champion that was not measured; `allow_unmeasured` does not apply."""
     verdict: Judgement = "skipped"
     if absence is None:
         note = "champion_uri is empty: there is nothing to compare with"
+    elif rule.reference == BEST:  # the rule about the champion decides
+        note = absence.text
     elif absence.first:
         note = f"{absence.text}; first_run is {gate.first_run}"
         verdict = "skipped" if gate.first_run == "bless" else "failed"
     else:
         note, verdict = absence.text, "failed"
-    return replace(judged, right=None if is_reference else judged.right, verdict=verdict, note=note)
+    return replace(judged, right=None if rule.reference else judged.right, verdict=verdict, note=note)
 
 
-def _compare_with_reference(
-    rule: GateRule, judged: JudgedRule, evaluation: Evaluation
-) -> tuple[JudgedRule, Lead | None]:
-    """Returns a rule with the value of its reference, champion or baseline, and the lead over it."""
-    if rule.reference == "baseline":
-        other = evaluation.of(rule.label).baseline
-        theirs = other.metrics.get(rule.metric) if other else None
-        lead = other.leads.get(rule.metric) if other else None
-        note = f"always answering {other.answer}" if other else "the baseline was not measured"
-    else:
-        assert evaluation.champion is not None
-        theirs, _, reason = evaluate_expression(rule, evaluation.champion)
-        lead = evaluation.leads.get(rule.expression)
-        note = f"champion: {reason}" if theirs is None else ""
+def _compare_with_reference(rule: GateRule, judged: JudgedRule, evaluation: Evaluation) -> JudgedRule:
+    """Returns a rule with the value of its reference and the lead over it."""
+    theirs, lead, note = find_reference(rule, evaluation)
     return replace(
         judged,
         right=None if theirs is None else theirs * rule.factor + rule.limit,
-        champion=theirs if rule.reference == "champion" else None,
+        champion=None if rule.reference == "baseline" else theirs,
         difference=lead.interval if lead else None,
         p=lead.p if lead and rule.p is not None else None,
         note=judged.note or note,
-    ), lead
+    )
 
 
-def _judge_within(rule: GateRule, judged: JudgedRule, lead: Lead | None, examples: int) -> JudgedRule:
-    """Judges a rule that allows a model to be somewhat worse, unless it is significantly worse."""
-    assert rule.within is not None
-    assert judged.left is not None
-    assert judged.right is not None
-    allowed = rule.within * (abs(judged.right) if rule.relative else 1.0)
-    sign = 1.0 if rule.operator == ">=" else -1.0
-    ahead = round(sign * (judged.left - judged.right), _DIGITS)
-    lower, upper = sorted(sign * end for end in lead.interval) if lead else (ahead, ahead)
-    verdict: Judgement
-    if not ahead >= -allowed:  # NaN fails this too
-        verdict, note = "failed", f"worse by {-ahead:.4g}, more than {allowed:.4g}"
-    elif lead and upper < 0:
-        verdict, note = "failed", f"significantly worse, by {-upper:.4g} to {-lower:.4g}"
-    elif lower < -allowed:
-        verdict = "open"
-        note = f"{examples:,} examples leave open whether it is worse, by up to {-lower:.4g}"
-    else:
-        verdict, note = "passed", ""
-    return replace(judged, verdict=verdict, note="; ".join(filter(None, (judged.note, note))))
+def _decide(
+    rule: GateRule, judged: JudgedRule, comparisons: Sequence[Comparison], examples: int
+) -> JudgedRule:
+    """Judges a rule by its comparisons: failed where one is worse, undecided where one does not hold."""
+    worse = [each for each in comparisons if each.worse]
+    undecided = [each for each in comparisons if not each.holds and rule.reference != BEST]
+    verdict: Judgement = "failed" if worse else "undecided" if undecided else "passed"
+    chosen = sorted(worse or undecided or comparisons, key=lambda each: each.ahead)
+    note = (
+        _describe_slices(rule, chosen, verdict)
+        if rule.worst
+        else _describe(rule, chosen[0], verdict, examples)
+    )
+    if rule.within is not None:
+        first = chosen[0]
+        judged = replace(judged, left=first.left, right=first.right, difference=first.difference)
+        judged = replace(judged, champion=None if rule.reference == "baseline" else first.right)
+    kept = "" if rule.worst and rule.within is not None else judged.note
+    return replace(judged, verdict=verdict, note="; ".join(filter(None, (kept, note))))
+
+
+def _describe(rule: GateRule, found: Comparison, verdict: Judgement, examples: int) -> str:
+    """Describes the comparison of a rule on all examples or on one slice."""
+    worst = f"by up to {-found.ahead[0]:.4g}"
+    if verdict == "undecided":
+        few = "too few examples" if found.slice else f"{examples:,} examples"
+        return f"{few} leave open whether it is worse, {worst}"
+    if verdict == "failed" and found.difference is None:
+        return f"worse {worst.replace('up to ', '')}, more than {tolerance(rule, found.right):.4g}"
+    if verdict == "failed":
+        return f"worse beyond doubt, {worst}"
+    return (
+        "worse beyond doubt, by no more than what is allowed" if found.ahead[1] < 0 <= -found.ahead[0] else ""
+    )
+
+
+def _describe_slices(rule: GateRule, chosen: Sequence[Comparison], verdict: Judgement) -> str:
+    """Describes the comparisons of a rule about the worst slice that decide."""
+    if verdict == "passed":
+        return ""
+    texts = []
+    for each in chosen:
+        ends = each.difference and "{:+.4g} to {:+.4g}".format(*each.difference)
+        difference = f"{each.left - each.right:+.4g}{f' ({ends})' if ends else ''}"
+        texts.append(f"{each.slice} {difference if rule.reference else f'{each.left:.4f}'}")
+    start = (
+        f"{'worse ' if rule.reference else ''}beyond doubt" if verdict == "failed" else "perhaps by chance"
+    )
+    return f"{start}: {enumerate_names(texts, MAX_NAMES)}"
 
 
 def _describe_uncertainty(judged: JudgedRule) -> str:
@@ -316,58 +279,3 @@ def _describe_uncertainty(judged: JudgedRule) -> str:
     if judged.operator in ("<=", "<") and upper > judged.right:
         return f"may be above: the interval ends at {upper:.4f}"
     return ""
-
-
-def _headline(
-    blocking: list[JudgedRule], rules: tuple[JudgedRule, ...], evaluation: Evaluation, *, first: bool
-) -> str:
-    """Returns the verdict in one short sentence."""
-    if blocking:
-        first_rule = min(blocking, key=lambda rule: rule.name != CHAMPION)
-        more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
-        return f"{_describe_rule(first_rule, evaluation)}{more}{NOT_BLESSED}"
-    off = any(rule.name == CHAMPION and rule.verdict == "off" for rule in rules)
-    too_few = next((rule for rule in rules if rule.name == EXAMPLES and rule.verdict == "skipped"), None)
-    few = f", on too few examples to judge ({too_few.left_text})" if too_few else ""
-    versus = next((rule for rule in rules if rule.name == CHAMPION), None)
-    if versus is None or versus.left is None or versus.champion is None:
-        start = "First champion" if first and not off else "Compared with no champion"
-        return f"{start}, {evaluation.quality}{few}{BLESSED}"
-    others = [rule for rule in rules if rule.name == CHAMPION and rule is not versus]
-    sentences = [_describe_rule(rule, evaluation) for rule in (versus, *others)]
-    return f"{'; '.join(sentences)}{few}{BLESSED}"
-
-
-def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
-    if rule.name == CHAMPION:
-        return _describe_champion_difference(rule)
-    if rule.why and rule.verdict == "failed":
-        if text := _HEADLINES.get(rule.name):
-            return text.format(rule=rule, blind_to=enumerate_names(evaluation.blind_to, _MAX_NAMES))
-        baseline = evaluation.of(label := rule.metric.rpartition(".")[0]).baseline
-        if rule.left is not None and rule.right is not None and baseline:
-            ahead, by = OPERATORS[rule.operator](rule.left, rule.right), f" in {rule.metric}" if label else ""
-            return f"{UNSURE if ahead else 'No better'}{by} than always answering {baseline.answer}"
-    return str(rule)
-
-
-def _describe_champion_difference(rule: JudgedRule) -> str:
-    if rule.left is None or rule.champion is None:
-        # Without the remedy, which follows the semicolon.
-        return f"Not compared with the champion: {rule.note.partition('; ')[0]}"
-    difference = rule.left - rule.champion
-    if not difference:
-        return "As good as the champion"
-    ahead = (difference > 0) == (rule.operator in (">=", ">"))
-    label, _, metric = rule.metric.rpartition(".")
-    by = f"{100 * abs(difference):.1f} points" if metric in SHARES else f"{abs(difference):.4g}"
-    by += f" {'better' if ahead else 'worse'}" + (
-        f" in {rule.metric}" if label or metric not in SHARES else ""
-    )
-    if rule.verdict == "failed" and ahead:
-        return str(rule)
-    if rule.verdict == "open":
-        return f"Not decided whether it is worse than the champion ({by})"
-    if rule.verdict == "passed" and not ahead:
-        return f"As good as the champion ({by}, within what is allowed)"
-    return f"{by} than the champion"

@@ -13,10 +13,10 @@ from markupsafe import Markup
 
 from shardline.components.html import make_picture, render
 from shardline.components.model_store import Export
-from shardline.components.validate.gate.gate import CHAMPION
-from shardline.components.validate.gate.power import FAMILY, LEVEL, PairedTest
+from shardline.components.validate.gate.gate import CHAMPION, FAMILY, LEVEL
+from shardline.components.validate.gate.power import PairedTest
 from shardline.components.validate.gate.rules import parse_rules
-from shardline.components.validate.gate.verdict import Blessing, Judgement
+from shardline.components.validate.gate.verdict import Blessing
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead, NumberScore
 from shardline.components.validate.metrics.metrics import BY_KIND, MAIN, SERVING, Metric
 from shardline.components.validate.report import plots
@@ -34,7 +34,7 @@ _MOST_DRAWN_CLASSES = 25
 _MOST_CLASSES_ON_A_PHONE = 12
 
 # Verdicts that decide come first.
-_VERDICT_ORDER: tuple[Judgement, ...] = ("failed", "undecided", "open", "off", "skipped", "passed")
+_VERDICT_ORDER = ("failed", "unmeasured", "undecided", "off", "skipped", "passed")
 
 
 def render_report(
@@ -61,6 +61,7 @@ def render_report(
         calls=make_calls(export),
         serving=metric_rows(evaluation.champion_comparison, SERVING),
         format_interval=format_interval,
+        family=FAMILY,
         most_rows=MAX_ROWS,
         most_shown=MOST_SHOWN,
         ruled={rule.metric for rule in blessing.rules},
