@@ -20,7 +20,8 @@ import xxhash
 from shardline.components.validate.export.predictions import THRESHOLD, Predictions
 from shardline.components.validate.export.signatures import CALLS, REQUESTS, ServedModel, measure_costs
 from shardline.components.validate.metrics.classes import ClassOutcomes, MultilabelOutcomes
-from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Mistake, join
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Grouping, Mistake, join
+from shardline.components.validate.metrics.intervals import number_groups
 from shardline.components.validate.metrics.metrics import QUALITY
 from shardline.components.validate.metrics.outcomes import Outcomes, count_distinct
 from shardline.components.validate.metrics.regression import RegressionOutcomes
@@ -50,6 +51,7 @@ class Batch:
         labels: Targets by name of the label, [n] or [n, outputs].
         records: Serialized tf.train.Example, a string tensor of shape [n].
         columns: Further scalar features by name, each [n]; text as str.
+        groups: Values of the column that decided the split by group or time, [n]; None without one.
     """
 
     images: tf.Tensor | None
@@ -57,6 +59,7 @@ class Batch:
     keys: tuple[str, ...]
     records: tf.Tensor
     columns: Mapping[str, npt.NDArray[np.generic]]
+    groups: npt.NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class Examples:
         seen = 0
         try:
             for serialized, parsed in batches:
+                by = parsed.get(self.manifest.group or self.manifest.time_feature)
                 batch = Batch(
                     images=parsed.pop("image", None),
                     labels={label.name: parsed.pop(label.name).numpy() for label in self.manifest.labels},
@@ -107,6 +111,7 @@ class Examples:
                         for name, column in parsed.items()
                         if name not in self.manifest.split_columns
                     },
+                    groups=None if by is None else _decode_text(by.numpy()),
                 )
                 for label in self.manifest.labels:
                     _check_label(batch, label)
@@ -144,8 +149,8 @@ class Assessment:
             replace(part, mistakes=(), baseline=None, **outcomes[part.label].summarize(self.min_slice))
             for part in whole.each
         )
-        selected = Assessment(replace(join(parts, costs), notes=whole.notes), outcomes, self.min_slice)
-        return selected.with_counts()
+        selected = replace(join(parts, costs), notes=whole.notes, groups=whole.groups)
+        return Assessment(selected, outcomes, self.min_slice).with_counts()
 
     def with_metrics(self, notes: Mapping[str, str] | None = None, /, **measured: float) -> Assessment:
         """Returns a copy with more metrics, and with `notes` on them by their names."""
@@ -154,15 +159,19 @@ class Assessment:
         return replace(self, evaluation=replace(self.evaluation, metrics=metrics_of_all, notes=notes))
 
     def with_counts(self) -> Assessment:
-        """Returns a copy with counts of examples as metrics; copies of an example count as one."""
-        total = self.evaluation.examples
-        examples = count_distinct(next(iter(self.outcomes.values())).copies, total)
-        copies = f"{total:,} with their copies" if examples < total else ""
+        """Returns a copy with counts of examples as metrics, and of groups; copies count as one example."""
+        total, first = self.evaluation.examples, next(iter(self.outcomes.values()))
+        examples = count_distinct(first.copies, total)
+        notes = [f"{total:,} with their copies"] * (examples < total)
+        if grouping := self.evaluation.groups if first.groups is not None else None:
+            grouping = replace(grouping, count=count_distinct(first.groups, total))
+            notes.append(f"in {grouping}")
         missed, blind = self.evaluation.never_predicted, self.evaluation.blind_to
         few = ", ".join(name for it in missed if (name := it.name.partition("=")[2]) not in blind)
         unjudged = f"fewer than {MIN_SLICE} examples, not judged: {few}" if few else ""
-        return self.with_metrics(
-            {"examples": copies, "never_predicted": unjudged},
+        counted = replace(self, evaluation=replace(self.evaluation, groups=grouping))
+        return counted.with_metrics(
+            {"examples": "; ".join(notes), "never_predicted": unjudged},
             examples=examples,
             non_finite=self.evaluation.non_finite,
             never_predicted=len(blind),
@@ -206,7 +215,8 @@ def measure(
         )
         for label in manifest.labels
     )
-    return Assessment(join(parts, costs), outcomes, min_slice).with_counts()
+    groups = Grouping(manifest.split_column, by_time=not manifest.group)
+    return Assessment(replace(join(parts, costs), groups=groups), outcomes, min_slice).with_counts()
 
 
 def collect_outcomes(
@@ -215,7 +225,7 @@ def collect_outcomes(
     """Returns a model's predictions for all examples, and its worst mistakes, by name of the label."""
     labels = examples.manifest.labels
     batches: list[Batch] = []
-    answers, seen, group_ids, groups = [], 0, dict[bytes, int](), list[int]()
+    answers, seen, distinct, copies = [], 0, dict[bytes, int](), list[int]()
     ranked: dict[str, list[tuple[float, int, Mistake]]] = {label.name: [] for label in labels}
     reported, total = time.monotonic(), examples.split.records
     train = examples.manifest.splits.get("train")
@@ -229,30 +239,36 @@ def collect_outcomes(
             worst[:] = sorted(worst, reverse=True)[:MAX_MISTAKES]
         seen += len(batch.keys)
         hashes = _hash_examples(batch, examples.manifest)
-        groups += [group_ids.setdefault(digest, len(group_ids)) for digest in hashes]
+        copies += [distinct.setdefault(digest, len(distinct)) for digest in hashes]
         # The images themselves would not fit in memory.
         batches.append(replace(batch, images=None, records=None))
         answers.append(answer)
         if time.monotonic() - reported >= 1.0 or seen == total:
             advance("validate", seen, total, "examples")
             reported = time.monotonic()
-    columns = {name: np.concatenate([b.columns[name] for b in batches]) for name in batches[0].columns}
-    joined, copies = Predictions.join(answers), np.array(groups) if len(group_ids) < seen else None
-    outcomes: dict[str, Outcomes] = {}
+    by = [b.groups for b in batches if b.groups is not None]
+    shared = {
+        "columns": {name: np.concatenate([b.columns[name] for b in batches]) for name in batches[0].columns},
+        "copies": np.array(copies) if len(distinct) < seen else None,
+        "groups": number_groups(np.concatenate(by), by_time=not examples.manifest.group) if by else None,
+    }
+    joined, outcomes = Predictions.join(answers), dict[str, Outcomes]()
     for label in labels:
-        name, outputs = label.name, joined.outputs[label.name]
-        true = np.concatenate([b.labels[name] for b in batches])
-        if label.kind != REGRESSION:
-            kind = ClassOutcomes if label.kind == CLASS else MultilabelOutcomes
-            outcomes[name] = kind(label, true, outputs, columns, copies, predicted=joined.classes[name])
-        else:
-            numbers = true.reshape(len(true), -1).astype(np.float64), outputs.astype(np.float64)
-            shares = model.quantiles.get(name, ())
-            quantiles = joined.quantiles[name].astype(np.float64) if shares else None
-            outcomes[name] = RegressionOutcomes(
-                label, *numbers, columns, copies, quantiles=quantiles, shares=shares
-            )
+        true = np.concatenate([b.labels[label.name] for b in batches])
+        outcomes[label.name] = _make_outcomes(label, true, joined, model, shared)
     return outcomes, {name: tuple(mistake for *_, mistake in worst) for name, worst in ranked.items()}
+
+
+def _make_outcomes(
+    label: Label, true: npt.NDArray[Any], joined: Predictions, model: ServedModel, shared: Any
+) -> Outcomes:
+    outputs, shares = joined.outputs[label.name], model.quantiles.get(label.name, ())
+    if label.kind != REGRESSION:
+        kind = ClassOutcomes if label.kind == CLASS else MultilabelOutcomes
+        return kind(label, true, outputs, predicted=joined.classes[label.name], **shared)
+    numbers = true.reshape(len(true), -1).astype(np.float64), outputs.astype(np.float64)
+    quantiles = joined.quantiles[label.name].astype(np.float64) if shares else None
+    return RegressionOutcomes(label, *numbers, quantiles=quantiles, shares=shares, **shared)
 
 
 def _hash_examples(batch: Batch, manifest: Manifest) -> Iterator[bytes]:

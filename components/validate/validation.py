@@ -38,6 +38,8 @@ from shardline.trainer.models.saving import load_model, read_recorded_heads
 _MAX_MATRIX_BYTES = 64 * 1024
 # Points of each class's curve, approximately, for the same reason.
 _CURVE_POINTS = 30
+# Intervals over fewer groups are wide.
+_FEW_GROUPS = 10
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,16 @@ def _warnings(manifest: Manifest, evaluation: Evaluation, *others: str) -> tuple
         ]
         if unseen:
             warnings.append(f"Without examples in training: {', '.join(unseen)}")
+    if manifest.split_column and not evaluation.groups:
+        warnings.append(
+            f"The split is by {manifest.split_column!r}, but the gate cannot read its values: intervals take "
+            "examples as independent, and may be too narrow"
+        )
+    elif (groups := evaluation.groups) and groups.count < _FEW_GROUPS:
+        warnings.append(
+            f"The {evaluation.split} split has only {groups}, and chance makes large differences between so "
+            "few: give it a larger share, or add data"
+        )
     if leaked := manifest.duplicates.straddling:
         warnings.append(
             f"{leaked:,} groups of equal examples are in more than one split: the model may have seen its "
@@ -270,7 +282,7 @@ def _write_outcome(evaluation: Evaluation, blessing: Blessing, card: ModelCard, 
     for warning in blessing.warnings:
         report("validate", f"warning: {warning}")
     fact("blessed", blessing.blessed, verdict)
-    fact("quality", quality, f"{quality} on {evaluation.examples:,} examples")
+    fact("quality", quality, f"{quality} on {evaluation.sample}")
     fact("report", str(out / model_store.REPORT_FILE))
     fact("model card", str(out / model_store.CARD_FILE))
     fact("exported model", str(out / model_store.SAVED_MODEL))

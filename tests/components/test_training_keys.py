@@ -130,6 +130,16 @@ def test_examples_that_another_model_was_trained_on_are_found(first, second, mak
     assert 50 < found.sum() < len(found) - 50
 
 
+def test_a_group_that_another_model_has_seen_is_left_out_as_a_whole(make_dataset, tmp_path):
+    champion, later = publish(make_dataset(), tmp_path / "champion"), make_dataset(split_salt=1)
+    alone = find_trained_on(champion, later)
+    pairs = np.arange(len(alone)) // 2
+    found = find_trained_on(champion, later, pairs)
+    assert found.tolist() == [any(alone[pairs == pair]) for pair in pairs]
+    with pytest.raises(ModelError, match=r"test examples or their groups, and the other 0 are too few"):
+        find_trained_on(champion, later, np.zeros(len(alone), int))
+
+
 def test_the_record_says_how_the_training_split_came_about(make_dataset, tmp_path):
     data = Export.read(publish(make_dataset(split_salt=5, seed=2), tmp_path / "champion")).training_data
     again = Export.read(publish(make_dataset(split_salt=5, shards=4), tmp_path / "again")).training_data

@@ -236,6 +236,11 @@ class Manifest:
         return names[0] if names and self.settings.get("split_by_time") else ""
 
     @property
+    def split_column(self) -> str:
+        """The column of the source whose groups, or times, decide the split; "" without one."""
+        return self.group or str(self.settings.get("split_by_time") or "")
+
+    @property
     def split_columns(self) -> frozenset[str]:
         """Columns that only decide the split: excluded from inputs, slices and drift."""
         return frozenset({self.group, self.time_feature})

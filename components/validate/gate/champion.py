@@ -26,6 +26,7 @@ from shardline.components.validate.gate.rules import GateRule
 from shardline.components.validate.gate.verdict import Absence
 from shardline.components.validate.metrics.drift import ReferenceProfile, read_profile
 from shardline.components.validate.metrics.evaluation import Evaluation, Lead
+from shardline.components.validate.metrics.intervals import Ints
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import DatasetError, ModelError, ShardlineError
 from shardline.trainer.base.progress import report
@@ -77,6 +78,7 @@ def evaluate_champion(
         SettingsError, PlatformError: When the model store does not exist or cannot be read.
     """
     alone, version, profile = challenger.evaluation, "", ChampionEvaluation.profile
+    groups = next(iter(challenger.outcomes.values())).groups if examples.manifest.group else None
     catalog.require_store(champion_uri)
     try:
         last = champions.last_champions(champion_uri)
@@ -90,14 +92,14 @@ def evaluate_champion(
             profile = read_profile(published, version)
             export = Export.read(published)
             check_comparable(export, version, examples.manifest)
-            trained_on = find_trained_on(published, examples)
+            trained_on = find_trained_on(published, examples, groups)
             saved_model = published / model_store.SAVED_MODEL
             champion = measure(saved_model, examples, min_slice=min_slice, calls=calls)
     except (ModelError, DatasetError) as error:
         return ChampionEvaluation(alone, version, Absence(str(error)), profile=profile)
     compared = compare(challenger, champion, trained_on)
     past = compare_with_past(
-        challenger, last, slides, lambda former: _predict_former(champion_uri, former, examples)
+        challenger, last, slides, lambda former: _predict_former(champion_uri, former, examples, groups)
     )
     warning = describe_overlap(trained_on, export.training_data)
     return ChampionEvaluation(replace(compared, past=past), version, warning=warning, profile=profile)
@@ -131,13 +133,15 @@ def compare(
     return replace(whole, champion=replace(theirs, mistakes=()), leads=leads)
 
 
-def _predict_former(champion_uri: str, version: Version, examples: Examples) -> Former | str:
+def _predict_former(
+    champion_uri: str, version: Version, examples: Examples, groups: Ints | None
+) -> Former | str:
     """Returns the predictions of a former champion, or why there are none; nothing else is measured."""
     report("validate", f"measuring the former champion {version.version} on the same examples")
     try:
         with champions.fetched(champion_uri, version) as published:
             check_comparable(Export.read(published), version.version, examples.manifest)
-            trained_on = find_trained_on(published, examples)
+            trained_on = find_trained_on(published, examples, groups)
             model = ServedModel(published / model_store.SAVED_MODEL, examples.manifest)
             return collect_outcomes(model, examples)[0], trained_on
     except (ModelError, DatasetError, OSError) as error:
@@ -250,8 +254,12 @@ def read_split(directory: Path, manifest: Manifest, split: str) -> Keys | None:
     return _as_keys(data[KEY_BYTES * first :][: KEY_BYTES * manifest.splits[split].records])
 
 
-def find_trained_on(published: Path, examples: Examples) -> npt.NDArray[np.bool_] | None:
+def find_trained_on(
+    published: Path, examples: Examples, groups: Ints | None = None
+) -> npt.NDArray[np.bool_] | None:
     """Returns the mask of the examples that the champion in `published` was trained on; None if not known.
+
+    `groups` is the group of each example, such as a patient: one that it was trained on is there as a whole.
 
     Raises DatasetError when the keys of the dataset are damaged, ModelError when those of the model are, or
     when too few other examples remain.
@@ -262,11 +270,13 @@ def find_trained_on(published: Path, examples: Examples) -> npt.NDArray[np.bool_
         fingerprint = export.settings.get("fingerprint") or export.fingerprint
         is_same = fingerprint == manifest.fingerprint and (data is None or data.complete)
         return np.zeros(examples.split.records, np.bool_) if is_same else None
-    trained_on = np.isin(keys, read_published(published, data))
+    trained_on, of = np.isin(keys, read_published(published, data)), ""
+    if groups is not None:
+        trained_on, of = np.isin(groups, groups[trained_on]), " or their groups"
     if trained_on.any() and (remaining := int((~trained_on).sum())) < MIN_COMPARED:
         raise ModelError(
             f"the champion was trained on {trained_on.sum():,} of the {len(keys):,} {examples.name} "
-            f"examples, and the other {remaining:,} are too few to compare on (at least "
+            f"examples{of}, and the other {remaining:,} are too few to compare on (at least "
             f"{MIN_COMPARED}); go back to its split_salt ({data.salt}) and split, or publish this model to "
             "another champion_uri"
         )
@@ -282,9 +292,10 @@ def describe_overlap(trained_on: npt.NDArray[np.bool_] | None, data: TrainingDat
         )
     sentences = []
     if trained_on.any():
+        of = " or their groups" if data and data.rules.get("group") else ""
         sentences.append(
             f"Compared with the champion on {(~trained_on).sum():,} of the {len(trained_on):,} examples: it "
-            f"was trained on the other {trained_on.sum():,}"
+            f"was trained on the other {trained_on.sum():,}{of}"
         )
     if data and not data.complete:
         sentences.append("The training data of the champion's initial model are not known")

@@ -46,6 +46,25 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class Grouping:
+    """Groups of examples that belong together; intervals and comparisons are over groups, not examples.
+
+    Attributes:
+        column: The column of the split by group, such as patient, or by time.
+        by_time: Whether the groups are blocks of neighbours in time.
+        count: Number of groups.
+    """
+
+    column: str
+    by_time: bool
+    count: int = 0
+
+    def __str__(self) -> str:
+        kind, of = ("block", "time") if self.by_time else ("group", repr(self.column))
+        return f"{self.count:,} {kind}{'' if self.count == 1 else 's'} of {of}"
+
+
+@dataclass(frozen=True)
 class NumberScore:
     """Errors of one predicted number, in its unit.
 
@@ -230,6 +249,7 @@ class Evaluation(EvaluationSummary):
         drift: Drift of the training data from the champion's; where it is empty, `no_drift` says why.
         skew: Drift of the examples from the training data.
         outputs: Names of its classes, or numbers.
+        groups: Groups that the examples belong to, where the split is by group or time.
     """
 
     non_finite: int = 0
@@ -255,6 +275,12 @@ class Evaluation(EvaluationSummary):
     outputs: tuple[str, ...] = ()
     numbers: tuple[NumberScore, ...] = ()
     parts: tuple[Evaluation, ...] = ()
+    groups: Grouping | None = None
+
+    @property
+    def sample(self) -> str:
+        """What was measured on: "1,000 examples in 20 groups of 'patient'"."""
+        return f"{self.examples:,} examples" + (f" in {self.groups}" if self.groups else "")
 
     @property
     def each(self) -> tuple[Evaluation, ...]:

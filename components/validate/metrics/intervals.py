@@ -40,6 +40,8 @@ _Z = NormalDist().inv_cdf(_SIDE)
 
 # Metrics within 0..1.
 _BOUNDED = {*SHARES, *PARTS[CLASS][1], "hamming_loss"}
+# More blocks of neighbours in time hardly make an interval narrower.
+_MAX_BLOCKS = 30
 # A standard error below this share of the values is rounding.
 _ROUNDING = 1e-12
 
@@ -233,9 +235,24 @@ def effective_size(values: npt.NDArray[Any], groups: Ints | None) -> float:
         return float(total**2 / (sizes**2).sum())
     if len(sizes) < 2:
         return 1.0
-    effect = (sums**2).sum() / squares * len(sizes) / (len(sizes) - 1) * (total - 1) / total
+    effect = (
+        (_left_out(sums, sizes) ** 2).sum() / squares * len(sizes) / (len(sizes) - 1) * (total - 1) / total
+    )
     few = (_Z / float(special.stdtrit(len(sizes) - 1, _SIDE))) ** 2
     return float(min(max(total * few / max(effect, few), 1.0), total))
+
+
+def number_groups(values: npt.NDArray[Any], *, by_time: bool) -> Ints:
+    """Returns the number of the group of each example: of its value or, by time, of its block.
+
+    As in batch means, a block has as many examples as there are blocks (Fishman and Yarberry, 1997), up to 30
+    blocks (Schmeiser, 1982); examples of one time are in one block.
+    """
+    if by_time:
+        blocks = min(_MAX_BLOCKS, math.isqrt(len(values)))
+        values = np.searchsorted(np.sort(values), values) * blocks // len(values)
+    groups: Ints = np.unique(values, return_inverse=True)[1]
+    return groups
 
 
 def _add_up(values: Floats, groups: Ints | None) -> tuple[Floats, Floats]:
@@ -247,12 +264,19 @@ def _add_up(values: Floats, groups: Ints | None) -> tuple[Floats, Floats]:
     return sums, np.bincount(members).astype(np.float64)
 
 
+def _left_out(sums: Floats, sizes: Floats) -> Floats:
+    """Returns sums around the mean as a jackknife over groups has them: a large one draws the mean to it."""
+    others: Floats = 1 - sizes / sizes.sum()
+    return sums * (1 - 1 / len(sums)) / others
+
+
 def _moments(influence: Floats, groups: Ints | None) -> tuple[float, float, int]:
     """Returns the standard error, its skewness and the degrees of freedom; NaN for less than two groups."""
-    sums, _ = _add_up(influence - influence.mean(), groups)
-    count, squares = len(sums), float((sums**2).sum())
-    if count < 2:
+    sums, sizes = _add_up(influence - influence.mean(), groups)
+    if (count := len(sums)) < 2:
         return math.nan, 0.0, 0
+    sums = _left_out(sums, sizes)
+    squares = float((sums**2).sum())
     skewness = float((sums**3).sum()) / squares**1.5 if squares > 0 else 0.0
     return math.sqrt(squares * count / (count - 1)) / len(influence), skewness, count - 1
 

@@ -173,6 +173,7 @@ def make_card(
     ]
     serving = [(name, value) for name, value, _ in quality if name.rpartition(".")[2] in _FOLDED]
     text = f"Measured on the export with {evaluation.examples:,} {evaluation.split} examples, each used once."
+    text += f" Intervals are over {evaluation.groups}." if evaluation.groups else ""
     if evaluation.non_finite:
         text += f" {evaluation.non_finite:,} of them got an output that is not finite."
     head = ("metric", "value", "95 % interval")
