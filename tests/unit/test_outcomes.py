@@ -132,6 +132,47 @@ def test_copies_of_examples_narrow_no_interval(kind: str) -> None:
     assert first == pytest.approx(second, rel=0.2)
 
 
+@pytest.mark.parametrize("kind", ["numbers", "tags", "classes"])
+def test_each_decided_slice_has_a_lead_in_the_main_metric(kind: str) -> None:
+    make: Any = {"numbers": numbers, "tags": tags, "classes": classes}[kind]
+    columns = {"camera": np.array(["left", "right"] * 196 + ["rare"] * 8)}
+    ours, theirs = (replace(make(right), columns=columns) for right in (0.9, 0.8))
+    leads = ours.leads(theirs, 10)
+    name = {"numbers": "rmse", "tags": "macro_f1", "classes": "accuracy"}[kind]
+    for one, other in zip(ours.slices(10), theirs.slices(10), strict=True):
+        assert one.decided == (f"{name}[{one.name}]" in leads) == (one.name != "camera=rare")
+        if one.decided:
+            assert leads[f"{name}[{one.name}]"].difference == pytest.approx(one.value - other.value)
+            assert one.effective == one.examples
+    if kind != "numbers":
+        part = "label=a" if kind == "tags" else "class=a"
+        assert leads[f"{name}[{part}]"] == leads[f"{'f1' if kind == 'tags' else 'recall'}[{part}]"]
+
+
+@pytest.mark.parametrize("kind", ["numbers", "tags", "classes"])
+def test_groups_of_unlike_examples_widen_intervals_by_what_they_have_in_common(kind: str) -> None:
+    make: Any = {"numbers": numbers, "tags": tags, "classes": classes}[kind]
+    alone, other = make(0.9), make(0.8)
+    # Groups of equally good answers: the right ones of an order have a group, and the wrong ones.
+    error = (
+        np.abs(alone.outputs - alone.true).sum(axis=1) if kind == "numbers" else alone.predicted != alone.true
+    )
+    order = np.argsort(error.reshape(N, -1).sum(axis=1), kind="stable")
+    groups = np.empty(N, np.int64)
+    groups[order] = np.arange(N) // 10
+    at_random = np.random.default_rng(0).permutation(N) // 10
+    main = {"numbers": "rmse", "tags": "macro_f1", "classes": "accuracy"}[kind]
+
+    def width(groups: Any) -> Any:
+        grouped = replace(alone, groups=groups)
+        lower, upper = grouped.intervals()[main]
+        first, last = grouped.leads(other)[main].interval
+        return np.array([upper - lower, last - first])
+
+    assert (width(groups) > np.array([1.3, 1.0]) * width(None)).all()
+    assert width(at_random) == pytest.approx(width(None), rel=0.35)
+
+
 @pytest.mark.parametrize(("right", "examples"), [(106, 106), (105, 106), (0, 10), (7, 9)])
 def test_the_interval_of_a_share_is_that_of_wilson(right: int, examples: int) -> None:
     expected = stats.binomtest(right, examples).proportion_ci(method="wilson")

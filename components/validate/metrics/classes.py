@@ -1,8 +1,4 @@
-"""Classification metrics of labels of kind class and multilabel, with intervals and leads.
-
-scikit-learn computes the metrics wherever it has them; what leaving out one example changes in them follows
-from what this example is for its class and for the predicted one: a hit, missed, or a false alarm.
-"""
+"""Classification metrics of labels of kind class and multilabel, with intervals and leads."""
 
 from __future__ import annotations
 
@@ -16,20 +12,9 @@ from sklearn import metrics
 
 from shardline.components.validate.metrics import intervals
 from shardline.components.validate.metrics.evaluation import Baseline, Bin, Curve, Interval, Lead
-from shardline.components.validate.metrics.intervals import Estimate, Floats, Ints, Mask
-from shardline.components.validate.metrics.metrics import COUNTED, LEADS_BY_KIND
-from shardline.components.validate.metrics.outcomes import (
-    F1,
-    HITS,
-    PRECISION,
-    PRESENT,
-    RECALL,
-    TOTAL,
-    WEIGHTED,
-    Probabilities,
-    divide,
-)
-from shardline.trainer.data.features import MULTILABEL, Tally
+from shardline.components.validate.metrics.intervals import Estimate, Floats, Mask
+from shardline.components.validate.metrics.outcomes import Probabilities, divide
+from shardline.trainer.data.features import Tally
 
 #: Points kept of a curve, and curves kept of all classes.
 MAX_CURVE_POINTS = 60
@@ -63,25 +48,17 @@ class ClassOutcomes(Probabilities):
     def score(self) -> dict[str, float]:
         """Returns the metrics of predictions and probabilities by name.
 
-        Averages over classes leave out classes that are in neither the labels nor the predictions, as
-        scikit-learn does. Metrics of probabilities use the examples with finite ones; `top5_accuracy` counts
-        the others as wrong, and `log_loss` also leaves out rows with no probability above 0. There is no
-        `top5_accuracy` for five classes or fewer. The expected calibration error (ECE) is the mean distance
-        of accuracy and confidence, 0..1.
+        `top5_accuracy` counts examples without finite probabilities as wrong, and needs six classes or more.
+        `log_loss` leaves out rows with no probability above 0. The expected calibration error (ECE) is the
+        mean distance of accuracy and confidence, 0..1.
         """
-        scores = {"accuracy": float(metrics.accuracy_score(self.true, self.predicted))}
-        scores |= _macro_averages(self.true, self.predicted)
-        weighted = metrics.f1_score(self.true, self.predicted, average="weighted", zero_division=0.0)
-        scores["weighted_f1"] = float(weighted)
+        scores = super().score()
         if total := len(self.finite_only.true):
-            losses, has_loss = self.finite_only.losses
-            if has_loss.any():
-                scores["log_loss"] = float(losses[has_loss].mean())
             distances = (each.examples * abs(each.accuracy - each.confidence) for each in self.calibration)
             scores["ece"] = sum(distances) / total
             if self._among_top is not None:
                 scores["top5_accuracy"] = float(self._among_top.mean())
-        return scores | self.means
+        return scores
 
     @cached_property
     def _among_top(self) -> Mask | None:
@@ -129,6 +106,11 @@ class ClassOutcomes(Probabilities):
         shares = divide(of_truth, sums).clip(np.finfo(np.float64).eps, 1 - np.finfo(np.float64).eps)
         return np.where(sums > 0, -np.log(shares), 0.0), sums > 0
 
+    @property
+    def main(self) -> Estimate:
+        """The accuracy."""
+        return self.counted["accuracy"]
+
     def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None, float]:
         """Returns the accuracy on some of the examples, its interval, and the effective examples."""
         right, clusters = self.right[mask], self.clusters_of(mask)
@@ -144,34 +126,13 @@ class ClassOutcomes(Probabilities):
         counts = trained.counts if trained else np.bincount(self.true)
         answer = int(np.argmax(counts))
         always = np.full_like(self.true, answer)
-        values, leads = self.count(always), self.lead_counts(always)
-        measured = {name: values[name].value for name in COUNTED}
-        kept = {name: leads[name] for name in COUNTED if name in leads}
-        return Baseline(self.label.outputs[answer], measured, kept)
+        return self.compare_with_constant(self.label.outputs[answer], always)
 
     def intervals(self) -> dict[str, Interval]:
         """Returns the 95 % interval of every metric, where known; classes without examples have none."""
         among, found = self._among_top, super().intervals()
         top = None if among is None else intervals.share_interval(among, self.clusters)
         return found | ({"top5_accuracy": top} if top else {})
-
-    def tally(self, predicted: Ints) -> tuple[Ints, Ints, Ints]:
-        """Returns the hits, examples and predictions of each class."""
-        hits, classes = self.true[self.is_right(predicted)], len(self.label.outputs)
-        hit, support, answered = (
-            np.bincount(labels, minlength=classes) for labels in (hits, self.true, predicted)
-        )
-        return hit, support, answered
-
-    def spread(self, predicted: Ints, hit: Floats, missed: Floats, alarm: Floats) -> Floats:
-        """Returns the sums of each example: of its class and of the predicted one."""
-        wrong = missed[:, self.true] + alarm[:, predicted]
-        return np.where(self.is_right(predicted), hit[:, self.true], wrong)
-
-    def average(self, sums: Floats, examples: int) -> dict[str, Floats]:
-        """Returns the means over the classes that occur or are predicted, as scikit-learn has them."""
-        means = [divide(sums[row], sums[PRESENT]) for row in (PRECISION, RECALL, F1)]
-        return dict(zip(COUNTED[1:], (*means, sums[WEIGHTED] / max(examples, 1)), strict=True))
 
 
 def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[Curve, ...]]:
@@ -207,16 +168,13 @@ def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[Curve, ...]]:
 class MultilabelOutcomes(Probabilities):
     """Outcomes of kind multilabel: the truth is 0 or 1 for each label, [n, outputs]."""
 
-    def score(self) -> dict[str, float]:
-        """Returns the metrics by name; areas are means over the labels that some, not all, examples have."""
-        true, predicted = self.true, self.predicted
-        scores = _macro_averages(true, predicted)
-        scores["micro_f1"] = metrics.f1_score(true, predicted, average="micro", zero_division=0.0)
-        scores["subset_accuracy"] = metrics.accuracy_score(true, predicted)
-        scores["hamming_loss"] = metrics.hamming_loss(true, predicted)
-        if len(self.finite_only.true):
-            scores["log_loss"] = self.finite_only.losses[0].mean()
-        return {name: float(value) for name, value in (scores | self.means).items()}
+    @property
+    def main(self) -> Estimate:
+        """Macro F1 over the labels that occur; 1 where none does, as nothing is wrong then.
+
+        In a slice without cracks, a model that finds none is right; with 0 it would count as a weak slice.
+        """
+        return self.count(self.predicted, present=True)["macro_f1"]
 
     @cached_property
     def losses(self) -> tuple[Floats, Mask]:
@@ -228,60 +186,4 @@ class MultilabelOutcomes(Probabilities):
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the baseline that always predicts all labels: no constant answer has a higher F1."""
-        always = np.ones_like(self.true)
-        leads, values, names = self.lead_counts(always), self.count(always), LEADS_BY_KIND[MULTILABEL]
-        measured = {name: values[name].value for name in names}
-        return Baseline("all labels", measured, {name: leads[name] for name in names if name in leads})
-
-    def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None, float]:
-        """Returns macro F1, over the labels that occur, on some of the examples, and its interval."""
-        part = self.select(mask)
-        if not len(part.true):
-            return 0.0, None, 0.0
-        f1 = part._f1_of_present
-        interval = intervals.studentized("macro_f1", f1, part.clusters) if decided else None
-        return f1.value, interval, intervals.effective_size(f1.influence, part.clusters)
-
-    def lead_on_slice(self, other: MultilabelOutcomes, mask: Mask) -> Lead | None:
-        """Returns the lead over another model in macro F1 on some of the examples."""
-        ours, theirs = self.select(mask), other.select(mask)
-        return intervals.lead("macro_f1", ours._f1_of_present, theirs._f1_of_present, ours.clusters)
-
-    def tally(self, predicted: Ints) -> tuple[Ints, Ints, Ints]:
-        """Returns the hits, examples and predictions of each label."""
-        return (self.true * predicted).sum(axis=0), self.true.sum(axis=0), predicted.sum(axis=0)
-
-    def spread(self, predicted: Ints, hit: Floats, missed: Floats, alarm: Floats) -> Floats:
-        """Returns the sums of each example over the labels that it has or that are predicted."""
-        hits = self.true * predicted
-        spread: Floats = missed @ self.true.T + alarm @ predicted.T + (hit - missed - alarm) @ hits.T
-        return spread
-
-    def average(self, sums: Floats, examples: int) -> dict[str, Floats]:
-        """Returns the means over all labels, and F1 and mistakes of all together."""
-        labels, total = len(self.label.outputs), sums[TOTAL]
-        return {
-            "macro_f1": sums[F1] / labels,
-            "micro_f1": divide(2 * sums[HITS], total),
-            "macro_precision": sums[PRECISION] / labels,
-            "macro_recall": sums[RECALL] / labels,
-            "hamming_loss": (total - 2 * sums[HITS]) / (max(examples, 1) * labels),
-        }
-
-    @property
-    def _f1_of_present(self) -> Estimate:
-        """Macro F1 over the labels that occur; 1 where none does, as nothing is wrong then.
-
-        In a slice without cracks, a model that finds none is right; with 0 it would count as a weak slice.
-        """
-
-        def average(sums: Floats, _: int) -> dict[str, Floats]:
-            return {"": np.where(sums[PRESENT] > 0, divide(sums[F1], sums[PRESENT]), 1.0)}
-
-        return self.count(self.predicted, average)[""]
-
-
-def _macro_averages(true: Ints, predicted: Ints) -> dict[str, float]:
-    """Returns the means over classes, or labels, of precision, recall and F1, by name of the metric."""
-    averages = metrics.precision_recall_fscore_support(true, predicted, average="macro", zero_division=0.0)
-    return dict(zip(("macro_precision", "macro_recall", "macro_f1"), map(float, averages[:3]), strict=True))
+        return self.compare_with_constant("all labels", np.ones_like(self.true))

@@ -123,12 +123,10 @@ def lead(name: str, ours: Estimate, theirs: Estimate, groups: Ints | None) -> Le
 
 
 def share_interval(right: Mask, groups: Ints | None) -> Interval | None:
-    """Returns Wilson's interval of the share of examples that are right; None of no examples."""
-    return wilson(float(right.mean()), effective_size(right, groups)) if len(right) else None
-
-
-def wilson(share: float, examples: float) -> Interval:
-    """Returns Wilson's score interval of a share, 0..1, of so many independent examples."""
+    """Returns Wilson's score interval of the share of examples that are right; None of no examples."""
+    if not len(right):
+        return None
+    share, examples = float(right.mean()), effective_size(right, groups)
     middle = (share + _Z**2 / (2 * examples)) / (1 + _Z**2 / examples)
     half = _Z * math.sqrt(share * (1 - share) / examples + (_Z / examples) ** 2 / 4) / (1 + _Z**2 / examples)
     return (middle - half if share > 0 else 0.0, middle + half if share < 1 else 1.0)
@@ -272,6 +270,8 @@ def _left_out(sums: Floats, sizes: Floats) -> Floats:
 
 def _moments(influence: Floats, groups: Ints | None) -> tuple[float, float, int]:
     """Returns the standard error, its skewness and the degrees of freedom; NaN for less than two groups."""
+    if len(influence) < 2:
+        return math.nan, 0.0, 0
     sums, sizes = _add_up(influence - influence.mean(), groups)
     if (count := len(sums)) < 2:
         return math.nan, 0.0, 0

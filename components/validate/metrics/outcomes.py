@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -11,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from sklearn import metrics
+from scipy import sparse
 
 from shardline.components.validate.metrics import intervals
 from shardline.components.validate.metrics.areas import RocPrAreas, measure_roc_pr
@@ -24,15 +25,11 @@ from shardline.components.validate.metrics.evaluation import (
     Slice,
 )
 from shardline.components.validate.metrics.intervals import Estimate, Floats, Ints, Mask
-from shardline.components.validate.metrics.metrics import AREAS, MAIN, PARTS
+from shardline.components.validate.metrics.metrics import AREAS, BY_KIND, LEADS_BY_KIND, MAIN, PARTS
 from shardline.trainer.data.features import CLASS, MULTILABEL, Label, Tally
 
 # Text with more values is not sliced, and numbers with more are sliced at their quartiles.
 _MAX_CATEGORIES, _MAX_NUMBERS = 20, 5
-
-#: Sums over classes or labels, by row: of precision, of recall, of F1, of F1 times examples, of those that
-#: occur or are predicted, of hits, and of examples plus predictions.
-PRECISION, RECALL, F1, WEIGHTED, PRESENT, HITS, TOTAL = range(7)
 
 # The share of examples that are right, and the metric of one class or label that is its main metric.
 _SHARES = {CLASS: "accuracy", MULTILABEL: "subset_accuracy"}
@@ -106,13 +103,23 @@ class Outcomes(ABC):
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the baseline: the same answer to every example, chosen by the training labels."""
 
+    @property
     @abstractmethod
+    def main(self) -> Estimate:
+        """The main metric on slices."""
+
     def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None, float]:
         """Returns the main metric on a slice, its interval if it is decided, and its effective examples."""
+        if not mask.any():
+            return 0.0, None, 0.0
+        part = self.select(mask)
+        interval = intervals.studentized(MAIN[self.label.kind], part.main, part.clusters) if decided else None
+        return part.main.value, interval, intervals.effective_size(part.main.influence, part.clusters)
 
-    @abstractmethod
     def lead_on_slice(self, other: Any, mask: Mask) -> Lead | None:
         """Returns the lead over another model in the main metric on the examples of a slice."""
+        ours, theirs = self.select(mask), other.select(mask)
+        return intervals.lead(MAIN[self.label.kind], ours.main, theirs.main, ours.clusters)
 
     def slices(self, min_slice: int, parts: Iterable[tuple[str, Mask]] = ()) -> tuple[Slice, ...]:
         """Returns the slices `parts` and those by feature; they are decided from `min_slice` examples on."""
@@ -133,17 +140,6 @@ class Outcomes(ABC):
         return (
             count_distinct(None if self.copies is None else self.copies[mask], int(mask.sum())) >= min_slice
         )
-
-
-def score_classes(names: Sequence[str], true: Ints, predicted: Ints) -> tuple[ClassScore, ...]:
-    """Returns the precision, recall and F1 of each class, or label, in their order."""
-    precision, recall, f1, support = metrics.precision_recall_fscore_support(
-        true, predicted, labels=list(range(len(names))), zero_division=0.0
-    )
-    return tuple(
-        ClassScore(name, int(support[i]), float(precision[i]), float(recall[i]), float(f1[i]))
-        for i, name in enumerate(names)
-    )
 
 
 def divide(over: npt.NDArray[Any], under: npt.NDArray[Any]) -> Floats:
@@ -177,7 +173,7 @@ def count_distinct(copies: Ints | None, examples: int) -> int:
 
 
 def _score_parts(hit: Ints, support: Ints, answered: Ints) -> Floats:
-    """Returns the rows that TOTAL names, of each class or label, [rows, outputs]."""
+    """Returns what is averaged over classes or labels, [rows, outputs]: see `Probabilities._average`."""
     total = support + answered
     f1 = divide(2 * hit, total)
     rows = [divide(hit, answered), divide(hit, support), f1, f1 * support, total > 0, hit, total]
@@ -208,74 +204,95 @@ class Probabilities(Outcomes):
     def summarize(self, min_slice: int) -> dict[str, Any]:
         """Returns the fields of an evaluation that follow from the outcomes."""
         names, measured = self.label.outputs, self.score()
-        part = PARTS[self.label.kind][0]
+        part, (_, truth, _) = PARTS[self.label.kind][0], (tally := self._tally(self.predicted))
+        scores = _score_parts(*(each.sum(axis=0) for each in tally))[:3]
         of_parts = ((f"{part}={name}", self.find_part(self.true, index)) for index, name in enumerate(names))
         return {
             "examples": len(self.true),
             "log_loss": measured.get("log_loss"),
             "non_finite": int((~self.finite).sum()),
             "class_names": names,
-            "classes": score_classes(names, self.true, self.predicted),
+            "classes": tuple(
+                ClassScore(name, int(examples), *map(float, parts))
+                for name, examples, *parts in zip(names, truth.sum(axis=0), *scores, strict=True)
+            ),
             "metrics": measured,
             "intervals": self.intervals(),
             "slices": self.slices(min_slice, of_parts),
         }
 
-    @abstractmethod
     def score(self) -> dict[str, float]:
-        """Returns the metrics by name; areas are means over the classes that some, not all, examples have."""
+        """Returns the metrics by name, as scikit-learn defines them.
+
+        Averages over classes leave out those that are in neither the labels nor the predictions, and areas
+        those that no, or every, example has. Metrics of probabilities use the examples with finite ones.
+        """
+        found = self.counted | self.finite_only.estimates
+        return {name: each.value for name, each in found.items() if math.isfinite(each.value)}
 
     def is_right(self, predicted: Ints) -> Mask:
         """Returns the examples for which these predictions are all right, [n]."""
-        right: Mask = np.equal(self.true, predicted).reshape(len(self.true), -1).all(axis=1)
-        return right
+        right: Mask = np.equal(self.true, predicted)
+        return right if right.ndim == 1 else np.logical_and.reduce(right, axis=1)
 
     def find_part(self, labels: Ints, index: int) -> Mask:
         """Returns the examples that have a class or label in the truth or in predictions, [n]."""
         found: Mask = np.equal(labels, index) if labels.ndim == 1 else labels[:, index] == 1
         return found
 
-    @abstractmethod
-    def tally(self, predicted: Ints) -> tuple[Ints, Ints, Ints]:
-        """Returns the hits, examples and predictions of each class or label, [outputs] each."""
+    def _tally(self, predicted: Ints) -> tuple[Any, Any, Any]:
+        """Returns the hits, the truth and the predictions as sparse matrices of 0 and 1, [n, outputs]."""
+        shape, rows = (len(self.true), len(self.label.outputs)), np.arange(len(self.true))
+        truth, answered = (
+            sparse.csr_array((np.ones_like(rows), (rows, each)) if each.ndim == 1 else each, shape=shape)
+            for each in (self.true, predicted)
+        )
+        return truth.multiply(answered), truth, answered
 
-    @abstractmethod
-    def spread(self, predicted: Ints, hit: Floats, missed: Floats, alarm: Floats) -> Floats:
-        """Returns the sums over the classes or labels of each example, [rows, n].
+    def count(self, predicted: Ints, *, present: bool | None = None) -> dict[str, Estimate]:
+        """Returns the metrics that count right and wrong predictions.
 
-        The summands, [rows, outputs], are by what an example is for a class or label: a hit, one of its
-        examples that is missed, or a false alarm.
+        What leaving out an example changes follows from what it is for each class or label: a hit, missed, or
+        a false alarm. Averages are over those `present` in the truth or the predictions; None is the default
+        of the kind, all labels of a multilabel.
         """
-
-    @abstractmethod
-    def average(self, sums: Floats, examples: int) -> dict[str, Floats]:
-        """Returns the averages over classes or labels from their sums, [rows, ...]."""
-
-    def count(
-        self, predicted: Ints, average: Callable[[Floats, int], dict[str, Floats]] | None = None
-    ) -> dict[str, Estimate]:
-        """Returns the metrics of predictions that count right and wrong ones, by the averages of scores."""
-        average, counts, examples = average or self.average, self.tally(predicted), len(self.true)
+        present = self.label.kind == CLASS if present is None else present
+        examples, right, tally = len(self.true), self.is_right(predicted), self._tally(predicted)
+        counts = [each.sum(axis=0) for each in tally]
         scores = _score_parts(*counts)
-        losses = (
-            scores - _score_parts(*(count - one for count, one in zip(counts, ones, strict=True)))
+        hit, missed, alarm = (
+            (scores - _score_parts(*(count - one for count, one in zip(counts, ones, strict=True)))).T
             for ones in ((1, 1, 1), (0, 1, 0), (0, 0, 1))
         )
+        changes = tally[0] @ (hit - missed - alarm) + tally[1] @ missed + tally[2] @ alarm
         sums = scores.sum(axis=1)
-        left_out = average(sums[:, None] - self.spread(predicted, *losses), examples - 1)
-        right = self.is_right(predicted)
-        share = {self._share: Estimate(float(right.mean()), right - right.mean())}
-        return intervals.from_left_out(examples, average(sums, examples), left_out) | share
+        values = self._average(sums, examples, present)
+        left_out = self._average((sums - changes).T, examples - 1, present)
+        share = {_SHARES[self.label.kind]: Estimate(float(right.mean()), right - right.mean())}
+        return intervals.from_left_out(examples, values, left_out) | share
 
-    @property
-    def _share(self) -> str:
-        return _SHARES[self.label.kind]
+    def _average(self, sums: Floats, examples: int, present: bool) -> dict[str, Floats]:
+        precision, recall, f1, weighted, among, hits, total = sums
+        outputs, count = len(self.label.outputs), max(examples, 1)
+        measured = {
+            f"macro_{name}": np.where(among > 0, divide(each, among), 1.0) if present else each / outputs
+            for name, each in (("precision", precision), ("recall", recall), ("f1", f1))
+        }
+        measured |= {"weighted_f1": weighted / count, "micro_f1": divide(2 * hits, total)}
+        measured["hamming_loss"] = (total - 2 * hits) / (count * outputs)
+        return {each.name: measured[each.name] for each in BY_KIND[self.label.kind] if each.name in measured}
+
+    @cached_property
+    def counted(self) -> dict[str, Estimate]:
+        """The metrics that count right and wrong predictions."""
+        return self.count(self.predicted)
 
     def intervals(self) -> dict[str, Interval]:
         """Returns the 95 % interval of every metric, where known; also of each class: "recall[class=x]"."""
-        found = intervals.find_intervals(self.count(self.predicted), self.clusters)
+        found = intervals.find_intervals(self.counted, self.clusters)
         found |= intervals.find_intervals(self.finite_only.estimates, self.finite_only.clusters)
-        shares = {self._share: intervals.share_interval(self.is_right(self.predicted), self.clusters)}
+        right = self.is_right(self.predicted)
+        shares = {_SHARES[self.label.kind]: intervals.share_interval(right, self.clusters)}
         for name, truth, answered in self._parts(self.predicted):
             either = truth | answered
             f1 = _estimate_part(truth, answered, either)["f1"]
@@ -296,10 +313,16 @@ class Probabilities(Outcomes):
 
     def lead_counts(self, predicted: Ints) -> dict[str, Lead]:
         """Returns the lead over these predictions in each counted metric."""
-        found = intervals.find_leads(self.count(self.predicted), self.count(predicted), self.clusters)
+        found = intervals.find_leads(self.counted, self.count(predicted), self.clusters)
         ours, theirs = self.is_right(self.predicted), self.is_right(predicted)
         share = intervals.paired_share(ours, theirs, self.clusters)
-        return found | ({self._share: share} if share else {})
+        return found | ({_SHARES[self.label.kind]: share} if share else {})
+
+    def compare_with_constant(self, answer: str, always: Ints) -> Baseline:
+        """Returns the baseline with this answer, predictions that are the same for every example."""
+        values, leads, names = self.count(always), self.lead_counts(always), LEADS_BY_KIND[self.label.kind]
+        measured = {name: values[name].value for name in names}
+        return Baseline(answer, measured, {name: leads[name] for name in names if name in leads})
 
     def _lead_parts(self, predicted: Ints) -> dict[str, Lead]:
         """Returns the lead over these predictions in the metrics of each class or label."""
@@ -335,14 +358,11 @@ class Probabilities(Outcomes):
         """Areas under the curves; all probabilities have to be finite."""
         return measure_roc_pr(self.true, self.outputs)
 
-    @property
-    def means(self) -> dict[str, float]:
-        """The mean areas of finite probabilities by name of the metric."""
-        return dict(zip(AREAS[self.label.kind], self.finite_only.areas.means, strict=False))
-
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
         """Log loss and mean areas; all probabilities have to be finite."""
+        if not len(self.true):
+            return {}
         with np.errstate(divide="ignore", invalid="ignore"):
             found = intervals.jackknife(
                 np.column_stack(self.losses), lambda sums: {"log_loss": sums[..., 0] / sums[..., 1]}

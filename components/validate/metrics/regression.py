@@ -7,6 +7,7 @@ as crossings.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -65,18 +66,12 @@ class RegressionOutcomes(Outcomes):
         """Returns the metrics by name, means over the numbers; empty without examples."""
         if not len(self.true):
             return {}
-        scores = {
-            "rmse": metrics.root_mean_squared_error(self.true, self.outputs),
-            "mae": metrics.mean_absolute_error(self.true, self.outputs),
+        values = {name: each.value for name, each in self.estimates.items() if "[" not in name}
+        values |= {
             "median_absolute_error": metrics.median_absolute_error(self.true, self.outputs),
             "p90_absolute_error": np.quantile(np.abs(self.outputs - self.true), 0.9, axis=0).mean(),
         }
-        if (self.true != 0).all():  # undefined for a truth of 0
-            scores["mape"] = metrics.mean_absolute_percentage_error(self.true, self.outputs)
-        if len(self.true) > 1 and (np.ptp(self.true, axis=0) > 0).all():
-            scores["r2"] = metrics.r2_score(self.true, self.outputs)
-        scores |= self._measure_quantiles(self._quantile_terms().sum(axis=0), float(len(self.true)))
-        return {name: float(value) for name, value in scores.items()}
+        return {name: float(value) for name, value in values.items() if math.isfinite(value)}
 
     def intervals(self) -> dict[str, Interval]:
         """Returns the 95 % intervals of the metrics that follow from sums, and of each number of several."""
@@ -94,9 +89,7 @@ class RegressionOutcomes(Outcomes):
             ours, theirs = (replace(each, quantiles=None, shares=()) for each in (ours, theirs))
         measured = intervals.find_leads(ours.estimates, theirs.estimates, ours.clusters)
         known = (each for each in measured if each.partition("[")[0] in CHAMPION_LEAD_METRICS)
-        # The edges of the slices are those of all examples for which this model has a finite output.
-        by_slice = self.finite_only.lead_by_slice(other.select(self.finite), min_slice)
-        return {name: measured[name] for name in known} | by_slice
+        return {name: measured[name] for name in known} | ours.lead_by_slice(theirs, min_slice)
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the baseline that always predicts the means in training."""
@@ -108,20 +101,10 @@ class RegressionOutcomes(Outcomes):
         answer = ", ".join(f"{mean:.4g}" for mean in means)
         return Baseline(answer, measured, {name: leads[name] for name in names if name in leads})
 
-    def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None, float]:
-        """Returns the RMSE on some of the examples, its interval, and the effective examples."""
-        part = self.select(mask)
-        if not len(part.true):
-            return 0.0, None, 0.0
-        rmse = part.estimates["rmse"]
-        interval = intervals.studentized("rmse", rmse, part.clusters) if decided else None
-        return rmse.value, interval, intervals.effective_size(rmse.influence, part.clusters)
-
-    def lead_on_slice(self, other: RegressionOutcomes, mask: Mask) -> Lead | None:
-        """Returns the lead over another model in RMSE on some of the examples."""
-        both = mask & self.finite & other.finite
-        ours, theirs = self.select(both), other.select(both)
-        return intervals.lead("rmse", ours.estimates["rmse"], theirs.estimates["rmse"], ours.clusters)
+    @property
+    def main(self) -> Estimate:
+        """The RMSE."""
+        return self.estimates["rmse"]
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
@@ -143,7 +126,7 @@ class RegressionOutcomes(Outcomes):
         count, squares, absolutes, relatives, truths, of_truths = np.split(sums[..., :width], _SUMS, axis=-1)
         rmse, mae = np.sqrt(squares / count), absolutes / count
         around = of_truths - truths**2 / count
-        r2 = 1 - squares / around
+        r2 = 1 - squares / np.where(np.ptp(self.true, axis=0) > 0, around, np.nan)
         measured = {"rmse": rmse, "mae": mae, "mape": relatives / count, "r2": r2}
         means = {name: values.mean(axis=-1) for name, values in measured.items()}
         if len(names) > 1:
