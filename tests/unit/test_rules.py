@@ -257,7 +257,10 @@ def test_a_gate_is_read_from_a_file(tmp_path):
         ("rules = ['acuracy >= 0.9']", "gate.toml: there is no metric 'acuracy'"),
         ("rules = ['accuracy >= 0.9']\nfirst_run = 'ask'", "first_run must be bless or block, got 'ask'"),
         ("undecided = 'ask'", "undecided must be bless or block, got 'ask'"),
-        ("allow_undecided = true", "allow_undecided is called allow_unmeasured now"),
+        (
+            "allow_undecided = true",
+            "unknown 'allow_undecided'; it may have rules, first_run, undecided, min_slice, allow_unmeasured",
+        ),
         ("rules = ['accuracy >= 0.9']\nmin_slice = 0", "min_slice must be a whole number from 1 on, got 0"),
     ],
 )
@@ -569,7 +572,9 @@ def test_what_is_not_decided_is_left_to_the_policy():
     assert blocked.explain().startswith(
         "blocked by the rule champion: accuracy >= champion (within 0.01) is not"
     )
-    assert blocked.explain().endswith("(180 examples leave open whether it is worse, by up to 0.03)")
+    assert blocked.explain().endswith(
+        "(180 examples leave open whether it is worse: -0.005, within -0.03 to +0.02)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -609,7 +614,7 @@ def test_the_more_slices_there_are_the_more_it_takes_to_fail_one():
 
     assert (alone, one_of_ten, far) == ("failed", "undecided", "failed")
     assert blessing.headline.endswith("; worst_slice(accuracy) is not decided: blessed")
-    assert failing.rules[0].note == "camera=left; beyond doubt: camera=left 0.5000"
+    assert failing.rules[0].note == "camera=left; worse beyond doubt: camera=left 0.5000"
 
 
 def test_slices_on_which_a_model_is_worse_than_the_champion_are_named_with_their_differences():
@@ -628,7 +633,7 @@ def test_slices_on_which_a_model_is_worse_than_the_champion_are_named_with_their
     assert (failed, undecided, passed) == ("failed", "undecided", "passed")
     judged = blocked.rules[0]
     assert (judged.left, judged.right) == (0.7, 0.95)
-    assert judged.note == "worse beyond doubt: x=1 -0.25 (-0.4 to -0.1)"
+    assert judged.note == "worse beyond doubt: x=1 -0.25, within -0.4 to -0.1"
 
 
 def test_a_rule_about_one_slice_and_the_champion_is_in_the_family_of_the_slices():

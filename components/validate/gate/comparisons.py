@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from shardline.components.validate.gate.gate import FAMILY, LEVEL, LOOKS
 from shardline.components.validate.gate.rules import (
@@ -17,21 +17,17 @@ from shardline.components.validate.gate.rules import (
     OPERATORS,
     GateRule,
     evaluate_expression,
-    judged_slices,
+    slice_values,
 )
-from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead, PastLead, Slice
+from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead, PastLead
 from shardline.components.validate.metrics.intervals import p_below
 from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER, MAIN
 
 # Digits of a difference: 0.95 - 0.96 is a little less than -0.01.
 _DIGITS = 9
 
-# Operators of "it is not worse", where higher is better and where lower is.
-_NO_WORSE = ((">=", ">"), ("<=", "<"))
 
-
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """One comparison of a rule.
 
     Attributes:
@@ -39,7 +35,7 @@ class Comparison:
         left, right: The value, and that of the reference or the limit.
         holds: Whether the rule holds here; with a tolerance, beyond doubt.
         p: One-sided p value of "the value is not worse".
-        ahead: 95 % interval of the lead, positive where it is better; its two ends are equal where unknown.
+        least: How far it is ahead at least: the lower end of the 95 % interval, where one is known.
         difference: 95 % interval of the value minus the reference's; None where unknown.
         worse: Whether it is worse beyond doubt, with all other comparisons of the family taken into account.
     """
@@ -49,7 +45,7 @@ class Comparison:
     right: float
     holds: bool
     p: float
-    ahead: Interval
+    least: float
     difference: Interval | None = None
     worse: bool = False
 
@@ -66,7 +62,7 @@ def compare(rules: Iterable[GateRule], evaluation: Evaluation) -> Mapping[GateRu
     for (_, level), members in families.items():
         rejected = reject([each.p for _, each in members], level)
         for (rule, each), is_worse in zip(members, rejected, strict=True):
-            decided.setdefault(rule, []).append(replace(each, worse=is_worse and not each.holds))
+            decided.setdefault(rule, []).append(each._replace(worse=is_worse and not each.holds))
     return decided
 
 
@@ -102,8 +98,7 @@ def find_reference(rule: GateRule, evaluation: Evaluation) -> tuple[float | None
         past = evaluation.past.get(rule.expression, PastLead())
         best = f"{past.version} is the best of the last {past.compared}" if past.version else ""
         return past.value, past.lead, "; ".join(filter(None, (best, past.note)))
-    if evaluation.champion is None:
-        return None, None, ""
+    assert evaluation.champion
     theirs, _, reason = evaluate_expression(rule, evaluation.champion)
     return theirs, evaluation.leads.get(rule.expression), f"champion: {reason}" if theirs is None else ""
 
@@ -111,28 +106,10 @@ def find_reference(rule: GateRule, evaluation: Evaluation) -> tuple[float | None
 def _compare(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparison]:
     if rule.reference in ("champion", BEST):
         evaluation = evaluation.champion_comparison
-    if rule.worst and rule.within is not None and evaluation.champion:
-        theirs = {item.name: value for item, value in judged_slices(rule, evaluation.champion)}
-        for item, value in judged_slices(rule, evaluation):
-            if item.name in theirs:
-                name = ".".join(filter(None, (rule.label, _name(rule, item, evaluation))))
-                yield _compare_within(rule, item.name, value, theirs[item.name], evaluation.leads.get(name))
-    elif rule.worst and not rule.reference and rule.operator in _NO_WORSE[rule.metric in LOWER_IS_BETTER]:
-        part = evaluation.of(rule.label)
-        for item, value in judged_slices(rule, evaluation):
-            own = rule.metric == MAIN[part.kind] and not item.name.startswith("label=")
-            interval = item.interval if own else part.intervals.get(_name(rule, item, evaluation))
-            holds = OPERATORS[rule.operator](value, rule.limit)
-            ahead = -abs(value - rule.limit) if not holds else 0.0
-            p = p_below(
-                value,
-                rule.limit,
-                interval=interval,
-                effective=item.effective,
-                share=rule.metric in ("accuracy", "recall"),
-                lower_is_better=rule.metric in LOWER_IS_BETTER,
-            )
-            yield Comparison(item.name, value, rule.limit, holds, p, (ahead, ahead))
+        if evaluation.champion is None:
+            return
+    if rule.worst and (rule.within is not None) == bool(rule.reference):
+        yield from _compare_slices(rule, evaluation)
     elif rule.within is not None:
         left, (right, lead, _) = evaluate_expression(rule, evaluation)[0], find_reference(rule, evaluation)
         if rule.reference == BEST and right is not None:  # perhaps on other examples than the champion's
@@ -141,24 +118,35 @@ def _compare(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparison]:
             yield _compare_within(rule, rule.slice, left, right, lead)
 
 
+def _compare_slices(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparison]:
+    """Compares the decided slices with the champion's, or with a number."""
+    part, lower = evaluation.of(rule.label), rule.metric in LOWER_IS_BETTER
+    theirs = {item.name: value for item, value in slice_values(rule, evaluation.champion or evaluation)}
+    for item, value in slice_values(rule, evaluation):
+        of_part = {"class": "recall", "label": "f1"}.get(item.name.partition("=")[0])
+        # The accuracy of a class is its recall.
+        name = f"{of_part if of_part and rule.metric == MAIN[part.kind] else rule.metric}[{item.name}]"
+        if rule.reference and item.decided:
+            lead = evaluation.leads.get(".".join(filter(None, (rule.label, name))))
+            yield _compare_within(rule, item.name, value, theirs.get(item.name, math.nan), lead)
+        elif item.decided and (rule.operator in ("<=", "<")) == lower:
+            p = p_below(
+                value,
+                rule.limit,
+                interval=part.intervals.get(name) if of_part else item.interval,
+                effective=item.effective,
+                share=rule.metric in ("accuracy", "recall"),
+                lower_is_better=lower,
+            )
+            holds = OPERATORS[rule.operator](value, rule.limit)
+            yield Comparison(item.name, value, rule.limit, holds, p, -abs(value - rule.limit))
+
+
 def _compare_within(rule: GateRule, name: str, left: float, right: float, lead: Lead | None) -> Comparison:
     """Compares with a reference; without a lead, as measured."""
-    allowed = tolerance(rule, right)
+    allowed = (rule.within or 0.0) * (abs(right) if rule.relative else 1.0)
     sign = 1.0 if rule.operator == ">=" else -1.0
-    ahead = sign * (left - right)
-    lower, upper = sorted(sign * end for end in lead.interval) if lead else (ahead, ahead)
-    holds = round(lower, _DIGITS) >= -allowed  # NaN does not
+    least = min(sign * end for end in lead.interval) if lead else sign * (left - right)
+    holds = round(least, _DIGITS) >= -allowed  # NaN does not
     p = lead.p_worse if lead else float(holds)
-    return Comparison(name, left, right, holds, p, (lower, upper), lead.interval if lead else None)
-
-
-def tolerance(rule: GateRule, reference: float) -> float:
-    """Returns how much worse than a reference a rule allows a model to be."""
-    return (rule.within or 0.0) * (abs(reference) if rule.relative else 1.0)
-
-
-def _name(rule: GateRule, item: Slice, evaluation: Evaluation) -> str:
-    """Returns the name of a slice's metric without the label: the accuracy of a class is its recall."""
-    is_main = rule.metric == MAIN[evaluation.of(rule.label).kind]
-    of_part = {"class": "recall", "label": "f1"}.get(item.name.partition("=")[0])
-    return f"{of_part if is_main and of_part else rule.metric}[{item.name}]"
+    return Comparison(name, left, right, holds, p, least, lead.interval if lead else None)

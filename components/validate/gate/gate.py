@@ -156,13 +156,10 @@ class Gate:
                 _check_label(rule, labels)
                 rules.append(rule)
         gate = replace(self, rules=tuple(rules))
-        by_expression = {rule.expression: rule for rule in gate.slide_rules}
-        for rule in gate.slide_rules:
-            if (other := by_expression[rule.expression]) is not rule:
-                raise SettingsError(
-                    f"two rules are about the slide of {rule.expression}, {rule.text!r} and {other.text!r}; "
-                    f"write one, as '{SLIDE}: {other.text}'"
-                )
+        slides = {rule.expression: rule for rule in gate.slide_rules}
+        if unneeded := next((rule for rule in gate.slide_rules if rule not in slides.values()), None):
+            instead = f"{SLIDE}: {slides[unneeded.expression].text}"
+            raise SettingsError(f"two rules are about the slide of {unneeded.expression}; write {instead!r}")
         return gate
 
     def with_min_accuracy(self, least: float) -> Gate:
@@ -298,11 +295,6 @@ def read_gate(path: Path) -> Gate:
     reader = files.read_json if path.suffix == ".json" else files.read_toml
     content = reader(path, SettingsError)
     known = [item.name for item in fields(Gate)]
-    if "allow_undecided" in content:
-        raise SettingsError(
-            f"{path}: allow_undecided is called allow_unmeasured now; for rules that too few examples leave "
-            f"open there is undecided, {' or '.join(POLICIES)}"
-        )
     if unknown := [name for name in content if name not in known]:
         named = ", ".join(map(repr, unknown))
         raise SettingsError(f"{path} has unknown {named}; it may have {', '.join(known)}")

@@ -282,24 +282,21 @@ def evaluate_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float |
     return value, interval, "" if note == NOT_MEASURED and value is not None else note
 
 
-def judged_slices(rule: GateRule, evaluation: Evaluation) -> list[tuple[Slice, float]]:
-    """Returns the slices, of those that `worst_slice` is about, that are decided, with their values."""
+def slice_values(rule: GateRule, evaluation: Evaluation) -> list[tuple[Slice, float]]:
+    """Returns the slices that a rule about the worst slice is about, with their values."""
     part = evaluation.of(rule.label)
-    slices = _slices(rule.metric, part)
-    return [(item, _slice_metric(rule.metric, item, part)) for item in slices if item.decided]
-
-
-def _slices(metric: str, part: Evaluation) -> list[Slice]:
     classes = {f"class={name}" for name in part.class_names}
-    return [item for item in part.slices if metric == MAIN[part.kind] or item.name in classes]
+    slices = [item for item in part.slices if rule.metric == MAIN[part.kind] or item.name in classes]
+    return [(item, _slice_metric(rule.metric, item, part)) for item in slices]
 
 
 def _worst_slice(rule: GateRule, evaluation: Evaluation) -> tuple[float | None, str]:
-    values = [(value, item.name) for item, value in judged_slices(rule, evaluation)]
+    slices = slice_values(rule, evaluation)
+    values = [(value, item.name) for item, value in slices if item.decided]
     if not values:
         return None, "every slice has too few examples"
     value, name = (max if rule.metric in LOWER_IS_BETTER else min)(values)
-    few = len(_slices(rule.metric, evaluation.of(rule.label))) - len(values)
+    few = len(slices) - len(values)
     return value, name + (f"; {few:,} with too few examples" if few else "")
 
 

@@ -10,7 +10,7 @@ from itertools import product
 
 from shardline.components.model_store import Verdict
 from shardline.components.text import enumerate_names
-from shardline.components.validate.gate.comparisons import Comparison, compare, find_reference, tolerance
+from shardline.components.validate.gate.comparisons import Comparison, compare, find_reference
 from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, SLIDE, Gate
 from shardline.components.validate.gate.judged_rule import MAX_NAMES, JudgedRule, Judgement, describe
 from shardline.components.validate.gate.rules import BEST, OFF, OPERATORS, GateRule, evaluate_expression
@@ -225,48 +225,21 @@ def _decide(
     worse = [each for each in comparisons if each.worse]
     undecided = [each for each in comparisons if not each.holds and rule.reference != BEST]
     verdict: Judgement = "failed" if worse else "undecided" if undecided else "passed"
-    chosen = sorted(worse or undecided or comparisons, key=lambda each: each.ahead)
-    note = (
-        _describe_slices(rule, chosen, verdict)
-        if rule.worst
-        else _describe(rule, chosen[0], verdict, examples)
-    )
+    chosen = sorted(worse or undecided or comparisons, key=lambda each: each.least)
+    first, texts, note = chosen[0], list[str](), judged.note
+    for each in chosen:
+        within = each.difference and ", within {:+.4g} to {:+.4g}".format(*each.difference)
+        value = f"{each.left - each.right:+.4g}{within or ''}" if rule.reference else f"{each.left:.4f}"
+        texts.append(f"{each.slice} {value}".lstrip())
     if rule.within is not None:
-        first = chosen[0]
         judged = replace(judged, left=first.left, right=first.right, difference=first.difference)
         judged = replace(judged, champion=None if rule.reference == "baseline" else first.right)
-    kept = "" if rule.worst and rule.within is not None else judged.note
-    return replace(judged, verdict=verdict, note="; ".join(filter(None, (kept, note))))
-
-
-def _describe(rule: GateRule, found: Comparison, verdict: Judgement, examples: int) -> str:
-    """Describes the comparison of a rule on all examples or on one slice."""
-    worst = f"by up to {-found.ahead[0]:.4g}"
-    if verdict == "undecided":
-        few = "too few examples" if found.slice else f"{examples:,} examples"
-        return f"{few} leave open whether it is worse, {worst}"
-    if verdict == "failed" and found.difference is None:
-        return f"worse {worst.replace('up to ', '')}, more than {tolerance(rule, found.right):.4g}"
-    if verdict == "failed":
-        return f"worse beyond doubt, {worst}"
-    return (
-        "worse beyond doubt, by no more than what is allowed" if found.ahead[1] < 0 <= -found.ahead[0] else ""
-    )
-
-
-def _describe_slices(rule: GateRule, chosen: Sequence[Comparison], verdict: Judgement) -> str:
-    """Describes the comparisons of a rule about the worst slice that decide."""
-    if verdict == "passed":
-        return ""
-    texts = []
-    for each in chosen:
-        ends = each.difference and "{:+.4g} to {:+.4g}".format(*each.difference)
-        difference = f"{each.left - each.right:+.4g}{f' ({ends})' if ends else ''}"
-        texts.append(f"{each.slice} {difference if rule.reference else f'{each.left:.4f}'}")
-    start = (
-        f"{'worse ' if rule.reference else ''}beyond doubt" if verdict == "failed" else "perhaps by chance"
-    )
-    return f"{start}: {enumerate_names(texts, MAX_NAMES)}"
+        note = note if not rule.worst else ""
+    sure = "worse beyond doubt" if first.difference or not rule.reference else "worse, as measured"
+    few = "too few" if first.slice else f"{examples:,}"
+    start = sure if worse else f"{few} examples leave open whether it is worse"
+    more = "" if verdict == "passed" else f"{start}: {enumerate_names(texts, MAX_NAMES, '; ')}"
+    return replace(judged, verdict=verdict, note="; ".join(filter(None, (note, more))))
 
 
 def _describe_uncertainty(judged: JudgedRule) -> str:
