@@ -88,11 +88,6 @@ class PlatformTask(_Timed):
     ended: float
     outputs: TaskOutputs
 
-    @property
-    def has_started(self) -> bool:
-        """Whether it has started or been skipped."""
-        return not self.is_group and self.state not in ("waiting", "unknown")
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlatformRun(_Timed):

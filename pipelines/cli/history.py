@@ -46,14 +46,19 @@ def runs(
     """
     if context.invoked_subcommand is not None:
         return
-    found = [_local_row(record) for record in local_runs(runs_dir, limit)]
+    found = []
+    for record in local_runs(runs_dir, limit):
+        failed = record.explanation.failed if record.explanation else ""
+        outcome = failed or record.headline().partition(": ")[2]
+        found.append(_row(record, record.name, "here", record.duration_s, outcome))
     where = str(runs_dir)
     if settings is not None or flags["project"]:
         from shardline.components.runs.platform_run import latest_runs
         from shardline.pipelines.settings import load_environment
 
         platform = load_environment(settings, flags, os.environ).platform
-        found += [_platform_row(run) for run in latest_runs(platform, limit)]
+        started = latest_runs(platform, limit)
+        found += [_row(run, run.job_id, "platform", run.seconds, run.error) for run in started]
         where = f"{where} and {platform.parent}"
     found = sorted(found, key=lambda row: row["created"], reverse=True)[:limit]
     if as_json:
@@ -64,29 +69,17 @@ def runs(
         show_table([("RUN", "WHERE", "PIPELINE", "STATE", "BEGAN", "TOOK", ""), *map(_cells, found)])
 
 
-def _local_row(record: RunRecord) -> dict[str, Any]:
-    failed = record.explanation.failed if record.explanation else ""
-    return {
-        "run": record.name,
-        "place": "here",
-        "pipeline": record.pipeline,
-        "state": record.state,
-        "created": record.created,
-        "duration_s": record.duration_s,
-        "outcome": failed or record.headline().partition(": ")[2],
-    }
-
-
-def _platform_row(run: PlatformRun) -> dict[str, Any]:
-    return {
-        "run": run.job_id,
-        "place": "platform",
+def _row(
+    run: RunRecord | PlatformRun, name: str, place: str, seconds: float | None, outcome: str
+) -> dict[str, Any]:
+    about = {
+        "run": name,
+        "place": place,
         "pipeline": run.pipeline,
         "state": run.state,
         "created": run.created,
-        "duration_s": run.seconds,
-        "outcome": run.error,
     }
+    return {**about, "duration_s": seconds, "outcome": outcome}
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

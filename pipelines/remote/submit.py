@@ -87,7 +87,8 @@ def wait_for_run(platform: Platform, run: str) -> PlatformRun:
     while True:
         found = read_run(platform, run, watching=True)
         for task in found.tasks:
-            if task.has_started and seen.get(task.path) != task.state:
+            has_started = not task.is_group and task.state not in ("waiting", "unknown")
+            if has_started and seen.get(task.path) != task.state:
                 seen[task.path] = task.state
                 progress.report(task.name, task.summary)
         if found.has_ended:

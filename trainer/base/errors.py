@@ -71,10 +71,6 @@ class BadRecordError(SourceError):
         self.name = name
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[BadRecordError], tuple[str, str]]:
-        """Makes the error picklable, for another process."""
-        return type(self), (self.name, self.reason)
-
 
 class DatasetError(ShardlineError):
     """A dataset directory cannot be used: no manifest, damaged shard, empty split."""
