@@ -19,7 +19,6 @@ from pathlib import Path
 from shardline.components.model_store import (
     BLESSING_FILE,
     EVALUATION_FILE,
-    EXPORT_FILE,
     EvaluationSummary,
     Export,
     T,
@@ -107,11 +106,6 @@ def version_location(champion: str | os.PathLike[str], version: str) -> str:
 def fetched(champion: str | os.PathLike[str], version: Version) -> AbstractContextManager[Path]:
     """Yields a local path of a version's directory; a temporary copy for a bucket without a mount."""
     return open_store(champion).fetched(version.path)
-
-
-def read_export(champion: str | os.PathLike[str], version: Version) -> Export:
-    """Returns the export.json of a version; raises ModelError when it is missing or damaged."""
-    return read_record(champion, version, EXPORT_FILE, Export)
 
 
 def read_record(champion: str | os.PathLike[str], version: Version, file: str, kind: type[T]) -> T:

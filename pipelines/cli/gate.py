@@ -13,6 +13,7 @@ from shardline.components.validate.gate.rules import parse_rule
 from shardline.pipelines.cli.options import CommandGroup, show
 from shardline.trainer.base.errors import SettingsError
 
+_POWER = click.FloatRange(0.5, 1, max_open=True)
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 
 
@@ -24,13 +25,7 @@ def gate() -> None:
 @gate.command()
 @click.option("--examples", type=click.IntRange(1, 10**9), help="Number of test examples: what they show.")
 @click.option("--loss", type=click.FloatRange(1e-4, 1, max_open=True), help="Loss to find: what it needs.")
-@click.option(
-    "--power",
-    type=click.FloatRange(0.5, 1, max_open=True),
-    default=0.9,
-    show_default=True,
-    help="How often it has to be found.",
-)
+@click.option("--power", type=_POWER, default=0.9, show_default=True, help="How often it has to be found.")
 @click.option("--differ", type=_SHARE, help="Share of the examples that only one model answers rightly.")
 @click.option("--rule", "text", default="", help="Rule with (within D).  [default: that of the gate]")
 @click.option("--champion", default="", metavar="DIR", help="Directory or gs:// path of the champions.")
@@ -71,10 +66,5 @@ def plan(
         least, allowed = loss or test.smallest_loss(power), odds(test.power(test.within))
         share = "" if test.differ is None else f"{100 * test.differ:.3g} %"
         rows.append((share, f"{number:,}", test.text(least) if least else "no loss", allowed))
-    head = (
-        "answers that differ",
-        "examples",
-        f"found in {odds(power)}",
-        f"{test.text(test.within)} found in",
-    )
+    head = ("differ", "examples", f"found in {odds(power)}", f"{test.text(test.within)} found in")
     show(False, None, f"Rule: {rule.text}", table(head, rows), *textwrap.wrap(test.basis, 79))

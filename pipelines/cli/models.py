@@ -325,9 +325,10 @@ def _row(item: Version, mark: str) -> tuple[str, ...]:
 
 
 def _facts(directory: str, version: Version) -> dict[str, str]:
-    from shardline.components.model_store.champions import read_export, version_location
+    from shardline.components.model_store import EXPORT_FILE, Export
+    from shardline.components.model_store.champions import read_record, version_location
 
-    export, commit = read_export(directory, version), version.commit
+    export, commit = read_record(directory, version, EXPORT_FILE, Export), version.commit
     # The first metrics are those of quality; `list --json` has all.
     metrics = [f"{name} {value:.4g}" for name, value in version.metrics.items() if value is not None]
     known = {

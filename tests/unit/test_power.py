@@ -14,13 +14,15 @@ from click.testing import CliRunner, Result
 from scipy.stats import norm
 
 from shardline.components.model_store.champions import publish
+from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.power import Measured, PairedTest, odds
-from shardline.components.validate.gate.rules import parse_rule
-from shardline.components.validate.gate.verdict import JudgedRule
+from shardline.components.validate.gate.rules import parse_rule, parse_rules
+from shardline.components.validate.gate.verdict import JudgedRule, judge
 from shardline.components.validate.metrics.evaluation import Lead
 from shardline.components.validate.metrics.intervals import paired_share
 from shardline.pipelines.cli.main import main
 from tests.helpers.exports import write_export
+from tests.helpers.fake_storage import fake_storage
 from tests.helpers.reports import make_blessing, make_evaluation, make_report, with_champion
 
 RULE = parse_rule("accuracy >= champion (within 0.01)")
@@ -31,7 +33,11 @@ def fails(better: int, worse: int, examples: int, within: float) -> bool:
     order = np.arange(examples)
     lead = paired_share(order >= worse, order < examples - better, None)
     assert lead
-    return lead.p_worse < 0.025 and lead.interval[0] < -within
+    theirs = make_evaluation(("top", "middle", "bottom"))
+    ours = dataclasses.replace(theirs, metrics={"accuracy": theirs.metrics["accuracy"] + lead.difference})
+    compared = dataclasses.replace(ours, champion=theirs, leads={"accuracy": lead})
+    gate = Gate(parse_rules([f"accuracy >= champion (within {within})"]))
+    return judge(compared, gate).rules[0].verdict == "failed"
 
 
 def simulate(test: PairedTest, loss: float, draws: int = 4000) -> float:
@@ -100,7 +106,7 @@ def test_the_disagreement_of_a_champion_counts_and_groups_count_as_fewer_example
     alone = PairedTest(250, 0.01, differ=differ)
     assert test.power(0.05) == alone.power(0.05)
     assert str(test).startswith("With 1,000 examples, which tell as much as 250 independent ones, a")
-    assert "8.0 % of the examples" in test.basis
+    assert "8.0 % of the examples differ" in test.basis
 
 
 def test_without_a_champion_the_next_model_is_assumed_to_differ_as_this_one_from_the_truth() -> None:
@@ -162,7 +168,10 @@ def test_plan_says_what_examples_show_and_how_many_a_loss_needs() -> None:
     assert max(map(len, table)) < 80
 
 
-def test_plan_reads_the_disagreement_of_a_champion(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+def test_plan_reads_the_disagreement_of_a_champion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     lead = {"difference": 0.01, "interval": [-0.02, 0.04], "p": 0.3, "error": 0.014, "differ": 0.04}
     # The champion before was trained on 33 of the 200 examples.
     content = {"examples": 200, "metrics": {"accuracy": 0.97}, "leads": {"accuracy": lead}, "intervals": {}}
@@ -170,16 +179,19 @@ def test_plan_reads_the_disagreement_of_a_champion(tmp_path: Path) -> None:
     evaluation = {**content, "fingerprint": "f", "split": "test", "compared": compared}
     exported = write_export(tmp_path / "exported")
     (exported / "evaluation.json").write_text(json.dumps(evaluation))
-    store = tmp_path / "champions"
-    store.mkdir()
-    publish(exported, store, quality="")
+    store = str(tmp_path / "champions")
+    with fake_storage("bucket", {}) as url:
+        if place == "bucket":
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+            store = "gs://bucket/champions"
+        publish(exported, store, quality="")
 
-    shown = plan("--champion", str(store))
+        shown = plan("--champion", store)
+        refused = plan("--champion", store, "--rule", "macro_f1 >= champion (within 0.01)")
 
     assert shown.exit_code == 0, shown.output
     assert shown.output.splitlines()[2].split()[:3] == ["4", "%", "167"]
-    assert "4.0 % of the examples" in " ".join(shown.output.split())
-    refused = plan("--champion", str(store), "--rule", "macro_f1 >= champion (within 0.01)")
+    assert "4.0 % of the examples differ" in shown.output
     assert "give a --champion with this metric" in refused.output
 
 

@@ -100,7 +100,7 @@ class PairedTest:
             of = "the difference" if lead else f"{name} alone, as there was no champion to compare with"
             basis = f"Computed from the standard error of {of}: {test.text(error)}."
             return replace(test, spread=error * math.sqrt(n), basis=basis)
-        basis = f"{100 * differ:.1f} % of the examples are answered rightly by one of the two models only."
+        basis = f"{100 * differ:.1f} % of the examples differ: only one of the models answers them rightly."
         if lead:
             effective = (differ - lead.difference**2) / lead.error**2 if lead.error else n
         else:
