@@ -98,9 +98,9 @@ def test_the_best_by_its_record_is_measured_and_the_lead_over_it_known() -> None
     ("recorded", "compared", "note"),
     [
         (accuracies(0.9), 1, "there is no other champion to compare with"),
-        (accuracies(0.99, 0.98, 0.99), 3, "the champion is the best of the last 3"),
-        (accuracies(0.98, None), 1, "1 of the last 2 champions have no recorded accuracy"),
-        ([{}, {}], 0, "2 of the last 2 champions have no recorded accuracy"),
+        (accuracies(0.99, 0.98, 0.99), 3, "the champion is the best of 3"),
+        (accuracies(0.98, None), 1, "1 of 2 champions have no recorded accuracy"),
+        ([{}, {}], 0, "2 of 2 champions have no recorded accuracy"),
     ],
 )
 def test_nothing_is_measured_where_the_champion_is_the_best(recorded: Any, compared: int, note: str) -> None:
@@ -112,13 +112,25 @@ def test_nothing_is_measured_where_the_champion_is_the_best(recorded: Any, compa
     assert note in past.note
 
 
-def test_only_the_last_ones_count_and_of_equal_ones_the_newest() -> None:
-    predictions = {number: ({"kind": kinds(number)}, np.zeros(N, np.bool_)) for number in range(4)}
-    store = Store(accuracies(0.9, 0.95, 0.95, 0.99), predictions)
+@pytest.mark.parametrize(
+    ("champions", "accuracy", "last", "best", "compared"),
+    [
+        (4, {3: 0.99}, 3, "v1", 3),  # the third before it is not asked; of equal ones, the newest
+        (40, {3: 0.99, 4: 0.98}, 8, "v4", 8),  # 1, 2, 4, 8, 16, 32 before it, and the oldest
+        (40, {38: 0.99, 39: 0.98}, 8, "v39", 8),
+        (100, {64: 0.98, 99: 0.99}, 8, "v64", 8),
+    ],
+)
+def test_the_champions_are_spaced(
+    champions: int, accuracy: Mapping[int, float], last: int, best: str, compared: int
+) -> None:
+    predictions = {number: ({"kind": kinds(2)}, np.zeros(N, np.bool_)) for number in range(champions)}
+    values = [accuracy.get(number, 0.95 if number else 0.9) for number in range(champions)]
+    rule = parse_rule(f"accuracy >= best({last}) (within 0.01)")
 
-    past = store.compare({"kind": kinds(2)}, parse_rule("accuracy >= best(3) (within 0.01)"))["accuracy"]
+    past = Store(accuracies(*values), predictions).compare({"kind": kinds(2)}, rule)["accuracy"]
 
-    assert (past.version, past.compared) == ("v1", 3)
+    assert (past.version, past.compared) == (best, compared)
 
 
 def test_one_that_cannot_be_measured_is_left_out_with_a_note_and_the_next_best_taken() -> None:

@@ -661,18 +661,18 @@ def slid(**past):
         (
             {"value": 0.96, "lead": Lead(-0.03, (-0.05, -0.01), 1 - 1e-5)},
             "failed",
-            "v3 is the best of the last 8",
+            "v3 is the best of 8 champions",
         ),
         # It takes p < 0.05 / (104 * 8).
         (
             {"value": 0.96, "lead": Lead(-0.03, (-0.05, -0.01), 1 - 1e-4)},
             "passed",
-            "v3 is the best of the last 8",
+            "v3 is the best of 8 champions",
         ),
         (
             {"value": 0.935, "lead": Lead(-0.005, (-0.009, -0.001), 1.0)},
             "passed",
-            "v3 is the best of the last 8",
+            "v3 is the best of 8 champions",
         ),
         ({"note": "x"} | {"version": "v3"}, "unmeasured", "v3 is the best"),
     ],

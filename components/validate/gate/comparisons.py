@@ -8,7 +8,7 @@ wrongly at FAMILY, however they depend on each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shardline.components.validate.gate.gate import FAMILY, LEVEL, LOOKS
@@ -50,14 +50,17 @@ class Comparison(NamedTuple):
     worse: bool = False
 
 
-def compare(rules: Iterable[GateRule], evaluation: Evaluation) -> Mapping[GateRule, Sequence[Comparison]]:
+def compare(rules: Sequence[GateRule], evaluation: Evaluation) -> Mapping[GateRule, Sequence[Comparison]]:
     """Returns the comparisons of each rule with a tolerance, and of each rule about the worst slice.
 
     A rule whose values are not known has none.
     """
     families: dict[tuple[str, float], list[tuple[GateRule, Comparison]]] = {}
+    slides = sum(rule.reference == BEST for rule in rules)
     for rule in dict.fromkeys(rules):
-        families.setdefault(_family(rule), []).extend((rule, each) for each in _compare(rule, evaluation))
+        families.setdefault(_family(rule, slides), []).extend(
+            (rule, each) for each in _compare(rule, evaluation)
+        )
     decided: dict[GateRule, list[Comparison]] = {}
     for (_, level), members in families.items():
         rejected = reject([each.p for _, each in members], level)
@@ -77,10 +80,10 @@ def reject(values: Sequence[float], level: float = FAMILY) -> list[bool]:
     return rejected
 
 
-def _family(rule: GateRule) -> tuple[str, float]:
+def _family(rule: GateRule, slides: int) -> tuple[str, float]:
     """Returns the family of a rule's comparisons, and the highest level of a single one."""
-    if rule.reference == BEST:  # a share for each look, and for each of the champions (Bonferroni)
-        return rule.text, FAMILY / (LOOKS * rule.last)
+    if rule.reference == BEST:  # a share for each look, rule about a slide, and champion (Bonferroni)
+        return rule.text, FAMILY / (LOOKS * slides * rule.last)
     if rule.reference == "baseline":
         return rule.text, LEVEL
     return ("slices", FAMILY) if rule.worst or rule.slice else ("champion", LEVEL)
@@ -96,7 +99,7 @@ def find_reference(rule: GateRule, evaluation: Evaluation) -> tuple[float | None
         return other.metrics.get(rule.metric), other.leads.get(rule.metric), note
     if rule.reference == BEST:
         past = evaluation.past.get(rule.expression, PastLead())
-        best = f"{past.version} is the best of the last {past.compared}" if past.version else ""
+        best = f"{past.version} is the best of {past.compared} champions" if past.version else ""
         return past.value, past.lead, "; ".join(filter(None, (best, past.note)))
     assert evaluation.champion
     theirs, _, reason = evaluate_expression(rule, evaluation.champion)

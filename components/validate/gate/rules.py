@@ -10,9 +10,10 @@ of the default rules before it, it replaces that rule; "off" leaves that rule ou
     tail    = "(p <" number ")" | "(within" number ["%"] ")"
 
 With several labels, a rule names the label: `sentiment.rmse <= 0.9`. `baseline` is a constant answer: the
-most frequent class, all labels of a multilabel, the means of numbers; `best(8)` the best of the last 8
-champions. "(p < 0.05)" requires a significant lead; "(within 0.01)" allows a model to be worse by that much.
-Rules are parsed by a regular expression; nothing in them is evaluated as code.
+most frequent class, all labels of a multilabel, the means of numbers; `best(8)` the best of 8 champions, the
+present one and those 1, 2, 4, 8, 16, 32 and 64 before it. "(p < 0.05)" requires a significant lead; "(within
+0.01)" allows a model to be worse by that much. Rules are parsed by a regular expression; nothing in them is
+evaluated as code.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ DRIFT = "drift"
 #: Written in place of a comparison, leaves out the rule of this name.
 OFF = "off"
 
-#: Reference of a rule about a slow slide: the best of the last champions, and how many these may be.
+#: Reference of a rule about a slow slide: the best of some champions, and how many these may be.
 BEST = "best"
-_LAST = range(2, 101)
+_LAST = range(2, 17)
 
 #: Note on a rule that is unmeasured because an evaluation lacks its metric.
 NOT_MEASURED = "it was not measured"
@@ -103,7 +104,7 @@ class GateRule:
         within: How much worse than the reference a model may be, if `relative` as a share of its value.
         name: Name of the default rule that it replaces; "" for an additional rule.
         why: Purpose of a default rule; "" for a user's.
-        last: Number of the last champions, the best of which is the reference BEST.
+        last: Number of the champions, the best of which is the reference BEST.
     """
 
     text: str

@@ -141,7 +141,7 @@ class Lead:
 
 @dataclass(frozen=True)
 class PastLead:
-    """Lead of a model over the best of the last champions, for a rule about a slow slide.
+    """Lead of a model over the best of some champions, for a rule about a slow slide.
 
     Attributes:
         version: Version of that champion; "" where the present champion is the best, or there is no other.
@@ -242,7 +242,7 @@ class Evaluation(EvaluationSummary):
         roc: ROC curves of the classes; of many classes, those with the smallest areas.
         leads: Leads over the champion by metric, COUNTED or of one class: "recall[class=healthy]".
         champion: The champion's evaluation on the same examples, without mistakes; None if not measured.
-        past: Leads over the best of the last champions, by metric as in `leads`.
+        past: Leads over the best of some champions, by metric as in `leads`.
         notes: Remarks on metrics, by name of the metric.
         left_out: Number of examples left out of the comparison, because the champion was trained on them.
         compared: The model's own evaluation on the others, without mistakes; None where none are left out.
