@@ -197,7 +197,7 @@ def p_below(
 ) -> float:
     """Returns the one-sided p value of "the true value is not worse than a limit", small where it is worse.
 
-    Of a share, and of a metric within 0..1 that does not vary, it is the mid-p value of a binomial test.
+    Of a share, and of a metric within 0..1 that does not vary, it is that of the exact binomial test.
 
     Args:
         value: The measured value.
@@ -208,7 +208,8 @@ def p_below(
         lower_is_better: Whether the metric is an error.
     """
     if share or (interval is None and not lower_is_better):
-        return 1.0 - mid_p(value * effective, effective, min(max(limit, 0.0), 1.0))
+        wrong, limit = effective * (1 - value), min(max(limit, 0.0), 1.0)
+        return float(special.betainc(wrong, effective - wrong + 1, 1 - limit)) if wrong > 0 else 1.0
     behind = value - limit if lower_is_better else limit - value
     if interval is None or effective < 2:
         return 0.5 ** max(effective, 1.0) if behind > 0 else 1.0
