@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shardline.components.validate.gate.gate import Gate
+from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.classes import ClassOutcomes
-from shardline.components.validate.metrics.evaluation import Interval
+from shardline.components.validate.metrics.evaluation import Evaluation, Grouping, Interval
 from shardline.components.validate.metrics.intervals import number_groups
 from shardline.components.validate.metrics.outcomes import Outcomes
 from shardline.components.validate.metrics.regression import RegressionOutcomes
@@ -122,3 +124,33 @@ def test_blocks_of_time_are_neighbours_of_equal_size() -> None:
     assert [*np.bincount(number_groups(np.repeat([3, 1, 2], [40, 30, 30]), by_time=True))] == [30, 30, 40]
     assert [*number_groups(np.array([7]), by_time=True)] == [0]
     assert [*number_groups(np.array(["b", "a", "b"]), by_time=False)] == [1, 0, 1]
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize(("count", "verdict"), [(1, "undecided"), (20, "failed")])
+def test_a_verdict_needs_more_than_one_group(count: int, verdict: str) -> None:
+    """A model that is twice as far off on every patient; of one patient alone, it could be chance."""
+    random = np.random.default_rng(0)
+    groups = np.arange(1000) % count
+    champion = replace(errors(random, np.zeros(1000)), groups=groups)
+    worse = replace(champion, outputs=champion.true + 2 * (champion.outputs - champion.true))
+    grouping = Grouping("patient", by_time=False, count=count)
+    before, after = (
+        Evaluation(
+            fingerprint="sha256:0",
+            split="test",
+            label="label",
+            kind=REGRESSION,
+            outputs=YIELD.outputs,
+            baseline=outcomes.baseline(None),
+            groups=grouping,
+            **outcomes.summarize(10),
+        )
+        for outcomes in (champion, worse)
+    )
+    compared = replace(after, champion=before, leads=worse.leads(champion))
+    gate = Gate().for_labels([YIELD])
+    rules = {rule.name: rule for rule in judge(compared, gate, champion="v1").rules}
+    assert rules["champion"].verdict == verdict
+    assert verdict == "failed" or f"1,000 examples in {grouping} leave open" in rules["champion"].note
+    assert str(grouping) in rules["baseline"].note

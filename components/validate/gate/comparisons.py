@@ -19,7 +19,7 @@ from shardline.components.validate.gate.rules import (
     evaluate_expression,
     slice_values,
 )
-from shardline.components.validate.metrics.evaluation import Evaluation, Interval, Lead, PastLead
+from shardline.components.validate.metrics.evaluation import Evaluation, Grouping, Interval, Lead, PastLead
 from shardline.components.validate.metrics.intervals import p_below
 from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER, MAIN
 
@@ -118,7 +118,7 @@ def _compare(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparison]:
         if rule.reference == BEST and right is not None:  # perhaps on other examples than the champion's
             left = right + lead.difference if lead else None
         if left is not None and right is not None:
-            yield _compare_within(rule, rule.slice, left, right, lead)
+            yield _compare_within(rule, rule.slice, left, right, lead, evaluation.groups)
 
 
 def _compare_slices(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparison]:
@@ -131,7 +131,9 @@ def _compare_slices(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparis
         name = f"{of_part if of_part and rule.metric == MAIN[part.kind] else rule.metric}[{item.name}]"
         if rule.reference and item.decided:
             lead = evaluation.leads.get(".".join(filter(None, (rule.label, name))))
-            yield _compare_within(rule, item.name, value, theirs.get(item.name, math.nan), lead)
+            yield _compare_within(
+                rule, item.name, value, theirs.get(item.name, math.nan), lead, evaluation.groups
+            )
         elif item.decided and (rule.operator in ("<=", "<")) == lower:
             p = p_below(
                 value,
@@ -145,8 +147,12 @@ def _compare_slices(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparis
             yield Comparison(item.name, value, rule.limit, holds, p, -abs(value - rule.limit))
 
 
-def _compare_within(rule: GateRule, name: str, left: float, right: float, lead: Lead | None) -> Comparison:
-    """Compares with a reference; without a lead, as measured."""
+def _compare_within(
+    rule: GateRule, name: str, left: float, right: float, lead: Lead | None, groups: Grouping | None
+) -> Comparison:
+    """Compares with a reference; without a lead, as measured, but a single group decides nothing."""
+    if lead is None and groups and (name or groups.count < 2):
+        return Comparison(name, left, right, holds=False, p=1.0, least=-math.inf)
     allowed = (rule.within or 0.0) * (abs(right) if rule.relative else 1.0)
     sign = 1.0 if rule.operator == ">=" else -1.0
     least = min(sign * end for end in lead.interval) if lead else sign * (left - right)

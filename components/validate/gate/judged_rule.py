@@ -131,7 +131,7 @@ def describe(
 
 def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
     if rule.name in (CHAMPION, SLIDE):
-        return _describe_difference(rule, evaluation.champion_comparison.examples)
+        return _describe_difference(rule, evaluation.champion_comparison.sample)
     if rule.why and rule.verdict == "failed":
         if text := _HEADLINES.get(rule.name):
             return text.format(rule=rule, blind_to=enumerate_names(evaluation.blind_to, MAX_NAMES))
@@ -145,7 +145,7 @@ def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
     return str(rule)
 
 
-def _describe_difference(rule: JudgedRule, examples: int) -> str:
+def _describe_difference(rule: JudgedRule, sample: str) -> str:
     """Describes a rule that compares with a champion."""
     other = "the champion" if rule.name == CHAMPION else "the best of the last champions"
     if rule.left is None or rule.champion is None:
@@ -159,7 +159,7 @@ def _describe_difference(rule: JudgedRule, examples: int) -> str:
     by += f" in {rule.metric}" if label or metric not in SHARES else ""
     if rule.verdict == "undecided":
         by = by if difference else "no difference found"
-        return f"Not decided on {examples:,} examples whether it is worse than {other} ({by})"
+        return f"Not decided on {sample} whether it is worse than {other} ({by})"
     if not difference:
         return f"As good as {other}"
     if rule.verdict == "failed" and ahead:

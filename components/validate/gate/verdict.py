@@ -170,16 +170,19 @@ def _judge(
     if rule.reference:
         judged = _compare_with_reference(rule, judged, evaluation)
     if comparisons:
-        return _decide(rule, judged, comparisons, evaluation.examples)
+        return _decide(rule, judged, comparisons, evaluation.sample)
     if rule.reference == BEST:
         past = evaluation.past.get(rule.expression)
         return replace(judged, verdict="passed") if past and not past.version else judged
-    if left is None or judged.right is None or (rule.p is not None and judged.p is None):
+    if left is None or judged.right is None:
         return judged
+    over = f" over {evaluation.groups}" if evaluation.groups else ""
+    if rule.p is not None and judged.p is None:
+        return replace(judged, note=f"{judged.note}; there is no p value{over}" if over else judged.note)
     passed, more = OPERATORS[rule.operator](left, judged.right), ""
     if rule.p is not None and judged.p is not None:
         passed = passed and judged.p < rule.p
-        note = f"p = {judged.p:.3f}, must be below {rule.p:g}"
+        note = f"p = {judged.p:.3f}, must be below {rule.p:g}{over}"
         judged = replace(judged, note="; ".join(filter(None, (judged.note, note))))
     verdict: Judgement = "passed" if passed else "failed"
     if not passed and rule.name == EXAMPLES and rule.why:  # a user's limit is not subject to first_run
@@ -218,9 +221,7 @@ def _compare_with_reference(rule: GateRule, judged: JudgedRule, evaluation: Eval
     )
 
 
-def _decide(
-    rule: GateRule, judged: JudgedRule, comparisons: Sequence[Comparison], examples: int
-) -> JudgedRule:
+def _decide(rule: GateRule, judged: JudgedRule, comparisons: Sequence[Comparison], sample: str) -> JudgedRule:
     """Judges a rule by its comparisons: failed where one is worse, undecided where one does not hold."""
     worse = [each for each in comparisons if each.worse]
     undecided = [each for each in comparisons if not each.holds and rule.reference != BEST]
@@ -236,8 +237,8 @@ def _decide(
         judged = replace(judged, champion=None if rule.reference == "baseline" else first.right)
         note = note if not rule.worst else ""
     sure = "worse beyond doubt" if first.difference or not rule.reference else "worse, as measured"
-    few = "too few" if first.slice else f"{examples:,}"
-    start = sure if worse else f"{few} examples leave open whether it is worse"
+    few = "too few examples" if first.slice else sample
+    start = sure if worse else f"{few} leave open whether it is worse"
     more = "" if verdict == "passed" else f"{start}: {enumerate_names(texts, MAX_NAMES, '; ')}"
     return replace(judged, verdict=verdict, note="; ".join(filter(None, (note, more))))
 
