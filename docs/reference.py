@@ -154,10 +154,8 @@ def _options(wanted: Callable[[click.Parameter], bool]) -> str:
 
 def commands() -> list[click.Context]:
     """Returns a context for every command that does something, sorted by name."""
-    # Without --help, which all have; on a page, pages need no address.
-    root = click.Context(
-        main, info_name="shardline", terminal_width=_WIDTH, help_option_names=[], obj="pages"
-    )
+    # Without --help, which all have.
+    root = click.Context(main, info_name="shardline", terminal_width=_WIDTH, help_option_names=[])
     return list(_below(root))
 
 
@@ -169,7 +167,8 @@ def _below(context: click.Context) -> Iterator[click.Context]:
     if command.invoke_without_command:
         yield context
     for name in command.list_commands(context):
-        if child := command.get_command(context, name):
+        # On a page, pages need no address, as `CommandGroup` gives them.
+        if child := click.Group.get_command(command, context, name):
             yield from _below(click.Context(child, info_name=name, parent=context))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -106,12 +105,9 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _decoded(text: str) -> str:
-    """Returns the text that base64 of either alphabet encodes; "" if it is not text."""
+    """Returns the text that letters of either base64 alphabet encode; "" if it is not text."""
     plain = text.translate(str.maketrans("-_", "+/"))
-    try:
-        content = base64.b64decode(plain[: len(plain) // 4 * 4]).replace(b"\0", b"")  # UTF-16, too
-    except binascii.Error:
-        return ""
+    content = base64.b64decode(plain[: len(plain) // 4 * 4]).replace(b"\0", b"")  # UTF-16, too
     sample = content[:256]
     is_text = sum(byte < 0x80 for byte in sample) > 0.8 * len(sample)  # about half of random bytes are
     return content.decode("utf-8", "ignore") if is_text else ""

@@ -48,9 +48,9 @@ class CommandGroup(click.Group):
         self.sections = {**self.sections, title: [str(command.name) for command in commands]}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Returns a command whose help has addresses in place of docs/NAME.md, but for `ctx.obj` "pages"."""
+        """Returns a command whose help has addresses in place of docs/NAME.md."""
         found = super().get_command(ctx, cmd_name)
-        if found and "docs/" in (found.help or "") and ctx.obj != "pages":
+        if found and "docs/" in (found.help or ""):
             found = copy.copy(found)
             found.help = re.sub(r"docs/([\w-]+)\.md", lambda match: page(match[1]), found.help or "")
         return found
