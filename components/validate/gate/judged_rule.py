@@ -147,7 +147,7 @@ def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
 
 def _describe_difference(rule: JudgedRule, sample: str) -> str:
     """Describes a rule that compares with a champion."""
-    other = "the champion" if rule.name == CHAMPION else "the best of the last champions"
+    other = "the champion" if rule.name == CHAMPION else "the best of former champions"
     if rule.left is None or rule.champion is None:
         # Without the remedy, which follows the semicolon.
         return f"Not compared with {other}: {rule.note.partition('; ')[0]}"

@@ -227,7 +227,7 @@ def _decide(rule: GateRule, judged: JudgedRule, comparisons: Sequence[Comparison
     undecided = [each for each in comparisons if not each.holds and rule.reference != BEST]
     verdict: Judgement = "failed" if worse else "undecided" if undecided else "passed"
     chosen = sorted(worse or undecided or comparisons, key=lambda each: each.least)
-    first, texts, note = chosen[0], list[str](), judged.note
+    first, texts = chosen[0], list[str]()
     for each in chosen:
         within = each.difference and ", within {:+.4g} to {:+.4g}".format(*each.difference)
         value = f"{each.left - each.right:+.4g}{within or ''}" if rule.reference else f"{each.left:.4f}"
@@ -235,12 +235,13 @@ def _decide(rule: GateRule, judged: JudgedRule, comparisons: Sequence[Comparison
     if rule.within is not None:
         judged = replace(judged, left=first.left, right=first.right, difference=first.difference)
         judged = replace(judged, champion=None if rule.reference == "baseline" else first.right)
-        note = note if not rule.worst else ""
-    sure = "worse beyond doubt" if first.difference or not rule.reference else "worse, as measured"
-    few = "too few examples" if first.slice else sample
-    start = sure if worse else f"{few} leave open whether it is worse"
-    more = "" if verdict == "passed" else f"{start}: {enumerate_names(texts, MAX_NAMES, '; ')}"
-    return replace(judged, verdict=verdict, note="; ".join(filter(None, (note, more))))
+    start = "worse beyond doubt: " if first.difference else "worse, as measured: " * bool(rule.reference)
+    if not worse:
+        start = f"{'too few examples' if first.slice else sample} leave open whether it is worse: "
+    is_other = rule.worst and (verdict != "passed" or rule.within is not None)  # a note on another slice
+    notes = ["" if is_other else judged.note]
+    notes += [start + enumerate_names(texts, MAX_NAMES, "; ")] * (verdict != "passed")
+    return replace(judged, verdict=verdict, note="; ".join(filter(None, notes)))
 
 
 def _describe_uncertainty(judged: JudgedRule) -> str:
