@@ -182,7 +182,7 @@ def _judge(
     passed, more = OPERATORS[rule.operator](left, judged.right), ""
     if rule.p is not None and judged.p is not None:
         passed = passed and judged.p < rule.p
-        note = f"p = {judged.p:.3f}, must be below {rule.p:g}{over}"
+        note = f"p = {judged.p:.3f}{over}, must be below {rule.p:g}"
         judged = replace(judged, note="; ".join(filter(None, (judged.note, note))))
     verdict: Judgement = "passed" if passed else "failed"
     if not passed and rule.name == EXAMPLES and rule.why:  # a user's limit is not subject to first_run
