@@ -18,7 +18,8 @@ from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
 from shardline.components.validate.metrics.classes import ClassOutcomes
-from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Lead, join
+from shardline.components.validate.metrics.evaluation import MIN_SLICE, Evaluation, Lead, PastLead, join
+from shardline.components.validate.metrics.intervals import paired_share
 from shardline.components.validate.metrics.metrics import MAIN
 from shardline.components.validate.metrics.outcomes import Outcomes
 from shardline.components.validate.metrics.regression import RegressionOutcomes
@@ -31,7 +32,15 @@ ACCURACY, DIFFER = 0.95, 0.04
 _RARE = 1e-6
 #: Values of the checks of an export, which have nothing to do with a comparison, as they are of a sound one.
 _SOUND = dict.fromkeys(
-    ("constant_labels", "max_difference", "golden_difference", "non_finite", "batch_difference"), 0.0
+    (
+        "constant_labels",
+        "never_predicted",
+        "max_difference",
+        "golden_difference",
+        "non_finite",
+        "batch_difference",
+    ),
+    0.0,
 )
 
 Array = npt.NDArray[Any]
@@ -47,33 +56,59 @@ def classes(true: Array, predicted: Array, number: int = 2, **more: Any) -> Clas
     return ClassOutcomes(label, true, outputs, more.pop("columns", {}), predicted=predicted, **more)
 
 
-def evaluate(outcomes: Mapping[str, Outcomes], others: Mapping[str, Outcomes] | None = None) -> Evaluation:
-    """Returns the evaluation of a model by its labels, as validation does, with leads over a champion."""
+def evaluate(
+    outcomes: Mapping[str, Outcomes],
+    champion: Mapping[str, Outcomes] | None = None,
+    best: Mapping[str, Outcomes] | None = None,
+) -> Evaluation:
+    """Returns what the gate reads of the evaluation of a model by its labels, computed as validation does.
+
+    It has leads over a champion, and over the best of the last champions, if they are given.
+    """
     parts = tuple(
         Evaluation(
             fingerprint="",
             split="test",
             label=name,
             kind=each.label.kind,
+            examples=len(each.true),
             outputs=each.label.outputs,
+            metrics={MAIN[each.label.kind]: each.measure_slice(_all(each), decided=False)[0]},
+            slices=each.slices(MIN_SLICE),
             baseline=each.baseline(None),
-            **each.summarize(MIN_SLICE),
         )
         for name, each in outcomes.items()
     )
     whole = join(parts, _SOUND)
-    counts = {"examples": whole.examples, "never_predicted": len(whole.blind_to)}
-    whole = replace(whole, metrics={**whole.metrics, **counts})
-    if others is None:
+    whole = replace(whole, metrics={**whole.metrics, "examples": whole.examples})
+    if champion is None:
         return whole
-    leads: dict[str, Lead] = {}
-    for name, each in outcomes.items():
-        prefix = f"{name}." if whole.parts else ""
-        leads |= {f"{prefix}{metric}": lead for metric, lead in each.leads(others[name]).items()}
-    return replace(whole, champion=evaluate(others), leads=leads)
+    leads, past = _leads(whole, outcomes, champion), {}
+    for name, lead in _leads(whole, outcomes, best or {}).items():
+        past[name] = PastLead("best", 8, whole.metrics.get(name, 0.0) - lead.difference, lead)
+    return replace(whole, champion=evaluate(champion), leads=leads, past=past)
 
 
-def verdict(rule: str, kind: str, n: int, values: Sequence[float], lead: Lead) -> str:
+def _leads(
+    whole: Evaluation, ours: Mapping[str, Outcomes], theirs: Mapping[str, Outcomes]
+) -> dict[str, Lead]:
+    """Returns the leads in the main metric of each label, on all examples and on each slice."""
+    found = {}
+    for name, other in theirs.items():
+        each, prefix = ours[name], f"{name}." if whole.parts else ""
+        leads = {MAIN[each.label.kind]: each.lead_on_slice(other, _all(each))}
+        leads |= each.lead_by_slice(other, MIN_SLICE)
+        found |= {f"{prefix}{metric}": lead for metric, lead in leads.items() if lead}
+    return found
+
+
+def _all(outcomes: Outcomes) -> Array:
+    return np.full(len(outcomes.true), True)
+
+
+def verdict(
+    rule: str, kind: str, n: int, values: Sequence[float], lead: Lead, past: PastLead | None = None
+) -> str:
     """Returns the gate's verdict by one rule about the main metric of a model and the champion."""
     ours, theirs = (
         Evaluation(
@@ -81,7 +116,8 @@ def verdict(rule: str, kind: str, n: int, values: Sequence[float], lead: Lead) -
         )
         for value in values
     )
-    whole = replace(ours, champion=theirs, leads={MAIN[kind]: lead})
+    past_leads = {MAIN[kind]: past} if past else {}
+    whole = replace(ours, champion=theirs, leads={MAIN[kind]: lead}, past=past_leads)
     return judge(whole, Gate(rules=parse_rules([rule]))).rules[0].verdict
 
 
@@ -91,11 +127,11 @@ def verdict(rule: str, kind: str, n: int, values: Sequence[float], lead: Lead) -
 @cache
 def lead_of_counts(n: int, ours: int, theirs: int) -> Lead:
     """Returns the lead in accuracy of a model that alone is right `ours` times."""
-    true = np.zeros(n, np.int64)
-    answers = [np.zeros(n, np.int64) for _ in range(2)]
-    answers[1][:ours] = 1
-    answers[0][ours : ours + theirs] = 1
-    return classes(true, answers[0]).leads(classes(true, answers[1]))["accuracy"]
+    right = np.ones((2, n), np.bool_)
+    right[1, :ours] = right[0, ours : ours + theirs] = False
+    lead = paired_share(*right, None)
+    assert lead is not None
+    return lead
 
 
 @cache
@@ -104,6 +140,30 @@ def verdict_of_counts(rule: str, n: int, ours: int, theirs: int) -> str:
     wrong = max(0, round((1 - ACCURACY) * n) - ours)
     values = 1 - (wrong + theirs) / n, 1 - (wrong + ours) / n
     return verdict(rule, CLASS, n, values, lead_of_counts(n, ours, theirs))
+
+
+@cache
+def verdict_on_slide(rule: str, n: int, past: PastLead) -> str:
+    """Returns the gate's verdict by a rule about a slow slide."""
+    lead = past.lead or lead_of_counts(n, 0, 0)
+    return verdict(rule, CLASS, n, ((past.value or 0.0) + lead.difference, 0.0), lead, past)
+
+
+class Answers:
+    """What `compare_with_past` takes of a model: its accuracy, and its lead over another one."""
+
+    def __init__(self, right: Array) -> None:
+        self.right, self.metrics = right, {"accuracy": float(right.mean())}
+        self.label = Label("label", CLASS, ("right", "wrong"))
+        self.outcomes, self.evaluation = {"label": self}, self
+
+    def counts(self, other: Answers) -> tuple[int, int]:
+        """Returns how many examples only this, and only the other model answers rightly."""
+        return int((self.right & ~other.right).sum()), int((other.right & ~self.right).sum())
+
+    def leads(self, other: Answers) -> dict[str, Lead]:
+        """Returns the lead over another model."""
+        return {"accuracy": lead_of_counts(len(self.right), *self.counts(other))}
 
 
 def pairs(n: int, ours: float, theirs: float) -> Iterator[tuple[int, int, float]]:
@@ -134,25 +194,22 @@ def shares_of_verdicts(
 # Predictions of equally good models, or of one that is worse.
 
 
-def right_answers(random: np.random.Generator, n: int, *losses: float, differ: float = DIFFER) -> Array:
-    """Draws which examples some models answer rightly, [models, n], each truly worse by its loss.
+def ideal_answers(random: np.random.Generator, n: int) -> Array:
+    """Draws which examples an ideal model answers rightly, [n]: a share ACCURACY."""
+    return random.random(n) < ACCURACY
 
-    An ideal model is right on a share ACCURACY of the examples; each model differs from it on examples of
-    its own, so that two models without loss differ on a share `differ`.
+
+def right_answers(random: np.random.Generator, ideal: Array, loss: float | Array = 0.0) -> Array:
+    """Draws which examples a model answers rightly, [n], that is truly worse than the ideal one by `loss`.
+
+    It differs from that one on examples of its own: two models without loss differ on a share DIFFER.
     """
+    # x right answers become wrong and x wrong ones right: 4 x - 2 x^2 (1 / right + 1 / wrong) = DIFFER.
     wrong = 1 - ACCURACY
-    # x right answers become wrong and x wrong ones right: 4 x - 2 x^2 (1 / right + 1 / wrong) = differ.
     square = 2 / ACCURACY + 2 / wrong
-    x = (4 - (16 - 4 * square * differ) ** 0.5) / (2 * square)
-    ideal, drawn = random.random(n) < ACCURACY, random.random((len(losses), n), dtype=np.float32)
-    lost = np.array(losses)[:, None]
-    return np.where(ideal, drawn >= (x + lost) / ACCURACY, drawn < x / wrong)
-
-
-def answers(random: np.random.Generator, true: Array, right: Array, number: int) -> Array:
-    """Returns answers that are right, or one of the other classes, [models, n]."""
-    other = (true + random.integers(1, number, right.shape)) % number
-    return np.where(right, true, other)
+    x = (4 - (16 - 4 * square * DIFFER) ** 0.5) / (2 * square)
+    drawn = random.random(len(ideal), dtype=np.float32)
+    return np.where(ideal, drawn >= (x + loss) / ACCURACY, drawn < x / wrong)
 
 
 def probabilities(random: np.random.Generator, n: int, models: int = 2) -> tuple[Array, list[ClassOutcomes]]:
