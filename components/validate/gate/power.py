@@ -31,6 +31,7 @@ COUNTED = ("accuracy", "subset_accuracy")
 
 # With more examples that differ, the exact power is the normal one.
 _MOST_EXACT = 500
+_ASSUMED = "Assumed, as there was no champion to compare with:"
 _NORMAL = NormalDist()
 _Z = _NORMAL.inv_cdf(0.975)
 
@@ -97,20 +98,19 @@ class PairedTest:
         differ = lead.differ if lead else 1 - value if rule.metric in COUNTED else None
         if differ is None:
             error = (ends[1] - ends[0]) / (2 * _Z) / (abs(value) if rule.relative else 1)
-            of = "the difference" if lead else f"{name} alone, as there was no champion to compare with"
-            basis = f"Computed from the standard error of {of}: {test.text(error)}."
+            basis = f"Computed from the standard error of the difference: {test.text(error)}."
+            if not lead:
+                basis = f"{_ASSUMED} the difference is as uncertain as {name} alone: {test.text(error)}."
             return replace(test, spread=error * math.sqrt(n), basis=basis)
-        basis = f"{100 * differ:.1f} % of the examples differ: only one of the models answers them rightly."
+        share = f"{100 * differ:.1f} %"
+        basis = f"{share} of the examples differ: only one of the models answers them rightly."
         if lead:
             effective = (differ - lead.difference**2) / lead.error**2 if lead.error else n
         else:
             # The product of the ends of Wilson's interval gives its number of examples.
             above = value**2 / max(ends[0] * ends[1], 1e-9) - 1
             effective = _Z**2 / above if above > 0 else n
-            basis = (
-                "Assumed, as there was no champion to compare with: the next model answers as many examples "
-                f"differently as this one gets wrong, {100 * differ:.1f} %."
-            )
+            basis = f"{_ASSUMED} the next model differs in as many answers as this one gets wrong, {share}."
         return replace(test, design=max(1.0, n / max(effective, 1)), differ=differ, basis=basis)
 
     def power(self, loss: float) -> float:
