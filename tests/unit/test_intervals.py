@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from shardline.components.validate.metrics.areas import measure_roc_pr
+from shardline.components.validate.metrics.classes import ClassOutcomes
 from shardline.components.validate.metrics.intervals import (
     Estimate,
     Floats,
@@ -23,6 +24,7 @@ from shardline.components.validate.metrics.intervals import (
     studentized,
     tango,
 )
+from tests.helpers.labels import class_label
 
 GROUPS = np.repeat(np.arange(20), 50)
 
@@ -144,6 +146,19 @@ def test_models_that_agree_on_every_example_may_still_differ_on_others() -> None
     assert better.p < 1e-6
 
 
+def test_a_few_answers_that_differ_leave_as_much_open_as_none() -> None:
+    """Macro F1 of two models that differ on one of 167 examples is about as uncertain as their accuracy."""
+    true = np.arange(167) % 3
+    ours, theirs = (np.where(np.arange(167) < wrong, (true + 1) % 3, true) for wrong in (10, 11))
+    label, outputs = class_label("abc"), np.full((167, 3), 1 / 3, np.float32)
+    first, second = (ClassOutcomes(label, true, outputs, {}, predicted=each) for each in (ours, theirs))
+    leads = first.leads(second)
+    for metric in ("accuracy", "macro_f1"):
+        lower, upper = leads[metric].interval
+        assert lower < -0.015 < 0.028 < upper
+    assert leads["accuracy"].differ == pytest.approx(1 / 167)
+
+
 def test_a_slice_is_below_a_limit_only_where_chance_does_not_explain_it() -> None:
     def share(value: float, limit: float, effective: float = 100) -> float:
         return p_below(value, limit, interval=None, effective=effective, share=True)
@@ -162,3 +177,5 @@ def test_a_slice_is_below_a_limit_only_where_chance_does_not_explain_it() -> Non
     assert interval is not None
     assert error(interval[0]) == pytest.approx(0.025)
     assert error(interval[0] * 0.8) < 0.001 < 0.5 < error(numbers.value * 1.1)
+    cut = (p_below(0.9, 0.95, interval=(0.7, end), effective=30, share=False) for end in (0.999, 1.0))
+    assert next(cut) < 0.2 < next(cut)

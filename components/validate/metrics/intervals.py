@@ -25,8 +25,14 @@ import numpy.typing as npt
 from scipy import special
 
 from shardline.components.validate.metrics.evaluation import Interval, Lead
-from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER, PARTS, SHARES
-from shardline.trainer.data.features import CLASS
+from shardline.components.validate.metrics.metrics import (
+    COUNTED,
+    LEADS_BY_KIND,
+    LOWER_IS_BETTER,
+    PARTS,
+    SHARES,
+)
+from shardline.trainer.data.features import CLASS, MULTILABEL
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -38,8 +44,9 @@ Measure = Callable[[Floats], Mapping[str, Floats]]
 _SIDE = 0.975
 _Z = NormalDist().inv_cdf(_SIDE)
 
-# Metrics within 0..1.
-_BOUNDED = {*SHARES, *PARTS[CLASS][1], "hamming_loss"}
+# Metrics that count right and wrong answers, and all within 0..1.
+_COUNTED = {*COUNTED, *LEADS_BY_KIND[MULTILABEL], *PARTS[CLASS][1]}
+_BOUNDED = {*SHARES, *_COUNTED}
 # More blocks of neighbours in time hardly make an interval narrower.
 _MAX_BLOCKS = 30
 # A standard error below this share of the values is rounding.
@@ -101,25 +108,27 @@ def lead(name: str, ours: Estimate, theirs: Estimate, groups: Ints | None) -> Le
 
     Where no example tells two models apart, this is no proof that none would. Of the others, as large a share
     may differ as Wilson's interval of 0 leaves open, each by the range of the metric, or by the largest
-    influence in one that has no range; p is then that of a sign test, 0.5 where the values are equal.
+    influence in one that has no range; p is then that of a sign test, 0.5 where the values are equal. No
+    interval of a metric that counts right and wrong answers is narrower than that, as Tango's is not.
     """
     difference, scale = ours.value - theirs.value, max(abs(ours.value), abs(theirs.value))
-    error, _, freedom = _moments(ours.influence - theirs.influence, groups)
+    moved, metric = ours.influence - theirs.influence, name.partition("[")[0]
+    error, _, freedom = _moments(moved, groups)
     if not math.isfinite(difference) or not math.isfinite(error):
         return None
-    metric = name.partition("[")[0]
     ahead = -difference if metric in LOWER_IS_BETTER else difference
+    left_open = _Z**2 / (effective_size(moved, groups) + _Z**2)
     if error > _ROUNDING * scale:
         half, p = (
             float(special.stdtrit(freedom, _SIDE)) * error,
             float(special.stdtr(freedom, -ahead / error)),
         )
+        half = max(half, left_open) if metric in _COUNTED else half
     else:
-        most = 1.0 if metric in _BOUNDED else float(np.abs(ours.influence).max())
-        half = most * _Z**2 / (freedom + 1 + _Z**2)
+        half = left_open * (1.0 if metric in _BOUNDED else float(np.abs(ours.influence).max()))
         error, unlikely = half / _Z, 0.5 ** (freedom + 1)
         p = 0.5 if abs(ahead) <= _ROUNDING * scale else unlikely if ahead > 0 else 1 - unlikely
-    return Lead(difference, (difference - half, difference + half), p, error)
+    return Lead(difference, (float(difference - half), float(difference + half)), float(p), float(error))
 
 
 def share_interval(right: Mask, groups: Ints | None) -> Interval | None:
@@ -213,7 +222,8 @@ def p_below(
     behind = value - limit if lower_is_better else limit - value
     if interval is None or effective < 2:
         return 0.5 ** max(effective, 1.0) if behind > 0 else 1.0
-    end = interval[0] if lower_is_better else interval[1]
+    end, other = interval if lower_is_better else interval[::-1]
+    end = other if end in (0.0, 1.0) else end  # cut off at the metric's range
     freedom = effective - 1
     error = abs(end - value) / float(special.stdtrit(freedom, _SIDE))
     return float(special.stdtr(freedom, -behind / error)) if error else 0.5
