@@ -4,9 +4,10 @@ import dataclasses
 import json
 
 import pytest
+from click.testing import CliRunner
 
 from shardline.components.validate.gate.comparisons import reject
-from shardline.components.validate.gate.gate import DEFAULT_RULES, Gate, read_gate
+from shardline.components.validate.gate.gate import DEFAULT_RULES, Gate, GateSettings, read_gate
 from shardline.components.validate.gate.rules import parse_rule, parse_rules
 from shardline.components.validate.gate.verdict import NOT_BETTER, Absence, judge
 from shardline.components.validate.metrics.evaluation import (
@@ -18,6 +19,8 @@ from shardline.components.validate.metrics.evaluation import (
     PastLead,
     Slice,
 )
+from shardline.pipelines.cli import models
+from shardline.pipelines.cli.main import main
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.data.features import Feature
 from shardline.trainer.data.manifest import Manifest, Shard, Split
@@ -574,6 +577,21 @@ def test_what_is_not_decided_is_left_to_the_policy():
     )
     assert blocked.explain().endswith(
         "(180 examples leave open whether it is worse: -0.005, within -0.03 to +0.02)"
+    )
+
+
+def test_the_policy_comes_from_a_parameter_of_a_run_or_from_an_option(tmp_path):
+    (tmp_path / "gate.toml").write_text('undecided = "block"\nfirst_run = "block"\n')
+
+    both = models._gate(tmp_path / "gate.toml", (), 0.0, first_run=None, undecided="bless")
+
+    assert (both.undecided, both.first_run) == ("bless", "block")
+    assert GateSettings(undecided="block").gate.undecided == "block"
+    with pytest.raises(SettingsError, match="undecided must be bless or block, got 'ask'"):
+        GateSettings(undecided="ask")
+    assert (
+        "'ask' is not one of 'bless', 'block'"
+        in CliRunner().invoke(main, ["validate", "--undecided", "ask"]).output
     )
 
 
