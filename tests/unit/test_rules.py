@@ -580,6 +580,20 @@ def test_what_is_not_decided_is_left_to_the_policy():
     )
 
 
+def test_several_labels_are_not_decided_in_one_sentence():
+    rules = [f"champion: {label}.accuracy >= champion (within 0.01)" for label in ("a", "b")]
+    values = {"a.accuracy": 0.945, "b.accuracy": 0.94}
+    champion = dataclasses.replace(evaluation(), metrics=dict.fromkeys(values, 0.95))
+    evaluated = dataclasses.replace(
+        evaluation(), metrics=values, champion=champion, leads=dict.fromkeys(values, UNCLEAR)
+    )
+
+    assert judge(evaluated, Gate(parse_rules(rules))).headline == (
+        "Not decided on 180 examples whether it is worse than the champion "
+        "(0.5 points worse in a.accuracy, 1.0 points worse in b.accuracy): blessed"
+    )
+
+
 def test_the_policy_comes_from_a_parameter_of_a_run_or_from_an_option(tmp_path):
     (tmp_path / "gate.toml").write_text('undecided = "block"\nfirst_run = "block"\n')
 

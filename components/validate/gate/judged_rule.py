@@ -33,6 +33,9 @@ _HEADLINES = {
     "batch": "Answers depend on the other examples of a request, by up to {rule.left_text}",
 }
 
+# Beginning of what is not decided; the difference as measured follows.
+_UNDECIDED = "Not decided on {} whether it is worse than {} ("
+
 #: "unmeasured": a value is missing. "undecided": too few examples to decide. "skipped": the policy for a
 #: first run lets it pass. "off": a default rule that the settings leave out.
 Judgement = Literal["passed", "failed", "unmeasured", "undecided", "skipped", "off"]
@@ -126,7 +129,8 @@ def describe(
         sentences = [_describe_rule(rule, evaluation) for rule in rules if rule.name == CHAMPION]
     others = (rule for rule in rules if rule.name != CHAMPION and rule.verdict == "undecided")
     sentences += [f"{rule.metric} is not decided" for rule in others]
-    return f"{'; '.join(sentences)}{few}{BLESSED}"
+    again = _UNDECIDED.format(evaluation.champion_comparison.sample, "the champion")
+    return f"{'; '.join(sentences).replace(f'); {again}', ', ')}{few}{BLESSED}"
 
 
 def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
@@ -159,7 +163,7 @@ def _describe_difference(rule: JudgedRule, sample: str) -> str:
     by += f" in {rule.metric}" if label or metric not in SHARES else ""
     if rule.verdict == "undecided":
         by = by if difference else "no difference found"
-        return f"Not decided on {sample} whether it is worse than {other} ({by})"
+        return f"{_UNDECIDED.format(sample, other)}{by})"
     if not difference:
         return f"As good as {other}"
     if rule.verdict == "failed" and ahead:
