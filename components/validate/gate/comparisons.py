@@ -131,18 +131,12 @@ def _compare_slices(rule: GateRule, evaluation: Evaluation) -> Iterator[Comparis
         name = f"{of_part if of_part and rule.metric == MAIN[part.kind] else rule.metric}[{item.name}]"
         if rule.reference and item.decided:
             lead = evaluation.leads.get(".".join(filter(None, (rule.label, name))))
-            yield _compare_within(
-                rule, item.name, value, theirs.get(item.name, math.nan), lead, evaluation.groups
-            )
+            other = theirs.get(item.name, math.nan)
+            yield _compare_within(rule, item.name, value, other, lead, evaluation.groups)
         elif item.decided and (rule.operator in ("<=", "<")) == lower:
-            p = p_below(
-                value,
-                rule.limit,
-                interval=part.intervals.get(name) if of_part else item.interval,
-                effective=item.effective,
-                share=rule.metric in ("accuracy", "recall"),
-                lower_is_better=lower,
-            )
+            interval = part.intervals.get(name) if of_part else item.interval
+            share = rule.metric in ("accuracy", "recall")
+            p = p_below(value, rule.limit, interval, item.effective, share=share, lower_is_better=lower)
             holds = OPERATORS[rule.operator](value, rule.limit)
             yield Comparison(item.name, value, rule.limit, holds, p, -abs(value - rule.limit))
 

@@ -198,9 +198,9 @@ def mid_p(right: float, examples: float, share: float) -> float:
 def p_below(
     value: float,
     limit: float,
-    *,
     interval: Interval | None,
     effective: float,
+    *,
     share: bool,
     lower_is_better: bool = False,
 ) -> float:
