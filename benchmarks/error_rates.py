@@ -29,6 +29,7 @@ from shardline.components.validate.gate.gate import Gate
 from shardline.components.validate.gate.past import compare_with_past
 from shardline.components.validate.gate.rules import parse_rules
 from shardline.components.validate.gate.verdict import judge
+from shardline.components.validate.metrics.intervals import number_groups
 from shardline.components.validate.metrics.regression import RegressionOutcomes
 from shardline.trainer.data.features import CLASS, REGRESSION, Label
 
@@ -182,7 +183,8 @@ def grouped(groups: int, rows: int, kept: float, by_group: bool, draws: int) -> 
     `kept`, the patients' parts are a series in time (autoregressive), and groups are its blocks.
     """
     random, n = np.random.default_rng((groups, rows)), groups * rows
-    ids = np.repeat(np.arange(groups), rows) if by_group else None
+    ids = np.arange(n) if kept else np.repeat(np.arange(groups), rows)
+    ids = number_groups(ids, by_time=bool(kept)) if by_group else None
     missed, true = np.zeros(4), np.zeros(n, np.int64)
     for _ in range(draws):
         shared = 0.2**0.5 * effects(random, groups, rows, kept) + random.normal(0, 0.5**0.5, n)
