@@ -30,7 +30,7 @@ from benchmarks.error_rates import (
 from benchmarks.simulated import DIFFER, shares_of_verdicts
 from shardline.trainer.data.features import CLASS, REGRESSION
 
-DRAWS = 2_000
+DRAWS = 1_000
 #: Draws of the table of simulated models, which a test makes.
 FEW = 100
 SIZES = (50, 100, 167, 500, 2_000)
