@@ -47,7 +47,8 @@ def plan(
 
     measured = Measured.of_champion(champion) if champion else Measured(1, {COUNTED[0]: None})
     defaults = {rules[0].metric: rules[0].text for rules in LABEL_RULES.values()}
-    mains = (name for name in measured.metrics if name.rpartition(".")[2] in defaults)
+    # A class has a macro F1, too: its main metric comes first.
+    mains = (name for main in defaults for name in measured.metrics if name.rpartition(".")[2] == main)
     main = next(mains, COUNTED[0])
     rule = parse_rule(text or defaults[metric := main.rpartition(".")[2]].replace(metric, main))
     known = PairedTest.of(measured, rule)

@@ -174,7 +174,8 @@ def test_plan_reads_the_disagreement_of_a_champion(
 ) -> None:
     lead = {"difference": 0.01, "interval": [-0.02, 0.04], "p": 0.3, "error": 0.014, "differ": 0.04}
     # The champion before was trained on 33 of the 200 examples.
-    content = {"examples": 200, "metrics": {"accuracy": 0.97}, "leads": {"accuracy": lead}, "intervals": {}}
+    metrics = {"macro_f1": 0.96, "accuracy": 0.97}
+    content = {"examples": 200, "metrics": metrics, "leads": {"accuracy": lead}, "intervals": {}}
     compared = {**content, "examples": 167, "leads": {}}
     evaluation = {**content, "fingerprint": "f", "split": "test", "compared": compared}
     exported = write_export(tmp_path / "exported")
