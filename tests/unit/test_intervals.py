@@ -15,13 +15,13 @@ from shardline.components.validate.metrics.intervals import (
     Estimate,
     Floats,
     effective_size,
+    find_interval,
     jackknife,
     lead,
     mid_p,
     p_below,
     paired_share,
     share_interval,
-    studentized,
     tango,
 )
 from tests.helpers.labels import class_label
@@ -29,9 +29,9 @@ from tests.helpers.labels import class_label
 GROUPS = np.repeat(np.arange(20), 50)
 
 
-def rmse(errors: Floats) -> Estimate:
+def rmse(errors: Floats, groups: Any = None) -> Estimate:
     terms = np.column_stack([errors**2, np.ones(len(errors))])
-    return jackknife(terms, lambda sums: {"": np.sqrt(sums[..., 0] / sums[..., 1])})[""]
+    return jackknife(terms, lambda sums: {"": np.sqrt(sums[..., 0] / sums[..., 1])}, groups)[""]
 
 
 def misses(
@@ -65,7 +65,7 @@ def test_an_area_has_the_error_of_delong() -> None:
     wins = (scores[true == 1][:, None] > scores[true == 0]).astype(float)
     error = np.sqrt(wins.mean(axis=1).var(ddof=1) / 80 + wins.mean(axis=0).var(ddof=1) / 120)
     ours = Estimate(areas.means[0], 200 * areas.influence[:, 0])
-    found = lead("roc_auc", ours, Estimate(0.5, np.zeros(200)), None)
+    found = lead("roc_auc", ours, Estimate(0.5, np.zeros(200)))
     assert found is not None
     assert found.error == pytest.approx(error, rel=0.01)
 
@@ -80,14 +80,14 @@ def test_equal_models_are_said_to_differ_in_5_of_100_cases(examples: int, differ
 
     def errors(random: np.random.Generator) -> Any:
         same = random.standard_normal(examples)
-        return lead("rmse", *(rmse(same + random.normal(0, differ * 5, examples)) for _ in range(2)), None)
+        return lead("rmse", *(rmse(same + random.normal(0, differ * 5, examples)) for _ in range(2)))
 
     assert max(misses(answers, 0.0)) <= 3.2
     assert misses(errors, 0.0) == pytest.approx((2.5, 2.5), abs=1.1)
 
 
 def test_one_error_has_an_interval_that_misses_on_both_sides() -> None:
-    found = misses(lambda random: studentized("rmse", rmse(random.standard_normal(50)), None), 1.0)
+    found = misses(lambda random: find_interval("rmse", rmse(random.standard_normal(50))), 1.0)
     plain = misses(
         lambda random: (lambda it: it.value + 2.01 * np.array([-1, 1]) * it.influence.std() / 7)(
             rmse(random.standard_normal(50))
@@ -115,7 +115,7 @@ def test_rows_of_twenty_patients_are_no_thousand_examples() -> None:
 
     def errors(random: np.random.Generator, groups: Any) -> Any:
         drawn = (random.normal(0, 1, 20)[GROUPS] + random.normal(0, 1, 1000) for _ in range(2))
-        return lead("rmse", *map(rmse, drawn), groups)
+        return lead("rmse", *(rmse(each, groups) for each in drawn))
 
     assert min(misses(lambda random: errors(random, None), 0.0, 500)) > 15
     assert misses(lambda random: errors(random, GROUPS), 0.0, 1000) == pytest.approx((2.5, 2.5), abs=1.1)
@@ -137,11 +137,11 @@ def test_models_that_agree_on_every_example_may_still_differ_on_others() -> None
     assert (share.difference, share.p, share.differ) == (0.0, 0.5, 0.0)
     assert share.interval == pytest.approx((-0.0713, 0.0713), abs=1e-4)
     numbers = rmse(np.random.default_rng(0).standard_normal(50))
-    found = lead("rmse", numbers, numbers, None)
+    found = lead("rmse", numbers, numbers)
     assert found is not None
     assert found.p == 0.5
     assert found.interval[0] < -0.05 < 0.05 < found.interval[1]
-    better = lead("rmse", rmse(np.ones(50)), rmse(np.full(50, 2.0)), None)
+    better = lead("rmse", rmse(np.ones(50)), rmse(np.full(50, 2.0)))
     assert better is not None
     assert better.p < 1e-6
 
@@ -167,7 +167,7 @@ def test_a_slice_is_below_a_limit_only_where_chance_does_not_explain_it() -> Non
     assert share(0.85, 0.9, 20) > share(0.85, 0.9) > share(0.8, 0.9)
     assert share(0.95, 0.9) > 0.5
     numbers = rmse(np.random.default_rng(0).normal(0, 3, 100))
-    interval = studentized("rmse", numbers, None)
+    interval = find_interval("rmse", numbers)
 
     def error(limit: float) -> float:
         return p_below(

@@ -33,13 +33,9 @@ def compare_with_past(
     slides: Iterable[GateRule],
     predict: Callable[[Version], Former | str],
 ) -> dict[str, PastLead]:
-    """Returns the lead over the best of some champions for each rule about a slow slide, by expression.
+    """Returns the lead over the best of the `last` champions, newest first, for each rule, by expression.
 
-    Args:
-        challenger: The new model.
-        last: The champion and the former ones, newest first.
-        slides: The rules.
-        predict: Returns the predictions of a former champion, or why there are none; called once for each.
+    `predict` returns the predictions of a former champion, or why there are none; it is called once for each.
     """
     predict = cache(predict)
     return {slide.expression: _compare_with_best(challenger, last, slide, predict) for slide in slides}

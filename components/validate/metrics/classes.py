@@ -11,7 +11,7 @@ import numpy as np
 from sklearn import metrics
 
 from shardline.components.validate.metrics import intervals
-from shardline.components.validate.metrics.evaluation import Baseline, Bin, Curve, Interval, Lead
+from shardline.components.validate.metrics.evaluation import Baseline, Bin, Curve
 from shardline.components.validate.metrics.intervals import Estimate, Floats, Mask
 from shardline.components.validate.metrics.outcomes import Probabilities, divide
 from shardline.trainer.data.features import Tally
@@ -56,22 +56,20 @@ class ClassOutcomes(Probabilities):
         if total := len(self.finite_only.true):
             distances = (each.examples * abs(each.accuracy - each.confidence) for each in self.calibration)
             scores["ece"] = sum(distances) / total
-            if self._among_top is not None:
-                scores["top5_accuracy"] = float(self._among_top.mean())
         return scores
 
     @cached_property
-    def _among_top(self) -> Mask | None:
-        """Which examples have their class among the five most probable, [n]; None of up to five classes."""
-        true, outputs = self.finite_only.true, self.finite_only.outputs
-        if outputs.shape[1] <= _TOP:
-            return None
+    def measured(self) -> dict[str, Estimate]:
+        """The metrics of predictions, and of finite probabilities."""
+        found, true, outputs = super().measured, self.finite_only.true, self.finite_only.outputs
+        if outputs.shape[1] <= _TOP or not len(true):
+            return found
         of_truth, classes = outputs[np.arange(len(true)), true, None], np.arange(outputs.shape[1])
         # Of equally probable classes scikit-learn's top_k_accuracy_score puts the last first.
         before = (outputs > of_truth) | ((outputs == of_truth) & (classes > true[:, None]))
         among = np.zeros(len(self.true), np.bool_)
         among[self.finite] = before.sum(axis=1) < _TOP
-        return among
+        return found | {"top5_accuracy": intervals.estimate_share(among, self.clusters)}
 
     @cached_property
     def calibration(self) -> tuple[Bin, ...]:
@@ -106,20 +104,9 @@ class ClassOutcomes(Probabilities):
         shares = divide(of_truth, sums).clip(np.finfo(np.float64).eps, 1 - np.finfo(np.float64).eps)
         return np.where(sums > 0, -np.log(shares), 0.0), sums > 0
 
-    @property
-    def main(self) -> Estimate:
-        """The accuracy."""
-        return self.counted["accuracy"]
-
-    def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None, float]:
-        """Returns the accuracy on some of the examples, its interval, and the effective examples."""
-        right, clusters = self.right[mask], self.clusters_of(mask)
-        interval = intervals.share_interval(right, clusters) if decided else None
-        return float(right.mean()) if len(right) else 0.0, interval, intervals.effective_size(right, clusters)
-
-    def lead_on_slice(self, other: ClassOutcomes, mask: Mask) -> Lead | None:
-        """Returns the lead over another model in accuracy on some of the examples."""
-        return intervals.paired_share(self.right[mask], other.right[mask], self.clusters_of(mask))
+    def estimate_main(self, mask: Mask) -> Estimate:
+        """Returns the accuracy on the examples of a slice."""
+        return self.estimate_share(self.right, mask)
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the baseline that always predicts the most frequent class in training."""
@@ -127,12 +114,6 @@ class ClassOutcomes(Probabilities):
         answer = int(np.argmax(counts))
         always = np.full_like(self.true, answer)
         return self.compare_with_constant(self.label.outputs[answer], always)
-
-    def intervals(self) -> dict[str, Interval]:
-        """Returns the 95 % interval of every metric, where known; classes without examples have none."""
-        among, found = self._among_top, super().intervals()
-        top = None if among is None else intervals.share_interval(among, self.clusters)
-        return found | ({"top5_accuracy": top} if top else {})
 
 
 def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[Curve, ...]]:
@@ -168,13 +149,13 @@ def _draw_curves(finite: ClassOutcomes) -> dict[str, tuple[Curve, ...]]:
 class MultilabelOutcomes(Probabilities):
     """Outcomes of kind multilabel: the truth is 0 or 1 for each label, [n, outputs]."""
 
-    @property
-    def main(self) -> Estimate:
-        """Macro F1 over the labels that occur; 1 where none does, as nothing is wrong then.
+    def estimate_main(self, mask: Mask) -> Estimate:
+        """Returns macro F1 over the labels that occur; 1 where none does, as nothing is wrong then.
 
         In a slice without cracks, a model that finds none is right; with 0 it would count as a weak slice.
         """
-        return self.count(self.predicted, present=True)["macro_f1"]
+        part = self.select(mask)
+        return part.count(part.predicted, present=True)["macro_f1"]
 
     @cached_property
     def losses(self) -> tuple[Floats, Mask]:

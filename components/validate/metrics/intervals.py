@@ -55,45 +55,61 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric's value, and the influence of each example on it, [n]; their mean is about 0."""
+    """A metric's value, and the influence of each example on it, [n]; their mean is about 0.
+
+    Attributes:
+        groups: Groups of the examples that are not independent, [n]; None where all are.
+        right: Which examples are right, [n], of a share of examples; None of any other metric.
+    """
 
     value: float
     influence: Floats
+    groups: Ints | None = None
+    right: Mask | None = None
 
 
-def jackknife(terms: npt.NDArray[Any], measure: Measure) -> dict[str, Estimate]:
+def estimate_share(right: Mask, groups: Ints | None) -> Estimate:
+    """Returns the share of examples that are right; NaN of no examples."""
+    value = float(right.mean()) if len(right) else math.nan
+    return Estimate(value, np.subtract(right, value, dtype=np.float64), groups, right)
+
+
+def jackknife(terms: npt.NDArray[Any], measure: Measure, groups: Ints | None = None) -> dict[str, Estimate]:
     """Returns the metrics that follow from sums of the terms of examples, [n, sums]."""
     total = terms.sum(axis=0, dtype=np.float64)
-    return from_left_out(len(terms), measure(total), measure(total - terms))
+    return from_left_out(measure(total), measure(total - terms), groups)
 
 
 def from_left_out(
-    examples: int, values: Mapping[str, Floats], left_out: Mapping[str, Floats]
+    values: Mapping[str, Floats], left_out: Mapping[str, Floats], groups: Ints | None
 ) -> dict[str, Estimate]:
     """Returns metrics from their values on all examples, and on all but each one, [examples]."""
     return {
-        name: Estimate(float(value), (examples - 1) * (value - left_out[name]))
+        name: Estimate(float(value), (len(left_out[name]) - 1) * (value - left_out[name]), groups)
         for name, value in values.items()
     }
 
 
-def find_intervals(estimates: Mapping[str, Estimate], groups: Ints | None) -> dict[str, Interval]:
+def find_intervals(estimates: Mapping[str, Estimate]) -> dict[str, Interval]:
     """Returns the interval of each metric that varies: a model without mistakes has none of its F1."""
-    found = {name: studentized(name, estimate, groups) for name, estimate in estimates.items()}
+    found = {name: find_interval(name, estimate) for name, estimate in estimates.items()}
     return {name: interval for name, interval in found.items() if interval}
 
 
-def find_leads(
-    ours: Mapping[str, Estimate], theirs: Mapping[str, Estimate], groups: Ints | None
-) -> dict[str, Lead]:
+def find_leads(ours: Mapping[str, Estimate], theirs: Mapping[str, Estimate]) -> dict[str, Lead]:
     """Returns the lead in each metric that both models have, over another on the same examples."""
-    found = {name: lead(name, ours[name], theirs[name], groups) for name in ours if name in theirs}
+    found = {name: lead(name, ours[name], theirs[name]) for name in ours if name in theirs}
     return {name: each for name, each in found.items() if each}
 
 
-def studentized(name: str, estimate: Estimate, groups: Ints | None) -> Interval | None:
-    """Returns Hall's interval of a metric, within its possible values; None where it does not vary."""
-    error, skewness, freedom = _moments(estimate.influence, groups)
+def find_interval(name: str, estimate: Estimate) -> Interval | None:
+    """Returns Wilson's interval of a share, else Hall's, within the metric's possible values.
+
+    It is None of no examples, and where a metric that is no share does not vary.
+    """
+    if estimate.right is not None:
+        return share_interval(estimate.right, estimate.groups)
+    error, skewness, freedom = _moments(estimate.influence, estimate.groups)
     if not _ROUNDING * abs(estimate.value) < error < math.inf:
         return None
     t = float(special.stdtrit(freedom, _SIDE))
@@ -103,21 +119,23 @@ def studentized(name: str, estimate: Estimate, groups: Ints | None) -> Interval 
     return lower, min(upper, 1.0) if metric == "r2" or metric in _BOUNDED else upper
 
 
-def lead(name: str, ours: Estimate, theirs: Estimate, groups: Ints | None) -> Lead | None:
-    """Returns the lead in a metric, by Student's t; None where it is not finite or there is one group.
+def lead(name: str, ours: Estimate, theirs: Estimate) -> Lead | None:
+    """Returns the lead in a share, or in another metric by Student's t; None of one group, or not finite.
 
     Where no example tells two models apart, this is no proof that none would. Of the others, as large a share
     may differ as Wilson's interval of 0 leaves open, each by the range of the metric, or by the largest
     influence in one that has no range; p is then that of a sign test, 0.5 where the values are equal. No
     interval of a metric that counts right and wrong answers is narrower than that, as Tango's is not.
     """
+    if ours.right is not None and theirs.right is not None:
+        return paired_share(ours.right, theirs.right, ours.groups)
     difference, scale = ours.value - theirs.value, max(abs(ours.value), abs(theirs.value))
     moved, metric = ours.influence - theirs.influence, name.partition("[")[0]
-    error, _, freedom = _moments(moved, groups)
+    error, _, freedom = _moments(moved, ours.groups)
     if not math.isfinite(difference) or not math.isfinite(error):
         return None
     ahead = -difference if metric in LOWER_IS_BETTER else difference
-    left_open = _Z**2 / (effective_size(moved, groups) + _Z**2)
+    left_open = _Z**2 / (effective_size(moved, ours.groups) + _Z**2)
     if error > _ROUNDING * scale:
         half, p = (
             float(special.stdtrit(freedom, _SIDE)) * error,
@@ -238,16 +256,15 @@ def effective_size(values: npt.NDArray[Any], groups: Ints | None) -> float:
     total = len(values)
     if groups is None or total < 2:
         return float(total)
-    sums, sizes = _add_up(values - values.mean(), groups)
-    squares, between = float(((values - values.mean()) ** 2).sum()), float((sums**2 / sizes).sum())
-    if squares - between <= _ROUNDING * total:
+    around = values - values.mean()
+    sums, sizes = _add_up(around, groups)
+    if (around**2).sum() - (sums**2 / sizes).sum() <= _ROUNDING * total:
         return float(total**2 / (sizes**2).sum())
-    if len(sizes) < 2:
+    error, _, freedom = _moments(around, groups)
+    if not freedom:
         return 1.0
-    effect = (
-        (_left_out(sums, sizes) ** 2).sum() / squares * len(sizes) / (len(sizes) - 1) * (total - 1) / total
-    )
-    few = (_Z / float(special.stdtrit(len(sizes) - 1, _SIDE))) ** 2
+    effect = (error / _moments(around, None)[0]) ** 2
+    few = (_Z / float(special.stdtrit(freedom, _SIDE))) ** 2
     return float(min(max(total * few / max(effect, few), 1.0), total))
 
 
@@ -273,12 +290,6 @@ def _add_up(values: Floats, groups: Ints | None) -> tuple[Floats, Floats]:
     return sums, np.bincount(members).astype(np.float64)
 
 
-def _left_out(sums: Floats, sizes: Floats) -> Floats:
-    """Returns sums around the mean as a jackknife over groups has them: a large one draws the mean to it."""
-    others: Floats = 1 - sizes / sizes.sum()
-    return sums * (1 - 1 / len(sums)) / others
-
-
 def _moments(influence: Floats, groups: Ints | None) -> tuple[float, float, int]:
     """Returns the standard error, its skewness and the degrees of freedom; NaN for less than two groups."""
     if len(influence) < 2:
@@ -286,7 +297,8 @@ def _moments(influence: Floats, groups: Ints | None) -> tuple[float, float, int]
     sums, sizes = _add_up(influence - influence.mean(), groups)
     if (count := len(sums)) < 2:
         return math.nan, 0.0, 0
-    sums = _left_out(sums, sizes)
+    # As a jackknife over groups has them: a large one draws the mean to it.
+    sums = sums * (1 - 1 / count) / (1 - sizes / sizes.sum())
     squares = float((sums**2).sum())
     skewness = float((sums**3).sum()) / squares**1.5 if squares > 0 else 0.0
     return math.sqrt(squares * count / (count - 1)) / len(influence), skewness, count - 1

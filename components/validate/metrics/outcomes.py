@@ -72,9 +72,9 @@ class Outcomes(ABC):
         """Returns the outcomes of the examples in a mask, [n]."""
         if mask.all():
             return self
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        arrays = {item.name: getattr(self, item.name) for item in fields(self)}
         some: dict[str, Any] = {
-            name: array[mask] for name, array in values.items() if isinstance(array, np.ndarray)
+            name: array[mask] for name, array in arrays.items() if isinstance(array, np.ndarray)
         }
         columns = {name: column[mask] for name, column in self.columns.items()}
         return replace(self, columns=columns, **some)
@@ -88,8 +88,11 @@ class Outcomes(ABC):
         """The groups of examples that are not independent, [n]; None where there are none."""
         return self.copies if self.groups is None else self.groups
 
-    def clusters_of(self, mask: Mask) -> Ints | None:
-        """Returns the groups of the examples in a mask."""
+    def estimate_share(self, right: Mask, among: Mask) -> Estimate:
+        """Returns the share of the examples in a mask that are right."""
+        return intervals.estimate_share(right[among], self._clusters_of(among))
+
+    def _clusters_of(self, mask: Mask) -> Ints | None:
         return None if self.clusters is None else self.clusters[mask]
 
     @abstractmethod
@@ -103,23 +106,21 @@ class Outcomes(ABC):
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the baseline: the same answer to every example, chosen by the training labels."""
 
-    @property
     @abstractmethod
-    def main(self) -> Estimate:
-        """The main metric on slices."""
+    def estimate_main(self, mask: Mask) -> Estimate:
+        """Returns the main metric on the examples of a slice."""
 
     def measure_slice(self, mask: Mask, *, decided: bool) -> tuple[float, Interval | None, float]:
         """Returns the main metric on a slice, its interval if it is decided, and its effective examples."""
         if not mask.any():
             return 0.0, None, 0.0
-        part = self.select(mask)
-        interval = intervals.studentized(MAIN[self.label.kind], part.main, part.clusters) if decided else None
-        return part.main.value, interval, intervals.effective_size(part.main.influence, part.clusters)
+        main = self.estimate_main(mask)
+        interval = intervals.find_interval(MAIN[self.label.kind], main) if decided else None
+        return main.value, interval, intervals.effective_size(main.influence, main.groups)
 
     def lead_on_slice(self, other: Any, mask: Mask) -> Lead | None:
         """Returns the lead over another model in the main metric on the examples of a slice."""
-        ours, theirs = self.select(mask), other.select(mask)
-        return intervals.lead(MAIN[self.label.kind], ours.main, theirs.main, ours.clusters)
+        return intervals.lead(MAIN[self.label.kind], self.estimate_main(mask), other.estimate_main(mask))
 
     def slices(self, min_slice: int, parts: Iterable[tuple[str, Mask]] = ()) -> tuple[Slice, ...]:
         """Returns the slices `parts` and those by feature; they are decided from `min_slice` examples on."""
@@ -180,17 +181,6 @@ def _score_parts(hit: Ints, support: Ints, answered: Ints) -> Floats:
     return np.stack(rows).astype(np.float64)
 
 
-def _measure_part(sums: Floats) -> dict[str, Floats]:
-    hit, support, answered = np.moveaxis(sums, -1, 0)
-    return {"precision": divide(hit, answered), "f1": divide(2 * hit, support + answered)}
-
-
-def _estimate_part(truth: Mask, answered: Mask, among: Mask) -> dict[str, Estimate]:
-    """Returns precision and F1 of a class or label with the influence of the examples in a mask."""
-    terms = np.stack([truth & answered, truth, answered], axis=1)
-    return intervals.jackknife(terms[among], _measure_part)
-
-
 @dataclass(frozen=True)
 class Probabilities(Outcomes):
     """Outcomes of kind class and multilabel: truth, int64, and probabilities, float32 [n, outputs].
@@ -227,8 +217,7 @@ class Probabilities(Outcomes):
         Averages over classes leave out those that are in neither the labels nor the predictions, and areas
         those that no, or every, example has. Metrics of probabilities use the examples with finite ones.
         """
-        found = self.counted | self.finite_only.estimates
-        return {name: each.value for name, each in found.items() if math.isfinite(each.value)}
+        return {name: each.value for name, each in self.measured.items() if math.isfinite(each.value)}
 
     def is_right(self, predicted: Ints) -> Mask:
         """Returns the examples for which these predictions are all right, [n]."""
@@ -268,8 +257,8 @@ class Probabilities(Outcomes):
         sums = scores.sum(axis=1)
         values = self._average(sums, examples, present)
         left_out = self._average((sums - changes).T, examples - 1, present)
-        share = {_SHARES[self.label.kind]: Estimate(float(right.mean()), right - right.mean())}
-        return intervals.from_left_out(examples, values, left_out) | share
+        share = {_SHARES[self.label.kind]: intervals.estimate_share(right, self.clusters)}
+        return intervals.from_left_out(values, left_out, self.clusters) | share
 
     def _average(self, sums: Floats, examples: int, present: bool) -> dict[str, Floats]:
         precision, recall, f1, weighted, among, hits, total = sums
@@ -287,66 +276,64 @@ class Probabilities(Outcomes):
         """The metrics that count right and wrong predictions."""
         return self.count(self.predicted)
 
+    @cached_property
+    def measured(self) -> dict[str, Estimate]:
+        """The metrics of predictions, and of finite probabilities."""
+        return self.counted | self.finite_only.estimates
+
     def intervals(self) -> dict[str, Interval]:
         """Returns the 95 % interval of every metric, where known; also of each class: "recall[class=x]"."""
-        found = intervals.find_intervals(self.counted, self.clusters)
-        found |= intervals.find_intervals(self.finite_only.estimates, self.finite_only.clusters)
-        right = self.is_right(self.predicted)
-        shares = {_SHARES[self.label.kind]: intervals.share_interval(right, self.clusters)}
-        for name, truth, answered in self._parts(self.predicted):
-            either = truth | answered
-            f1 = _estimate_part(truth, answered, either)["f1"]
-            shares |= {
-                f"recall{name}": intervals.share_interval(answered[truth], self.clusters_of(truth)),
-                f"precision{name}": intervals.share_interval(truth[answered], self.clusters_of(answered)),
-                f"f1{name}": intervals.studentized("f1", f1, self.clusters_of(either)),
-            }
-        return found | {name: interval for name, interval in shares.items() if interval}
+        return intervals.find_intervals(self.measured | self._estimate_parts(self.predicted))
 
-    def _parts(self, *predicted: Ints) -> Iterator[tuple[Any, ...]]:
-        """Yields "[class=x]" of each class or label with examples, and the masks of truth and predictions."""
-        part = PARTS[self.label.kind][0]
+    def _estimate_parts(self, predicted: Ints, other: Ints | None = None) -> dict[str, Estimate]:
+        """Returns recall, precision and F1 of each class or label with examples: "recall[class=x]".
+
+        For a comparison with `other` predictions, precision has an influence of the examples of both.
+        """
+        found, kind = dict[str, Estimate](), PARTS[self.label.kind][0]
         for index, name in enumerate(self.label.outputs):
-            truth, *answers = (self.find_part(labels, index) for labels in (self.true, *predicted))
-            if truth.any():
-                yield f"[{part}={name}]", truth, *answers
+            truth, answered = self.find_part(self.true, index), self.find_part(predicted, index)
+            if not truth.any():
+                continue
+            part, hit = f"[{kind}={name}]", truth & answered
+            either = answered if other is None else answered | self.find_part(other, index)
+            found[f"recall{part}"] = self.estimate_share(answered, truth)
+            found[f"precision{part}"] = (
+                self.estimate_share(truth, answered)
+                if other is None
+                else self._estimate_ratio(hit, answered, either)
+            )
+            found[f"f1{part}"] = self._estimate_ratio(
+                2 * hit, truth + answered.astype(np.int8), truth | either
+            )
+        return found
 
-    def lead_counts(self, predicted: Ints) -> dict[str, Lead]:
-        """Returns the lead over these predictions in each counted metric."""
-        found = intervals.find_leads(self.counted, self.count(predicted), self.clusters)
-        ours, theirs = self.is_right(self.predicted), self.is_right(predicted)
-        share = intervals.paired_share(ours, theirs, self.clusters)
-        return found | ({_SHARES[self.label.kind]: share} if share else {})
+    def _estimate_ratio(self, over: Ints | Mask, under: Ints | Mask, among: Mask) -> Estimate:
+        """Returns the ratio of two sums with the influence of the examples in a mask."""
+        terms, groups = np.stack([over, under], axis=1)[among], self._clusters_of(among)
+        return intervals.jackknife(terms, lambda sums: {"": divide(sums[..., 0], sums[..., 1])}, groups)[""]
 
     def compare_with_constant(self, answer: str, always: Ints) -> Baseline:
         """Returns the baseline with this answer, predictions that are the same for every example."""
-        values, leads, names = self.count(always), self.lead_counts(always), LEADS_BY_KIND[self.label.kind]
-        measured = {name: values[name].value for name in names}
-        return Baseline(answer, measured, {name: leads[name] for name in names if name in leads})
-
-    def _lead_parts(self, predicted: Ints) -> dict[str, Lead]:
-        """Returns the lead over these predictions in the metrics of each class or label."""
-        leads = {}
-        for name, truth, ours, theirs in self._parts(self.predicted, predicted):
-            leads[f"recall{name}"] = intervals.paired_share(
-                ours[truth], theirs[truth], self.clusters_of(truth)
-            )
-            for metric, among in (("precision", ours | theirs), ("f1", truth | ours | theirs)):
-                first, second = (_estimate_part(truth, each, among)[metric] for each in (ours, theirs))
-                leads[metric + name] = intervals.lead(metric, first, second, self.clusters_of(among))
-            leads[MAIN[self.label.kind] + name] = leads[_MAIN_OF_PART[self.label.kind] + name]
-        return {name: lead for name, lead in leads.items() if lead}
+        found = self.count(always)
+        values = {name: found[name] for name in LEADS_BY_KIND[self.label.kind]}
+        measured = {name: each.value for name, each in values.items()}
+        return Baseline(answer, measured, intervals.find_leads(self.counted, values))
 
     def leads(self, other: Probabilities, min_slice: int = MIN_SLICE) -> dict[str, Lead]:
         """Returns the lead over another model on the same examples in each metric with an interval."""
         both = self.finite & other.finite
         ours, theirs = self.select(both), other.select(both)
-        return {
-            **self.lead_counts(other.predicted),
-            **intervals.find_leads(ours.estimates, theirs.estimates, ours.clusters),
-            **self._lead_parts(other.predicted),
-            **self.lead_by_slice(other, min_slice),
+        answers = self.predicted, other.predicted
+        parts = self._estimate_parts(*answers), self._estimate_parts(*reversed(answers))
+        leads = intervals.find_leads(
+            self.counted | ours.estimates | parts[0], other.counted | theirs.estimates | parts[1]
+        )
+        main, part = MAIN[self.label.kind], f"{_MAIN_OF_PART[self.label.kind]}["
+        of_main = {
+            f"{main}[{name.removeprefix(part)}": lead for name, lead in leads.items() if name.startswith(part)
         }
+        return leads | of_main | self.lead_by_slice(other, min_slice)
 
     @cached_property
     @abstractmethod
@@ -365,9 +352,11 @@ class Probabilities(Outcomes):
             return {}
         with np.errstate(divide="ignore", invalid="ignore"):
             found = intervals.jackknife(
-                np.column_stack(self.losses), lambda sums: {"log_loss": sums[..., 0] / sums[..., 1]}
+                np.column_stack(self.losses),
+                lambda sums: {"log_loss": sums[..., 0] / sums[..., 1]},
+                self.clusters,
             )
         influence = len(self.true) * self.areas.influence.T
         names = AREAS[self.label.kind]
         areas = zip(names, self.areas.means, influence, strict=False)
-        return found | {name: Estimate(mean, moved) for name, mean, moved in areas}
+        return found | {name: Estimate(mean, moved, self.clusters) for name, mean, moved in areas}

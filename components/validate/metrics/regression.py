@@ -75,11 +75,7 @@ class RegressionOutcomes(Outcomes):
 
     def intervals(self) -> dict[str, Interval]:
         """Returns the 95 % intervals of the metrics that follow from sums, and of each number of several."""
-        found = intervals.find_intervals(self.estimates, self.clusters)
-        if len(self.shares) > 1:
-            inside = intervals.share_interval(self._quantile_terms()[:, 1] == 1, self.clusters)
-            found |= {"coverage": inside} if inside else {}
-        return found
+        return intervals.find_intervals(self.estimates)
 
     def leads(self, other: RegressionOutcomes, min_slice: int = MIN_SLICE) -> dict[str, Lead]:
         """Returns the lead over another model on the examples where the outputs of both are finite."""
@@ -87,7 +83,7 @@ class RegressionOutcomes(Outcomes):
         ours, theirs = self.select(both), other.select(both)
         if self.shares != other.shares:  # losses of different quantiles cannot be compared
             ours, theirs = (replace(each, quantiles=None, shares=()) for each in (ours, theirs))
-        measured = intervals.find_leads(ours.estimates, theirs.estimates, ours.clusters)
+        measured = intervals.find_leads(ours.estimates, theirs.estimates)
         known = (each for each in measured if each.partition("[")[0] in CHAMPION_LEAD_METRICS)
         return {name: measured[name] for name in known} | ours.lead_by_slice(theirs, min_slice)
 
@@ -101,10 +97,9 @@ class RegressionOutcomes(Outcomes):
         answer = ", ".join(f"{mean:.4g}" for mean in means)
         return Baseline(answer, measured, {name: leads[name] for name in names if name in leads})
 
-    @property
-    def main(self) -> Estimate:
-        """The RMSE."""
-        return self.estimates["rmse"]
+    def estimate_main(self, mask: Mask) -> Estimate:
+        """Returns the RMSE on the examples of a slice."""
+        return self.select(mask).estimates["rmse"]
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
@@ -115,10 +110,13 @@ class RegressionOutcomes(Outcomes):
         relative = np.full_like(error, np.nan)  # undefined for a truth of 0
         if (self.true != 0).all():
             relative = np.abs(error / self.true)
-        parts = [np.ones_like(error), error**2, np.abs(error), relative, true, true**2]
-        terms = np.concatenate([*parts, self._quantile_terms()], axis=1)
+        of_quantiles = self._quantile_terms()
+        parts = [np.ones_like(error), error**2, np.abs(error), relative, true, true**2, of_quantiles]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return intervals.jackknife(terms, self._measure)
+            found = intervals.jackknife(np.concatenate(parts, axis=1), self._measure, self.clusters)
+        if "coverage" in found:
+            found["coverage"] = intervals.estimate_share(of_quantiles[:, 1] == 1, self.clusters)
+        return found
 
     def _measure(self, sums: Floats) -> dict[str, Floats]:
         names = self.label.outputs
