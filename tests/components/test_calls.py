@@ -40,14 +40,14 @@ def test_python_with_tensorflow_alone(here: Path) -> None:
     shown = io.StringIO()
 
     with contextlib.redirect_stdout(shown):
-        exec(make_calls(export)[0].code, {})
+        exec(make_calls(export)["Python, with TensorFlow alone"], {})
 
     assert repr(export.golden["predictions"][0]["label_name"].encode()) in shown.getvalue()
 
 
 def test_curl_asks_a_server_of_models(here: Path, clean_process) -> None:
     export = Export.read(here)
-    _, command = make_calls(export)[1].code.split("\n", 1)
+    _, command = make_calls(export)["TensorFlow Serving"].split("\n", 1)
 
     with serve_model(here, clean_process) as server:
         command = re.sub(r"http://localhost:8501/\S+(?=:predict)", server.url, command)
@@ -58,7 +58,7 @@ def test_curl_asks_a_server_of_models(here: Path, clean_process) -> None:
 
 
 def test_a_row_of_a_table_is_one_of_the_golden_examples() -> None:
-    python, curl = (call.code for call in make_calls(COLUMNS))
+    python, curl = make_calls(COLUMNS).values()
 
     assert (
         '\n    width=tf.constant([0.2], "float32"),\n    city=tf.constant(["L\'Aquila"], "string"),\n)'
@@ -74,7 +74,7 @@ def test_a_row_of_a_table_is_one_of_the_golden_examples() -> None:
 
 
 def test_a_model_whose_inputs_are_not_known_has_no_calls() -> None:
-    assert make_calls(Export()) == ()
+    assert make_calls(Export()) == {}
 
 
 def test_the_report_shows_them() -> None:
@@ -85,9 +85,9 @@ def test_the_report_shows_them() -> None:
     assert "tf.saved_model.load(&#34;saved_model&#34;)" in page
 
 
-@pytest.mark.parametrize("call", make_calls(EXPORT), ids=lambda call: call.title)
-def test_the_page_has_the_calls_of_a_model_of_images(call) -> None:
+@pytest.mark.parametrize(("title", "code"), make_calls(EXPORT).items())
+def test_the_page_has_the_calls_of_a_model_of_images(title, code) -> None:
     text = PAGE.read_text()
 
-    assert f"## {call.title}\n" in text
-    assert call.code in re.sub("(?m)^    ", "", text)
+    assert f"## {title}\n" in text
+    assert code in re.sub("(?m)^    ", "", text)

@@ -123,6 +123,11 @@ def test_without_a_champion_the_next_model_is_assumed_to_differ_as_this_one_from
 
     assert PairedTest.of(Measured(100, {"rmse": 50.0}), rule) is None
 
+    lead = Lead(-50.0, (-53.92, -46.08), 0.0, 2.0)
+    worse = PairedTest.of(Measured(100, {"rmse": 50.0}, leads={"rmse": lead}), rule)
+    assert worse is not None
+    assert worse.spread == pytest.approx(0.2, rel=1e-3)  # of the champion's 100
+
 
 @pytest.mark.parametrize(
     ("share", "text"),

@@ -458,6 +458,20 @@ def test_every_kind_of_rule(text, evaluated, verdict):
     assert blessing.blessed == (verdict == "passed")
 
 
+@pytest.mark.parametrize(
+    ("rule", "other"),
+    [
+        ("accuracy > baseline", "the baseline's"),
+        ("accuracy > champion", "the champion's"),
+        ("accuracy >= best(8) (within 0.01)", "the best champion's"),
+    ],
+)
+def test_a_reference_that_is_not_known_is_named(rule, other):
+    blessing = judge(evaluation(), Gate(parse_rules([rule])))
+
+    assert blessing.rules[0].right_text == other
+
+
 def test_what_is_unmeasured_blocks_unless_it_is_allowed():
     _, blocked = judge_rule("accuracy[camera=left] >= 0.1", evaluation())
     _, allowed = judge_rule("accuracy[camera=left] >= 0.1", evaluation(), allow_unmeasured=True)
@@ -497,6 +511,7 @@ def test_every_rule_is_listed_with_both_sides_and_verdict():
         "note": "p = 0.010, must be below 0.05",
         "name": "",
         "why": "",
+        "reference": "champion",
         "blocks": False,
     }
     assert (content["rules"][1]["left"], content["rules"][1]["verdict"]) == (2, "failed")

@@ -96,10 +96,9 @@ class Gate:
         for name in ("first_run", "undecided"):
             if (policy := getattr(self, name)) not in POLICIES:
                 raise SettingsError(f"{name} must be {' or '.join(POLICIES)}, got {policy!r}")
-        if not isinstance(self.min_slice, int) or self.min_slice < 1:
+        check_types(self)
+        if self.min_slice < 1:
             raise SettingsError(f"min_slice must be a whole number from 1 on, got {self.min_slice!r}")
-        if not isinstance(self.allow_unmeasured, bool):
-            raise SettingsError(f"allow_unmeasured must be true or false, got {self.allow_unmeasured!r}")
 
     @property
     def slide_rules(self) -> tuple[GateRule, ...]:
@@ -179,12 +178,14 @@ class Gate:
         self.check_champion(champion_uri)
         columns = [item.name for item in manifest.columns if not item.shape]
         known = [name for name in columns if name not in manifest.split_columns]
+        test = manifest.splits.get("test")
         for rule in self.for_labels(manifest.labels).rules:
             feature, _, value = rule.slice.partition("=")
             if not feature or rule.format:
                 continue
             label = _find_label(rule, manifest.labels)
             part, problem = PARTS[label.kind][0], ""
+            counts = test.labels[label.name].counts if test and label.class_names else ()
             if rule.metric == DRIFT:
                 names = _profiled_features(manifest)
                 if rule.slice not in names:
@@ -194,7 +195,7 @@ class Gate:
                 problem = f"feature {feature!r}; the dataset can be sliced by {sliced}"
             elif feature == part and value not in label.outputs:
                 problem = f"{part} {value!r}; the dataset has {enumerate_names(label.outputs)}"
-            elif feature == part and label.class_names and not _count_test_examples(manifest, label)[value]:
+            elif feature == part and counts and not counts[label.outputs.index(value)]:
                 problem = (
                     f"{part} {value!r}, but the test split has no example of it; add some, or use another "
                     "split_salt"
@@ -267,13 +268,6 @@ def _check_label(rule: GateRule, labels: Sequence[Label]) -> None:
             f"the rule {rule.text!r} does not fit a label of kind {kind}, which has "
             f"{', '.join(names)}{of_part}; {only}a rule for this label is written like {_EXAMPLES[kind]}"
         )
-
-
-def _count_test_examples(manifest: Manifest, label: Label) -> dict[str, int]:
-    """Returns the number of test examples of each class or label; 1 each where there is no test split."""
-    test = manifest.splits.get("test")
-    counts = test.labels[label.name].counts if test else (1,) * len(label.outputs)
-    return dict(zip(label.outputs, counts, strict=True))
 
 
 def _profiled_features(manifest: Manifest) -> list[str]:

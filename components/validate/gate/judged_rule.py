@@ -9,7 +9,7 @@ from typing import Literal
 from shardline.components.model_store import BLESSED, NOT_BLESSED
 from shardline.components.text import enumerate_names
 from shardline.components.validate.gate.gate import CHAMPION, EXAMPLES, SLIDE, VARIETY
-from shardline.components.validate.gate.rules import OPERATORS
+from shardline.components.validate.gate.rules import BEST, OPERATORS
 from shardline.components.validate.metrics.evaluation import Evaluation, Interval
 from shardline.components.validate.metrics.metrics import CHECKS, SHARES
 
@@ -50,6 +50,7 @@ class JudgedRule:
         metric: Its metric expression: "accuracy", "recall[class=healthy]", "worst_slice(accuracy)".
         left: Value of the metric expression; None where it could not be measured.
         right: The limit; None where the reference's value could not be measured.
+        reference: What the limit is relative to, as of `GateRule`.
         difference: 95 % interval of the value minus the reference's, paired.
         note: Remark (which slice is the worst, why the rule is undecided), or "".
         name, why: Name and purpose of a default rule; "" for a user's.
@@ -69,6 +70,7 @@ class JudgedRule:
     note: str = ""
     name: str = ""
     why: str = ""
+    reference: str = ""
     blocks: bool = False
 
     @property
@@ -91,8 +93,9 @@ class JudgedRule:
     @property
     def right_text(self) -> str:
         """The limit as text."""
-        unknown = "the champion's" if self.metric else ""
-        return unknown if self.right is None else f"{self.right:g}"
+        if self.right is not None:
+            return f"{self.right:g}"
+        return f"the {'best champion' if self.reference == BEST else self.reference}'s" * bool(self.metric)
 
     def __str__(self) -> str:
         if self.verdict == "off":
@@ -100,14 +103,13 @@ class JudgedRule:
         note = f" ({self.note})" if self.note else ""
         if self.verdict in ("unmeasured", "undecided", "skipped"):
             return f"{self.rule} is {'not decided' if self.verdict == 'undecided' else self.verdict}{note}"
-        significantly = f"not significantly {'above' if self.operator == '>' else 'below'}"
-        failed = _FAILED[self.operator] if self.p is None else significantly
-        label = _LABELS.get(self.metric)
-        left = f"{label or self.metric}{':' if label else ''} {self.left_text}"
-        comparison = (
-            f"{',' if label else ' is'} {failed}" if self.verdict == "failed" else f" {self.operator}"
-        )
-        return f"{left}{comparison} {self.right_text}{note}"
+        label, comparison = _LABELS.get(self.metric), f" {self.operator}"
+        if self.verdict == "failed":
+            significantly = f"not significantly {'above' if self.operator == '>' else 'below'}"
+            failed = _FAILED[self.operator] if self.p is None else significantly
+            comparison = f", {failed}" if label else f" is {failed}"
+        left = f"{label}:" if label else self.metric
+        return f"{left} {self.left_text}{comparison} {self.right_text}{note}"
 
 
 def describe(
@@ -118,15 +120,14 @@ def describe(
         first_rule = min(blocking, key=lambda rule: rule.name != CHAMPION)
         more = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
         return f"{_describe_rule(first_rule, evaluation)}{more}{NOT_BLESSED}"
-    off = any(rule.name == CHAMPION and rule.verdict == "off" for rule in rules)
     too_few = next((rule for rule in rules if rule.name == EXAMPLES and rule.verdict == "skipped"), None)
     few = f", on too few examples to judge ({too_few.left_text})" if too_few else ""
-    versus = next((rule for rule in rules if rule.name == CHAMPION), None)
-    if versus is None or versus.left is None or versus.champion is None:
+    versus = [rule for rule in rules if rule.name == CHAMPION]
+    sentences = [_describe_rule(rule, evaluation) for rule in versus]
+    if not versus or versus[0].left is None or versus[0].champion is None:
+        off = any(rule.verdict == "off" for rule in versus)
         start = "First champion" if first and not off else "Compared with no champion"
         sentences = [f"{start}, {evaluation.quality}"]
-    else:
-        sentences = [_describe_rule(rule, evaluation) for rule in rules if rule.name == CHAMPION]
     others = (rule for rule in rules if rule.name != CHAMPION and rule.verdict == "undecided")
     sentences += [f"{rule.metric} is not decided" for rule in others]
     again = _UNDECIDED.format(evaluation.champion_comparison.sample, "the champion")
@@ -141,16 +142,13 @@ def _describe_rule(rule: JudgedRule, evaluation: Evaluation) -> str:
             return text.format(rule=rule, blind_to=enumerate_names(evaluation.blind_to, MAX_NAMES))
         baseline = evaluation.of(label := rule.metric.rpartition(".")[0]).baseline
         if baseline:
-            start, by = (
-                "Not significantly" if rule.is_by_chance else "No",
-                f" in {rule.metric}" if label else "",
-            )
+            start = "Not significantly" if rule.is_by_chance else "No"
+            by = f" in {rule.metric}" if label else ""
             return f"{start} better{by} than always answering {baseline.answer}"
     return str(rule)
 
 
 def _describe_difference(rule: JudgedRule, sample: str) -> str:
-    """Describes a rule that compares with a champion."""
     other = "the champion" if rule.name == CHAMPION else "the best of former champions"
     if rule.left is None or rule.champion is None:
         # Without the remedy, which follows the semicolon.
@@ -162,8 +160,7 @@ def _describe_difference(rule: JudgedRule, sample: str) -> str:
     by += f" {'better' if ahead else 'worse'}" if difference else ""
     by += f" in {rule.metric}" if label or metric not in SHARES else ""
     if rule.verdict == "undecided":
-        by = by if difference else "no difference found"
-        return f"{_UNDECIDED.format(sample, other)}{by})"
+        return f"{_UNDECIDED.format(sample, other)}{by if difference else 'no difference found'})"
     if not difference:
         return f"As good as {other}"
     if rule.verdict == "failed" and ahead:

@@ -63,7 +63,7 @@ class PairedTest:
 
     Attributes:
         examples: Number of examples.
-        within: Loss that the rule allows; as all losses in the metric's unit, or relative to its value.
+        within: Loss that the rule allows; as all losses in the metric's unit, or relative to the champion's.
         differ: Share of the examples that only one of the two models answers rightly, 0..1; None for a metric
             that is no share of examples.
         spread: Standard error of the difference times the square root of `examples`, where `differ` is None.
@@ -92,6 +92,8 @@ class PairedTest:
         name, n = rule.expression, measured.examples
         lead, value, within = measured.leads.get(name), measured.metrics.get(name), rule.within
         ends = lead.interval if lead else measured.intervals.get(name)
+        if value is not None and lead:  # a relative loss is a share of the champion's value
+            value -= lead.difference
         if not value or ends is None or within is None or not np.isfinite([value, *ends]).all():
             return None
         test = cls(n, within, level=level, unit="%" if rule.relative else "points" * (rule.metric in SHARES))

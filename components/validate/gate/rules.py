@@ -209,20 +209,16 @@ def allowed_metrics(rule: GateRule, kinds: Collection[str] = tuple(BY_KIND)) -> 
 
 
 def _check_metric(rule: GateRule) -> None:
-    known = (
-        LEAD_METRICS
-        if rule.reference == "baseline" and not (rule.slice or rule.worst)
-        else allowed_metrics(rule)
-    )
+    if rule.reference and (rule.format or rule.is_drift or rule.metric in CHALLENGER_METRICS):
+        raise SettingsError(f"{rule.expression} is compared with a number (in the rule {rule.text!r})")
+    if rule.reference == "baseline" and (rule.slice or rule.worst):
+        raise SettingsError(f"the baseline has no slices (in the rule {rule.text!r}); compare all examples")
+    known = LEAD_METRICS if rule.reference == "baseline" else allowed_metrics(rule)
     if rule.metric not in known:
         scope = " of slices" if rule.worst else " of the baseline" if known is LEAD_METRICS else ""
         scope = f" of the slice {rule.slice!r}" if rule.slice else scope
         hint = did_you_mean(rule.metric, known) or f"there are: {', '.join(known)}"
         raise SettingsError(f"there is no metric {rule.metric!r}{scope} (in the rule {rule.text!r}); {hint}")
-    if rule.reference and (rule.format or rule.is_drift or rule.metric in CHALLENGER_METRICS):
-        raise SettingsError(f"{rule.expression} is compared with a number (in the rule {rule.text!r})")
-    if rule.reference == "baseline" and (rule.slice or rule.worst):
-        raise SettingsError(f"the baseline has no slices (in the rule {rule.text!r}); compare all examples")
     is_whole = rule.metric in CHAMPION_LEAD_METRICS and not (rule.slice or rule.worst)
     if rule.reference == BEST and not (is_whole and rule.within is not None and rule.last in _LAST):
         raise SettingsError(
@@ -257,15 +253,15 @@ def _check_tail(rule: GateRule) -> None:
 def evaluate_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float | None, Interval | None, str]:
     """Returns the value of a rule's expression, None where it is unknown, its 95 % interval, and a note."""
     part = evaluation.of(rule.label)
-    interval, value, note = evaluation.intervals.get(rule.expression), None, NOT_MEASURED
+    interval, value, note = evaluation.intervals.get(rule.expression), None, ""
     if rule.worst:
         value, note = _worst_slice(rule, evaluation)
     elif rule.format:
         converted = next((each for each in evaluation.formats if each.name == rule.format), None)
         if converted and rule.metric in FORMAT_METRICS:
-            value, note = float(getattr(converted, rule.metric)), ""
+            value = float(getattr(converted, rule.metric))
         elif converted:
-            value, interval, note = converted.value, converted.interval, ""
+            value, interval = converted.value, converted.interval
     elif rule.metric == DRIFT:
         value = next((drift.distance for drift in evaluation.drift if drift.feature == rule.slice), None)
     elif rule.slice.startswith("number="):
@@ -279,8 +275,8 @@ def evaluate_expression(rule: GateRule, evaluation: Evaluation) -> tuple[float |
         note = f"{chosen.examples if chosen else 0:,} examples are too few"
     else:
         value = evaluation.metrics.get(rule.expression)
-        note = note if value is None else evaluation.notes.get(rule.metric, "")
-    return value, interval, "" if note == NOT_MEASURED and value is not None else note
+        note = "" if value is None else evaluation.notes.get(rule.metric, "")
+    return value, interval, note or NOT_MEASURED * (value is None)
 
 
 def slice_values(rule: GateRule, evaluation: Evaluation) -> list[tuple[Slice, float]]:

@@ -161,7 +161,7 @@ def _judge(
         evaluation = evaluation.champion_comparison
     left, interval, note = evaluate_expression(rule, evaluation)
     judged = JudgedRule(rule.text, rule.expression, left, rule.operator, rule.limit, "unmeasured", interval)
-    judged = replace(judged, note=note, name=rule.name, why=rule.why)
+    judged = replace(judged, note=note, name=rule.name, why=rule.why, reference=rule.reference)
     no_drift = rule.is_drift and not evaluation.drift
     if (evaluation.champion is None and (of_champions or no_drift)) or (no_drift and absence):
         return _without_champion(rule, judged, gate, absence)
@@ -176,21 +176,20 @@ def _judge(
         return replace(judged, verdict="passed") if past and not past.version else judged
     if left is None or judged.right is None:
         return judged
-    over = f" over {evaluation.groups}" if evaluation.groups else ""
-    if rule.p is not None and judged.p is None:
-        return replace(judged, note=f"{judged.note}; there is no p value{over}" if over else judged.note)
-    passed, more = OPERATORS[rule.operator](left, judged.right), ""
-    if rule.p is not None and judged.p is not None:
+    passed, notes = OPERATORS[rule.operator](left, judged.right), [judged.note]
+    if rule.p is not None:
+        over = f" over {evaluation.groups}" if evaluation.groups else ""
+        if judged.p is None:
+            return replace(judged, note=f"{judged.note}; there is no p value{over}" if over else judged.note)
         passed = passed and judged.p < rule.p
-        note = f"p = {judged.p:.3f}{over}, must be below {rule.p:g}"
-        judged = replace(judged, note="; ".join(filter(None, (judged.note, note))))
+        notes.append(f"p = {judged.p:.3f}{over}, must be below {rule.p:g}")
     verdict: Judgement = "passed" if passed else "failed"
     if not passed and rule.name == EXAMPLES and rule.why:  # a user's limit is not subject to first_run
         verdict = "skipped" if gate.first_run == "bless" else "failed"
-        more = f"too few to judge; first_run is {gate.first_run}"
+        notes.append(f"too few to judge; first_run is {gate.first_run}")
     elif passed and not rule.reference:
-        more = _describe_uncertainty(judged)
-    return replace(judged, verdict=verdict, note="; ".join(filter(None, (judged.note, more))))
+        notes.append(_describe_uncertainty(judged))
+    return replace(judged, verdict=verdict, note="; ".join(filter(None, notes)))
 
 
 def _without_champion(rule: GateRule, judged: JudgedRule, gate: Gate, absence: Absence | None) -> JudgedRule:

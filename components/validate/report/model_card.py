@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardline.components.html import Rows, fact_rows, render
 from shardline.components.model_store import SETTINGS_FILE, Export
@@ -228,37 +228,28 @@ def _escape(text: str) -> str:
     return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").split())
 
 
-class Call(NamedTuple):
-    """Code or commands that call a model, with the client or server that they are for as title."""
+def make_calls(export: Export) -> dict[str, str]:
+    """Returns code that calls a model through `serving_default`, by client or server that it is for.
 
-    title: str
-    code: str
-
-
-def make_calls(export: Export) -> tuple[Call, ...]:
-    """Returns code that calls a model through `serving_default`; nothing where its inputs are not known."""
+    There is none where the model's inputs are not known.
+    """
     inputs = export.signatures.get("serving_default", {}).get("inputs", {})
     row = next(iter((export.golden or {}).get("instances", ())), None)
     if not export.labels or not inputs:
-        return ()
+        return {}
     if list(inputs) == ["images"]:
         arguments = 'images=tf.stack([tf.io.read_file("image.png")])'
         curl = f"{_IMAGE_DATA} \\\n  {_CURL.replace('DATA', '@-')}"
     elif isinstance(row, dict) and inputs.keys() <= row.keys():
         values = {name: row[name] for name in inputs}
-        arguments = "".join(
-            f'\n    {name}=tf.constant([{value!r}], "{inputs[name]["dtype"]}"),'
-            for name, value in values.items()
-        )
-        arguments += "\n"
+        tensors = (f'tf.constant([{value!r}], "{inputs[name]["dtype"]}")' for name, value in values.items())
+        arguments = "".join(map("\n    {}={},".format, values, tensors)) + "\n"
         data = json.dumps({"instances": [values]}, ensure_ascii=False).replace("'", "'\\''")
         curl = _CURL.replace("DATA", f"'{data}'")
     else:
-        return ()
-    return (
-        Call("Python, with TensorFlow alone", _PYTHON.replace("ARGUMENTS", arguments)),
-        Call("TensorFlow Serving", _SERVER + curl),
-    )
+        return {}
+    python = _PYTHON.replace("ARGUMENTS", arguments)
+    return {"Python, with TensorFlow alone": python, "TensorFlow Serving": _SERVER + curl}
 
 
 def fact_tables(manifest: Manifest, export: Export, training: TrainingRecord) -> list[tuple[str, Rows]]:

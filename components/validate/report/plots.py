@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import matplotlib as mpl
@@ -100,7 +99,7 @@ def draw_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str], most: 
             f"Confusion matrix of {len(kept)} classes: {right:,} examples on the diagonal, "
             f"{int(counts.sum()) - right:,} off it."
         )
-        return _to_svg(axes, description, legend=None)
+        return _to_svg(axes, description)
 
 
 def draw_curves(curves: Sequence[Curve], title: str, x: str, y: str) -> str:
@@ -149,11 +148,9 @@ def draw_predictions(score: NumberScore) -> str:
         opaque = 0.7 if len(true) < 300 else 0.35  # many points overlap
         axes.plot(true, predicted, "o", color=FIRST, markersize=3, alpha=opaque, markeredgewidth=0)
         axes.plot(ends, ends, ":", color=SOFT, label="predicted = true")
-        return _to_svg(
-            axes,
-            f"Predicted over true {score.name}, {len(true):,} examples from {true.min():.4g} to "
-            f"{true.max():.4g}: RMSE {score.rmse:.4g}.",
-        )
+        examples = f"{len(true):,} examples from {true.min():.4g} to {true.max():.4g}"
+        description = f"Predicted over true {score.name}, {examples}: RMSE {score.rmse:.4g}."
+        return _to_svg(axes, description, legend={})
 
 
 def draw_power(test: PairedTest) -> str:
@@ -185,7 +182,7 @@ def _axes(size: tuple[float, float], x: str, y: str, *, shares: bool = False) ->
         yield axes
 
 
-def _to_svg(axes: Any, description: str, legend: Mapping[str, Any] | None = MappingProxyType({})) -> str:
+def _to_svg(axes: Any, description: str, legend: Mapping[str, Any] | None = None) -> str:
     """Returns a figure as an <svg> element for a page with other figures, in the page's style.
 
     `legend` are options of the legend, which is above the axes so that it hides no line; None for no legend.

@@ -116,27 +116,19 @@ def metric_rows(evaluation: Evaluation, metrics: Sequence[Metric]) -> list[Row]:
     """Returns rows of the metrics that were measured, in their order."""
     before = evaluation.champion.metrics if evaluation.champion else {}
     intervals, leads = evaluation.intervals, evaluation.leads
-    return [
-        _row(metric, value, before.get(name), intervals.get(name), leads.get(name), name, metric.label)
-        for metric in metrics
-        if (value := evaluation.metrics.get(name := metric.name)) is not None
-    ]
+    rows = []
+    for metric in metrics:
+        if (value := evaluation.metrics.get(name := metric.name)) is not None:
+            interval = format_interval(intervals.get(name), metric.text)
+            row = Row(name, metric.label, metric.text(value), interval)
+            rows.append(_compare_row(row, metric, value, before.get(name), leads.get(name)))
+    return rows
 
 
-def _row(
-    metric: Metric,
-    value: float,
-    before: float | None,
-    interval: Interval | None,
-    lead: Lead | None,
-    name: str,
-    label: str,
-    examples: int = 0,
-) -> Row:
-    text = metric.text
-    row = Row(name, label, text(value), format_interval(interval, text), examples=examples)
+def _compare_row(row: Row, metric: Metric, value: float, before: float | None, lead: Lead | None) -> Row:
     if before is None:
         return row
+    text = metric.text
     difference, change = value - before, ""
     if lead and lead.interval[0] <= 0 <= lead.interval[1] and difference:
         change = "unclear"
@@ -177,21 +169,20 @@ def sections(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) -> dict[str, Any]:
     main = next(metric for metric in BY_KIND[evaluation.kind] if metric.name == MAIN[evaluation.kind])
-    bins, names = evaluation.calibration, evaluation.class_names
-    roc, recall = evaluation.roc, evaluation.precision_recall
-    curves = {
-        "ROC": (roc, "ROC", "false positive rate", "true positive rate"),
-        "Precision and recall": (recall, "Precision over recall", "recall", "precision"),
-    }
-    drawn = {title: plots.draw_curves(*curve) for title, curve in curves.items() if curve[0]}
+    bins, names, confusion = evaluation.calibration, evaluation.class_names, evaluation.confusion
+    drawn = {}
     if bins:
         described = (
             f"{b.accuracy:.2f} right of {b.examples:,} at confidence {b.confidence:.2f}" for b in bins
         )
         points = [(each.confidence, each.accuracy) for each in bins]
         description = f"Reliability: {', '.join(described)}."
-        drawn = {"Calibration": plots.draw_reliability(points, "confidence", "right", description), **drawn}
-    confusion = evaluation.confusion
+        drawn["Calibration"] = plots.draw_reliability(points, "confidence", "right", description)
+    if roc := evaluation.roc:
+        drawn["ROC"] = plots.draw_curves(roc, "ROC", "false positive rate", "true positive rate")
+    if recall := evaluation.precision_recall:
+        shown = plots.draw_curves(recall, "Precision over recall", "recall", "precision")
+        drawn["Precision and recall"] = shown
     return {
         "label": evaluation.label if name_label else "",
         "kind": evaluation.kind,
@@ -268,6 +259,7 @@ def _slice_rows(evaluation: Evaluation, main: Metric, *, decided: bool) -> list[
     rows = []
     for item in slices[:MAX_ROWS]:
         lead = evaluation.leads.get(f"recall[{item.name}]")
-        before = champion.get(item.name)
-        rows.append(_row(main, item.value, before, item.interval, lead, item.name, item.name, item.examples))
+        interval = format_interval(item.interval, main.text)
+        row = Row(item.name, item.name, main.text(item.value), interval, examples=item.examples)
+        rows.append(_compare_row(row, main, item.value, champion.get(item.name), lead))
     return rows
