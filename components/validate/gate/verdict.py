@@ -57,11 +57,9 @@ class Blessing(Verdict):
         """Returns the verdict in words: of a blocked model the first rule with value and bound."""
         if self.blessed:
             return self.summary
-        blocking = sorted(
-            (rule for rule in self.rules if rule.blocks), key=lambda rule: rule.name != CHAMPION
-        )
-        first, others = blocking[0], ", ".join(rule.name or rule.rule for rule in blocking[1:])
-        also = f"; also {others}" if others else ""
+        blocking = (rule for rule in self.rules if rule.blocks)
+        first, *others = sorted(blocking, key=lambda rule: rule.name != CHAMPION)
+        also = f"; also {', '.join(rule.name or rule.rule for rule in others)}" if others else ""
         if self.remedy == "override" and first.name == CHAMPION:
             return f"{NOT_BETTER}: {first}{also}"
         about = self.summary.partition(" (and ")[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from markupsafe import escape
+from markupsafe import Markup, escape
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
@@ -209,7 +209,8 @@ def _to_svg(axes: Any, description: str, legend: Mapping[str, Any] | None = None
         f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width:g} {height:g}" role="img" '
         f'aria-label="{escape(description)}" style="max-width:{width * 1.35:.0f}px">'
     )
-    return re.sub(r"<svg[^>]*>", lambda _: opening, svg, count=1)
+    # Our own markup; all text in it was escaped when it was drawn.
+    return Markup(re.sub(r"<svg[^>]*>", lambda _: opening, svg, count=1))
 
 
 def _shorten(names: Sequence[str]) -> list[str]:

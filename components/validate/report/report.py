@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
 from shardline.components.html import make_picture, render
 from shardline.components.model_store import Export
 from shardline.components.validate.gate.gate import CHAMPION, FAMILY, LEVEL
@@ -65,8 +63,7 @@ def render_report(
         most_rows=MAX_ROWS,
         most_shown=MOST_SHOWN,
         ruled={rule.metric for rule in blessing.rules},
-        # The plots are our own markup; all text in them was escaped when it was drawn.
-        learning=[Markup(plots.draw_learning(name, training.history)) for name in training.metrics],
+        learning=[plots.draw_learning(name, training.history) for name in training.metrics],
         tables=fact_tables(manifest, export, training),
     )
 
@@ -187,16 +184,14 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
         "label": evaluation.label if name_label else "",
         "kind": evaluation.kind,
         "main": main.name,
-        "main_label": main.label,
         "text": main.text,
         "evaluation": evaluation,
         "quality": metric_rows(compared, BY_KIND[evaluation.kind]),
-        "champion": compared.champion,
-        "confusion": confusion and Markup(plots.draw_confusion(confusion, names, _MOST_DRAWN_CLASSES)),
+        "confusion": confusion and plots.draw_confusion(confusion, names, _MOST_DRAWN_CLASSES),
         "confusion_large": len(names) > _MOST_CLASSES_ON_A_PHONE,
         "drawn_classes": min(len(names), _MOST_DRAWN_CLASSES),
         "wrong": evaluation.examples - sum(row[i] for i, row in enumerate(confusion)),
-        "curves": {title: Markup(svg) for title, svg in drawn.items()},
+        "curves": drawn,
         "classes": sorted(evaluation.classes, key=lambda score: (score.f1, -score.examples))[:MAX_ROWS],
         "never_predicted": [item.name.partition("=")[2] for item in evaluation.never_predicted],
         "numbers": [_number_section(score, main.text) for score in evaluation.numbers],
@@ -208,14 +203,14 @@ def _section(evaluation: Evaluation, compared: Evaluation, *, name_label: bool) 
     }
 
 
-def _power(evaluation: Evaluation, blessing: Blessing) -> dict[str, tuple[PairedTest, Markup]]:
+def _power(evaluation: Evaluation, blessing: Blessing) -> dict[str, tuple[PairedTest, str]]:
     """Returns what the rules about the champion find, with a plot, by label."""
     judged = [each for each in blessing.rules if each.name == CHAMPION and each.verdict != "off"]
     level = min(LEVEL, FAMILY / max(1, len(judged)))
     tests = {
         rule.label: PairedTest.of(evaluation, rule, level) for rule in parse_rules(r.rule for r in judged)
     }
-    return {label: (test, Markup(plots.draw_power(test))) for label, test in tests.items() if test}
+    return {label: (test, plots.draw_power(test)) for label, test in tests.items() if test}
 
 
 def _mistake_rows(evaluation: Evaluation, main: Metric) -> list[dict[str, Any]]:
@@ -235,12 +230,12 @@ def _mistake_rows(evaluation: Evaluation, main: Metric) -> list[dict[str, Any]]:
 def _number_section(score: NumberScore, text: Callable[[float], str]) -> dict[str, Any]:
     drawn = {}
     if score.points:
-        drawn["Predicted and true"] = Markup(plots.draw_predictions(score))
+        drawn["Predicted and true"] = plots.draw_predictions(score)
     if score.calibration:
         shares = ", ".join(f"{below:.3f} below quantile {share:g}" for share, below in score.calibration)
         described = f"Share of true {score.name} below each quantile: {shares}."
         texts = "quantile", "share of true values below it", described
-        drawn["Calibration of quantiles"] = Markup(plots.draw_reliability(score.calibration, *texts))
+        drawn["Calibration of quantiles"] = plots.draw_reliability(score.calibration, *texts)
     return {
         "name": score.name,
         "unit": score.unit,
