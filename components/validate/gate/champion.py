@@ -117,20 +117,16 @@ def compare(
         challenger, champion = challenger.select(~trained_on), champion.select(~trained_on)
         whole = replace(whole, left_out=int(trained_on.sum()), compared=challenger.evaluation)
     # By now the process has had both models in memory.
-    theirs, leads = _without_metric(champion.evaluation, "peak_memory_mb"), dict[str, Lead]()
+    theirs, leads, unlike = champion.evaluation, dict[str, Lead](), {"peak_memory_mb"}
     for name, ours in challenger.outcomes.items():
         prefix, other = f"{name}." if whole.parts else "", champion.outcomes[name]
         leads |= {
             f"{prefix}{metric}": lead for metric, lead in ours.leads(other, challenger.min_slice).items()
         }
         if getattr(ours, "shares", ()) != getattr(other, "shares", ()):
-            # Losses of different quantiles cannot be compared.
-            loss = "pinball_loss"
-            parts = tuple(
-                _without_metric(part, loss) if part.label == name else part for part in theirs.parts
-            )
-            theirs = replace(_without_metric(theirs, f"{prefix}{loss}"), parts=parts)
-    return replace(whole, champion=replace(theirs, mistakes=()), leads=leads)
+            unlike.add(f"{prefix}pinball_loss")  # losses of different quantiles cannot be compared
+    theirs = _without_metrics(replace(theirs, mistakes=()), unlike)
+    return replace(whole, champion=theirs, leads=leads)
 
 
 def _predict_former(
@@ -148,9 +144,10 @@ def _predict_former(
         return str(error).partition("; ")[0]  # without the remedy
 
 
-def _without_metric(evaluation: Evaluation, metric: str) -> Evaluation:
-    metrics = {name: value for name, value in evaluation.metrics.items() if name != metric}
-    return replace(evaluation, metrics=metrics)
+def _without_metrics(evaluation: Evaluation, names: set[str], prefix: str = "") -> Evaluation:
+    metrics = {name: value for name, value in evaluation.metrics.items() if prefix + name not in names}
+    parts = tuple(_without_metrics(part, names, f"{part.label}.") for part in evaluation.parts)
+    return replace(evaluation, metrics=metrics, parts=parts)
 
 
 def check_comparable(export: Export, version: str, manifest: Manifest) -> None:

@@ -8,6 +8,7 @@ of 0.3 points a week adds up to over 8 weeks, but over 32.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from shardline.components.model_store.catalog import Version
 from shardline.components.validate.gate.rules import GateRule
-from shardline.components.validate.metrics.evaluation import Lead, PastLead
+from shardline.components.validate.metrics.evaluation import PastLead
 from shardline.components.validate.metrics.metrics import LOWER_IS_BETTER
 from shardline.components.validate.metrics.outcomes import Outcomes
 
@@ -66,20 +67,17 @@ def _compare_with_best(
             notes.insert(0, best if compared > 1 else "there is no other champion to compare with")
             break
         former = predict(version)
-        if not isinstance(former, str):
-            value, lead, note = _lead_over(former, challenger, slide)
-            if lead:
-                return PastLead(
-                    version.version, compared, value, lead, "; ".join(filter(None, [*notes, note]))
-                )
-            former = f"no {name} of both on the same examples"
-        notes.append(f"{version.version} is left out: {former}")
+        found = former if isinstance(former, str) else _lead_over(former, challenger, slide)
+        if isinstance(found, PastLead):
+            note = "; ".join(filter(None, [*notes, found.note]))
+            return replace(found, version=version.version, compared=compared, note=note)
+        notes.append(f"{version.version} is left out: {found}")
         compared -= 1
     return PastLead(compared=compared, note="; ".join(notes))
 
 
-def _lead_over(former: Former, ours: Assessment, slide: GateRule) -> tuple[float | None, Lead | None, str]:
-    """Returns the metric of a former champion, the lead over it, None where unknown, and a note."""
+def _lead_over(former: Former, ours: Assessment, slide: GateRule) -> PastLead | str:
+    """Returns the metric of a former champion and the lead over it, or why they are not known."""
     outcomes, seen = former
     theirs, note = outcomes[slide.label or next(iter(outcomes))], ""
     if seen is None:
@@ -89,4 +87,6 @@ def _lead_over(former: Former, ours: Assessment, slide: GateRule) -> tuple[float
         note = f"on {(~seen).sum():,} of the {len(seen):,} examples: it was trained on the others"
     lead = ours.outcomes[theirs.label.name].leads(theirs).get(slide.metric)
     value = ours.evaluation.metrics.get(slide.expression)
-    return (None, None, note) if lead is None or value is None else (value - lead.difference, lead, note)
+    if lead is None or value is None:
+        return f"no {slide.expression} of both on the same examples"
+    return PastLead(value=value - lead.difference, lead=lead, note=note)

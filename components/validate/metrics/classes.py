@@ -31,7 +31,8 @@ class ClassOutcomes(Probabilities):
     @property
     def right(self) -> Mask:
         """Which predictions are right, [n]."""
-        return self.is_right(self.predicted)
+        right: Mask = np.equal(self.true, self.predicted)
+        return right
 
     def summarize(self, min_slice: int) -> dict[str, Any]:
         """Returns the fields of an evaluation that follow from the outcomes."""

@@ -225,14 +225,8 @@ def p_below(
     """Returns the one-sided p value of "the true value is not worse than a limit", small where it is worse.
 
     Of a share, and of a metric within 0..1 that does not vary, it is that of the exact binomial test.
-
-    Args:
-        value: The measured value.
-        limit: What it should reach, or with `lower_is_better` not exceed.
-        interval: Its 95 % interval; None where it does not vary.
-        effective: The number of independent examples, as in `Slice.effective`.
-        share: Whether it is a share of examples, such as accuracy.
-        lower_is_better: Whether the metric is an error.
+    `interval` is the value's 95 % interval, None where it does not vary, and `effective` the number of
+    independent examples, as in `Slice.effective`.
     """
     if share or (interval is None and not lower_is_better):
         wrong, limit = effective * (1 - value), min(max(limit, 0.0), 1.0)

@@ -219,11 +219,6 @@ class Probabilities(Outcomes):
         """
         return {name: each.value for name, each in self.measured.items() if math.isfinite(each.value)}
 
-    def is_right(self, predicted: Ints) -> Mask:
-        """Returns the examples for which these predictions are all right, [n]."""
-        right: Mask = np.equal(self.true, predicted)
-        return right if right.ndim == 1 else np.logical_and.reduce(right, axis=1)
-
     def find_part(self, labels: Ints, index: int) -> Mask:
         """Returns the examples that have a class or label in the truth or in predictions, [n]."""
         found: Mask = np.equal(labels, index) if labels.ndim == 1 else labels[:, index] == 1
@@ -238,15 +233,14 @@ class Probabilities(Outcomes):
         )
         return truth.multiply(answered), truth, answered
 
-    def count(self, predicted: Ints, *, present: bool | None = None) -> dict[str, Estimate]:
+    def count(self, predicted: Ints, *, present: bool = False) -> dict[str, Estimate]:
         """Returns the metrics that count right and wrong predictions.
 
         What leaving out an example changes follows from what it is for each class or label: a hit, missed, or
-        a false alarm. Averages are over those `present` in the truth or the predictions; None is the default
-        of the kind, all labels of a multilabel.
+        a false alarm. Averages are over all labels of a multilabel, or with `present`, as those over classes,
+        over those in the truth or the predictions.
         """
-        present = self.label.kind == CLASS if present is None else present
-        examples, right, tally = len(self.true), self.is_right(predicted), self._tally(predicted)
+        present, examples, tally = present or self.label.kind == CLASS, len(self.true), self._tally(predicted)
         counts = [each.sum(axis=0) for each in tally]
         scores = _score_parts(*counts)
         hit, missed, alarm = (
@@ -257,6 +251,7 @@ class Probabilities(Outcomes):
         sums = scores.sum(axis=1)
         values = self._average(sums, examples, present)
         left_out = self._average((sums - changes).T, examples - 1, present)
+        right = np.equal(self.true, predicted).reshape(examples, -1).all(axis=1)
         share = {_SHARES[self.label.kind]: intervals.estimate_share(right, self.clusters)}
         return intervals.from_left_out(values, left_out, self.clusters) | share
 

@@ -30,8 +30,6 @@ _ERROR_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 #: Examples of each number that are plotted.
 MAX_POINTS = 1000
 _SEED = 20170
-# Sums from which the metrics follow: examples, squared, absolute and relative errors, truth and its square.
-_SUMS = 6
 
 
 @dataclass(frozen=True)
@@ -110,18 +108,14 @@ class RegressionOutcomes(Outcomes):
         relative = np.full_like(error, np.nan)  # undefined for a truth of 0
         if (self.true != 0).all():
             relative = np.abs(error / self.true)
-        of_quantiles = self._quantile_terms()
-        parts = [np.ones_like(error), error**2, np.abs(error), relative, true, true**2, of_quantiles]
+        parts = [np.ones_like(error), error**2, np.abs(error), relative, true, true**2]
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = intervals.jackknife(np.concatenate(parts, axis=1), self._measure, self.clusters)
-        if "coverage" in found:
-            found["coverage"] = intervals.estimate_share(of_quantiles[:, 1] == 1, self.clusters)
-        return found
+            found = intervals.jackknife(np.stack(parts, axis=1), self._measure, self.clusters)
+            return found | self._estimate_quantiles()
 
     def _measure(self, sums: Floats) -> dict[str, Floats]:
         names = self.label.outputs
-        width = _SUMS * len(names)
-        count, squares, absolutes, relatives, truths, of_truths = np.split(sums[..., :width], _SUMS, axis=-1)
+        count, squares, absolutes, relatives, truths, of_truths = np.moveaxis(sums, -2, 0)
         rmse, mae = np.sqrt(squares / count), absolutes / count
         around = of_truths - truths**2 / count
         r2 = 1 - squares / np.where(np.ptp(self.true, axis=0) > 0, around, np.nan)
@@ -130,24 +124,27 @@ class RegressionOutcomes(Outcomes):
         if len(names) > 1:
             means |= {f"rmse[number={name}]": rmse[..., i] for i, name in enumerate(names)}
             means |= {f"mae[number={name}]": mae[..., i] for i, name in enumerate(names)}
-        return means | self._measure_quantiles(sums[..., width:], count[..., 0])
+        return means
 
-    def _quantile_terms(self) -> Floats:
-        """Returns the loss, whether the truth is inside, and whether quantiles cross, [n, 3] or [n, 0]."""
+    def _estimate_quantiles(self) -> dict[str, Estimate]:
         if self.quantiles is None:
-            return np.empty((len(self.true), 0))
+            return {}
         error, shares = self.true - self.quantiles, np.asarray(self.shares)
         losses = np.maximum(shares * error, (shares - 1) * error).mean(axis=1)
         inside = (self.quantiles[:, 0] <= self.true[:, 0]) & (self.true[:, 0] <= self.quantiles[:, -1])
-        return np.stack([losses, inside, (np.diff(self.quantiles, axis=1) < 0).any(axis=1)], axis=1)
+        crossed = (np.diff(self.quantiles, axis=1) < 0).any(axis=1)
 
-    def _measure_quantiles(self, sums: Floats, count: Any) -> dict[str, Any]:
-        """Returns the quantile metrics from sums, [..., 3], over `count` examples."""
-        if not self.shares:
-            return {}
-        loss, coverage, crossings = sums[..., 0] / count, sums[..., 1] / count, sums[..., 2]
-        values = (loss, coverage, np.abs(coverage - (self.shares[-1] - self.shares[0])), crossings)
-        return dict(zip(quantile_metric_names(self.shares), values, strict=False))
+        def measure(sums: Floats) -> dict[str, Floats]:
+            loss, covered, crossings, count = np.moveaxis(sums, -1, 0)
+            distance = np.abs(covered / count - (self.shares[-1] - self.shares[0]))
+            values = loss / count, covered / count, distance, crossings
+            return dict(zip(quantile_metric_names(self.shares), values, strict=False))
+
+        terms = np.stack([losses, inside, crossed, np.ones(len(losses))], axis=1)
+        found = intervals.jackknife(terms, measure, self.clusters)
+        if "coverage" in found:
+            found["coverage"] = intervals.estimate_share(inside, self.clusters)
+        return found
 
     def _score_number(self, index: int) -> NumberScore:
         label, true, outputs = self.label, self.true[:, index], self.outputs[:, index]
