@@ -96,14 +96,14 @@ class ClassOutcomes(Probabilities):
         )
 
     @cached_property
-    def losses(self) -> tuple[Floats, Mask]:
-        """The log loss of each example, and which examples have one: those with a probability above 0."""
+    def losses(self) -> Floats:
+        """The log loss of each example, NaN where no probability is above 0."""
         # Rows of 0..1 that sum to one, as scikit-learn expects them; a softmax in 16 bits does not.
         rows = self.outputs.clip(0.0, 1.0)
         sums = rows.sum(axis=1, dtype=np.float64)
         of_truth = rows[np.arange(len(rows)), self.true].astype(np.float64)
         shares = divide(of_truth, sums).clip(np.finfo(np.float64).eps, 1 - np.finfo(np.float64).eps)
-        return np.where(sums > 0, -np.log(shares), 0.0), sums > 0
+        return np.where(sums > 0, -np.log(shares), np.nan)
 
     def estimate_main(self, mask: Mask) -> Estimate:
         """Returns the accuracy on the examples of a slice."""
@@ -159,12 +159,12 @@ class MultilabelOutcomes(Probabilities):
         return part.count(part.predicted, present=True)["macro_f1"]
 
     @cached_property
-    def losses(self) -> tuple[Floats, Mask]:
+    def losses(self) -> Floats:
         """The log loss of each example, the mean over the labels; every example has one."""
         smallest = float(np.finfo(np.float32).eps)
         bounded = self.outputs.astype(np.float64).clip(smallest, 1 - smallest)
-        losses = -np.where(self.true == 1, np.log(bounded), np.log1p(-bounded)).mean(axis=1)
-        return losses, np.full(len(losses), True)
+        losses: Floats = -np.where(self.true == 1, np.log(bounded), np.log1p(-bounded)).mean(axis=1)
+        return losses
 
     def baseline(self, trained: Tally | None) -> Baseline:
         """Returns the baseline that always predicts all labels: no constant answer has a higher F1."""

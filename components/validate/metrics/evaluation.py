@@ -49,10 +49,7 @@ class Slice:
 class Grouping:
     """Groups of examples that belong together; intervals and comparisons are over groups, not examples.
 
-    Attributes:
-        column: The column of the split by group, such as patient, or by time.
-        by_time: Whether the groups are blocks of neighbours in time.
-        count: Number of groups.
+    The split is by group of a column, such as patient, or by time: then they are blocks of neighbours.
     """
 
     column: str

@@ -332,8 +332,8 @@ class Probabilities(Outcomes):
 
     @cached_property
     @abstractmethod
-    def losses(self) -> tuple[Floats, Mask]:
-        """The log loss of each example, and which examples have one; all probabilities have to be finite."""
+    def losses(self) -> Floats:
+        """The log loss of each example, NaN where it has none; all probabilities have to be finite."""
 
     @cached_property
     def areas(self) -> RocPrAreas:
@@ -347,7 +347,7 @@ class Probabilities(Outcomes):
             return {}
         with np.errstate(divide="ignore", invalid="ignore"):
             found = intervals.jackknife(
-                np.column_stack(self.losses),
+                np.column_stack([np.nan_to_num(self.losses), np.isfinite(self.losses)]),
                 lambda sums: {"log_loss": sums[..., 0] / sums[..., 1]},
                 self.clusters,
             )
