@@ -139,7 +139,7 @@ def test_the_challenger_stands_beside_the_champion():
         "40",
         "0.8000 0.7000 to 0.9000",
         "0.9000",
-        "-0.1000",  # only slices of classes have an interval of the difference
+        "-0.1000 worse -0.2000 to -0.0100",
     ]
 
 

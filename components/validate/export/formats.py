@@ -175,7 +175,7 @@ def _measure(name: str, out: Path, examples: Examples, exported: Assessment) -> 
         theirs = replace(theirs, predicted=(outputs >= predictions.THRESHOLD).astype(np.int64))
     if label.kind == CLASS:
         theirs = replace(theirs, predicted=outputs.argmax(axis=1))
-        value, interval = theirs.measure_slice(ours.true >= 0, decided=True)
+        value, interval, _ = theirs.measure_slice(ours.true >= 0, decided=True)
     else:
         value, interval = theirs.score()[MAIN[label.kind]], theirs.intervals().get(MAIN[label.kind])
     p50, p95 = (float(np.percentile(seconds, p)) * 1e3 for p in (50, 95))

@@ -253,7 +253,7 @@ def _slice_rows(evaluation: Evaluation, main: Metric, *, decided: bool) -> list[
     slices.sort(key=lambda item: (sign * item.value, -item.examples, item.name))
     rows = []
     for item in slices[:MAX_ROWS]:
-        lead = evaluation.leads.get(f"recall[{item.name}]")
+        lead = evaluation.leads.get(f"{main.name}[{item.name}]")
         interval = format_interval(item.interval, main.text)
         row = Row(item.name, item.name, main.text(item.value), interval, examples=item.examples)
         rows.append(_compare_row(row, main, item.value, champion.get(item.name), lead))
