@@ -376,7 +376,7 @@ def find_mistakes(
             probability = float(confidence[index]) if np.isfinite(confidence[index]) else None
         else:
             texts = [_format_target(label, values) for values in (true[index], outputs[index])]
-        one = label.kind == REGRESSION and len(label.outputs) == 1 and np.isfinite(outputs[index, 0])
+        one = label.kind == REGRESSION and len(label.outputs) == 1 and np.isfinite(errors[index, 0])
         error = float(outputs[index, 0] - true[index, 0]) if one else None
         image = b"" if batch.images is None else bytes(batch.images[index].numpy())
         columns = {} if image else batch.columns
