@@ -190,7 +190,7 @@ def working_week(directory: Path) -> Iterator[Week]:
     (work / "settings" / "vertex.toml").write_text(SETTINGS)
     (work / "settings" / "schedules.toml").write_text(SCHEDULES)
     (work / "params.toml").write_text(PARAMETERS)
-    write_photos(bucket / BUCKET / "photos", 80)
+    write_photos(bucket / BUCKET / "photos", 160)
     # Runs keep their directories outside the person's own.
     runs = LocalRuns(directory / "jobs", {"SHARDLINE_GCS_ROOT": str(bucket), "PYTHONPATH": str(ROOT)})
     with fake_vertex(directory, run_pipeline=runs) as vertex:
