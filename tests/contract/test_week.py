@@ -23,7 +23,7 @@ def test_a_working_week(tmp_path: Path) -> None:
     assert "tag latest now points to it" in monday
     assert tuesday.count("retrain-nightly: created") == 1
     assert tuesday.count("retrain-nightly: nothing to do") == 1
-    assert "unchanged (data (80 files" in tuesday
+    assert "unchanged (data (160 files" in tuesday
     assert re.search(r"^train +succeeded", wednesday, re.MULTILINE)
     assert "parameters.epochs: 2 -> 3" in thursday
     assert "retrain-nightly: replaced" in thursday
