@@ -41,8 +41,10 @@ def plan(
     """
     if (loss is None) == (examples is None) and (examples or not champion):
         raise click.UsageError("give --examples N or --loss SHARE")
-    if (champion and differ) or any(value != value for value in (loss, power, differ)):
-        raise click.UsageError("--differ and --champion exclude each other, and nan is no number")
+    if any(value != value for value in (loss, power, differ)):
+        raise click.UsageError("nan is no number")
+    if champion and differ:
+        raise click.UsageError("--differ and --champion exclude each other")
     from shardline.components.validate.gate.power import COUNTED, Measured, PairedTest, odds
 
     measured = Measured.of_champion(champion) if champion else Measured(1, {COUNTED[0]: None})
