@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from shardline.pipelines.local.job.custom_job import CustomJob
+from shardline.pipelines.engines.custom_job import CustomJob
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.process import processes, start
 from shardline.pipelines.local.process.fork_server import SERVER_VARIABLE

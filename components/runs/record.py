@@ -93,6 +93,8 @@ class RunRecord:
         cpus: Number of CPUs.
         locked: Whether the process of the run holds a lock on the run directory until it has ended.
         host: Name of the machine that it runs on, the only one where the lock is reliable.
+        engine: "slurm" where its processes are a job of Slurm; "" for processes of `host`.
+        job: Id of that job.
     """
 
     name: str
@@ -116,6 +118,8 @@ class RunRecord:
     cpus: int | None = None
     locked: bool = False
     host: str = ""
+    engine: str = ""
+    job: str = ""
 
     @property
     def has_reliable_lock(self) -> bool:

@@ -154,7 +154,7 @@ def train(
     --model is mnist_cnn by default.
     """
     from shardline.components.text import print_rows
-    from shardline.pipelines.local.job.custom_job import CustomJob
+    from shardline.pipelines.engines.custom_job import CustomJob
     from shardline.pipelines.local.job.injections import parse_injection
     from shardline.pipelines.local.job.supervisor import run_job
     from shardline.trainer import task

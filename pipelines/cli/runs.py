@@ -312,7 +312,7 @@ def find_record(run: str, runs_dir: Path, settings: Path | None, flags: dict[str
 
 def _pool_name(replica: str) -> str:
     """Returns the platform's name of a replica: workerpool1-0 for worker-0."""
-    from shardline.pipelines.local.job.custom_job import ROLES
+    from shardline.pipelines.engines.custom_job import ROLES
 
     found = re.fullmatch(rf"({'|'.join(ROLES)})-(\d+)", replica)
     return f"workerpool{ROLES.index(found[1])}-{found[2]}" if found else replica

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from shardline.pipelines.local.job.custom_job import CustomJob
+from shardline.pipelines.engines.custom_job import CustomJob
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.terminal import open_terminal
 from shardline.trainer.base import progress

@@ -18,7 +18,7 @@ from typing import Any
 
 from shardline.components.runs.record import GCS_DIRECTORY, REPLICAS, RUN_VARIABLE
 from shardline.components.vertex.payload import read_payload
-from shardline.pipelines.local.job.custom_job import parse_payload
+from shardline.pipelines.engines.custom_job import parse_payload
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.pipelines.local.process import processes

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shardline.pipelines.local.job.custom_job import ROLES
+from shardline.pipelines.engines.custom_job import ROLES
 from shardline.pipelines.local.job.replica import Replica
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PipelineError, SettingsError

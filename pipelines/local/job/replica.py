@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from shardline.pipelines.local.job import custom_job as cluster
-from shardline.pipelines.local.job.custom_job import CustomJob
+from shardline.pipelines.engines import custom_job as cluster
+from shardline.pipelines.engines.custom_job import CustomJob
 from shardline.pipelines.local.process import processes, start
 from shardline.pipelines.local.process.network import reports_no_network
 from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES

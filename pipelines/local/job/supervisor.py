@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from shardline.pipelines.local.job import custom_job as cluster
-from shardline.pipelines.local.job.custom_job import CustomJob
+from shardline.pipelines.engines import custom_job as cluster
+from shardline.pipelines.engines.custom_job import CustomJob
 from shardline.pipelines.local.job.injections import PREEMPTION_GRACE_S, FaultInjector, Injection
 from shardline.pipelines.local.job.replica import Replica, ReplicaOutput, ShowLine, make_launches
 from shardline.pipelines.local.process import processes, start

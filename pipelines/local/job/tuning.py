@@ -18,7 +18,7 @@ from typing import Any
 import optuna
 
 from shardline.components.vertex.payload import PoolSpec, list_at
-from shardline.pipelines.local.job.custom_job import CustomJob, parse_payload
+from shardline.pipelines.engines.custom_job import CustomJob, parse_payload
 from shardline.pipelines.local.job.replica import ShowLine
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.trainer.base import progress
