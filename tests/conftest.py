@@ -23,6 +23,10 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.slurm import Slurm
+from tests.helpers.slurm import start as start_slurm
+from tests.helpers.slurm import unavailable as slurm_unavailable
+
 #: The discard port, where nobody listens.
 NOWHERE = "http://127.0.0.1:9"
 
@@ -70,7 +74,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS
     os.environ.setdefault(_name, "1")
 
 #: Directories under tests/ in the order in which they run.
-_ORDER = ("unit", "compile", "e2e", "multiworker", "contract", "battery", "trainer", "components")
+_ORDER = ("unit", "compile", "e2e", "engines", "multiworker", "contract", "battery", "trainer", "components")
 
 
 class _NoTensorFlow:
@@ -102,3 +106,21 @@ def only_this_machine() -> Iterator[None]:
     _reached.clear()
     yield
     assert not _reached, f"the test has tried to reach {', '.join(dict.fromkeys(_reached))}"
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[Slurm]:
+    """A real Slurm of two nodes, one in each process of pytest that needs it; it starts in a second."""
+    if reason := slurm_unavailable():
+        pytest.skip(reason)
+    with start_slurm() as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def slurm(slurm_cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    """A real Slurm without jobs, both of whose nodes are idle; what the test starts reaches it."""
+    for name, value in slurm_cluster.environ.items():
+        monkeypatch.setenv(name, value)
+    yield slurm_cluster
+    slurm_cluster.reset()
