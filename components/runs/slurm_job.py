@@ -1,9 +1,52 @@
-"""Job of Slurm: its state, why it waits or has failed, and its end on request, by Slurm's own commands."""
+"""Job of Slurm: its state, why it waits or has failed, and its end on request, by Slurm's own commands.
+
+Sources: https://slurm.schedmd.com/scontrol.html, https://slurm.schedmd.com/sacct.html and
+https://slurm.schedmd.com/squeue.html (job state codes, job reason codes).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from shardline.trainer.base.errors import PlatformError, SettingsError
+from shardline.trainer.base.progress import EVENTS_VARIABLE
+
+#: In the directory of a job: its script, what Slurm writes, and the exit code, which the script writes last.
+SCRIPT_FILE, SLURM_LOG, EXIT_FILE = "job.sh", "slurm.log", "exit"
+
+_WAITING = (
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+)
+_FAILED = (
+    "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "LAUNCH_FAILED"
+)  # fmt: skip
+#: Slurm's words by our states; any other, such as COMPLETING or SUSPENDED, is of a job that still has nodes.
+_STATES = {
+    **dict.fromkeys(_WAITING, "waiting"),
+    **dict.fromkeys(_FAILED, "failed"),
+    **dict.fromkeys(("CANCELLED", "REVOKED"), "cancelled"),
+    "COMPLETED": "succeeded",
+}
+#: Keys of `scontrol show job -o`, where no value has a space but that of keys which are not read.
+_FIELD = re.compile(
+    r"(?:^|\s)(JobId|ArrayTaskId|HetJobOffset|JobState|Reason|Restarts|ExitCode|RunTime|StartTime|NodeList)=(\S*)"
+)
+_SACCT = ("JobID", "State", "ExitCode", "NodeList", "ElapsedRaw", "Reason")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
+#: Seconds after which Slurm's commands are ended; they try by themselves for about 20.
+_TIMEOUT_S = 40.0
+_UNKNOWN_JOB = "Invalid job id"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,12 +56,13 @@ class SlurmJob:
     Attributes:
         id: Id, "1234".
         state: "waiting", "running", "succeeded", "failed" or "cancelled".
-        word: Slurm's own word, such as OUT_OF_MEMORY.
+        word: Slurm's own word, such as OUT_OF_MEMORY; "" where Slurm no longer knows the job.
         reason: Slurm's reason of waiting or of a failure, such as Resources or NodeDown; "" for none.
-        exit_code: Exit code of the script; None while it has none.
+        exit_code: Exit code of the script, of a signal as a shell reports it; None while it has none.
         restarts: How often Slurm has started it again.
         nodes: Its nodes, as in "n[1-2]"; "" where it has none.
         seconds: Seconds since its start; None before.
+        start: When it has started, or is expected to (the cluster's local time); "" where unknown.
         elements: State of each element of an array, by its number; empty for any other job.
     """
 
@@ -30,6 +74,7 @@ class SlurmJob:
     restarts: int = 0
     nodes: str = ""
     seconds: float | None = None
+    start: str = ""
     elements: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -38,16 +83,151 @@ class SlurmJob:
         return self.state in ("succeeded", "failed", "cancelled")
 
 
-def read_job(job_id: str) -> SlurmJob:
-    """Reads the state of a job.
+def read_job(job_id: str, directory: Path | None = None) -> SlurmJob:
+    """Reads the state of a job, from Slurm, from its accounting, or from the exit code in its directory.
 
     Raises:
         SettingsError: When Slurm knows no such job, or is not installed here.
         PlatformError: When Slurm is not reached.
     """
-    raise NotImplementedError
+    if not re.fullmatch(r"\d+", job_id):
+        raise SettingsError(f"the id of a Slurm job is a number, not {job_id!r}")
+    text = run_slurm(["scontrol", "show", "job", "-o", job_id], accepts=_UNKNOWN_JOB)
+    job = parse_jobs(job_id, text)
+    if job is None:  # Slurm forgets a job some minutes after its end (MinJobAge)
+        fields = ",".join(_SACCT)
+        accounts = ["sacct", "-X", "-P", "-n", "-j", job_id, "-o", fields]
+        job = parse_accounts(job_id, run_slurm(accounts, accepts="storage is disabled"))
+    if job is not None:
+        return job
+    code = None if directory is None else read_exit(directory)
+    if code is None:
+        raise SettingsError(f"Slurm knows no job {job_id}; squeue lists those that it knows")
+    return SlurmJob(id=job_id, state="failed" if code else "succeeded", word="", exit_code=code)
+
+
+def read_exit(directory: Path) -> int | None:
+    """Returns the exit code that a job's script has left in its directory; None where there is none."""
+    try:
+        return int((directory / EXIT_FILE).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def cancel_job(job_id: str) -> None:
     """Asks Slurm to end a job, or all elements of an array; raises as `read_job`."""
-    raise NotImplementedError
+    if not read_job(job_id).has_ended:
+        run_slurm(["scancel", job_id])
+
+
+def run_slurm(command: Sequence[str], *, accepts: str | None = None) -> str:
+    """Runs one of Slurm's commands and returns its output, "" after a failure with the words `accepts`.
+
+    Raises:
+        SettingsError: When Slurm is not installed here.
+        PlatformError: When Slurm is not reached, or refuses.
+    """
+    own = ("SLURM_CONF", "SLURM_CLUSTERS")
+    # sbatch hands its variables on; those of a job or run in which this process runs are not the new job's.
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name in own or not name.startswith(("SLURM_", EVENTS_VARIABLE))
+    }
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+        )
+    except FileNotFoundError:
+        raise SettingsError(
+            f"Slurm is not installed here: there is no command {command[0]}; run this on a node from which "
+            "jobs are submitted"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise PlatformError(
+            f"Slurm did not answer {command[0]} within {_TIMEOUT_S:.0f} s; 'scontrol ping' shows whether its "
+            "controller runs"
+        ) from None
+    if done.returncode == 0:
+        return done.stdout
+    if accepts is not None and accepts in done.stderr:
+        return ""
+    raise PlatformError(f"{command[0]} failed: {one_line(done.stderr) or f'exit code {done.returncode}'}")
+
+
+def one_line(text: str) -> str:
+    """Returns what a command of Slurm has printed as errors, in one line without repetitions."""
+    lines = (re.sub(r"^\w+: (?:(?:error|fatal): )?", "", line.strip()) for line in text.splitlines())
+    return "; ".join(dict.fromkeys(filter(None, lines)))
+
+
+def parse_jobs(job_id: str, text: str) -> SlurmJob | None:
+    """Reads the output of `scontrol show job -o`: a line for the job, each component or array element."""
+    rows = [dict(_FIELD.findall(line)) for line in text.splitlines() if line.strip()]
+    return _join(job_id, [row for row in rows if "JobState" in row])
+
+
+def parse_accounts(job_id: str, text: str) -> SlurmJob | None:
+    """Reads the output of `sacct -X -P -n` with the fields of `_SACCT`."""
+    rows = []
+    for line in text.splitlines():
+        row = dict(zip(_SACCT, line.split("|"), strict=False))
+        match = re.fullmatch(r"\d+(?:_\[?([^]+]*)\]?)?(?:\+(\d+))?", row["JobID"])
+        if match and len(row) == len(_SACCT):
+            days, rest = divmod(int(row["ElapsedRaw"] or 0), 86400)
+            clock = f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+            more = {"JobState": row["State"].partition(" ")[0], "RunTime": clock}  # "CANCELLED by 1000"
+            more |= {"ArrayTaskId": match[1]} if match[1] else {}
+            rows.append({**row, **more, "HetJobOffset": match[2] or "0"})
+    return _join(job_id, rows)
+
+
+def _join(job_id: str, rows: Sequence[Mapping[str, str]]) -> SlurmJob | None:
+    """Returns a job of its rows: one, one of each component, or one or more of an array's elements."""
+    if not rows:
+        return None
+    elements = {number: _state(row) for row in rows for number in _numbers(row.get("ArrayTaskId", ""))}
+    # The script of a heterogeneous job runs on its first component, which ends with the whole job; an array
+    # has ended when all elements have.
+    order = ("running", "waiting", "failed", "cancelled", "succeeded")
+    row = min(rows, key=lambda row: order.index(_state(row)) if elements else int(row.get("HetJobOffset", 0)))
+    reasons = [each.get("Reason", "") for each in (row, *rows) if _state(each) == _state(row)]
+    status, _, signal = row.get("ExitCode", "0:0").partition(":")
+    code = 128 + int(signal) if signal not in ("", "0") else int(status)
+    nodes = [each.get("NodeList", "") for each in rows]
+    state, start = _state(row), row.get("StartTime", "")
+    return SlurmJob(
+        id=job_id,
+        state=state,
+        word=row["JobState"],
+        reason=next((text.replace("_", " ") for text in reasons if text not in ("", "None")), ""),
+        exit_code=code if state in ("succeeded", "failed", "cancelled") else None,
+        restarts=int(row.get("Restarts", 0)),
+        nodes=",".join(dict.fromkeys(text for text in nodes if text not in ("", "(null)", "None assigned"))),
+        seconds=None if state == "waiting" else _seconds(row.get("RunTime", "")),
+        start="" if start in ("Unknown", "N/A") else start,
+        elements=elements,
+    )
+
+
+def _seconds(text: str) -> float:
+    """Returns a duration, such as "1-02:03:04", in seconds; 0 for any other text."""
+    match = _TIME.fullmatch(text)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _state(row: Mapping[str, str]) -> str:
+    return _STATES.get(row["JobState"], "running")
+
+
+def _numbers(text: str) -> Iterator[int]:
+    """Yields the numbers in "3", "0-5,8" or "0-9:2%4", Slurm's form for elements of an array."""
+    for first, last, step in re.findall(r"(\d+)(?:-(\d+)(?::(\d+))?)?", text.partition("%")[0]):
+        yield from range(int(first), int(last or first) + 1, int(step or 1))

@@ -1,35 +1,110 @@
-"""Slurm as an engine: submits the worker pools of a custom job, and follows the job to its end."""
+"""Slurm as an engine: submits the worker pools of a custom job, and follows the job to its end.
+
+The directory of a job has its script, Slurm's own log, the script's exit code, and a log of each replica.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
+from shardline.components.runs import slurm_job
+from shardline.components.runs.slurm_job import SCRIPT_FILE, SlurmJob
+from shardline.pipelines.engines import custom_job
 from shardline.pipelines.engines.custom_job import CustomJob
-from shardline.pipelines.engines.slurm.script import BatchJob
+from shardline.pipelines.engines.slurm.script import BatchJob, Step, batch_script
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
+from shardline.trainer.base import files, progress
+from shardline.trainer.base.errors import (
+    CancelledRunError,
+    PlatformError,
+    RunError,
+    SettingsError,
+    ShardlineError,
+)
+
+ShowLine = Callable[[str, str], None]
+
+#: What sbatch says of a job that it would refuse again; other refusals may be of limits or rights.
+_MISTAKE = re.compile(
+    r"[Ii]nvalid|not available|unrecognized|can ?not be satisfied|More processors|[Uu]nable to open|ambiguous"
+)
+#: Seconds between two reads of the logs, and between two questions to Slurm at first and later.
+_LOGS_S, _STATE_S = 0.5, (2.0, 5.0)
+#: Seconds after which Slurm is asked less often.
+_EARLY_S = 60.0
+#: Seconds for which Slurm may not be reached while a job is followed.
+_OUTAGE_S = 300.0
+#: Seconds that a cancelled job has to end; Slurm's own KillWait is 30.
+_CANCEL_S = 60.0
+#: Bytes of one log that are read at once.
+_CHUNK = 2**20
 
 
 def batch_job(job: CustomJob, directory: Path) -> BatchJob:
     """Returns a custom job as a job for Slurm, whose logs are in `directory`."""
-    raise NotImplementedError
+    steps = tuple(
+        Step(role=role, tasks=pool.replicas, command=tuple(pool.argv), env=custom_job.variables(pool))
+        for role, pool in zip(custom_job.ROLES, job.worker_pools, strict=False)
+        if pool.replicas
+    )
+    return BatchJob(name=job.display_name, steps=steps, directory=directory.absolute())
 
 
 def submit(job: BatchJob, settings: SlurmSettings) -> str:
     """Writes the script into the job's directory and submits it; returns the id of the job.
 
     Raises:
-        PlatformError: When Slurm refuses the job or is not reached.
+        SettingsError: When Slurm refuses the job as a mistake, such as an unknown partition.
+        PlatformError: When Slurm refuses it for another reason, or is not reached.
     """
-    raise NotImplementedError
+    job.directory.mkdir(parents=True, exist_ok=True)
+    script = job.directory / SCRIPT_FILE
+    files.write_text(script, batch_script(job, settings))
+    try:
+        answer = slurm_job.run_slurm(["sbatch", "--parsable", str(script)])
+    except PlatformError as error:
+        if _MISTAKE.search(str(error)):
+            raise SettingsError(f"{error}; correct [engine.slurm]") from None
+        raise
+    return answer.strip().partition(";")[0]  # a federation's answer is ID;CLUSTER
+
+
+def run_job(
+    job: CustomJob,
+    directory: Path,
+    settings: SlurmSettings,
+    *,
+    topic: str = "train",
+    show_line: ShowLine = lambda name, line: None,
+) -> None:
+    """Submits a job and follows it to its end; a stop signal or an error in between cancels it.
+
+    Raises:
+        ShardlineError: As `submit` and `follow`.
+    """
+    if job.timeout and not settings.time:
+        settings = replace(settings, time=str(max(1, round(job.timeout / 60))))
+    if job.disable_retries:
+        settings = replace(settings, restarts=0)
+    with _stop_signals():
+        job_id = submit(batch_job(job, directory), settings)
+        try:
+            follow(job_id, directory, topic=topic, show_line=show_line)
+        except BaseException:
+            with contextlib.suppress(ShardlineError):
+                _cancel(job_id, topic)
+            raise
 
 
 def follow(
-    job_id: str,
-    directory: Path,
-    *,
-    topic: str,
-    show_line: Callable[[str, str], None] = lambda name, line: None,
+    job_id: str, directory: Path, *, topic: str, show_line: ShowLine = lambda name, line: None
 ) -> None:
     """Shows state and output of a job until it has ended, and writes job.json into its directory.
 
@@ -38,4 +113,95 @@ def follow(
         CancelledRunError: When somebody cancelled it.
         PlatformError: When Slurm is not reached for some minutes.
     """
-    raise NotImplementedError
+    logs = _Logs(directory, show_line)
+    job = _watch(job_id, directory, topic, logs.read)
+    logs.read(at_end=True)
+    if job.state == "cancelled":
+        raise CancelledRunError(f"Slurm job {job_id} was cancelled")
+    if job.state == "failed":
+        raise RunError(f"Slurm job {job_id} failed: {job.word} {job.exit_code}")
+
+
+def _watch(job_id: str, directory: Path, topic: str, read_logs: Callable[[], None]) -> SlurmJob:
+    """Waits for the end of a job and reports its state whenever it changes; returns its last state."""
+    began = reached = time.monotonic()
+    shown = ""
+    while True:
+        try:
+            job = slurm_job.read_job(job_id, directory)
+            reached, line = time.monotonic(), describe(job)
+        except PlatformError as error:
+            if time.monotonic() - reached > _OUTAGE_S:
+                raise
+            job, line = None, f"{error.line}; asking again"
+        if line != shown:
+            progress.report(topic, line)
+            shown = line
+        if job is not None and job.has_ended:
+            return job
+        until = time.monotonic() + _STATE_S[time.monotonic() - began > _EARLY_S]
+        while time.monotonic() < until:
+            read_logs()
+            time.sleep(_LOGS_S)
+
+
+def describe(job: SlurmJob) -> str:
+    """Returns the state of a job in a line: "waiting: Resources", "running on n[1-2]"."""
+    return (
+        f"Slurm job {job.id} {job.state}: {job.reason}" if job.reason else f"Slurm job {job.id} {job.state}"
+    )
+
+
+class _Logs:
+    """The logs of a job's directory, which grow while it runs; shows complete lines."""
+
+    def __init__(self, directory: Path, show_line: ShowLine) -> None:
+        self._directory = directory
+        self._show_line = show_line
+        self._offsets: dict[Path, int] = {}
+
+    def read(self, *, at_end: bool = False) -> None:
+        """Shows the lines that have been added since the last call, `at_end` also one without its end."""
+        for path in sorted(self._directory.rglob("*.log")):
+            name = f"{path.parent.name}/{path.stem}" if path.parent.name.isdecimal() else path.stem
+            while lines := self._added(path, at_end):
+                for line in lines:
+                    self._show_line(name, line)
+
+    def _added(self, path: Path, at_end: bool) -> list[str]:
+        try:
+            with path.open("rb") as file:  # opened anew: other nodes' writes are seen on NFS
+                file.seek(self._offsets.get(path, 0))
+                chunk = file.read(_CHUNK)
+        except OSError:
+            return []
+        end = chunk.rfind(b"\n") + 1
+        if not end and (at_end or len(chunk) == _CHUNK):
+            end = len(chunk)
+        self._offsets[path] = self._offsets.get(path, 0) + end
+        return chunk[:end].decode("utf-8", "replace").removesuffix("\n").split("\n") if end else []
+
+
+def _cancel(job_id: str, topic: str) -> None:
+    if slurm_job.read_job(job_id).has_ended:
+        return
+    slurm_job.cancel_job(job_id)
+    progress.report(topic, f"cancelled Slurm job {job_id}")
+    until = time.monotonic() + _CANCEL_S
+    while not slurm_job.read_job(job_id).has_ended and time.monotonic() < until:
+        time.sleep(_LOGS_S)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP end this process by an exception while the context lasts."""
+
+    def stop(signum: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + signum)
+
+    previous = {signum: signal.signal(signum, stop) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, before in previous.items():
+            signal.signal(signum, before)
