@@ -83,6 +83,7 @@ def path_option(
     )
 
 
+runs_dir_option = path_option("--runs-dir", "runs", "Directory of the runs on this machine.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print the request as JSON and send nothing.")
 settings_option = click.option(
@@ -91,6 +92,48 @@ settings_option = click.option(
     help="Settings file (TOML); VERTEX_* variables and options override its table [vertex].  "
     "[default: settings.toml in a project]",
 )
+
+
+def engine_options(command: Callable[..., Any], *, own: Iterable[str] = ()) -> Callable[..., Any]:
+    """Adds --engine and what belongs to it to a command, and passes it `slurm`, a `Submission` or None.
+
+    Options of the names in `own` (dry_run, runs_dir) are the command's own, which gets their values as well.
+    """
+
+    @functools.wraps(command)
+    def with_engine(*args: Any, engine: str, detach: bool, settings: Path | None, **values: Any) -> Any:
+        how = {name: values[name] if name in own else values.pop(name) for name in ("dry_run", "runs_dir")}
+        if engine == "slurm":
+            from shardline.pipelines.cli.slurm import Submission
+
+            return command(*args, slurm=Submission.read(settings, detach=detach, **how), **values)
+        asked = {"--detach": detach, "--dry-run": how["dry_run"] and "dry_run" not in own}
+        if wrong := [name for name, value in {**asked, "--settings": settings}.items() if value]:
+            raise click.UsageError(f"{wrong[0]} needs --engine slurm")
+        return command(*args, slurm=None, **values)
+
+    options: dict[str, Callable[..., Any]] = {
+        "engine": click.option(
+            "--engine",
+            type=click.Choice(["local", "slurm"]),
+            default="local",
+            show_default=True,
+            help="What starts the processes: this machine, or Slurm.",
+        ),
+        "settings": click.option(
+            "--settings",
+            type=PATH,
+            help="Settings file (TOML) with a table [engine.slurm].  [default: settings.toml in a project]",
+        ),
+        "runs_dir": runs_dir_option,
+        "detach": click.option("--detach", is_flag=True, help="With slurm: submit, and do not wait."),
+        "dry_run": click.option(
+            "--dry-run", is_flag=True, help="With slurm: print the script, and submit nothing."
+        ),
+    }
+    for name, option in reversed(options.items()):
+        with_engine = with_engine if name in own else option(with_engine)
+    return with_engine
 
 
 def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,9 +226,6 @@ def show_table(rows: Iterable[tuple[str, ...]]) -> None:
     """Prints rows of texts in aligned columns; the first row is the heading."""
     head, *others = rows
     click.echo(table(head, others, align="l"))
-
-
-runs_dir_option = path_option("--runs-dir", "runs", "Directory of the runs on this machine.")
 
 
 def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,7 @@ from shardline.pipelines.cli.options import (
     MOST_REPLICAS,
     OUR_RUNS,
     PATH,
+    engine_options,
     foreground,
     inject_option,
     network_option,
@@ -22,6 +23,9 @@ from shardline.pipelines.cli.options import (
     require_local,
     runs_dir_option,
 )
+
+if TYPE_CHECKING:
+    from shardline.pipelines.cli.slurm import Submission
 
 
 @click.command()
@@ -89,9 +93,7 @@ _ps_option = click.option(
 @click.option(
     "--restarts",
     type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Number of times that all replicas restart after one fails.",
+    help="Number of times that all replicas restart after one fails.  [default: 0, or that of the settings]",
 )
 @click.option("--timeout", type=float, help="Seconds after which all replicas are stopped.  [default: never]")
 @click.option(
@@ -103,11 +105,22 @@ _ps_option = click.option(
     default=None,
     help="Create shardline.strategy() before the program starts.  [default: if it imports shardline]",
 )
-def launch(program: str, arguments: tuple[str, ...], module: bool, logs: Path | None, **options: Any) -> None:
-    """Run a Python program as N replicas on this machine.
+@engine_options
+def launch(
+    program: str,
+    arguments: tuple[str, ...],
+    module: bool,
+    restarts: int | None,
+    logs: Path | None,
+    network: str,
+    slurm: Submission | None,
+    **options: Any,
+) -> None:
+    """Run a Python program as N replicas.
 
-    Each has its TF_CONFIG. The first replica is the chief, the others are workers. Each line of output begins
-    with its replica's name. When a replica fails, all are stopped and the command fails.
+    They are processes of this machine, or tasks of a job of Slurm. Each has its TF_CONFIG. The first replica
+    is the chief, the others are workers. Each line of output begins with its replica's name. When a replica
+    fails, all are stopped and the command fails.
 
     Options of PROGRAM follow "--":
 
@@ -116,11 +129,18 @@ def launch(program: str, arguments: tuple[str, ...], module: bool, logs: Path | 
       shardline launch 2 --restarts 1 -m -- package.program --epochs 3
     """  # noqa: D301  # click wants the character itself
     require_local(EVERY_RUN)
-    from shardline.pipelines.local.launch import launch
+    from shardline.pipelines.engines.slurm.engine import batch_job
+    from shardline.pipelines.local import launch as launching
 
     if program == "-m" and arguments:
         module, program, arguments = True, arguments[0], arguments[1:]
-    launch(program, arguments=arguments, module=module, logs=logs, **options)
+    options["restarts"] = restarts or 0
+    if slurm is None:
+        launching.launch(program, arguments=arguments, module=module, logs=logs, network=network, **options)
+        return
+    slurm.refuse("logs", "network")
+    job = launching.program_job(program, arguments, module=module, python=slurm.python, **options)
+    slurm.limited(restarts, options["timeout"]).run("launch", lambda directory: [batch_job(job, directory)])
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -137,6 +157,7 @@ def launch(program: str, arguments: tuple[str, ...], module: bool, logs: Path | 
 @click.option("--evaluator", is_flag=True, help="Add a replica that evaluates every checkpoint.")
 @network_option
 @inject_option
+@engine_options
 @click.argument("trainer_options", nargs=-1, type=click.UNPROCESSED)
 def train(
     dataset: Path,
@@ -147,14 +168,16 @@ def train(
     network: str,
     injections: tuple[str, ...],
     trainer_options: tuple[str, ...],
+    slurm: Submission | None,
 ) -> None:
     """Train a model on DATASET without a pipeline; write it to OUT.
 
-    The replicas are processes of this machine. TRAINER_OPTIONS are those of python -m shardline.trainer.task;
-    --model is mnist_cnn by default.
+    The replicas are processes of this machine, or tasks of a job of Slurm. TRAINER_OPTIONS are those of
+    python -m shardline.trainer.task; --model is mnist_cnn by default.
     """
     from shardline.components.text import print_rows
     from shardline.pipelines.engines.custom_job import CustomJob
+    from shardline.pipelines.engines.slurm.engine import batch_job
     from shardline.pipelines.local.job.injections import parse_injection
     from shardline.pipelines.local.job.supervisor import run_job
     from shardline.trainer import task
@@ -163,23 +186,30 @@ def train(
     from shardline.trainer.data import manifest as manifests
     from shardline.trainer.loop import fail_fast_marker
 
+    if slurm:
+        slurm.refuse("injections", "network")
+        dataset, out = dataset.absolute(), out.absolute()
     arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
     # Refuses mistakes before any replica starts.
     given = task.parse(arguments)
     manifests.load(Path(given.dataset))
     plugins.check_reference(import_string(given.model), "model")
+    failures = [parse_injection(text) for text in injections]
     job = CustomJob.with_roles(
-        [sys.executable, "-m", "shardline.trainer.task", *arguments],
+        [slurm.python if slurm else sys.executable, "-m", "shardline.trainer.task", *arguments],
         replicas,
         ps=ps,
         evaluator=evaluator,
         # All-reduce cannot continue without a peer; a chief with parameter servers can, without a worker.
         restart_job_on_worker_restart=not ps,
     )
-    failures = [parse_injection(text) for text in injections]
-    fail_fast_marker.clear_markers(Path(given.model_dir))
-    with foreground() as terminal:
-        run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
+    if slurm is None or not slurm.dry_run:
+        fail_fast_marker.clear_markers(Path(given.model_dir))
+    if slurm is None:
+        with foreground() as terminal:
+            run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
+    elif slurm.run("train", lambda directory: [batch_job(job, directory)]) is None:
+        return
     model = Path(given.model_dir)
     own = ["--model-function", given.model] if ":" in given.model else []
     judge = ["shardline", "validate", f"{model}/model.keras", given.dataset, f"{model}/validation", *own]

@@ -38,7 +38,7 @@ from shardline.components.text import Rows, duration, table, timestamp
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.spec import RETRAIN
 from shardline.trainer.base import crash, files, progress
-from shardline.trainer.base.errors import EXIT_BAD_INPUT, ModelError, PipelineError, RunError
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, ModelError, PipelineError, RunError, ShardlineError
 from shardline.trainer.base.progress import Scalar
 
 _PACKAGES = ("shardline", "tensorflow", "keras", "kfp", "google-cloud-pipeline-components")
@@ -69,16 +69,15 @@ class RunDirectory:
         """
         self._started = time.monotonic()
         self._lock = contextlib.ExitStack()
+        self.directory = make_directory(runs, now)
         try:
-            self.directory = _make_unique(runs.absolute(), now.strftime("%Y-%m-%dT%H-%M-%SZ"))
             locked = self._lock.enter_context(directory_lock(self.directory))
             files.write_bytes(self.directory / "pipeline.yaml", content)
             (self.directory / LOG).touch()
         except OSError as error:
             self._lock.close()
-            shutil.rmtree(getattr(self, "directory", ""), ignore_errors=True)
-            text = f"cannot write the run directory {runs}: {error.strerror}; choose another with --runs-dir"
-            raise crash.output_error(error, text) from None
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise _cannot_write(runs, error) from None
         self.record = RunRecord(
             name=self.directory.name,
             pipeline=pipeline,
@@ -96,7 +95,7 @@ class RunDirectory:
             **facts,
         )
         self.record.write(self.directory)
-        _link_latest(self.directory)
+        link_latest(self.directory)
 
     @property
     def duration(self) -> float:
@@ -192,7 +191,7 @@ def _read_remedy(saved_model: str) -> str:
         return ""
 
 
-def _link_latest(directory: Path) -> None:
+def link_latest(directory: Path) -> None:
     """Makes RUNS_DIR/latest a link to a run directory, atomically; none where links are not supported."""
     link = directory.parent / LATEST
     temporary = directory / f".{LATEST}"
@@ -204,14 +203,29 @@ def _link_latest(directory: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _make_unique(runs: Path, name: str) -> Path:
-    runs.mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        directory = runs / (name if number == 1 else f"{name}-{number}")
-        with contextlib.suppress(FileExistsError):
-            directory.mkdir()
-            return directory
+def directory_name(now: datetime.datetime) -> str:
+    """Returns the name of the directory of a run that begins now."""
+    return now.strftime("%Y-%m-%dT%H-%M-%SZ")
+
+
+def make_directory(runs: Path, now: datetime.datetime) -> Path:
+    """Creates the directory of a new run in `runs`, named by the time; raises as `RunDirectory`."""
+    name = directory_name(now)
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        for number in count(1):
+            directory = runs.absolute() / (name if number == 1 else f"{name}-{number}")
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir()
+                return directory
+    except OSError as error:
+        raise _cannot_write(runs, error) from None
     raise AssertionError("numbers never end")
+
+
+def _cannot_write(runs: Path, error: OSError) -> ShardlineError:
+    text = f"cannot write the run directory {runs}: {error.strerror}; choose another with --runs-dir"
+    return crash.output_error(error, text)
 
 
 class History:

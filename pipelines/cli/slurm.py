@@ -1,0 +1,162 @@
+"""Jobs of Slurm as runs: what `--engine slurm` means for every command that has it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+from click.core import ParameterSource
+
+from shardline.components.runs.record import RUNNING, SLURM, SLURM_LOG, RunRecord
+from shardline.components.runs.slurm_job import cancel_job
+from shardline.components.text import timestamp
+from shardline.pipelines.engines.slurm import engine
+from shardline.pipelines.engines.slurm.script import BatchJob, batch_script
+from shardline.pipelines.engines.slurm.settings import SlurmSettings
+from shardline.pipelines.local.record import directory_name, link_latest, make_directory
+from shardline.pipelines.local.terminal import open_terminal
+from shardline.pipelines.tables import (
+    PROJECT_SETTINGS,
+    check_tables,
+    error_prefix,
+    read_dataclass,
+    read_settings_file,
+)
+from shardline.trainer.base import progress
+from shardline.trainer.base.errors import RestartError, SettingsError, ShardlineError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """How a command submits its jobs to Slurm; `engine_options` makes it.
+
+    Attributes:
+        settings: The table [engine.slurm].
+        runs_dir: Directory for the new run directory.
+        detach: Whether the command returns once the jobs are submitted.
+        dry_run: Whether the command prints the scripts and submits nothing.
+    """
+
+    settings: SlurmSettings
+    runs_dir: Path
+    detach: bool = False
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.dry_run and shutil.which("sbatch") is None:
+            raise SettingsError(
+                "there is no sbatch in PATH: --engine slurm needs a machine with Slurm's commands, such as "
+                "a login node; --dry-run shows the script without them"
+            )
+
+    @property
+    def python(self) -> str:
+        """The Python of the tasks: that of the container or venv of the settings, else this one."""
+        return "python" if self.settings.container or self.settings.venv else sys.executable
+
+    @classmethod
+    def read(cls, settings: Path | None, **how: Any) -> Submission:
+        """Returns it with the settings of a file, by default those of a project; raises SettingsError."""
+        path = settings or PROJECT_SETTINGS
+        tables = read_settings_file(path).get("engine", {}) if settings or path.is_file() else {}
+        with error_prefix(f"{path}: "):
+            check_tables({"engine": tables})
+            if unknown := sorted(tables.keys() - {"slurm"}):
+                raise SettingsError(
+                    f"unknown table [engine.{unknown[0]}]; the one engine with settings is slurm"
+                )
+            check_tables({"slurm": tables.get("slurm", {})}, "engine.")
+            return cls(settings=read_dataclass("engine.slurm", SlurmSettings, tables.get("slurm", {})), **how)
+
+    def limited(self, restarts: int | None, timeout: float | None) -> Submission:
+        """Returns the same with other restarts and another time limit in seconds; None keeps each."""
+        time = None if timeout is None else str(math.ceil(timeout / 60))  # minutes
+        limits: dict[str, Any] = {"restarts": restarts, "time": time}
+        given = {name: value for name, value in limits.items() if value is not None}
+        return replace(self, settings=replace(self.settings, **given))
+
+    def refuse(self, *names: str) -> None:
+        """Raises SettingsError for an option of the present command that is for this machine's processes."""
+        context = click.get_current_context()
+        for option in context.command.params:
+            source = context.get_parameter_source(str(option.name))
+            if option.name in names and source is ParameterSource.COMMANDLINE:
+                raise SettingsError(
+                    f"{option.opts[0]} is for processes of this machine; leave it out with --engine slurm"
+                )
+
+    def run(
+        self,
+        pipeline: str,
+        make_jobs: Callable[[Path], Sequence[BatchJob]],
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        stream: TextIO | None = None,
+    ) -> Path | None:
+        """Submits jobs as a new run, each after the success of the one before, and follows them to the end.
+
+        Args:
+            pipeline: Name of what runs, "train", "launch", "preprocess" or that of a pipeline.
+            make_jobs: Returns the jobs of a run directory.
+            parameters: Parameters of the run, for its record.
+            stream: Stream for progress; None for standard output.
+
+        Returns:
+            The run directory once the run has succeeded; None where the command does not wait for that.
+
+        Raises:
+            RunError: When a job failed; its exit_code is EXIT_BAD_INPUT after a user error.
+            CancelledRunError: When somebody cancelled it.
+            RestartError: After Ctrl-C; the jobs continue.
+        """
+        now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        if self.dry_run:
+            for job in make_jobs(self.runs_dir.absolute() / directory_name(now)):
+                click.echo(batch_script(job, self.settings))
+            return None
+        directory = make_directory(self.runs_dir, now)
+        jobs: dict[str, Path] = {}
+        try:
+            for job in make_jobs(directory):
+                job_id = engine.submit(replace(job, after=next(reversed(jobs), "")), self.settings)
+                jobs[job_id] = job.directory
+            (directory / SLURM_LOG).touch()
+            RunRecord(
+                name=directory.name,
+                pipeline=pipeline,
+                state=RUNNING,
+                created=timestamp(now),
+                parameters=parameters or {},
+                engine=SLURM,
+                job=" ".join(jobs),
+            ).write(directory)
+        except BaseException:
+            for job_id in jobs:
+                with contextlib.suppress(ShardlineError):
+                    cancel_job(job_id)
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        link_latest(directory)
+        shown = str(directory).removeprefix(f"{Path.cwd()}/")
+        with open_terminal(stream) as terminal, progress.sink(terminal.show):
+            progress.report(pipeline, f"submitted as job {' and '.join(jobs)}, in {shown}")
+            if self.detach:
+                progress.report(pipeline, f"'shardline status {shown} --wait' watches it")
+                return None
+            try:
+                for job_id, place in jobs.items():
+                    engine.follow(job_id, place, topic=pipeline, show_line=terminal.line)
+            except KeyboardInterrupt:
+                raise RestartError(
+                    f"no longer watching; the job continues: 'shardline status {shown} --wait' watches it "
+                    f"again, 'shardline cancel {shown}' ends it"
+                ) from None
+            return directory

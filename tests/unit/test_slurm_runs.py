@@ -1,0 +1,166 @@
+"""`--engine slurm`: what is submitted, refused and recorded, with a Slurm that does nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shardline.components.runs.record import RunRecord
+from shardline.pipelines.cli import slurm as submission
+from shardline.pipelines.cli.main import main
+from shardline.pipelines.engines.custom_job import ROLES, CustomJob
+from shardline.pipelines.engines.slurm import engine
+from shardline.pipelines.engines.slurm.script import BatchJob, Step
+from shardline.pipelines.engines.slurm.settings import SlurmSettings
+
+
+class Slurm:
+    """Records what is submitted, followed and cancelled."""
+
+    def __init__(self) -> None:
+        self.jobs: list[BatchJob] = []
+        self.settings = SlurmSettings()
+        self.followed: list[str] = []
+        self.cancelled: list[str] = []
+        self.outcome: BaseException | None = None
+
+    def submit(self, job: BatchJob, settings: SlurmSettings) -> str:
+        self.jobs.append(job)
+        self.settings = settings
+        return str(100 + len(self.jobs))
+
+    def follow(self, job_id: str, directory: Path, **options: Any) -> None:
+        self.followed.append(job_id)
+        if self.outcome:
+            raise self.outcome
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slurm:
+    found = Slurm()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.write_text("#!/bin/sh\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(sbatch.parent), prepend=":")
+    monkeypatch.setattr(engine, "submit", found.submit)
+    monkeypatch.setattr(engine, "batch_job", _batch_job)
+    monkeypatch.setattr(engine, "follow", found.follow)
+    monkeypatch.setattr(submission, "cancel_job", found.cancelled.append)
+    return found
+
+
+def _batch_job(job: CustomJob, directory: Path) -> BatchJob:
+    steps = (
+        Step(role=role, tasks=pool.replicas, command=tuple(pool.container["command"]))
+        for role, pool in zip(ROLES, job.worker_pools, strict=False)
+    )
+    return BatchJob(name=job.display_name, steps=tuple(steps), directory=directory)
+
+
+def shardline(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+def launch(*options: str) -> Result:
+    Path("program.py").write_text("print('hello')\n")
+    return shardline("launch", "2", "--engine", "slurm", *options, "--", "program.py", "--epochs", "3")
+
+
+def test_a_job_is_a_run_whose_record_has_its_id(slurm: Slurm) -> None:
+    done = launch("--restarts", "4", "--timeout", "90")
+
+    assert done.exit_code == 0, done.output
+    directory = Path("runs/latest").resolve()
+    record = json.loads((directory / "run.json").read_text())
+    assert (record["engine"], record["job"], record["pipeline"]) == ("slurm", "101", "launch")
+    (job,) = slurm.jobs
+    assert [step.tasks for step in job.steps] == [1, 1]
+    assert job.steps[0].command[-3:] == ("program.py", "--epochs", "3")
+    assert (slurm.settings.restarts, slurm.settings.time) == (4, "2")  # minutes
+    assert slurm.followed == ["101"]
+
+
+def test_detached_it_returns_once_the_job_is_submitted(slurm: Slurm) -> None:
+    done = launch("--detach")
+
+    assert done.exit_code == 0, done.output
+    assert len(slurm.jobs) == 1
+    assert not slurm.followed
+    assert "--wait" in done.output
+
+
+def test_ctrl_c_ends_the_watching_and_not_the_job(slurm: Slurm) -> None:
+    slurm.outcome = KeyboardInterrupt()
+    done = launch()
+
+    assert done.exit_code == 75
+    assert "the job continues" in done.output
+    assert not slurm.cancelled
+    assert Path("runs/latest/run.json").is_file()
+
+
+def test_a_job_that_cannot_be_recorded_is_cancelled(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(record: RunRecord, directory: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunRecord, "write", full)
+    assert launch().exit_code == 1
+    assert slurm.cancelled == ["101"]
+    assert not any(Path("runs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--logs", "logs"], "--logs is for processes of this machine"),
+        (["--network", "host"], "--network is for processes of this machine"),
+        (["--settings", "settings.toml"], "no settings file"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_submitted(
+    slurm: Slurm, options: list[str], message: str
+) -> None:
+    done = launch(*options)
+
+    assert (done.exit_code, slurm.jobs) == (2, [])
+    assert message in done.output
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[engine.slrum]", "unknown table [engine.slrum]"),
+        ("engine = 3", "engine must be a table"),
+        ("[engine.slurm]\nparttition = 'a'", "parttition"),
+        ("[engine.slurm]\nrestarts = 'a'", "engine.slurm.restarts"),
+    ],
+)
+def test_wrong_settings_are_refused_with_their_name(slurm: Slurm, table: str, message: str) -> None:
+    Path("settings.toml").write_text(table)
+    done = launch()
+
+    assert (done.exit_code, slurm.jobs) == (2, [])
+    assert message in done.output
+
+
+def test_without_slurm_it_says_so(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    done = launch()
+
+    assert done.exit_code == 2
+    assert "no sbatch in PATH" in done.output
+
+
+@pytest.mark.parametrize("option", ["--detach", "--dry-run", "--settings=settings.toml"])
+def test_its_options_need_the_engine(option: str) -> None:
+    done = shardline("launch", "2", option, "program.py")
+
+    assert done.exit_code == 2
+    assert f"{option.partition('=')[0]} needs --engine slurm" in done.output
