@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -25,6 +26,7 @@ from shardline.components.runs.record import (
     RECORD_FILE,
     REPLICAS,
     RUNNING,
+    SUCCEEDED,
     JobRecord,
     RunRecord,
     State,
@@ -37,7 +39,9 @@ from shardline.trainer.base.errors import SettingsError
 
 _EXECUTING = re.compile(r"\d\d:\d\d:\d\d\.\d+ - INFO - Executing task '(.+)'")
 _FAILED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - ERROR - Task '(.+)' finished with status FAILURE")
-_ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with status \w+")
+_ENDED = re.compile(r"\d\d:\d\d:\d\d\.\d+ - \w+ - Task '(.+)' finished with status (\w+)")
+#: Our names of kfp.local's states.
+_STATES = {"SUCCESS": SUCCEEDED, "FAILURE": FAILED, "SKIPPED": "not run"}
 _FRAME = re.compile(r"\d\d:\d\d:\d\d\.\d+ - [A-Z]+ - |-{20,}$")
 #: Indent of a task's output in kfp.local's log.
 TASK_INDENT = "    "
@@ -60,7 +64,7 @@ def blessing(directory: Path) -> bool | None:
     return verdict
 
 
-def local_runs(runs_dir: Path, limit: int) -> list[RunRecord]:
+def local_runs(runs_dir: Path, limit: int = sys.maxsize) -> list[RunRecord]:
     """Returns the records of the newest runs in a directory, newest first, without damaged ones."""
     records: list[RunRecord] = []
     for path in sorted(runs_dir.glob(f"*/{RECORD_FILE}"), reverse=True):
@@ -71,13 +75,16 @@ def local_runs(runs_dir: Path, limit: int) -> list[RunRecord]:
 
 
 def find_run(run: str, runs_dir: Path) -> Path:
-    """Returns the directory of a run on this machine; `run` is the directory, or its name in `runs_dir`.
+    """Returns the directory of a run; `run` is the directory, or its name or job of Slurm in `runs_dir`.
 
     Raises SettingsError when there is none.
     """
     for path in (Path(run), runs_dir / run):
         if (path / RECORD_FILE).is_file() and (path / LOG).is_file():
             return path.resolve() if path.is_symlink() else path
+    for record in local_runs(runs_dir) if run.isdecimal() else ():
+        if run in record.job.split():
+            return runs_dir / record.name
     raise SettingsError(f"there is no run {run!r}, neither as a directory nor in {runs_dir}")
 
 
@@ -152,6 +159,17 @@ def lines_by_task(log: Iterable[str]) -> Iterator[tuple[str, str]]:
 def executed_tasks(log: Iterable[str]) -> list[str]:
     """Returns the names of the tasks that were executed, in order."""
     return list(dict.fromkeys(match[1] for line in log if (match := _EXECUTING.fullmatch(line))))
+
+
+def task_states(directory: Path, state: State) -> dict[str, str]:
+    """Returns the states of the tasks that were executed, in order; `state` is that of the run."""
+    states: dict[str, str] = {}
+    for line in _read_lines(directory / LOG):
+        if match := _EXECUTING.fullmatch(line):
+            states[match[1]] = state
+        elif match := _ENDED.fullmatch(line):
+            states[match[1]] = _STATES.get(match[2], match[2].lower())
+    return states
 
 
 def running_task(line: str) -> str | None:

@@ -34,8 +34,8 @@ RECORD_FILE = "run.json"
 RUN_VARIABLE = "SHARDLINE_RUN"
 #: In the run directory: the logs of replicas by job, and the output of all tasks.
 REPLICAS, LOG = "replicas", "run.log"
-#: The engine of a job of Slurm, and in its run directory the output of its script.
-SLURM, SLURM_LOG = "slurm", "slurm.log"
+#: The engine of a run whose processes are jobs of Slurm.
+SLURM: Final = "slurm"
 JOB_FILE = "job.json"
 _REPLICA = re.compile(r"[a-z]+-\d+")
 #: In the run directory: the local directory for /gcs/.
@@ -95,6 +95,7 @@ class RunRecord:
         cpus: Number of CPUs.
         locked: Whether the process of the run holds a lock on the run directory until it has ended.
         host: Name of the machine that it runs on, the only one where the lock is reliable.
+        pid: Process id of the run's process there; 0 where it is not known.
         engine: "slurm" where its processes are a job of Slurm; "" for processes of `host`.
         job: Id of that job; ids of several, each of which begins after the one before, separated by a space.
     """
@@ -120,6 +121,7 @@ class RunRecord:
     cpus: int | None = None
     locked: bool = False
     host: str = ""
+    pid: int = 0
     engine: str = ""
     job: str = ""
 

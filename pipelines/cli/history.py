@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.runs.directory import local_runs
 from shardline.components.runs.record import RunRecord
 from shardline.components.text import duration
-from shardline.pipelines.cli.options import (
-    CommandGroup,
-    environment_flags,
-    foreground,
-    json_option,
-    runs_dir_option,
-    show_json,
-    show_table,
-)
-from shardline.pipelines.cli.runs import find_record, local_time
+from shardline.pipelines.cli.options import CommandGroup, foreground, json_option, show_json, show_table
+from shardline.pipelines.cli.runs import Place, local_time, run_options
 
 if TYPE_CHECKING:
     from shardline.components.runs.platform_run import PlatformRun
@@ -33,34 +22,26 @@ _WIDTH = 40
 
 @click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="Number of runs.")
-@runs_dir_option
 @json_option
-@environment_flags
+@run_options
 @click.pass_context
-def runs(
-    context: click.Context, /, limit: int, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str
-) -> None:
+def runs(context: click.Context, /, limit: int, as_json: bool, place: Place) -> None:
     """List the newest runs in RUNS_DIR, and on the platform.
 
     The platform's are listed where --settings or --project is given.
     """
     if context.invoked_subcommand is not None:
         return
-    found = []
-    for record in local_runs(runs_dir, limit):
-        failed = record.explanation.failed if record.explanation else ""
-        outcome = failed or record.headline().partition(": ")[2]
-        found.append(_row(record, record.name, "here", record.duration_s, outcome))
-    where = str(runs_dir)
-    if settings is not None or flags["project"]:
-        from shardline.components.runs.platform_run import latest_runs
-        from shardline.pipelines.settings import load_environment
+    from shardline.pipelines.engines.engine import Engine, LocalRuns, PlatformRuns
 
-        platform = load_environment(settings, flags, os.environ).platform
-        started = latest_runs(platform, limit)
-        found += [_row(run, run.job_id, "platform", run.seconds, run.error) for run in started]
+    engines: list[Engine] = [LocalRuns(place.runs_dir)]
+    where = str(place.runs_dir)
+    if place.settings is not None or place.flags["project"]:
+        platform = place.platform()
+        engines.append(PlatformRuns(platform))
         where = f"{where} and {platform.parent}"
-    found = sorted(found, key=lambda row: row["created"], reverse=True)[:limit]
+    listed = [_row(*found) for engine in engines for found in engine.newest(limit)]
+    found = sorted(listed, key=lambda row: row["created"], reverse=True)[:limit]
     if as_json:
         show_json({"runs": found})
     elif not found:
@@ -69,17 +50,9 @@ def runs(
         show_table([("RUN", "WHERE", "PIPELINE", "STATE", "BEGAN", "TOOK", ""), *map(_cells, found)])
 
 
-def _row(
-    run: RunRecord | PlatformRun, name: str, place: str, seconds: float | None, outcome: str
-) -> dict[str, Any]:
-    about = {
-        "run": name,
-        "place": place,
-        "pipeline": run.pipeline,
-        "state": run.state,
-        "created": run.created,
-    }
-    return {**about, "duration_s": seconds, "outcome": outcome}
+def _row(place: str, run: PlatformRun) -> dict[str, Any]:
+    about = {"run": run.job_id, "place": place, "pipeline": run.pipeline, "state": run.state}
+    return {**about, "created": run.created, "duration_s": run.seconds, "outcome": run.error}
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -91,23 +64,16 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 @runs.command()
 @click.argument("a")
 @click.argument("b")
-@runs_dir_option
 @json_option
-@environment_flags
-def compare(
-    a: str,
-    b: str,
-    runs_dir: Path,
-    as_json: bool,
-    settings: Path | None,
-    **flags: str,
-) -> None:
+@run_options
+def compare(a: str, b: str, as_json: bool, place: Place) -> None:
     """Compare the parameters, data and metrics of the runs A and B.
 
-    Each is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform.
+    Each is a run directory, the name of a run in RUNS_DIR, latest, the id of a job of Slurm, or that of a run
+    on the platform.
     """
     with foreground():
-        records = [find_record(run, runs_dir, settings, flags) for run in (a, b)]
+        records = [place.engine(run).record(run) for run in (a, b)]
     sections = [_sections(record) for record in records]
     if as_json:
         show_json(

@@ -1,24 +1,22 @@
-"""Commands about runs: submit, status and cancel on the platform, logs and explain here, too."""
+"""Commands about runs: submit for the platform; status, cancel, logs and explain for every engine."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from shardline.components.runs.directory import find_run, read_local_record, read_log
-from shardline.components.runs.record import ABANDONED, CANCELLED, FAILED, RUNNING, RunRecord
+from shardline.components.runs.record import CANCELLED, FAILED, RunRecord
 from shardline.components.text import facts
 from shardline.components.vertex.forms import check_labels
 from shardline.pipelines.cli.options import (
+    PLATFORM_OPTIONS,
     environment_flags,
     environment_options,
     foreground,
@@ -37,6 +35,7 @@ from shardline.trainer.base.errors import EXIT_CANCELLED, EXIT_FAILED, RestartEr
 if TYPE_CHECKING:
     from shardline.components.runs.platform_run import PlatformRun
     from shardline.components.vertex.client import Platform
+    from shardline.pipelines.engines.engine import Engine
     from shardline.pipelines.parameters import Proofs
     from shardline.pipelines.settings import Environment
 
@@ -86,6 +85,7 @@ def submit(
     'shardline check' does.
     """
     from shardline.pipelines.check.checks import check_run
+    from shardline.pipelines.engines.engine import PlatformRuns
     from shardline.pipelines.remote import submit as submission
 
     spec, template_uri, content = read_spec(pipeline)
@@ -112,7 +112,48 @@ def submit(
         run = submission.submit(environment.platform, request)
         if not how["as_json"]:
             click.echo(f"submitted {run.job_id}\n{run.link}\nproof: {proof}")
-        _finish(environment.platform, run, how["waits"], how["as_json"])
+        _finish(PlatformRuns(environment.platform), run, how["waits"], how["as_json"])
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what says where runs are, --runs-dir and the platform options, and passes `place`, a `Place`."""
+
+    @functools.wraps(command)
+    def with_place(*args: Any, runs_dir: Path, settings: Path | None, **values: Any) -> Any:
+        flags = {name: values.pop(name) for name in PLATFORM_OPTIONS[1:]}
+        return command(*args, place=Place(runs_dir, settings, flags), **values)
+
+    return runs_dir_option(environment_flags(with_place))
+
+
+class Place(NamedTuple):
+    """Where the runs of a command are: the values of --runs-dir and the platform options."""
+
+    runs_dir: Path
+    settings: Path | None
+    flags: Mapping[str, str]
+
+    def engine(self, run: str) -> Engine:
+        """Returns the engine of a run."""
+        from shardline.pipelines.engines.engine import find_engine
+
+        def platform() -> Platform:
+            try:
+                return self.platform()
+            except SettingsError as error:
+                raise SettingsError(
+                    f"{run} is not a run directory; for a run on the platform {error}"
+                ) from None
+
+        return find_engine(run, self.runs_dir, platform)
+
+    def platform(self) -> Platform:
+        """Returns the platform of the options and settings."""
+        from shardline.pipelines.settings import load_environment
+
+        # gRPC prints a line for each connection that fails.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        return load_environment(self.settings, self.flags, os.environ).platform
 
 
 @click.command()
@@ -120,40 +161,53 @@ def submit(
 @click.option("--limit", default=10, show_default=True, type=click.IntRange(min=1), help="Number of runs.")
 @_wait_option
 @json_option
-@functools.partial(environment_options, otherwise="'shardline runs' lists the runs on this machine")
-def status(run: str | None, limit: int, waits: bool, as_json: bool, environment: Environment) -> None:
-    """Show the tasks of RUN or, without RUN, the latest runs."""
-    from shardline.components.runs.platform_run import latest_runs, read_run
+@run_options
+def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place) -> None:
+    """Show the tasks of RUN or, without RUN, the latest runs.
 
-    platform = environment.platform
+    RUN is a run directory, the name of a run in RUNS_DIR, latest, the id of a job of Slurm, or that of a run
+    on the platform. The latest runs are those on the platform; 'shardline runs' lists the others.
+    """
     if run is not None:
-        found = read_run(platform, run)
-        if waits:
-            if not as_json:
+        with foreground(sys.stderr if as_json else None):
+            engine = place.engine(run)
+            found = engine.read(run)
+            if waits:
+                if not as_json:
+                    click.echo(found.link)
+                _finish(engine, found, waits, as_json)
+            elif as_json:
+                show_json(found.as_json())
+            else:
+                _show(found)
                 click.echo(found.link)
-            _finish(platform, found, waits, as_json)
-        elif as_json:
-            show_json(found.as_json())
-        else:
-            _show(found)
-            click.echo(found.link)
     elif waits:
         raise click.UsageError("--wait needs a RUN")
     else:
+        from shardline.components.runs.platform_run import latest_runs
+
+        try:
+            platform = place.platform()
+        except SettingsError as error:
+            raise SettingsError(f"{error}; 'shardline runs' lists the runs on this machine") from None
         show_runs(latest_runs(platform, limit), f"no runs in {platform.parent}", as_json)
 
 
 @click.command()
 @click.argument("run")
 @json_option
-@environment_options
-def cancel(run: str, as_json: bool, environment: Environment) -> None:
-    """Cancel RUN, unless it has ended."""
-    from shardline.pipelines.remote import submit as submission
+@run_options
+def cancel(run: str, as_json: bool, place: Place) -> None:
+    """Cancel RUN, unless it has ended.
 
-    asked, found = submission.cancel(environment.platform, run)
+    RUN is a run directory, the name of a run in RUNS_DIR, latest, the id of a job of Slurm, or that of a run
+    on the platform.
+    """
+    with foreground(sys.stderr if as_json else None):
+        engine = place.engine(run)
+        asked, found = engine.cancel(run)
     if asked:
-        words = f"asked the platform to cancel {found.job_id}, which was {found.state}"
+        words = f"asked {engine.asked} to cancel {found.job_id}, which was {found.state}"
     else:
         ended = "was cancelled" if found.state == CANCELLED else f"has {found.state}"
         words = f"nothing to cancel: {found.job_id} {ended}"
@@ -165,51 +219,31 @@ def cancel(run: str, as_json: bool, environment: Environment) -> None:
 @click.option("--task", default="", help="Only this task.")
 @click.option("--replica", default="", help="Only this replica of a custom job: chief-0, worker-1.")
 @click.option("--follow", "-f", is_flag=True, help="Show new lines until the run ends.")
-@runs_dir_option
-@environment_flags
-def logs(
-    run: str,
-    task: str,
-    replica: str,
-    follow: bool,
-    runs_dir: Path,
-    settings: Path | None,
-    **flags: str,
-) -> None:
+@run_options
+def logs(run: str, task: str, replica: str, follow: bool, place: Place) -> None:
     """Show the output of the tasks of RUN.
 
-    RUN is a run directory, the name of a run in RUNS_DIR, latest, or the id of a run on the platform.
+    RUN is a run directory, the name of a run in RUNS_DIR, latest, the id of a job of Slurm, or that of a run
+    on the platform.
     """
-    place = find_place(run, runs_dir, settings, flags)
     with foreground(sys.stderr):
-        if isinstance(place, Path):
-            lines = read_log(place, task, replica, follow=follow)
-        else:
-            from shardline.components.runs.logs import read_log as read_platform_log
-
-            lines = read_platform_log(place, run, task, _pool_name(replica), follow=follow)
-        for line in lines:
+        for line in place.engine(run).log(run, task, replica, follow=follow):
             click.echo(line)
-        record = RunRecord.read(place) if follow and isinstance(place, Path) else None
-        if record and (record.state == RUNNING or record.error == ABANDONED):
-            why = record.error or "its record does not name the machine on which it runs"
-            click.echo(f"no longer following {record.name}: {why}", err=True)
 
 
 @click.command()
 @click.argument("run")
-@runs_dir_option
 @json_option
-@environment_flags
-def explain(run: str, runs_dir: Path, as_json: bool, settings: Path | None, **flags: str) -> None:
+@run_options
+def explain(run: str, as_json: bool, place: Place) -> None:
     """Explain why RUN failed, and what to do.
 
-    Names step, replica, exit code, last lines, likely cause and next step. RUN is a run directory, the name
-    of a run in RUNS_DIR, latest, or the id of a run on the platform. Exits with 1 if it failed, with 4 if it
-    was cancelled.
+    Names step, replica, exit code, last lines, likely cause and next step, or why a job of Slurm waits. RUN
+    is a run directory, the name of a run in RUNS_DIR, latest, the id of a job of Slurm, or that of a run on
+    the platform. Exits with 1 if it failed, with 4 if it was cancelled.
     """
     with foreground(sys.stderr):
-        found = find_record(run, runs_dir, settings, flags)
+        found = place.engine(run).record(run)
     show(as_json, found.as_json(), *_page(found))
     sys.exit({FAILED: EXIT_FAILED, CANCELLED: EXIT_CANCELLED}.get(found.state, 0))
 
@@ -240,11 +274,11 @@ def show_runs(runs: list[PlatformRun], none: str, as_json: bool) -> None:
         click.echo(none)
 
 
-def _finish(platform: Platform, run: PlatformRun, waits: bool, as_json: bool) -> None:
+def _finish(engine: Engine, run: PlatformRun, waits: bool, as_json: bool) -> None:
     from shardline.pipelines.remote.submit import raise_for_state, wait_for_run
 
     try:
-        found = wait_for_run(platform, run.name) if waits else run
+        found = wait_for_run(lambda: engine.read(run.name, watching=True)) if waits else run
     except KeyboardInterrupt:
         raise RestartError(
             f"no longer watching; the run continues: {typed('status', run.job_id, '--wait')} watches it "
@@ -286,33 +320,3 @@ def _page(found: RunRecord) -> Iterator[str]:
         rows += [("" if number else "last lines", f"| {line}") for number, line in enumerate(last)]
     for line in facts(rows).splitlines():
         yield f"  {line}"
-
-
-def find_place(run: str, runs_dir: Path, settings: Path | None, flags: dict[str, str]) -> Path | Platform:
-    """Returns the directory of a run on this machine, or the platform for a run there."""
-    from shardline.pipelines.settings import load_environment
-
-    with contextlib.suppress(SettingsError):
-        return find_run(run, runs_dir)
-    try:
-        return load_environment(settings, flags, os.environ).platform
-    except SettingsError as error:
-        raise SettingsError(f"{run} is not a run directory; for a run on the platform {error}") from None
-
-
-def find_record(run: str, runs_dir: Path, settings: Path | None, flags: dict[str, str]) -> RunRecord:
-    """Returns the record of a run on this machine, or on the platform."""
-    place = find_place(run, runs_dir, settings, flags)
-    if isinstance(place, Path):
-        return read_local_record(place)
-    from shardline.components.runs.logs import read_platform_record
-
-    return read_platform_record(place, run)
-
-
-def _pool_name(replica: str) -> str:
-    """Returns the platform's name of a replica: workerpool1-0 for worker-0."""
-    from shardline.pipelines.engines.custom_job import ROLES
-
-    found = re.fullmatch(rf"({'|'.join(ROLES)})-(\d+)", replica)
-    return f"workerpool{ROLES.index(found[1])}-{found[2]}" if found else replica

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import click
 from click.core import ParameterSource
 
-from shardline.components.runs.record import RUNNING, SLURM, SLURM_LOG, RunRecord
+from shardline.components.runs.record import LOG, RUNNING, SLURM, RunRecord
 from shardline.components.runs.slurm_job import cancel_job
 from shardline.components.text import timestamp
 from shardline.pipelines.engines.slurm import engine
@@ -128,7 +128,7 @@ class Submission:
             for job in make_jobs(directory):
                 job_id = engine.submit(replace(job, after=next(reversed(jobs), "")), self.settings)
                 jobs[job_id] = job.directory
-            (directory / SLURM_LOG).touch()
+            (directory / LOG).touch()
             RunRecord(
                 name=directory.name,
                 pipeline=pipeline,

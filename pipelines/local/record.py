@@ -92,6 +92,7 @@ class RunDirectory:
             cpus=os.cpu_count(),
             locked=locked,
             host=socket.gethostname(),
+            pid=os.getpid(),
             **facts,
         )
         self.record.write(self.directory)

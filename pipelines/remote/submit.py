@@ -7,7 +7,7 @@ import datetime
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardline.components.runs.platform_run import PlatformRun, read_run, resource_name, run_of
@@ -63,29 +63,12 @@ def continue_parameters(platform: Platform, run: str, parameters: Mapping[str, A
     return {**previous.parameters, **parameters, "continue_run": previous.job_id}
 
 
-def cancel(platform: Platform, run: str) -> tuple[bool, PlatformRun]:
-    """Asks the platform to cancel a run, unless it has ended; raises as `read_run` does.
-
-    Returns:
-        Whether the platform was asked to cancel it, and the run before that.
-    """
-    found = read_run(platform, run)
-    if found.has_ended:
-        return False, found
-    name = {"name": resource_name(platform, run)}
-    call_api(f"cancel the run {run}", platform.pipelines.cancel_pipeline_job, name)
-    return True, found
-
-
-def wait_for_run(platform: Platform, run: str) -> PlatformRun:
-    """Waits until a run has ended, reports the states of its tasks, and returns it.
-
-    Raises PlatformError when the platform was not reached for a quarter of an hour.
-    """
+def wait_for_run(read: Callable[[], PlatformRun]) -> PlatformRun:
+    """Reads a run until it has ended, reports the states of its tasks, and returns it."""
     seen: dict[str, str] = {}
     pause = _FIRST_S
     while True:
-        found = read_run(platform, run, watching=True)
+        found = read()
         for task in found.tasks:
             has_started = not task.is_group and task.state not in ("waiting", "unknown")
             if has_started and seen.get(task.path) != task.state:

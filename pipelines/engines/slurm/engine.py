@@ -113,7 +113,7 @@ def follow(
         CancelledRunError: When somebody cancelled it.
         PlatformError: When Slurm is not reached for some minutes.
     """
-    logs = _Logs(directory, show_line)
+    logs = Logs(directory, show_line)
     job = _watch(job_id, directory, topic, logs.read)
     logs.read(at_end=True)
     if job.state == "cancelled":
@@ -152,7 +152,7 @@ def describe(job: SlurmJob) -> str:
     )
 
 
-class _Logs:
+class Logs:
     """The logs of a job's directory, which grow while it runs; shows complete lines."""
 
     def __init__(self, directory: Path, show_line: ShowLine) -> None:
