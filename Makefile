@@ -10,6 +10,10 @@ JOBS ?= 2
 # $(call install,EXTRA): pip prints errors only.
 install = @begin=$$(date +%s); $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
   -e '.[$(1)]' && echo "... installed in $$(($$(date +%s) - begin)) s"
+# Ray and Beam are no dependencies, and Beam asks for other releases: their environment sees .venv, which does not see it.
+ENGINES := $(CURDIR)/$(VENV)/engines
+PURELIB := 'import sysconfig; print(sysconfig.get_path("purelib"))'
+export SHARDLINE_TEST_ENGINES ?= $(if $(wildcard $(ENGINES)/.done),$(ENGINES)/bin/python)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Whatever was set on the command line (make run source=tfds:mnist epochs=3), but for make's own variables.
 PARAMS := $(filter-out PYTHON VENV JOBS PYTEST_ARGS,$(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $(v))),$(v))))
@@ -17,7 +21,7 @@ PARAMS := $(filter-out PYTHON VENV JOBS PYTEST_ARGS,$(foreach v,$(.VARIABLES),$(
 # Hundreds of processes import the same modules: where they may not keep the bytecode, each compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-all test-quick lint compile docs audit lock clean
+.PHONY: help run test test-all test-quick engines lint compile docs audit lock clean
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +37,8 @@ test-all: $(BIN)/.test  ## Run the tests with every value of long matrices
 
 test-quick: $(BIN)/.test  ## Run the tests that need no TensorFlow, in about a minute
 	$(PYTEST) --quick tests/unit tests/compile $(PYTEST_ARGS)
+
+engines: $(ENGINES)/.done  ## Install Ray and Beam, whose tests are skipped without them
 
 lint: $(BIN)/.test  ## Format check, lint, types, import rules, drift of the compiled pipeline
 	$(BIN)/ruff format --check
@@ -79,6 +85,15 @@ $(BIN)/.run: $(VENV)/pyvenv.cfg setup.cfg constraints.txt
 $(BIN)/.test: $(BIN)/.run
 	@echo "Installing what the tests need into $(VENV)"
 	$(call install,dev)
+	@touch $@
+
+$(ENGINES)/.done: $(BIN)/.test
+	@echo "Installing Ray and Beam into $(ENGINES) (once: 0.7 GB on disk)"
+	@$(PYTHON) -m venv $(ENGINES)
+	@printf "import site; site.addsitedir('%s')\n" "$$($(BIN)/python -c $(PURELIB))" \
+	  > "$$($(ENGINES)/bin/python -c $(PURELIB))/shardline.pth"
+	@begin=$$(date +%s); $(ENGINES)/bin/python -m pip install -qq --disable-pip-version-check \
+	  'ray[train]>=2.60,<2.61' 'apache-beam>=2.77,<2.78' && echo "... installed in $$(($$(date +%s) - begin)) s"
 	@touch $@
 
 $(BIN)/.docs: $(VENV)/pyvenv.cfg setup.cfg constraints.txt

@@ -1,0 +1,101 @@
+"""Program that runs examples/ray on a Ray cluster of this machine and kills workers.
+
+RAY_TEST_DIR is the directory of the arguments of each example, NAME.json, and of what has happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+#: Epoch, and batch in it, from 0, after which a training worker is killed.
+KILLED_AFTER = (2, 7)
+#: Parts of preprocessing that are killed, once each, and all parts.
+KILLED_PARTS, PARTS = (1, 2), 4
+
+
+def main(directory: Path) -> None:
+    """Starts Ray, runs the examples, stops Ray."""
+    import ray
+
+    # Ray's own address of this machine, which is not loopback; the proxies of tests answer nobody.
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"localhost,127.0.0.1,{ray.util.get_node_ip_address()}"
+    ray.init(
+        include_dashboard=False,
+        num_cpus=2,
+        _temp_dir=os.environ["RAY_TMPDIR"],
+        runtime_env={"worker_process_setup_hook": f"{__spec__.name}.prepare"},  # type: ignore[name-defined]
+    )
+    try:
+        for name in ("preprocess", "train"):
+            sys.argv = [name, *json.loads((directory / f"{name}.json").read_text())]
+            runpy.run_path(f"examples/ray/{name}.py", run_name="__main__")
+    finally:
+        ray.shutdown()
+
+
+def prepare() -> None:
+    """Makes this process, a worker of Ray, kill itself once in the middle of its work."""
+    import shardline
+    from shardline.components.preprocess import run
+    from shardline.components.preprocess.write.shard_writer import ShardFile
+
+    directory = Path(os.environ["RAY_TEST_DIR"])
+    write = run.write_shards
+
+    def claim(name: str) -> bool:
+        with contextlib.suppress(FileExistsError):
+            (directory / name).touch(exist_ok=False)
+            return True
+        return False
+
+    def write_shards(out: Path, part: int, parts: int) -> int:
+        if part in KILLED_PARTS and claim(f"killed-part-{part}"):
+            written: list[Any] = []
+
+            def kill(self: ShardFile, *_: object) -> None:
+                """Closes a shard, and kills the process in the second one, which is not complete."""
+                if written:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                written.append(self)
+                closed(self, None)
+
+            closed, ShardFile.__exit__ = ShardFile.__exit__, kill  # type: ignore[method-assign]
+        return write(out, part, parts)
+
+    def fit_until_killed(*given: Any, callbacks: list[Any], **options: Any) -> Any:
+        import keras
+
+        from shardline.trainer.fit import fit
+
+        class Kill(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+            epoch = 0
+
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                self.epoch = epoch
+
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                if (self.epoch, batch) > KILLED_AFTER or not (directory / "killed-worker").exists():
+                    return
+                with contextlib.suppress(FileExistsError), open(directory / "resumed", "x") as file:
+                    json.dump([self.epoch, batch], file)
+
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+                if rank == 1 and (self.epoch, batch) == KILLED_AFTER and claim("killed-worker"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return fit(*given, callbacks=[*callbacks, Kill()], **options)
+
+    run.write_shards = write_shards
+    shardline.fit = fit_until_killed  # type: ignore[assignment]
+
+
+if __name__ == "__main__":
+    main(Path(os.environ["RAY_TEST_DIR"]))
