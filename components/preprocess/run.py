@@ -2,10 +2,14 @@
 
 `preprocess` is the sequence of `plan_dataset`, `write_shards` and `finish`, which can also run separately on
 machines that see the same directory. The next run continues where an interrupted one ended.
+
+As programs the later two are `python -m shardline.components.preprocess.run write OUT 0 8`, for the first of
+eight parts, and `... finish OUT`.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fnmatch
 import os
@@ -289,3 +293,24 @@ def _report(manifest: Manifest) -> None:
     progress.fact("dataset", manifest.fingerprint)
     records = " / ".join(f"{name} {split.records:,}" for name, split in splits.items())
     progress.fact("records", manifest.records, records)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Writes one part, or finishes; an error ends the process with one line and its exit code."""
+    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=main.__doc__)
+    steps = parser.add_subparsers(dest="step", required=True)
+    writing = steps.add_parser("write", help="write the shards of one part")
+    writing.add_argument("out", type=Path)
+    writing.add_argument("part", type=int, help="number of the part, from 0")
+    writing.add_argument("parts", type=int, help="number of parts")
+    steps.add_parser("finish", help="write the manifest").add_argument("out", type=Path)
+    given = parser.parse_args(arguments)
+    with progress.exit_on_error(_TOPIC):
+        if given.step == "write":
+            write_shards(given.out, given.part, given.parts)
+        else:
+            finish(given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardline.components.preprocess.settings import CHOICES, PreprocessSettings
+from shardline.components.runs.record import REPLICAS
 from shardline.pipelines.cli.options import (
     PATH,
     CommandGroup,
+    engine_options,
     foreground,
     json_option,
     pairs,
@@ -23,6 +26,12 @@ from shardline.pipelines.cli.options import (
 )
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
+
+if TYPE_CHECKING:
+    from shardline.pipelines.cli.slurm import Submission
+
+#: Tasks of an array of Slurm by default, and at most: its MaxArraySize is 1001 by default.
+_TASKS, _MOST_TASKS = 8, 1000
 
 _PROCESSES = click.option(
     "--processes", type=int, default=0, help="Reading processes.  [default: one per core]"
@@ -110,7 +119,17 @@ def _setting(name: str, text: str, **more: Any) -> Callable[[Callable[..., None]
 )
 @_setting("on_anomaly", "Stop if the source does not fit --schema, or warn.")
 @click.option("--overwrite", is_flag=True, help="Replace the dataset in OUT.")
-@click.option("--dry-run", is_flag=True, help="Show what would be read, and what BigQuery would bill.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be read, and what BigQuery would bill; with slurm, the scripts.",
+)
+@click.option(
+    "--tasks",
+    type=click.IntRange(1),
+    help=f"With slurm: most tasks that write shards, each a part.  [default: {_TASKS}]",
+)
+@functools.partial(engine_options, own=("dry_run",))
 @json_option
 def preprocess(
     source: str,
@@ -122,6 +141,7 @@ def preprocess(
     overwrite: bool,
     dry_run: bool,
     as_json: bool,
+    slurm: Submission | None,
     **options: Any,
 ) -> None:
     """Write SOURCE to OUT as TFRecord shards with a manifest.
@@ -146,7 +166,12 @@ def preprocess(
         options |= {"shards": 0, "shard_size": shard_size}
     elif shards is not None:
         options["shards"] = shards
+    if (tasks := options.pop("tasks")) and not slurm:
+        raise click.UsageError("--tasks needs --engine slurm")
     settings = PreprocessSettings(source=source, features=features, **options)
+    if slurm:
+        _preprocess_with(slurm, settings, out.absolute(), tasks or _TASKS, overwrite, as_json)
+        return
     if dry_run:
         # Without reading it.
         from shardline.components.configure.fingerprint import fingerprint
@@ -163,6 +188,41 @@ def preprocess(
         manifest = run.preprocess(settings, out, overwrite=overwrite)
     if as_json:
         show_json(stats.describe(manifest))
+
+
+def _preprocess_with(
+    slurm: Submission, settings: PreprocessSettings, out: Path, tasks: int, overwrite: bool, as_json: bool
+) -> None:
+    """Plans a dataset here; an array of Slurm writes its parts, and a job after it finishes."""
+    from shardline.components.preprocess import run
+    from shardline.components.preprocess.inspect import stats
+    from shardline.pipelines.engines.slurm.script import BatchJob, Step
+    from shardline.trainer.data import manifest as manifests
+
+    stream = sys.stderr if as_json else None
+    parts = min(tasks, _MOST_TASKS)
+    if not slurm.dry_run:
+        with foreground(stream):
+            parts = run.plan_dataset(settings, out, overwrite=overwrite).useful_parts(parts)
+    module = [slurm.python, "-m", run.__name__]
+    steps = {
+        "preprocess": (parts, [*module, "write", str(out), "$SLURM_ARRAY_TASK_ID", str(parts)]),
+        "preprocess-finish": (0, [*module, "finish", str(out)]),
+    }
+
+    def make_jobs(directory: Path) -> list[BatchJob]:
+        return [
+            BatchJob(
+                name=name,
+                steps=(Step(role="chief", tasks=1, command=tuple(command)),),
+                directory=directory / REPLICAS / name,
+                elements=elements,
+            )
+            for name, (elements, command) in steps.items()
+        ]
+
+    if slurm.run("preprocess", make_jobs, stream=stream) and as_json:
+        show_json(stats.describe(manifests.load(out)))
 
 
 def _pairs(values: tuple[str, ...], option: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardline.components.runs.record import REPLICAS
 from shardline.pipelines.cli.options import (
     EVERY_RUN,
     MOST_REPLICAS,
@@ -140,7 +141,9 @@ def launch(
         return
     slurm.refuse("logs", "network")
     job = launching.program_job(program, arguments, module=module, python=slurm.python, **options)
-    slurm.limited(restarts, options["timeout"]).run("launch", lambda directory: [batch_job(job, directory)])
+    slurm.limited(restarts, options["timeout"]).run(
+        "launch", lambda directory: [batch_job(job, directory / REPLICAS / "launch")]
+    )
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -208,7 +211,7 @@ def train(
     if slurm is None:
         with foreground() as terminal:
             run_job(job, out / "replicas", show_line=terminal.line, injections=failures, network=network)
-    elif slurm.run("train", lambda directory: [batch_job(job, directory)]) is None:
+    elif not slurm.run("train", lambda directory: [batch_job(job, directory / REPLICAS / "train")]):
         return
     model = Path(given.model_dir)
     own = ["--model-function", given.model] if ":" in given.model else []

@@ -100,7 +100,7 @@ class Submission:
         *,
         parameters: Mapping[str, Any] | None = None,
         stream: TextIO | None = None,
-    ) -> Path | None:
+    ) -> bool:
         """Submits jobs as a new run, each after the success of the one before, and follows them to the end.
 
         Args:
@@ -110,7 +110,7 @@ class Submission:
             stream: Stream for progress; None for standard output.
 
         Returns:
-            The run directory once the run has succeeded; None where the command does not wait for that.
+            Whether the jobs have succeeded; False where the command does not wait for that.
 
         Raises:
             RunError: When a job failed; its exit_code is EXIT_BAD_INPUT after a user error.
@@ -121,7 +121,7 @@ class Submission:
         if self.dry_run:
             for job in make_jobs(self.runs_dir.absolute() / directory_name(now)):
                 click.echo(batch_script(job, self.settings))
-            return None
+            return False
         directory = make_directory(self.runs_dir, now)
         jobs: dict[str, Path] = {}
         try:
@@ -150,7 +150,7 @@ class Submission:
             progress.report(pipeline, f"submitted as job {' and '.join(jobs)}, in {shown}")
             if self.detach:
                 progress.report(pipeline, f"'shardline status {shown} --wait' watches it")
-                return None
+                return False
             try:
                 for job_id, place in jobs.items():
                     engine.follow(job_id, place, topic=pipeline, show_line=terminal.line)
@@ -159,4 +159,4 @@ class Submission:
                     f"no longer watching; the job continues: 'shardline status {shown} --wait' watches it "
                     f"again, 'shardline cancel {shown}' ends it"
                 ) from None
-            return directory
+            return True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from shardline.components.preprocess import run as preprocessing
 from shardline.components.runs.record import RunRecord
 from shardline.pipelines.cli import slurm as submission
 from shardline.pipelines.cli.main import main
@@ -27,14 +29,26 @@ class Slurm:
         self.followed: list[str] = []
         self.cancelled: list[str] = []
         self.outcome: BaseException | None = None
+        self.runs = False
 
     def submit(self, job: BatchJob, settings: SlurmSettings) -> str:
         self.jobs.append(job)
         self.settings = settings
         return str(100 + len(self.jobs))
 
+    def run(self) -> None:
+        """Does what the tasks of preprocessing would do."""
+        for job in self.jobs:
+            python, _, module, *arguments = job.steps[0].command
+            assert (python, module) == (sys.executable, preprocessing.__name__)
+            for element in range(job.elements or 1):
+                values = {"$SLURM_ARRAY_TASK_ID": str(element)}
+                preprocessing.main([values.get(argument, argument) for argument in arguments])
+
     def follow(self, job_id: str, directory: Path, **options: Any) -> None:
         self.followed.append(job_id)
+        if self.runs and job_id == str(100 + len(self.jobs)):
+            self.run()
         if self.outcome:
             raise self.outcome
 
@@ -164,3 +178,45 @@ def test_its_options_need_the_engine(option: str) -> None:
 
     assert done.exit_code == 2
     assert f"{option.partition('=')[0]} needs --engine slurm" in done.output
+
+
+def preprocess(out: str, *options: str) -> Result:
+    return shardline("preprocess", "digits", out, "--shards", "4", *options)
+
+
+def test_an_array_and_a_job_after_it_give_the_bytes_of_one_process(slurm: Slurm) -> None:
+    slurm.runs = True
+    assert preprocess("here").exit_code == 0
+    done = preprocess("there", "--engine", "slurm", "--tasks", "3", "--json")
+
+    assert done.exit_code == 0, done.output
+    parts, finish = slurm.jobs
+    assert (parts.elements, finish.elements, finish.after) == (3, 0, "101")
+    assert slurm.followed == ["101", "102"]
+    assert json.loads(done.stdout)["splits"]
+    here, there = (
+        {path.name: path.read_bytes() for path in Path(name).iterdir() if path.is_file()}
+        for name in ("here", "there")
+    )
+    assert here.keys() == there.keys()
+    assert all(here[name] == there[name] for name in here if name.endswith(".tfrecord"))
+
+
+def test_a_thousand_parts_are_one_array(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts: list[BatchJob] = []
+    monkeypatch.setattr(submission, "batch_script", lambda job, settings: scripts.append(job) or job.name)
+    done = preprocess("out", "--engine", "slurm", "--tasks", "5000", "--dry-run")
+
+    assert done.exit_code == 0, done.output
+    assert [job.elements for job in scripts] == [1000, 0]
+    assert not slurm.jobs
+    assert not Path("out").exists()
+
+
+def test_a_part_that_is_no_number_of_the_plan_is_refused(
+    slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        preprocessing.main(["write", "out", "8", "8"])
+    assert "part must be 0..7, not 8" in capsys.readouterr().err
+    assert preprocess("out", "--tasks", "3").exit_code == 2
