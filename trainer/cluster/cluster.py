@@ -1,4 +1,4 @@
-"""Cluster: the processes of a job and this one's role, read from TF_CONFIG and CLUSTER_SPEC."""
+"""Cluster: the processes of a job and this one's role, read from TF_CONFIG or the launcher's variables."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ClusterError
+from shardline.trainer.cluster.environments import find_tasks
 
 # Task types, those that train in TensorFlow's order.
 _TASKS = ("chief", "worker", "ps", "evaluator")
@@ -39,6 +40,7 @@ class ClusterConfig:
         ps_hosts: host:port of every parameter server.
         has_chief_task: Whether TF_CONFIG has a chief; worker 0 is the chief where it has none.
         secret: Secret of the job's processes; "" for none.
+        origin: What describes the cluster: "TF_CONFIG", or "Slurm job 12, 3 tasks on n1, n2".
     """
 
     task_type: str = "chief"
@@ -47,6 +49,7 @@ class ClusterConfig:
     ps_hosts: tuple[str, ...] = ()
     has_chief_task: bool = True
     secret: str = field(default="", repr=False)
+    origin: str = "TF_CONFIG"
 
     @property
     def role(self) -> str:
@@ -115,15 +118,21 @@ class ClusterConfig:
 
 
 def read_cluster(environ: Mapping[str, str]) -> ClusterConfig:
-    """Reads TF_CONFIG; without it there is no cluster.
+    """Reads TF_CONFIG, or else the variables of the launcher that has started this process (`environments`).
 
-    It has a chief (formerly "master") and workers, or workers only, and possibly parameter servers. An
+    TF_CONFIG has a chief (formerly "master") and workers, or workers only, and possibly parameter servers. An
     evaluator may appear as the task only. Task types without hosts are ignored, and Reduction Servers are not
-    parameter servers. Raises ClusterError for a malformed TF_CONFIG.
+    parameter servers. Other launchers have workers only. Raises ClusterError for a malformed cluster, and
+    RunError where the launcher does not answer.
     """
     text = environ.get("TF_CONFIG", "").strip()
+    secret = environ.get(SECRET_VARIABLE, "")
     if not text:
-        return ClusterConfig()
+        # A custom job sets CLUSTER_SPEC in each replica, and TF_CONFIG where there are several.
+        found = None if environ.get("CLUSTER_SPEC") else find_tasks(environ)
+        if found is None or len(found.hosts) == 1:
+            return ClusterConfig()
+        return ClusterConfig("worker", found.rank, found.hosts, (), False, secret, found.origin)
     config = files.parse_json(text, "TF_CONFIG", ClusterError)
     tasks = _tasks(config, text)
     if environ.get(REDUCTION_SERVERS_VARIABLE, "").strip() not in ("", "0"):
@@ -138,7 +147,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterConfig:
         hosts,
         tuple(tasks.get("ps", ())),
         has_chief_task="chief" in tasks,
-        secret=environ.get(SECRET_VARIABLE, ""),
+        secret=secret,
     )
 
 

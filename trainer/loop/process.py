@@ -131,12 +131,6 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
                 )
         return _process
     cluster = read_cluster(os.environ if resolver is None else _resolver_environment(resolver))
-    if not cluster.tasks and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        progress.report(
-            "train",
-            "warning: this is one of several tasks of a Slurm step, and trains alone without a TF_CONFIG; "
-            "call strategy(cluster_resolver=tf.distribute.cluster_resolver.SlurmClusterResolver()) first",
-        )
     if cluster.role == "evaluator":
         raise SettingsError(
             "TF_CONFIG makes this process an evaluator, and shardline.fit validates on the replicas; leave "

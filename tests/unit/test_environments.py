@@ -1,0 +1,122 @@
+"""Clusters by the variables of Slurm and other launchers: what is found, and errors for what is malformed."""
+
+import pytest
+
+from shardline.trainer.base.errors import ClusterError
+from shardline.trainer.cluster.cluster import read_cluster
+from shardline.trainer.cluster.environments import expand_hosts, slurm
+
+
+def addresses(names):
+    return {name: f"10.0.0.{name.lstrip('abn')}" for name in names}
+
+
+def step(rank=0, nodes="n[1-2]", counts="2,1", size=3, **more):
+    """Variables that srun of Slurm 22.05 sets in a task."""
+    return {
+        "SLURM_JOB_ID": "12",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_TASKS_PER_NODE": counts,
+        "SLURM_PROCID": str(rank),
+        **more,
+    }
+
+
+HET = step(
+    3,
+    "n[1,3-4]",
+    "2,3,1",
+    6,
+    SLURM_HET_SIZE="2",
+    SLURM_JOB_NODELIST_HET_GROUP_0="n[3-4]",
+    SLURM_JOB_NODELIST_HET_GROUP_1="n1",
+    SLURM_DISTRIBUTION="cyclic",
+    SLURM_LOCALID="0",
+    SLURMD_NODENAME="n4",
+)
+
+
+@pytest.mark.parametrize(
+    ("variables", "hosts"),
+    [
+        (step(), "1:10768 1:10769 2:10768"),
+        (step(1, SLURMD_NODENAME="n2", SLURM_DISTRIBUTION="cyclic"), "1:10768 2:10768 1:10769"),
+        (step(2, "n[2-3],n1", "1(x3)"), "2:10768 3:10768 1:10768"),
+        (step(SLURM_STEP_RESV_PORTS="12001-12003"), "1:12001 1:12002 2:12001"),
+        (step(SLURM_STEP_RESV_PORTS="12001"), "1:10768 1:10769 2:10768"),
+        (HET, "3:10768 3:10769 3:10770 4:10768 1:10768 1:10769"),
+        ({**HET, **step(2, "n[1,3]", "1,2"), "SLURMD_NODENAME": "n1"}, "3:10768 3:10769 1:10768"),
+    ],
+)
+def test_a_step_of_slurm_has_an_address_for_each_task(variables, hosts):
+    found = slurm(variables, addresses)
+
+    assert found.hosts == tuple(f"10.0.0.{host}" for host in hosts.split())
+    assert found.rank == int(variables["SLURM_PROCID"])
+
+
+def test_a_step_on_one_node_is_a_cluster_on_loopback():
+    found = read_cluster(step(1, "n1", "2", 2))
+
+    assert (found.name, found.hosts) == ("worker-1", ("127.0.0.1:10768", "127.0.0.1:10769"))
+    assert (found.role, found.origin) == ("worker", "Slurm job 12, 2 tasks on n1")
+    assert read_cluster(step(0, "n1", "2", 2)).is_chief
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        step(0, "n1", "1", 1),
+        {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "3"},  # the script of sbatch
+        {**step(), "CLUSTER_SPEC": "{}"},  # the only replica of a job
+    ],
+)
+def test_one_task_is_one_process(variables):
+    assert str(read_cluster(variables)) == "one process"
+
+
+def test_jobs_and_steps_do_not_meet():
+    """Two jobs on the same nodes, and two steps of one."""
+    ids = [{"SLURM_JOB_ID": job, "SLURM_STEP_ID": str(number)} for job in ("12", "13") for number in range(4)]
+    hosts = [host for more in ids for host in slurm(step(**more), addresses).hosts]
+
+    assert len(set(hosts)) == len(hosts)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (step(3), "SLURM_PROCID is '3', which is not a number from 0 to 2"),
+        (step(-1), "SLURM_PROCID is '-1'"),
+        (step(size=""), "SLURM_STEP_NUM_TASKS is ''"),
+        (step(nodes=""), "SLURM_STEP_NODELIST is '', which is no list of hosts"),
+        (step(nodes="n[1-"), "no list of hosts"),
+        (step(nodes="n[1-99999999]"), "more than 65536"),
+        (step(counts="2,x"), "no list of numbers"),
+        (step(counts="2,2"), "which is not SLURM_STEP_NUM_TASKS 3 on SLURM_STEP_NODELIST"),
+        (step(counts="3"), "which is not"),
+        (step(SLURM_LOCALID="1"), "task 0 of 3 is on '' as its task '1'"),
+        (step(1, SLURMD_NODENAME="n2", SLURM_DISTRIBUTION="arbitrary"), "srun -m block"),
+        ({**HET, "SLURM_JOB_NODELIST_HET_GROUP_1": "n4"}, "not known"),
+        ({**HET, "SLURM_HET_SIZE": "3"}, "SLURM_JOB_NODELIST_HET_GROUP_2 is ''"),
+    ],
+)
+def test_names_what_is_malformed(variables, message):
+    with pytest.raises(ClusterError, match=message):
+        slurm(variables, addresses)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n[1-3,07-09],m1", "n1 n2 n3 n07 n08 n09 m1"),
+        ("r[1-2]n[08-10]", "r1n08 r1n09 r1n10 r2n08 r2n09 r2n10"),
+        ("gpu-a.cluster,gpu[5]-ib", "gpu-a.cluster gpu5-ib"),
+    ],
+)
+def test_lists_of_hosts(text, hosts):
+    """As `scontrol show hostnames`."""
+    assert expand_hosts({"L": text}, "L") == hosts.split()
