@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.runs.causes import Failure, exit_code, explain
+from shardline.components.runs.causes import Failure, exit_code, explain, explain_waiting
 from shardline.components.runs.logs import last_lines, own_error, readable
 from shardline.components.runs.record import (
     ABANDONED,
@@ -33,6 +33,8 @@ from shardline.components.runs.record import (
     TaskOutputs,
     collect_results,
 )
+from shardline.components.runs.slurm_job import describe, job_directories
+from shardline.components.runs.slurm_run import first_failure, job_failure
 from shardline.components.vertex.payload import list_at, literal_string, mapping_at
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
@@ -82,9 +84,10 @@ def find_run(run: str, runs_dir: Path) -> Path:
     for path in (Path(run), runs_dir / run):
         if (path / RECORD_FILE).is_file() and (path / LOG).is_file():
             return path.resolve() if path.is_symlink() else path
-    for record in local_runs(runs_dir) if run.isdecimal() else ():
-        if run in record.job.split():
-            return runs_dir / record.name
+    for path in sorted(runs_dir.glob(f"*/{RECORD_FILE}"), reverse=True) if run.isdecimal() else ():
+        with contextlib.suppress(SettingsError):
+            if run in str(files.read_json(path, SettingsError).get("job", "")).split():
+                return path.parent.resolve()
     raise SettingsError(f"there is no run {run!r}, neither as a directory nor in {runs_dir}")
 
 
@@ -108,11 +111,15 @@ def read_local_record(
     here = {"run": str(directory)}
     outcome["links"] = here | outcome["links"] | here
     explanation = explain(failure_of(directory, record)) if state == FAILED else None
+    if (job := record.deciding_job) and job.state == "waiting":
+        explanation = explain_waiting(job.reason, describe(job))
     return replace(record, state=state, explanation=explanation, **outcome)
 
 
 def failure_of(directory: Path, record: RunRecord) -> Failure:
     """Returns the failure of a run from its files; raises SettingsError without a log."""
+    if (deciding := record.deciding_job) and not record.yaml:  # a pipeline has tasks, and a log of them
+        return job_failure(job_directories(record.job, directory)[deciding.id], deciding)
     try:
         log = _read_lines(directory / LOG)
     except OSError as error:
@@ -252,11 +259,8 @@ def _outputs(directory: Path) -> Iterator[TaskOutputs]:
 def _replica_failure(job: Path, task: str, message: str) -> Failure:
     """Returns the failure of a custom job: that of the replica whose last start failed first."""
     record = JobRecord.read(job)
-    ended = [item for item in record.replicas if item.starts and item.starts[-1].exit not in (0, None)]
-    if not ended:
+    if (first := first_failure(record)) is None:
         return Failure(task=task, error=record.error or "")
-    # A replica that was stopped after another's failure comes last.
-    first = min(ended, key=lambda item: (item.starts[-1].stopped, item.starts[-1].end_s or 0.0))
     last, log = first.starts[-1], job / f"{first.name}.log"
     lines = _read_lines(log) if log.is_file() else []
     return Failure(

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shardline.components.runs.causes import waiting_cause
 from shardline.trainer.base.errors import PlatformError, SettingsError
 from shardline.trainer.base.progress import EVENTS_VARIABLE
 
-#: In the directory of a job: its script, what Slurm writes, and the exit code, which the script writes last.
-SCRIPT_FILE, SLURM_LOG, EXIT_FILE = "job.sh", "slurm.log", "exit"
+#: In the directory of a job: its script, what that prints, the exit code, which it writes last, and its id.
+SCRIPT_FILE, SLURM_LOG, EXIT_FILE, ID_FILE = "job.sh", "slurm.log", "exit", "job.id"
 
 _WAITING = (
     "PENDING",
@@ -84,34 +86,93 @@ class SlurmJob:
 
 
 def read_job(job_id: str, directory: Path | None = None) -> SlurmJob:
-    """Reads the state of a job, from Slurm, from its accounting, or from the exit code in its directory.
+    """Reads the state of a job, from Slurm, its accounting, or else the exit code in the job's directory.
 
     Raises:
-        SettingsError: When Slurm knows no such job, or is not installed here.
+        SettingsError: When Slurm knows no such job, which has left no exit code, or is not installed here.
         PlatformError: When Slurm is not reached.
     """
     if not re.fullmatch(r"\d+", job_id):
         raise SettingsError(f"the id of a Slurm job is a number, not {job_id!r}")
-    text = run_slurm(["scontrol", "show", "job", "-o", job_id], accepts=_UNKNOWN_JOB)
-    job = parse_jobs(job_id, text)
-    if job is None:  # Slurm forgets a job some minutes after its end (MinJobAge)
-        fields = ",".join(_SACCT)
-        accounts = ["sacct", "-X", "-P", "-n", "-j", job_id, "-o", fields]
-        job = parse_accounts(job_id, run_slurm(accounts, accepts="storage is disabled"))
-    if job is not None:
-        return job
-    code = None if directory is None else read_exit(directory)
-    if code is None:
-        raise SettingsError(f"Slurm knows no job {job_id}; squeue lists those that it knows")
-    return SlurmJob(id=job_id, state="failed" if code else "succeeded", word="", exit_code=code)
+    job, why = None, f"Slurm knows no job {job_id}; squeue lists those that it knows"
+    try:
+        job = parse_jobs(job_id, run_slurm(["scontrol", "show", "job", "-o", job_id], accepts=_UNKNOWN_JOB))
+        if job is None:  # Slurm forgets a job some minutes after its end (MinJobAge)
+            accounts = ["sacct", "-X", "-P", "-n", "-j", job_id, "-o", ",".join(_SACCT)]
+            job = parse_accounts(job_id, run_slurm(accounts, accepts="storage is disabled"))
+    except SettingsError as error:  # not installed on this machine
+        why = error.line
+    if job is None:
+        code = None if directory is None else _read_exit(directory)
+        if code is None:
+            raise SettingsError(why)
+        job = SlurmJob(id=job_id, state="failed" if code else "succeeded", word="", exit_code=code)
+    return job
 
 
-def read_exit(directory: Path) -> int | None:
+def read_jobs(job_ids: str, directory: Path) -> tuple[SlurmJob, ...]:
+    """Reads the jobs of a run directory; one of which nothing is known any more has failed.
+
+    Raises as `read_job`.
+    """
+    jobs = []
+    for job_id, place in job_directories(job_ids, directory).items():
+        try:
+            jobs.append(read_job(job_id, place))
+        except SettingsError:
+            if shutil.which("scontrol") is None:
+                raise
+            jobs.append(SlurmJob(id=job_id, state="failed", word=""))
+    return tuple(jobs)
+
+
+def job_directories(job_ids: str, directory: Path) -> dict[str, Path]:
+    """Returns the directory of each job of a run: that with its id, in the order of the ids."""
+    places = [path.parent for path in sorted(directory.glob(f"*/*/{SCRIPT_FILE}"))]
+    ids = job_ids.split()
+    named = {read_id(place) or job_id: place for job_id, place in zip(ids, places, strict=False)}
+    return {job_id: named.get(job_id, directory) for job_id in ids}
+
+
+def read_id(directory: Path) -> str:
+    """Returns the id of the job in a directory, "" for none."""
+    try:
+        return (directory / ID_FILE).read_text()
+    except OSError:
+        return ""
+
+
+def _read_exit(directory: Path) -> int | None:
     """Returns the exit code that a job's script has left in its directory; None where there is none."""
     try:
         return int((directory / EXIT_FILE).read_text())
     except (OSError, ValueError):
         return None
+
+
+def describe(job: SlurmJob) -> str:
+    """Returns the state of a job in a line: "waiting: Resources (no node is free at present)"."""
+    why = f": {job.reason} ({waiting_cause(job.reason).description})" if job.reason else ""
+    when = f"; expected start {job.start}" if job.start else ""
+    known = {
+        "waiting": f"waiting{why}{when}",
+        "running": f"running on {job.nodes}{'' if job.word == 'RUNNING' else f' ({job.word})'}",
+        "succeeded": "succeeded",
+    }
+    done = list(job.elements.values()).count("succeeded")
+    parts = [known.get(job.state) or end_message(job)]
+    parts += [f"restart {job.restarts}"] if job.restarts and not job.has_ended else []
+    parts += [f"{done} of {len(job.elements)} elements succeeded"] if job.elements else []
+    return ", ".join(parts)
+
+
+def end_message(job: SlurmJob) -> str:
+    """Returns why a job has not succeeded, in Slurm's words."""
+    if not job.word and job.exit_code is None:
+        return f"Slurm no longer knows job {job.id}, and it left no exit code"
+    words = [job.word, "" if job.reason in (job.word, "NonZeroExitCode") else job.reason]
+    words += [f"exit code {job.exit_code}" if job.exit_code else ""]
+    return f"Slurm job {job.id} {job.state}: {', '.join(filter(None, words))}"
 
 
 def cancel_job(job_id: str) -> None:
@@ -192,7 +253,7 @@ def _join(job_id: str, rows: Sequence[Mapping[str, str]]) -> SlurmJob | None:
     """Returns a job of its rows: one, one of each component, or one or more of an array's elements."""
     if not rows:
         return None
-    elements = {number: _state(row) for row in rows for number in _numbers(row.get("ArrayTaskId", ""))}
+    elements = {number: _state(row) for row in rows for number in element_numbers(row.get("ArrayTaskId", ""))}
     # The script of a heterogeneous job runs on its first component, which ends with the whole job; an array
     # has ended when all elements have.
     order = ("running", "waiting", "failed", "cancelled", "succeeded")
@@ -227,7 +288,7 @@ def _state(row: Mapping[str, str]) -> str:
     return _STATES.get(row["JobState"], "running")
 
 
-def _numbers(text: str) -> Iterator[int]:
+def element_numbers(text: str) -> Iterator[int]:
     """Yields the numbers in "3", "0-5,8" or "0-9:2%4", Slurm's form for elements of an array."""
     for first, last, step in re.findall(r"(\d+)(?:-(\d+)(?::(\d+))?)?", text.partition("%")[0]):
         yield from range(int(first), int(last or first) + 1, int(step or 1))

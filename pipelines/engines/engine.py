@@ -6,16 +6,14 @@ import contextlib
 import datetime
 import os
 import re
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from shardline.components.runs import slurm_job
-from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.directory import (
     find_run,
     local_runs,
@@ -23,8 +21,8 @@ from shardline.components.runs.directory import (
     read_log,
     task_states,
 )
-from shardline.components.runs.logs import last_lines, own_error, read_platform_record
 from shardline.components.runs.logs import read_log as read_platform_log
+from shardline.components.runs.logs import read_platform_record
 from shardline.components.runs.platform_run import (
     PlatformRun,
     PlatformTask,
@@ -34,21 +32,18 @@ from shardline.components.runs.platform_run import (
 )
 from shardline.components.runs.record import (
     ABANDONED,
-    FAILED,
     REPLICAS,
     RUNNING,
     SLURM,
-    SUCCEEDED,
     RunRecord,
-    State,
     TaskOutputs,
 )
-from shardline.components.runs.slurm_job import SCRIPT_FILE, SlurmJob
+from shardline.components.runs.slurm_job import describe, job_directories
 from shardline.components.vertex.client import Platform
 from shardline.pipelines.engines.custom_job import ROLES
 from shardline.pipelines.engines.slurm.engine import Logs
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import SettingsError, ShardlineError
+from shardline.trainer.base.errors import SettingsError
 
 #: Seconds that the process of a run here has to end, which is more than its own processes have.
 _CANCEL_S = 15.0
@@ -143,11 +138,8 @@ class LocalRuns:
         found = []
         for record in local_runs(self.runs_dir, limit):
             directory = self.runs_dir / record.name
-            if record.engine == SLURM:
-                with contextlib.suppress(ShardlineError):  # what the record says
-                    record = SlurmRuns(self.runs_dir).record(str(directory))
             failed = record.explanation.failed if record.explanation else ""
-            outcome = failed or record.headline().partition(": ")[2]
+            outcome = failed or record.headline().partition(": ")[2] or (record.engine and record.error) or ""
             where = f"slurm {record.job}" if record.engine == SLURM else "here"
             found.append((where, replace(_run(directory, record, []), error=outcome)))
         return found
@@ -161,21 +153,11 @@ class SlurmRuns(LocalRuns):
     def read(self, run: str, *, watching: bool = False) -> PlatformRun:
         """Returns its state, and those of its jobs."""
         directory = find_run(run, self.runs_dir)
-        record, jobs = _settle(directory)
-        tasks = [_task(place.name, job.state, job.seconds, _describe(job)) for place, job in jobs.items()]
-        waits = all(job.state == "waiting" for job in jobs.values())
-        found = _run(directory, record, tasks)
-        return replace(found, state="waiting") if waits and record.state == RUNNING else found
-
-    def record(self, run: str) -> RunRecord:
-        """Returns its record; that of a run that waits has the reason, of one that failed an explanation."""
-        directory = find_run(run, self.runs_dir)
-        record, jobs = _settle(directory)
-        record = replace(record, links={"run": str(directory)})
-        place, job = _decisive(jobs)
-        if record.state == FAILED:
-            return replace(record, explanation=explain(_failure(place, job)))
-        return replace(record, reason=_describe(job)) if job.state == "waiting" else record
+        record = RunRecord.read(directory)
+        places = job_directories(record.job, directory)
+        tasks = [_task(places[job.id].name, job.state, job.seconds, describe(job)) for job in record.slurm]
+        waits = record.state == RUNNING and {job.state for job in record.slurm} == {"waiting"}
+        return replace(_run(directory, record, tasks), state="waiting" if waits else record.state)
 
     def log(self, run: str, task: str = "", replica: str = "", *, follow: bool = False) -> Iterator[str]:
         """Yields the output of its jobs' replicas; that of element 3 of an array is named "3/chief-0"."""
@@ -185,7 +167,7 @@ class SlurmRuns(LocalRuns):
         asked, ended = 0.0, not follow
         while True:
             if not ended and time.monotonic() - asked > _STATE_S:
-                asked, ended = time.monotonic(), _settle(directory)[0].state != RUNNING
+                asked, ended = time.monotonic(), RunRecord.read(directory).state != RUNNING
             logs.read(at_end=ended)
             yield from (f"{name} | {line}" for name, line in lines if replica in ("", name))
             lines.clear()
@@ -261,59 +243,4 @@ def _task(name: str, state: str, seconds: float | None = None, error: str = "") 
         is_group=False,
         ended=0.0,
         outputs=TaskOutputs(),
-    )
-
-
-def _settle(directory: Path) -> tuple[RunRecord, dict[Path, SlurmJob]]:
-    """Returns the record of a run and its jobs by directory; writes the end, which Slurm forgets."""
-    record = RunRecord.read(directory)
-    places = [path.parent for path in sorted(directory.glob(f"{REPLICAS}/*/{SCRIPT_FILE}"))]
-    jobs = {place: _read(job_id, place) for place, job_id in zip(places, record.job.split(), strict=False)}
-    if record.state == RUNNING and (job := _decisive(jobs)[1]).has_ended:
-        seconds = sum(job.seconds or 0.0 for job in jobs.values())
-        error = _describe(job) if job.state == FAILED else None
-        record = replace(record, state=cast(State, job.state), duration_s=seconds, error=error)
-        with contextlib.suppress(OSError):
-            record.write(directory)
-    return record, jobs
-
-
-def _read(job_id: str, place: Path) -> SlurmJob:
-    try:
-        return slurm_job.read_job(job_id, place)
-    except SettingsError as error:
-        if shutil.which("scontrol") is None:
-            raise
-        return SlurmJob(id=job_id, state=FAILED, word="", reason=f"{error.line}, and it left no exit code")
-
-
-def _decisive(jobs: dict[Path, SlurmJob]) -> tuple[Path, SlurmJob]:
-    """Returns the first job that has not succeeded, else the last."""
-    pairs = list(jobs.items())
-    return next((pair for pair in pairs if pair[1].state != SUCCEEDED), pairs[-1])
-
-
-def _describe(job: SlurmJob) -> str:
-    """Returns what Slurm says of a job: "job 12, on n[1-2], 6 of 8 elements succeeded"."""
-    done = sum(state == SUCCEEDED for state in job.elements.values())
-    parts = [f"job {job.id}", job.nodes and f"on {job.nodes}"]
-    parts += [f"{done} of {len(job.elements)} elements succeeded" if job.elements else ""]
-    parts += [job.word if job.state == FAILED else "", job.reason]
-    parts += [f"expected to start {job.start}" if job.state == "waiting" and job.start else ""]
-    return ", ".join(filter(None, parts))
-
-
-def _failure(place: Path, job: SlurmJob) -> Failure:
-    """Returns the failure of a job, from Slurm and the log of the replica that reported an error."""
-    logs = {path: path.read_text(errors="replace").splitlines() for path in sorted(place.rglob("*.log"))}
-    named = next((path for path, lines in logs.items() if own_error(lines)), place / slurm_job.SLURM_LOG)
-    lines = logs.get(named, [])
-    return Failure(
-        task=place.name,
-        replica="" if named.name == slurm_job.SLURM_LOG else named.stem,
-        exit_code=job.exit_code,
-        error=own_error(lines) or _describe(job),
-        is_own_message=bool(own_error(lines)),
-        lines=last_lines(lines),
-        restarts=job.restarts,
     )

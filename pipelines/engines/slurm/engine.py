@@ -15,13 +15,16 @@ from pathlib import Path
 from types import FrameType
 
 from shardline.components.runs import slurm_job
-from shardline.components.runs.slurm_job import SCRIPT_FILE, SlurmJob
+from shardline.components.runs.causes import Failure, exit_meaning
+from shardline.components.runs.slurm_job import ID_FILE, SCRIPT_FILE, SlurmJob, describe
+from shardline.components.runs.slurm_run import job_failure, job_record, log_names
 from shardline.pipelines.engines import custom_job
 from shardline.pipelines.engines.custom_job import CustomJob
 from shardline.pipelines.engines.slurm.script import BatchJob, Step, batch_script
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import (
+    EXIT_BAD_INPUT,
     CancelledRunError,
     PlatformError,
     RunError,
@@ -45,6 +48,8 @@ _OUTAGE_S = 300.0
 _CANCEL_S = 60.0
 #: Bytes of one log that are read at once.
 _CHUNK = 2**20
+#: Exit codes of mistakes; the last two are a command that cannot be executed.
+_USER_ERRORS = (EXIT_BAD_INPUT, 126, 127)
 
 
 def batch_job(job: CustomJob, directory: Path) -> BatchJob:
@@ -73,7 +78,9 @@ def submit(job: BatchJob, settings: SlurmSettings) -> str:
         if _MISTAKE.search(str(error)):
             raise SettingsError(f"{error}; correct [engine.slurm]") from None
         raise
-    return answer.strip().partition(";")[0]  # a federation's answer is ID;CLUSTER
+    job_id = answer.strip().partition(";")[0]  # a federation's answer is ID;CLUSTER
+    files.write_text(job.directory / ID_FILE, job_id)
+    return job_id
 
 
 def run_job(
@@ -116,10 +123,26 @@ def follow(
     logs = Logs(directory, show_line)
     job = _watch(job_id, directory, topic, logs.read)
     logs.read(at_end=True)
+    progress.report(topic, describe(job))
+    error: ShardlineError | None = None
     if job.state == "cancelled":
-        raise CancelledRunError(f"Slurm job {job_id} was cancelled")
-    if job.state == "failed":
-        raise RunError(f"Slurm job {job_id} failed: {job.word} {job.exit_code}")
+        error = CancelledRunError(f"Slurm job {job_id} was cancelled")
+    elif job.state == "failed":
+        error = _error(job_failure(directory, job), job, directory)
+    job_record(directory, job, str(error) if error else None).write(directory)
+    if error:
+        raise error
+
+
+def _error(failure: Failure, job: SlurmJob, directory: Path) -> RunError:
+    """Returns the error of a job, with the replica's own message where it has left one."""
+    text = failure.error
+    if failure.replica and failure.exit_code and not failure.is_own_message:
+        text = f"{failure.replica} ended with {exit_meaning(failure.exit_code)}; its log is in {directory}"
+    error = RunError(text)
+    if failure.exit_code in _USER_ERRORS or job.exit_code in _USER_ERRORS:
+        error.exit_code = EXIT_BAD_INPUT
+    return error
 
 
 def _watch(job_id: str, directory: Path, topic: str, read_logs: Callable[[], None]) -> SlurmJob:
@@ -134,22 +157,15 @@ def _watch(job_id: str, directory: Path, topic: str, read_logs: Callable[[], Non
             if time.monotonic() - reached > _OUTAGE_S:
                 raise
             job, line = None, f"{error.line}; asking again"
+        if job is not None and job.has_ended:
+            return job
         if line != shown:
             progress.report(topic, line)
             shown = line
-        if job is not None and job.has_ended:
-            return job
         until = time.monotonic() + _STATE_S[time.monotonic() - began > _EARLY_S]
         while time.monotonic() < until:
             read_logs()
             time.sleep(_LOGS_S)
-
-
-def describe(job: SlurmJob) -> str:
-    """Returns the state of a job in a line: "waiting: Resources", "running on n[1-2]"."""
-    return (
-        f"Slurm job {job.id} {job.state}: {job.reason}" if job.reason else f"Slurm job {job.id} {job.state}"
-    )
 
 
 class Logs:
@@ -162,8 +178,7 @@ class Logs:
 
     def read(self, *, at_end: bool = False) -> None:
         """Shows the lines that have been added since the last call, `at_end` also one without its end."""
-        for path in sorted(self._directory.rglob("*.log")):
-            name = f"{path.parent.name}/{path.stem}" if path.parent.name.isdecimal() else path.stem
+        for path, name in log_names(self._directory).items():
             while lines := self._added(path, at_end):
                 for line in lines:
                     self._show_line(name, line)

@@ -1,0 +1,143 @@
+"""Directory of a Slurm job, RUN/replicas/TASK: how its replicas have ended.
+
+job.sh, job.id                  script, and id of the job
+slurm.log, exit                 output of the script and of srun, and exit code of the script
+NAME.log, 3/NAME.log            output of each replica, in an array of each element's
+job.json                        exits of the replicas, as of a job on this machine, once it has been followed
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardline.components.runs.causes import Failure, exit_code
+from shardline.components.runs.logs import last_lines, own_error
+from shardline.components.runs.record import JobRecord, ReplicaRecord, ReplicaStart
+from shardline.components.runs.slurm_job import SCRIPT_FILE, SLURM_LOG, SlurmJob, element_numbers, end_message
+from shardline.trainer.base.errors import EXIT_BAD_INPUT
+
+_REPLICA_LOG = re.compile(r"(?:chief|worker|ps|evaluator)-\d+")
+_ROLES = ("chief", "worker", "ps", "evaluator")
+#: What srun says of a task that has not ended with 0, and that it ends the others.
+_EXIT = re.compile(
+    r"srun: error: \S+: tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+?))(?: \(core dumped\))?"
+)
+_ABORT = re.compile(
+    r"srun: .*(?:Terminating StepId|Job step aborted|Force Terminated)|\*\*\* STEP \S+ ON .* CANCELLED AT"
+)
+_SIGNALS = {signal.strsignal(item): item.name for item in signal.Signals} | {"Out Of Memory": "SIGKILL"}
+_POOLS = re.compile(r"--pools (\S+)")
+
+
+def log_names(directory: Path) -> dict[Path, str]:
+    """Returns the logs in a job's directory with the names of their replicas, "3/chief-0" in an array."""
+    logs = [directory / SLURM_LOG, *directory.glob("*/slurm*.log")]
+    logs += [path for path in directory.rglob("*.log") if _REPLICA_LOG.fullmatch(path.stem)]
+    return {
+        path: f"{path.parent.name}/{path.stem}" if path.parent.name.isdecimal() else path.stem
+        for path in sorted(logs)
+        if path.is_file()
+    }
+
+
+def job_record(directory: Path, job: SlurmJob, error: str | None = None) -> JobRecord:
+    """Returns the record of a job that has ended, in the order in which its replicas have ended."""
+    names = replica_names(directory)
+    attempts = read_exits(_text(directory / SLURM_LOG), names)
+    if job.state == "succeeded":  # srun says nothing of a task that ended with 0
+        attempts[-1] = {name: attempts[-1].get(name, (0, False)) for name in names}
+    order = [*attempts[-1], *(name for name in names if name not in attempts[-1])]
+    starts = {
+        name: tuple(
+            ReplicaStart(start_s=0.0, exit=exit_status, stopped=stopped)
+            for exit_status, stopped in (attempt.get(name, (None, False)) for attempt in attempts)
+        )
+        for name in order
+    }
+    return JobRecord(
+        display_name=job.id,
+        state="stopped" if job.state == "cancelled" else job.state,
+        error=error,
+        duration_s=job.seconds or 0.0,
+        replicas=tuple(ReplicaRecord(name, len(attempts) - 1, starts[name]) for name in order),
+    )
+
+
+#: Exit status of each replica that has not ended with 0, and whether srun stopped it after another's failure.
+Exits = dict[str, tuple[int | str, bool]]
+
+
+def read_exits(text: str, names: Sequence[str]) -> list[Exits]:
+    """Reads what srun says of its tasks, in the order of their ends, for each start of all of them.
+
+    Args:
+        text: Output of the script of a job.
+        names: The names of the replicas, by the task's number.
+    """
+    attempts: list[Exits] = [{}]
+    aborted = False
+    for line in text.splitlines():
+        if match := _EXIT.fullmatch(line):
+            ended = [names[number] for number in element_numbers(match[1]) if number < len(names)]
+            if any(name in attempts[-1] for name in ended):
+                attempts.append({})
+                aborted = False
+            status = int(match[2]) if match[2] else _SIGNALS.get(match[3], 1)
+            attempts[-1] |= dict.fromkeys(ended, (status, aborted))
+        aborted = aborted or bool(_ABORT.search(line))
+    return attempts
+
+
+def replica_names(directory: Path) -> list[str]:
+    """Returns the names of a job's replicas in the order of their tasks, as its script says."""
+    logs = [path.stem for path in log_names(directory) if _REPLICA_LOG.fullmatch(path.stem)]
+    found = _POOLS.search(_text(directory / SCRIPT_FILE))
+    counts = dict(pool.partition("=")[::2] for pool in found[1].split(",")) if found else {}
+    names = []
+    for role in _ROLES:
+        logged = sum(name.startswith(f"{role}-") for name in logs)
+        count = counts.get(role, "0") if found else str(logged)
+        names += [f"{role}-{n}" for n in range(int(count) if count.isdecimal() else logged)]
+    return names
+
+
+def first_failure(record: JobRecord) -> ReplicaRecord | None:
+    """Returns the replica whose last start failed first; None where none has."""
+    ended = [item for item in record.replicas if item.starts and item.starts[-1].exit not in (0, None)]
+
+    # A mistake is the cause of other failures; a replica that was stopped after another's failure comes last.
+    def order(item: ReplicaRecord) -> tuple[bool, bool, float]:
+        last = item.starts[-1]
+        return last.exit != EXIT_BAD_INPUT, last.stopped, last.end_s or 0.0
+
+    return min(ended, key=order, default=None)
+
+
+def job_failure(directory: Path, job: SlurmJob) -> Failure:
+    """Returns the failure of a job: that of the replica which failed first, or what Slurm says of the job."""
+    first = first_failure(job_record(directory, job))
+    logs = {name: _text(path).removesuffix("\n").split("\n") for path, name in log_names(directory).items()}
+    # Where Slurm has ended the job, an error in a log is of an earlier start.
+    errors = {name: own_error(lines) for name, lines in logs.items() if job.word in ("FAILED", "")}
+    name = first.name if first else next((name for name in errors if errors[name]), "")
+    status = first.starts[-1].exit if first else job.exit_code
+    lines = logs.get(name or "slurm", [])
+    return Failure(
+        task=directory.name,
+        replica=name,
+        exit_code=exit_code(status) if status and (name or job.word == "FAILED") else None,
+        error=errors.get(name, "") or end_message(job),
+        is_own_message=bool(errors.get(name)),
+        lines=last_lines(lines),
+        restarts=first.restarts if first else 0,
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
