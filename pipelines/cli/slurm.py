@@ -7,7 +7,7 @@ import datetime
 import math
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from shardline.components.runs.record import LOG, RUNNING, SLURM, RunRecord
 from shardline.components.runs.slurm_job import cancel_job
 from shardline.components.text import timestamp
+from shardline.pipelines.engines.engine import SlurmRuns
 from shardline.pipelines.engines.slurm import engine
 from shardline.pipelines.engines.slurm.script import BatchJob, batch_script
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
@@ -31,7 +32,7 @@ from shardline.pipelines.tables import (
     read_settings_file,
 )
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import RestartError, SettingsError, ShardlineError
+from shardline.trainer.base.errors import RestartError, RunError, SettingsError, ShardlineError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +140,7 @@ class Submission:
                 job=" ".join(jobs),
             ).write(directory)
         except BaseException:
-            for job_id in jobs:
-                with contextlib.suppress(ShardlineError):
-                    cancel_job(job_id)
+            _cancel(jobs)
             shutil.rmtree(directory, ignore_errors=True)
             raise
         link_latest(directory)
@@ -159,4 +158,16 @@ class Submission:
                     f"no longer watching; the job continues: 'shardline status {shown} --wait' watches it "
                     f"again, 'shardline cancel {shown}' ends it"
                 ) from None
+            except RunError:
+                _cancel(jobs)  # those that would have come after it
+                raise
+            finally:
+                with contextlib.suppress(ShardlineError):
+                    SlurmRuns(self.runs_dir).read(str(directory))  # which records the end
             return True
+
+
+def _cancel(jobs: Iterable[str]) -> None:
+    for job_id in jobs:
+        with contextlib.suppress(ShardlineError):
+            cancel_job(job_id)

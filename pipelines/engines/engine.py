@@ -156,12 +156,16 @@ class SlurmRuns(LocalRuns):
         record = RunRecord.read(directory)
         places = job_directories(record.job, directory)
         tasks = [_task(places[job.id].name, job.state, job.seconds, describe(job)) for job in record.slurm]
+        tasks += [_task(name, state) for name, state in task_states(directory, record.state).items()]
         waits = record.state == RUNNING and {job.state for job in record.slurm} == {"waiting"}
         return replace(_run(directory, record, tasks), state="waiting" if waits else record.state)
 
     def log(self, run: str, task: str = "", replica: str = "", *, follow: bool = False) -> Iterator[str]:
         """Yields the output of its jobs' replicas; that of element 3 of an array is named "3/chief-0"."""
         directory = find_run(run, self.runs_dir)
+        if RunRecord.read(directory).yaml:  # a pipeline has tasks, and a log of them
+            yield from super().log(run, task, replica, follow=follow)
+            return
         lines: list[tuple[str, str]] = []
         logs = Logs(directory / REPLICAS / task, lambda *line: lines.append(line))
         asked, ended = 0.0, not follow
@@ -178,8 +182,9 @@ class SlurmRuns(LocalRuns):
     def cancel(self, run: str) -> tuple[bool, PlatformRun]:
         """Asks Slurm to end its jobs."""
         before = self.read(run)
+        record = RunRecord.read(find_run(run, self.runs_dir))
         if not before.has_ended:
-            for job_id in RunRecord.read(find_run(run, self.runs_dir)).job.split():
+            for job_id in [job.id for job in record.slurm if not job.has_ended] or record.job.split():
                 slurm_job.cancel_job(job_id)
         return not before.has_ended, before
 

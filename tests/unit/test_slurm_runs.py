@@ -11,13 +11,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardline.components.preprocess import run as preprocessing
+from shardline.components.runs import slurm_job
 from shardline.components.runs.record import RunRecord
+from shardline.components.runs.slurm_job import SlurmJob
 from shardline.pipelines.cli import slurm as submission
 from shardline.pipelines.cli.main import main
 from shardline.pipelines.engines.custom_job import ROLES, CustomJob
 from shardline.pipelines.engines.slurm import engine
 from shardline.pipelines.engines.slurm.script import BatchJob, Step
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
+from shardline.trainer.base.errors import RunError
 
 
 class Slurm:
@@ -32,6 +35,8 @@ class Slurm:
         self.runs = False
 
     def submit(self, job: BatchJob, settings: SlurmSettings) -> str:
+        job.directory.mkdir(parents=True)
+        (job.directory / "job.sh").touch()
         self.jobs.append(job)
         self.settings = settings
         return str(100 + len(self.jobs))
@@ -66,6 +71,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slurm:
     monkeypatch.setattr(engine, "batch_job", _batch_job)
     monkeypatch.setattr(engine, "follow", found.follow)
     monkeypatch.setattr(submission, "cancel_job", found.cancelled.append)
+    monkeypatch.setattr(slurm_job, "read_job", lambda job, place: SlurmJob(id=job, state="failed", word="X"))
     return found
 
 
@@ -117,6 +123,15 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(slurm: Slurm) -> None:
     assert "the job continues" in done.output
     assert not slurm.cancelled
     assert Path("runs/latest/run.json").is_file()
+
+
+def test_what_comes_after_a_failed_job_is_cancelled_and_the_end_recorded(slurm: Slurm) -> None:
+    slurm.outcome = RunError("Slurm job 101 failed")
+    done = preprocess("out", "--engine", "slurm")
+
+    assert done.exit_code == 1
+    assert "102" in slurm.cancelled
+    assert json.loads(Path("runs/latest/run.json").read_text())["state"] == "failed"
 
 
 def test_a_job_that_cannot_be_recorded_is_cancelled(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
