@@ -15,6 +15,7 @@ loads neither TensorFlow nor Kubeflow Pipelines.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -78,3 +79,21 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+_excepthook = sys.excepthook
+
+
+def _end_with_one_line(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Ends a program that does not catch an error of Shardline with one line and the error's exit code."""
+    from shardline.trainer.base import errors, progress
+
+    interactive = hasattr(sys, "ps1") or sys.flags.interactive
+    if not isinstance(error, errors.ShardlineError) or interactive:
+        _excepthook(kind, error, trace)
+        return
+    progress.fail("train" if "shardline.trainer.loop.process" in sys.modules else "shardline", error)
+    raise SystemExit(error.exit_code)
+
+
+sys.excepthook = _end_with_one_line

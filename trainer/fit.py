@@ -284,7 +284,7 @@ def _train(
 
 @contextlib.contextmanager
 def _sigterm(settings: TrainSettings) -> Iterator[Any]:
-    """Yields the Preemption of `shardline.trainer.program` if it runs this program, else a Termination."""
+    """Yields the Preemption of this process if it has one, else a Termination."""
     if preemption.current is not None:
         preemption.current.grace_period = settings.grace_period
         yield preemption.current

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from shardline.trainer.base import files, plugins, progress
-from shardline.trainer.base.errors import ModelError
+from shardline.trainer.base.errors import ModelError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings, output_dirs
 from shardline.trainer.checkpoint.identity import Identity, IdentityRecord, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
@@ -105,6 +105,8 @@ def _explain_errors(run: DatasetRun) -> Iterator[None]:
         directory = files.local_path(run.settings.dataset)
         known = examples.explain(error, directory, run.manifest) or run.peers.explain(error)
         raise known or error from error
+    except ShardlineError as error:
+        raise run.peers.explain_cause(error) or error from error.__cause__
 
 
 def _train(run: DatasetRun, preemption: Preemption) -> Logs:

@@ -103,6 +103,85 @@ def test_afterwards_the_previous_signal_handling_is_restored():
     assert terminate_at(process, "deaf") == (-signal.SIGTERM, "")
 
 
+PROGRAM = """
+import ctypes, os, signal, sys, threading
+from shardline.trainer.checkpoint import preemption
+
+def deaf():
+    "Calls into C without end: Python's handler runs in between only."
+    print("deaf", flush=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # another thread takes it, as TensorFlow's do
+    while True:
+        ctypes.CDLL(None).pause()
+
+preemption.handle_sigterm()
+"""
+
+
+def test_a_program_that_has_loaded_tensorflow_ends_at_once_before_training():
+    started_before = "threading.Thread(target=threading.Event().wait, daemon=True).start()\ndeaf()"
+    code, output = terminate_at(start(started_before, PROGRAM), "deaf")
+
+    assert code == EXIT_RESTART
+    assert output.startswith("train: error: asked to stop (SIGTERM) before training began;")
+
+
+def test_a_program_that_has_loaded_tensorflow_is_ended_after_the_grace_period():
+    """Also where TensorFlow has replaced the handler meanwhile, as when it connects the workers."""
+    body = """
+ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(1))
+preemption.restore_handler()
+preemption.current.grace_period = 0.2
+preemption.current.ready()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+deaf()
+"""
+    code, output = terminate_at(start(body, PROGRAM), "deaf")
+
+    assert code == EXIT_RESTART
+    assert "not done within the grace_period of 0.2 s" in output
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(9))",
+        "",  # set before the first call of Shardline
+    ],
+    ids=["later", "before"],
+)
+def test_a_handler_of_the_program_itself_is_kept(body):
+    head = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda number, frame: sys.exit(9))\n"
+    wait = "\nprint('here', flush=True)\nthreading.Event().wait(60)"
+    process = start(body + wait, PROGRAM if body else head + PROGRAM)
+
+    assert terminate_at(process, "here") == (9, "")
+
+
+@pytest.mark.parametrize("head", [HEAD + "with Preemption(600) as preemption.current:", PROGRAM + "if True:"])
+def test_sigterm_ends_a_forked_process_as_by_default(head):
+    """As those of a multiprocessing pool, which it ends by SIGTERM."""
+    head = "from shardline.trainer.checkpoint import preemption\n" + head
+    body = """
+    import os, signal
+    if (child := os.fork()) == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(60)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    os._exit(0)
+"""
+    with start(body, head) as process:
+        assert process.stdout.read() == f"{-signal.SIGTERM}\n"
+
+
+def test_a_thread_leaves_sigterm_alone():
+    head = PROGRAM.replace("\npreemption.handle", "\nthread = threading.Thread(target=preemption.handle")
+    head = head.replace("handle_sigterm()", "handle_sigterm)\nthread.start()\nthread.join()")
+    body = "print('here', flush=True)\nthreading.Event().wait(60)"
+
+    assert terminate_at(start(body, head), "here") == (-signal.SIGTERM, "")
+
+
 def test_threads_of_tensorflow_do_not_receive_the_signal(monkeypatch):
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS")  # as many threads as TensorFlow likes
     body = """

@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 import threading
-from typing import Any
+from typing import Self
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_RESTART, RestartError
+from shardline.trainer.base.settings import TrainSettings
 
 
 class Preemption:
@@ -39,7 +40,7 @@ class Preemption:
         """Declares that there is a state to save, and that the run checks `requested` from now on."""
         self._ready.set()
 
-    def __enter__(self) -> Preemption:
+    def __enter__(self) -> Self:
         """Blocks SIGTERM and starts to wait for it; must be called in the main thread."""
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         self._thread.start()
@@ -54,8 +55,11 @@ class Preemption:
         self._thread.join()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    def _watch(self) -> None:
+    def _wait(self) -> None:
         signal.sigwait({signal.SIGTERM})
+
+    def _watch(self) -> None:
+        self._wait()
         with self._lock:
             if self._over.is_set():
                 return
@@ -71,12 +75,77 @@ class Preemption:
             )
 
 
-#: The active Preemption of `shardline.trainer.program`, which runs a user's program in its process; or None.
+class ProgramPreemption(Preemption):
+    """The same until the end of a program that has already loaded TensorFlow, with threads that take signals.
+
+    Python's handler would run in the main thread between two calls into TensorFlow. So the signal also writes
+    a byte to a pipe, which wakes the waiting thread at once.
+    """
+
+    def __enter__(self) -> Self:
+        """Installs the handler and starts to wait; must be called in the main thread."""
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self.install()
+        self._thread.start()
+        return self
+
+    def install(self) -> None:
+        """Installs the handler."""
+        signal.signal(signal.SIGTERM, self._wake)
+        before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        if before not in (-1, self._writer):  # asyncio's
+            signal.set_wakeup_fd(before)
+
+    def _wake(self, number: int, frame: object) -> None:
+        os.write(self._writer, bytes([number]))
+
+    def _wait(self) -> None:
+        asked = False
+        while not asked:  # but by another signal, or the program has set a handler of its own
+            asked = signal.SIGTERM in os.read(self._reader, 64)
+            asked &= signal.getsignal(signal.SIGTERM) == self._wake
+
+
+#: The Preemption of this process from its first call of Shardline on; None where others end the process.
 current: Preemption | None = None
 
 
+def handle_sigterm() -> None:
+    """Handles SIGTERM from now on, unless the program does, or runs in a notebook, a test or a thread."""
+    global current
+    if current is None and _is_program() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        current = ProgramPreemption(TrainSettings.grace_period).__enter__()
+
+
+def restore_handler() -> None:
+    """Restores the handler of a ProgramPreemption, which a strategy has replaced by TensorFlow's own."""
+    if isinstance(current, ProgramPreemption):
+        current.install()
+
+
+def _is_program() -> bool:
+    """Whether this is the main thread of a program, which Shardline may end."""
+    interactive = hasattr(sys, "ps1") or sys.flags.interactive or "pytest" in sys.modules
+    return threading.current_thread() is threading.main_thread() and not interactive
+
+
+def _forget() -> None:
+    """Lets SIGTERM end a forked process, such as one of a pool, as by default."""
+    global current
+    if isinstance(current, ProgramPreemption):
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    elif current is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    current = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 class Termination:
-    """Handles SIGTERM in a program that has already loaded TensorFlow; for the main thread.
+    """Handles SIGTERM during one call where Shardline must not end the process; in the main thread only.
 
     The handler runs between two calls into TensorFlow; only the platform limits the time to end.
     """
@@ -99,19 +168,6 @@ class Termination:
         """Restores the previous handler."""
         if self._main:
             signal.signal(signal.SIGTERM, self._before)
-        if not isinstance(error[1], RestartError):  # after SIGTERM here or in another process
-            return
-        before = sys.excepthook
-
-        def report_restart(kind: type[BaseException], uncaught: BaseException, trace: Any) -> None:
-            """Ends a program that does not catch its RestartError with one line and no traceback."""
-            if not isinstance(uncaught, RestartError):
-                before(kind, uncaught, trace)
-                return
-            progress.fail("train", uncaught)
-            raise SystemExit(uncaught.exit_code)
-
-        sys.excepthook = report_restart
 
     def _handle(self, number: int, frame: object) -> None:
         self.requested = True

@@ -257,6 +257,10 @@ class Peers:
         names = _listed({name: self._others[name] for name in lost}) or "another replica"
         return RunError(f"lost {names}: it has ended or hangs; see its own log")
 
+    def explain_cause(self, error: BaseException) -> RunError | None:
+        """Returns the error for a lost peer that caused another error, such as one of building the model."""
+        return self.explain(error.__cause__) if error.__cause__ else None
+
 
 def _connect(address: str, timeout: float = _TIMEOUT_S) -> socket.socket:
     host, _, port = address.rpartition(":")

@@ -20,6 +20,7 @@ from shardline.trainer.adapters.adapter import DataAdapter
 from shardline.trainer.base import crash, progress
 from shardline.trainer.base.errors import ModelError, RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
+from shardline.trainer.checkpoint import preemption
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.cluster import ClusterConfig, read_cluster
 from shardline.trainer.cluster.collectives import Collectives
@@ -86,8 +87,8 @@ class Process:
         """Converts an exception in the context to an error of a peer, of the model or of the data."""
         try:
             yield
-        except ShardlineError:
-            raise
+        except ShardlineError as error:
+            raise self.peers.explain_cause(error) or error from error.__cause__
         except Exception as error:
             raise self.peers.explain(error) or explain(error) or error from error
 
@@ -105,6 +106,7 @@ def join_cluster(
     peers = Peers(cluster)
     peers.handshake(settings.startup_timeout, own)
     strategy = strategies.create(settings, cluster)
+    preemption.restore_handler()
     has_peers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     with abort_when_peer_ends(cluster) if has_peers else contextlib.nullcontext():
         yield Process(settings=settings, cluster=cluster, peers=peers, strategy=strategy, strategy_name=name)
@@ -131,6 +133,7 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
                 )
         return _process
     cluster = read_cluster(os.environ if resolver is None else _resolver_environment(resolver))
+    preemption.handle_sigterm()
     if cluster.role == "evaluator":
         raise SettingsError(
             "TF_CONFIG makes this process an evaluator, and shardline.fit validates on the replicas; leave "
@@ -140,8 +143,7 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
     if is_server(cluster, name):
         run_server(cluster, chosen.startup_timeout)
         sys.exit(0)
-    stack = contextlib.ExitStack()
-    gpus = len(tf.config.list_physical_devices("GPU"))
+    stack, gpus = contextlib.ExitStack(), len(tf.config.list_physical_devices("GPU"))
     try:
         _process = stack.enter_context(join_cluster(chosen, cluster, name, peer_config(chosen, "", gpus)))
     except RuntimeError as error:

@@ -1,0 +1,125 @@
+"""How a program ends that no launcher of Shardline has started: exit code and lines, at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardline.trainer.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_RESTART
+from tests.helpers import replicas
+
+pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(120)]
+
+
+def start(out: Path, *moments: str) -> list[Any]:
+    """Starts a process for each moment, workers of one cluster without a chief."""
+    configs = replicas.tf_configs(len(moments), chief=False)
+    return [
+        replicas.start_one(
+            ["-m", "tests.helpers.ends", moment, str(out)], config if len(moments) > 1 else None
+        )
+        for moment, config in zip(moments, configs, strict=True)
+    ]
+
+
+def read_until(process: Any, text: str) -> str:
+    output = ""
+    for line in process.stdout:
+        output += line
+        if text in line:
+            return output
+    pytest.fail(f"ended before {text!r}:\n{output}")
+
+
+def finish(processes: Any) -> tuple[list[int], list[str]]:
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    return [process.returncode for process in processes], outputs
+
+
+ASKED = "train: error: asked to stop (SIGTERM)"
+
+
+@pytest.mark.parametrize(
+    ("moment", "code", "last"),
+    [
+        ("before", EXIT_RESTART, f"{ASKED} before training began; start the same"),
+        ("step", EXIT_RESTART, f"{ASKED}: a checkpoint was saved at step 3;"),
+        ("write", EXIT_RESTART, f"{ASKED}: a checkpoint was saved at step 4;"),
+        ("evaluation", EXIT_RESTART, f"{ASKED}: a checkpoint was saved at step 4;"),
+        ("last", 0, "done"),
+        ("after", 0, "done"),
+    ],
+    ids=lambda value: str(value)[:10],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_program_ends_after_sigterm(tmp_path: Path, moment: str, code: int, last: str, count: int) -> None:
+    processes = start(tmp_path, *[moment] * count)
+    writers = processes[:1] if moment == "write" else processes
+    for process in writers:
+        read_until(process, "HERE")
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    codes, outputs = finish(processes)
+
+    assert codes == [code] * count, outputs
+    for output in outputs:
+        assert output.splitlines()[-1].startswith(last)
+        assert "Traceback" not in output
+
+
+def test_a_program_that_waits_for_its_peers_ends_at_once(tmp_path: Path) -> None:
+    config = replicas.tf_configs(2)[0]
+    process = replicas.start_one(["-m", "tests.helpers.ends", "peers", str(tmp_path)], config)
+    read_until(process, "waiting for worker-0")
+    process.send_signal(signal.SIGTERM)
+
+    assert finish([process])[0] == [EXIT_RESTART]
+
+
+def test_in_a_thread_the_error_is_raised_and_the_process_lives(tmp_path: Path) -> None:
+    processes = start(tmp_path, "step", "thread")
+    read_until(processes[0], "HERE")
+    processes[0].send_signal(signal.SIGTERM)
+    codes, outputs = finish(processes)
+
+    assert codes == [EXIT_RESTART, 0]
+    assert "caught [RestartError('asked to stop (SIGTERM): a checkpoint was saved" in outputs[1]
+
+
+def test_the_peers_of_a_killed_process_end_with_one_line(tmp_path: Path) -> None:
+    processes = start(tmp_path, "step", "none")
+    read_until(processes[0], "HERE")
+    processes[0].kill()
+    codes, outputs = finish(processes)
+
+    assert codes == [-signal.SIGKILL, EXIT_FAILED]
+    assert outputs[1].splitlines()[-1].startswith("train: error: lost worker-0 (127.0.0.1:")
+    assert "Traceback" not in outputs[1]
+
+
+def test_a_peer_that_is_lost_while_the_model_is_built_is_no_mistake(tmp_path: Path) -> None:
+    processes = start(tmp_path, "before", "none")
+    read_until(processes[0], "HERE")
+    processes[0].kill()
+    codes, outputs = finish(processes)
+
+    assert codes == [-signal.SIGKILL, EXIT_FAILED]
+    assert outputs[1].splitlines()[-1].startswith("train: error: lost worker-0 (127.0.0.1:")
+
+
+def test_a_mistake_ends_a_program_of_python_alone_with_one_line(tmp_path: Path) -> None:
+    """In a Python of its own, whose own way to end counts."""
+    command = [sys.executable, "-m", "tests.helpers.ends", "mistake", str(tmp_path)]
+    environ = {**os.environ, "TF_CONFIG": json.dumps(replicas.tf_configs(1)[0])}
+    done = subprocess.run(command, env=environ, cwd=replicas.ROOT, capture_output=True, text=True)
+
+    assert done.returncode == EXIT_BAD_INPUT
+    assert done.stderr.splitlines()[-1].startswith("train: error: fit has no argument 'batch_sizes'; options")
+    assert "Traceback" not in done.stderr
