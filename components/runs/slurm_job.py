@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shardline.components.runs.causes import waiting_cause
@@ -102,11 +102,10 @@ def read_job(job_id: str, directory: Path | None = None) -> SlurmJob:
             job = parse_accounts(job_id, run_slurm(accounts, accepts="storage is disabled"))
     except SettingsError as error:  # not installed on this machine
         why = error.line
+    if directory is not None:
+        job = _with_exits(job_id, job, directory)
     if job is None:
-        code = None if directory is None else _read_exit(directory)
-        if code is None:
-            raise SettingsError(why)
-        job = SlurmJob(id=job_id, state="failed" if code else "succeeded", word="", exit_code=code)
+        raise SettingsError(why)
     return job
 
 
@@ -130,24 +129,41 @@ def job_directories(job_ids: str, directory: Path) -> dict[str, Path]:
     """Returns the directory of each job of a run: that with its id, in the order of the ids."""
     places = [path.parent for path in sorted(directory.glob(f"*/*/{SCRIPT_FILE}"))]
     ids = job_ids.split()
-    named = {read_id(place) or job_id: place for job_id, place in zip(ids, places, strict=False)}
+    named = {read_text(place / ID_FILE) or job_id: place for job_id, place in zip(ids, places, strict=False)}
     return {job_id: named.get(job_id, directory) for job_id in ids}
 
 
-def read_id(directory: Path) -> str:
-    """Returns the id of the job in a directory, "" for none."""
+def read_text(path: Path) -> str:
+    """Returns the text of a file; "" where there is none."""
     try:
-        return (directory / ID_FILE).read_text()
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
 
 def _read_exit(directory: Path) -> int | None:
     """Returns the exit code that a job's script has left in its directory; None where there is none."""
-    try:
-        return int((directory / EXIT_FILE).read_text())
-    except (OSError, ValueError):
+    text = read_text(directory / EXIT_FILE).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _with_exits(job_id: str, job: SlurmJob | None, directory: Path) -> SlurmJob | None:
+    """Returns a job with what its script has left of all that Slurm has forgotten: it, or elements of it."""
+    array = re.search(r"^#SBATCH --array=0-(\d+)", read_text(directory / SCRIPT_FILE), re.MULTILINE)
+    if array is None:
+        code = _read_exit(directory)
+        if job is not None or code is None:
+            return job
+        return SlurmJob(id=job_id, state="failed" if code else "succeeded", word="", exit_code=code)
+    known = job.elements if job else {}
+    codes = {n: _read_exit(directory / str(n)) for n in range(int(array[1]) + 1) if n not in known}
+    if job is None and set(codes.values()) == {None}:
         return None
+    elements = {**known, **{n: "succeeded" if code == 0 else "failed" for n, code in codes.items()}}
+    job = replace(job or SlurmJob(id=job_id, state="succeeded", word="", exit_code=0), elements=elements)
+    if job.state == "succeeded" and "failed" in elements.values():
+        job = replace(job, state="failed", word="FAILED", exit_code=next(filter(None, codes.values()), None))
+    return job
 
 
 def describe(job: SlurmJob) -> str:
@@ -172,6 +188,8 @@ def end_message(job: SlurmJob) -> str:
         return f"Slurm no longer knows job {job.id}, and it left no exit code"
     words = [job.word, "" if job.reason in (job.word, "NonZeroExitCode") else job.reason]
     words += [f"exit code {job.exit_code}" if job.exit_code else ""]
+    failed = [str(number) for number, state in job.elements.items() if state == "failed"]
+    words += [f"in elements {', '.join(failed[:9])}{', ...' * (len(failed) > 9)}" if failed else ""]
     return f"Slurm job {job.id} {job.state}: {', '.join(filter(None, words))}"
 
 

@@ -11,12 +11,20 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from shardline.components.runs.causes import Failure, exit_code
 from shardline.components.runs.logs import last_lines, own_error
 from shardline.components.runs.record import JobRecord, ReplicaRecord, ReplicaStart
-from shardline.components.runs.slurm_job import SCRIPT_FILE, SLURM_LOG, SlurmJob, element_numbers, end_message
+from shardline.components.runs.slurm_job import (
+    SCRIPT_FILE,
+    SLURM_LOG,
+    SlurmJob,
+    element_numbers,
+    end_message,
+    read_text,
+)
 from shardline.trainer.base.errors import EXIT_BAD_INPUT
 
 _REPLICA_LOG = re.compile(r"(?:chief|worker|ps|evaluator)-\d+")
@@ -29,12 +37,13 @@ _ABORT = re.compile(
     r"srun: .*(?:Terminating StepId|Job step aborted|Force Terminated)|\*\*\* STEP \S+ ON .* CANCELLED AT"
 )
 _SIGNALS = {signal.strsignal(item): item.name for item in signal.Signals} | {"Out Of Memory": "SIGKILL"}
+_FIRST = re.compile(r"--first=(\d+)")
 _POOLS = re.compile(r"--pools (\S+)")
 
 
 def log_names(directory: Path) -> dict[Path, str]:
     """Returns the logs in a job's directory with the names of their replicas, "3/chief-0" in an array."""
-    logs = [directory / SLURM_LOG, *directory.glob("*/slurm*.log")]
+    logs = [*directory.glob("slurm*.log"), *directory.glob("*/slurm*.log")]
     logs += [path for path in directory.rglob("*.log") if _REPLICA_LOG.fullmatch(path.stem)]
     return {
         path: f"{path.parent.name}/{path.stem}" if path.parent.name.isdecimal() else path.stem
@@ -46,7 +55,7 @@ def log_names(directory: Path) -> dict[Path, str]:
 def job_record(directory: Path, job: SlurmJob, error: str | None = None) -> JobRecord:
     """Returns the record of a job that has ended, in the order in which its replicas have ended."""
     names = replica_names(directory)
-    attempts = read_exits(_text(directory / SLURM_LOG), names)
+    attempts = read_exits(read_text(directory / SLURM_LOG), names)
     if job.state == "succeeded":  # srun says nothing of a task that ended with 0
         attempts[-1] = {name: attempts[-1].get(name, (0, False)) for name in names}
     order = [*attempts[-1], *(name for name in names if name not in attempts[-1])]
@@ -92,16 +101,23 @@ def read_exits(text: str, names: Sequence[str]) -> list[Exits]:
 
 
 def replica_names(directory: Path) -> list[str]:
-    """Returns the names of a job's replicas in the order of their tasks, as its script says."""
+    """Returns the names of a job's replicas in the order of their tasks, as its script says.
+
+    A component of a heterogeneous job numbers its tasks from 0: "task-0" is that of any component.
+    """
+    script = read_text(directory / SCRIPT_FILE)
     logs = [path.stem for path in log_names(directory) if _REPLICA_LOG.fullmatch(path.stem)]
-    found = _POOLS.search(_text(directory / SCRIPT_FILE))
+    found = _POOLS.search(script)
     counts = dict(pool.partition("=")[::2] for pool in found[1].split(",")) if found else {}
     names = []
     for role in _ROLES:
         logged = sum(name.startswith(f"{role}-") for name in logs)
         count = counts.get(role, "0") if found else str(logged)
         names += [f"{role}-{n}" for n in range(int(count) if count.isdecimal() else logged)]
-    return names
+    edges = [0, *map(int, _FIRST.findall(script)), len(names)]
+    components = [names[edge:end] for edge, end in pairwise(edges)]
+    named = zip_longest(*components)
+    return [only[0] if len(only := [*filter(None, row)]) == 1 else f"task-{n}" for n, row in enumerate(named)]
 
 
 def first_failure(record: JobRecord) -> ReplicaRecord | None:
@@ -119,10 +135,17 @@ def first_failure(record: JobRecord) -> ReplicaRecord | None:
 def job_failure(directory: Path, job: SlurmJob) -> Failure:
     """Returns the failure of a job: that of the replica which failed first, or what Slurm says of the job."""
     first = first_failure(job_record(directory, job))
-    logs = {name: _text(path).removesuffix("\n").split("\n") for path, name in log_names(directory).items()}
+    logs = {
+        name: read_text(path).removesuffix("\n").split("\n") for path, name in log_names(directory).items()
+    }
     # Where Slurm has ended the job, an error in a log is of an earlier start.
     errors = {name: own_error(lines) for name, lines in logs.items() if job.word in ("FAILED", "")}
-    name = first.name if first else next((name for name in errors if errors[name]), "")
+    if job.elements:
+        failed = {f"{number}" for number, state in job.elements.items() if state == "failed"}
+        errors = {name: error for name, error in errors.items() if name.partition("/")[0] in failed}
+    name = first.name if first else "task-0"
+    if name.startswith("task-"):  # which it is, srun does not say
+        name = next((each for each in errors if errors[each]), first.name if first else "")
     status = first.starts[-1].exit if first else job.exit_code
     lines = logs.get(name or "slurm", [])
     return Failure(
@@ -134,10 +157,3 @@ def job_failure(directory: Path, job: SlurmJob) -> Failure:
         lines=last_lines(lines),
         restarts=first.restarts if first else 0,
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

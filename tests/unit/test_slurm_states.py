@@ -366,3 +366,32 @@ def test_a_run_is_found_by_the_id_of_its_job(tmp_path: Path) -> None:
 )
 def test_a_cause_of_slurm_comes_before_any_other(error: str) -> None:
     assert "[Errno" not in explain(Failure(error=error, lines=("[Errno 28] No space left on device",))).cause
+
+
+def test_elements_that_slurm_has_forgotten_are_judged_by_their_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --array=0-3\n")
+    for number, code in (("0", "0\n"), ("1", "2\n")):
+        (tmp_path / number).mkdir()
+        (tmp_path / number / "exit").write_text(code)
+        (tmp_path / number / "chief-0.log").write_text(f"preprocess: error: part {number} is damaged\n")
+    last = ended("COMPLETED").replace("JobId=1", "JobId=24 ArrayJobId=21 ArrayTaskId=3")
+    _answers(monkeypatch, scontrol=last)
+    job = read_job("21", tmp_path)
+    _answers(monkeypatch, scontrol=FORGOTTEN, sacct=NO_ACCOUNTS)
+    failure = job_failure(tmp_path, job)
+
+    assert job.elements == {3: "succeeded", 0: "succeeded", 1: "failed", 2: "failed"}
+    assert (job.state, job.exit_code) == ("failed", 2)
+    assert read_job("21", tmp_path).elements[3] == "failed"  # it has left nothing
+    assert (failure.replica, failure.error) == ("1/chief-0", "part 1 is damaged")
+
+
+def test_a_task_of_a_heterogeneous_job_is_named_where_srun_says_enough(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(
+        "srun --het-group=0 python -m replica --pools chief=1,worker=2,ps=1 -- a &\n"
+        "srun --het-group=1 python -m replica --pools chief=1,worker=2,ps=1 --first=3 -- b &\n"
+    )
+
+    assert replica_names(tmp_path) == ["task-0", "worker-0", "worker-1"]

@@ -6,6 +6,7 @@ The directory of a job has its script, Slurm's own log, the script's exit code, 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import signal
 import time
@@ -97,7 +98,7 @@ def run_job(
         ShardlineError: As `submit` and `follow`.
     """
     if job.timeout and not settings.time:
-        settings = replace(settings, time=str(max(1, round(job.timeout / 60))))
+        settings = replace(settings, time=str(math.ceil(job.timeout / 60)))
     if job.disable_retries:
         settings = replace(settings, restarts=0)
     with _stop_signals():
@@ -163,9 +164,9 @@ def _watch(job_id: str, directory: Path, topic: str, read_logs: Callable[[], Non
             progress.report(topic, line)
             shown = line
         until = time.monotonic() + _STATE_S[time.monotonic() - began > _EARLY_S]
-        while time.monotonic() < until:
+        while (now := time.monotonic()) < until:
             read_logs()
-            time.sleep(_LOGS_S)
+            time.sleep(max(_LOGS_S, 5 * (time.monotonic() - now)))  # an array has a thousand logs
 
 
 class Logs:
