@@ -57,6 +57,12 @@ def test_a_step_of_slurm_has_an_address_for_each_task(variables, hosts):
     assert found.rank == int(variables["SLURM_PROCID"])
 
 
+def test_nodes_that_are_one_machine_share_its_ports():
+    found = slurm(step(), lambda names: dict.fromkeys(names, "10.0.0.1"))
+
+    assert found.hosts == ("10.0.0.1:10768", "10.0.0.1:10769", "10.0.0.1:10770")
+
+
 def test_a_step_on_one_node_is_a_cluster_on_loopback():
     found = read_cluster(step(1, "n1", "2", 2))
 

@@ -106,13 +106,15 @@ def slurm(environ: Mapping[str, str], addresses: Addresses = slurm_addresses) ->
             f"{own[1]!r}, with SLURM_DISTRIBUTION {environ.get('SLURM_DISTRIBUTION', '')!r}; start the step "
             "with 'srun -m block'"
         )
+    # A step on one node needs no other address. Nodes have one in common where a machine stands for several.
+    known = addresses(tuple(nodes)) if len(nodes) > 1 else {nodes[0]: "127.0.0.1"}
+    own_hosts = [known[node] for node, _ in places]
+    numbers = [own_hosts[:place].count(host) for place, host in enumerate(own_hosts)]
     ports = _reserved_ports(environ)
-    if len(ports) < max(counts):
+    if len(ports) <= max(numbers):
         # Steps of a job, and jobs with numbers near each other, may be on a node at the same time.
         ports = range(_port(4 * job + step % 4), 2**16)
-    # A step on one node needs no other address.
-    known = addresses(tuple(nodes)) if len(nodes) > 1 else {nodes[0]: "127.0.0.1"}
-    hosts = tuple(_address(known[node], ports[local]) for node, local in places)
+    hosts = tuple(_address(host, ports[number]) for host, number in zip(own_hosts, numbers, strict=True))
     return Tasks(rank, hosts, f"Slurm job {job}, {_on(size, nodes)}")
 
 
