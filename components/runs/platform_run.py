@@ -9,7 +9,7 @@ import datetime
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardline.components.runs.record import CANCELLED, FAILED, RUNNING, SUCCEEDED, TaskOutputs
@@ -49,8 +49,8 @@ class _Timed:
     """Common fields of a run and a task: state, seconds since its start, and why it failed."""
 
     state: str
-    seconds: float | None
-    error: str
+    seconds: float | None = None
+    error: str = ""
 
     @property
     def duration(self) -> str:
@@ -83,10 +83,10 @@ class PlatformTask(_Timed):
 
     name: str
     path: str
-    jobs: tuple[str, ...]
-    is_group: bool
-    ended: float
-    outputs: TaskOutputs
+    jobs: tuple[str, ...] = ()
+    is_group: bool = False
+    ended: float = 0.0
+    outputs: TaskOutputs = field(default_factory=TaskOutputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +97,14 @@ class PlatformRun(_Timed):
         name: Resource name.
         created: Time of its submission (UTC, RFC 3339); "" when it is not known.
         schedule: Resource name of the schedule that started it; "" for none.
-        link: URL of its page in the console.
+        link: URL of its page in the console; of a run elsewhere its directory, which is its name, too.
         tasks: Its tasks in the order of their starts; empty in a list of runs.
     """
 
     name: str
     pipeline: str
     created: str
-    schedule: str
+    schedule: str = ""
     link: str
     parameters: Mapping[str, Any]
     tasks: tuple[PlatformTask, ...]

@@ -103,37 +103,33 @@ def engine_options(command: Callable[..., Any], *, own: Iterable[str] = ()) -> C
     @functools.wraps(command)
     def with_engine(*args: Any, engine: str, detach: bool, settings: Path | None, **values: Any) -> Any:
         how = {name: values[name] if name in own else values.pop(name) for name in ("dry_run", "runs_dir")}
+        slurm = None
         if engine == "slurm":
             from shardline.pipelines.cli.slurm import Submission
 
-            return command(*args, slurm=Submission.read(settings, detach=detach, **how), **values)
-        asked = {"--detach": detach, "--dry-run": how["dry_run"] and "dry_run" not in own}
-        if wrong := [name for name, value in {**asked, "--settings": settings}.items() if value]:
-            raise click.UsageError(f"{wrong[0]} needs --engine slurm")
-        return command(*args, slurm=None, **values)
+            slurm = Submission.read(settings, detach=detach, **how)
+        else:
+            given = {"detach": detach, "dry_run": how["dry_run"], "settings": settings}
+            for name, value in given.items():
+                if value and name not in own:
+                    raise click.UsageError(f"--{name.replace('_', '-')} needs --engine slurm")
+        return command(*args, slurm=slurm, **values)
 
-    options: dict[str, Callable[..., Any]] = {
-        "engine": click.option(
-            "--engine",
-            type=click.Choice(["local", "slurm"]),
-            default="local",
-            show_default=True,
-            help="What starts the processes: this machine, or Slurm.",
-        ),
+    what, table = "What starts the processes: this machine, or Slurm.", "with a table [engine.slurm]"
+    choice, scripts = click.Choice(["local", "slurm"]), "With slurm: print the script, and submit nothing."
+    added: dict[str, Callable[..., Any]] = {
+        "dry_run": click.option("--dry-run", is_flag=True, help=scripts),
+        "detach": click.option("--detach", is_flag=True, help="With slurm: submit, and do not wait."),
+        "runs_dir": runs_dir_option,
         "settings": click.option(
             "--settings",
             type=PATH,
-            help="Settings file (TOML) with a table [engine.slurm].  [default: settings.toml in a project]",
+            help=f"Settings file (TOML) {table}.  [default: settings.toml in a project]",
         ),
-        "runs_dir": runs_dir_option,
-        "detach": click.option("--detach", is_flag=True, help="With slurm: submit, and do not wait."),
-        "dry_run": click.option(
-            "--dry-run", is_flag=True, help="With slurm: print the script, and submit nothing."
-        ),
+        "engine": click.option("--engine", type=choice, default="local", show_default=True, help=what),
     }
-    for name, option in reversed(options.items()):
-        with_engine = with_engine if name in own else option(with_engine)
-    return with_engine
+    options = [option for name, option in added.items() if name not in own]
+    return functools.reduce(lambda decorated, option: option(decorated), options, with_engine)
 
 
 def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:

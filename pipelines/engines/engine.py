@@ -36,7 +36,6 @@ from shardline.components.runs.record import (
     RUNNING,
     SLURM,
     RunRecord,
-    TaskOutputs,
 )
 from shardline.components.runs.slurm_job import describe, job_directories
 from shardline.components.vertex.client import Platform
@@ -94,11 +93,18 @@ class LocalRuns:
         self.runs_dir = runs_dir
 
     def read(self, run: str, *, watching: bool = False) -> PlatformRun:
-        """Returns its state, and those of its tasks."""
+        """Returns its state, and those of its tasks and jobs of Slurm."""
         directory = find_run(run, self.runs_dir)
         record = RunRecord.read(directory)
-        states = task_states(directory, record.state)
-        return _run(directory, record, [_task(name, state) for name, state in states.items()])
+        places = job_directories(record.job, directory)
+        rows = [(places[job.id].name, job.state, job.seconds, describe(job)) for job in record.slurm]
+        rows += [(name, state, None, "") for name, state in task_states(directory, record.state).items()]
+        tasks = (
+            PlatformTask(name=row[0], path=row[0], state=row[1], seconds=row[2], error=row[3]) for row in rows
+        )
+        waits = record.state == RUNNING and {job.state for job in record.slurm} == {"waiting"}
+        found = replace(_run(directory, record), tasks=tuple(tasks))
+        return replace(found, state="waiting") if waits else found
 
     def record(self, run: str) -> RunRecord:
         """Returns its record, with results and explanation from its files."""
@@ -141,7 +147,7 @@ class LocalRuns:
             failed = record.explanation.failed if record.explanation else ""
             outcome = failed or record.headline().partition(": ")[2] or (record.engine and record.error) or ""
             where = f"slurm {record.job}" if record.engine == SLURM else "here"
-            found.append((where, replace(_run(directory, record, []), error=outcome)))
+            found.append((where, replace(_run(directory, record), error=outcome)))
         return found
 
 
@@ -149,16 +155,6 @@ class SlurmRuns(LocalRuns):
     """Run directories whose processes are jobs of Slurm, each after the success of the one before."""
 
     asked = "Slurm"
-
-    def read(self, run: str, *, watching: bool = False) -> PlatformRun:
-        """Returns its state, and those of its jobs."""
-        directory = find_run(run, self.runs_dir)
-        record = RunRecord.read(directory)
-        places = job_directories(record.job, directory)
-        tasks = [_task(places[job.id].name, job.state, job.seconds, describe(job)) for job in record.slurm]
-        tasks += [_task(name, state) for name, state in task_states(directory, record.state).items()]
-        waits = record.state == RUNNING and {job.state for job in record.slurm} == {"waiting"}
-        return replace(_run(directory, record, tasks), state="waiting" if waits else record.state)
 
     def log(self, run: str, task: str = "", replica: str = "", *, follow: bool = False) -> Iterator[str]:
         """Yields the output of its jobs' replicas; that of element 3 of an array is named "3/chief-0"."""
@@ -220,7 +216,7 @@ class PlatformRuns:
         return [("platform", run) for run in latest_runs(self.platform, limit)]
 
 
-def _run(directory: Path, record: RunRecord, tasks: list[PlatformTask]) -> PlatformRun:
+def _run(directory: Path, record: RunRecord) -> PlatformRun:
     now = datetime.datetime.now(datetime.UTC)
     age = (now - datetime.datetime.fromisoformat(record.created)).total_seconds() if record.created else None
     return PlatformRun(
@@ -230,22 +226,7 @@ def _run(directory: Path, record: RunRecord, tasks: list[PlatformTask]) -> Platf
         created=record.created,
         seconds=age if record.state == RUNNING else record.duration_s,
         error=record.error or "",
-        schedule="",
         link=str(directory),
         parameters=record.parameters,
-        tasks=tuple(tasks),
-    )
-
-
-def _task(name: str, state: str, seconds: float | None = None, error: str = "") -> PlatformTask:
-    return PlatformTask(
-        name=name,
-        path=name,
-        state=state,
-        seconds=seconds,
-        error=error,
-        jobs=(),
-        is_group=False,
-        ended=0.0,
-        outputs=TaskOutputs(),
+        tasks=(),
     )
