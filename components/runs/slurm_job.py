@@ -193,10 +193,15 @@ def end_message(job: SlurmJob) -> str:
     return f"Slurm job {job.id} {job.state}: {', '.join(filter(None, words))}"
 
 
-def cancel_job(job_id: str) -> None:
-    """Asks Slurm to end a job, or all elements of an array; raises as `read_job`."""
-    if not read_job(job_id).has_ended:
-        run_slurm(["scancel", job_id])
+def cancel_job(job_id: str) -> bool:
+    """Asks Slurm to end a job, or all elements of an array; returns whether it had not ended.
+
+    Raises as `read_job`.
+    """
+    if read_job(job_id).has_ended:
+        return False
+    run_slurm(["scancel", job_id])
+    return True
 
 
 def run_slurm(command: Sequence[str], *, accepts: str | None = None) -> str:

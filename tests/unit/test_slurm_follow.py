@@ -62,9 +62,10 @@ class Slurm:
             raise answer
         return answer
 
-    def _cancel(self, job_id: str) -> None:
+    def _cancel(self, job_id: str) -> bool:
         self.cancelled.append(job_id)
         self.answers = [CANCELLED]
+        return True
 
     def show_line(self, name: str, line: str) -> None:
         self.lines.append((name, line))

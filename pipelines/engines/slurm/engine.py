@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from shardline.components.runs import slurm_job
 from shardline.components.runs.causes import Failure, exit_meaning
@@ -92,7 +90,7 @@ def run_job(
     topic: str = "train",
     show_line: ShowLine = lambda name, line: None,
 ) -> None:
-    """Submits a job and follows it to its end; a stop signal or an error in between cancels it.
+    """Submits a job and follows it to its end; an exception in between, as of a stop signal, cancels it.
 
     Raises:
         ShardlineError: As `submit` and `follow`.
@@ -101,14 +99,14 @@ def run_job(
         settings = replace(settings, time=str(math.ceil(job.timeout / 60)))
     if job.disable_retries:
         settings = replace(settings, restarts=0)
-    with _stop_signals():
-        job_id = submit(batch_job(job, directory), settings)
-        try:
-            follow(job_id, directory, topic=topic, show_line=show_line)
-        except BaseException:
-            with contextlib.suppress(ShardlineError):
-                _cancel(job_id, topic)
-            raise
+    job_id = submit(batch_job(job, directory), settings)
+    progress.report(topic, f"submitted as job {job_id} of Slurm")
+    try:
+        follow(job_id, directory, topic=topic, show_line=show_line)
+    except BaseException:
+        with contextlib.suppress(ShardlineError):
+            _cancel(job_id, topic)
+        raise
 
 
 def follow(
@@ -199,25 +197,9 @@ class Logs:
 
 
 def _cancel(job_id: str, topic: str) -> None:
-    if slurm_job.read_job(job_id).has_ended:
+    if not slurm_job.cancel_job(job_id):
         return
-    slurm_job.cancel_job(job_id)
     progress.report(topic, f"cancelled Slurm job {job_id}")
     until = time.monotonic() + _CANCEL_S
     while not slurm_job.read_job(job_id).has_ended and time.monotonic() < until:
         time.sleep(_LOGS_S)
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP end this process by an exception while the context lasts."""
-
-    def stop(signum: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + signum)
-
-    previous = {signum: signal.signal(signum, stop) for signum in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for signum, before in previous.items():
-            signal.signal(signum, before)
