@@ -24,8 +24,9 @@ from pathlib import Path
 import psutil
 
 from shardline.pipelines.engines.custom_job import CustomJob
+from shardline.pipelines.engines.environment import with_safe_path
 from shardline.pipelines.local.job.supervisor import run_job
-from shardline.pipelines.local.process import processes, start
+from shardline.pipelines.local.process import start
 from shardline.pipelines.local.process.fork_server import SERVER_VARIABLE
 from shardline.trainer.base import progress
 from shardline.trainer.base.progress import Event
@@ -72,7 +73,7 @@ def _cpu_seconds() -> float:
 
 def ready(dataset: str, out: str, replicas: str) -> None:
     """Measures a job that finds a fork server ready, as it does in a pipeline."""
-    os.environ.update(processes.with_safe_path(os.environ))  # as there, or nothing could be forked
+    os.environ.update(with_safe_path(os.environ))  # as there, or nothing could be forked
     with start.fork_server(os.environ, "shardline.trainer.train") as os.environ[SERVER_VARIABLE]:
         command = [sys.executable, "-m", start.__name__, sys.executable, "-m", "shardline.trainer.task", "-h"]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)  # waits for it to be ready

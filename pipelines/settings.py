@@ -98,7 +98,7 @@ _KINDS: dict[str, type[Any]] = {
     "notify": NotifySettings,
 }
 _TABLES = ("train", *_MACHINES, *_KINDS)
-#: The table that the compiler ignores.
+#: The table of the platform, which the compiler ignores, as that of the engines.
 TABLE = "vertex"
 
 
@@ -108,7 +108,8 @@ def load(path: Path) -> Settings:
     Raises SettingsError when it is missing or not TOML, or a key is unknown, missing or wrong.
     """
     content = read_settings_file(path)
-    content.pop(TABLE, None)
+    for ignored in (TABLE, "engine"):
+        content.pop(ignored, None)
     with error_prefix(f"{path}: "):
         if build := _read_image(path, content.get("image")):
             content["image"] = build.name

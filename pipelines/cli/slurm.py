@@ -21,16 +21,9 @@ from shardline.components.text import timestamp
 from shardline.pipelines.engines.engine import SlurmRuns
 from shardline.pipelines.engines.slurm import engine
 from shardline.pipelines.engines.slurm.script import BatchJob, batch_script
-from shardline.pipelines.engines.slurm.settings import SlurmSettings
+from shardline.pipelines.engines.slurm.settings import SlurmSettings, load_slurm
 from shardline.pipelines.local.record import directory_name, link_latest, make_directory
 from shardline.pipelines.local.terminal import open_terminal
-from shardline.pipelines.tables import (
-    PROJECT_SETTINGS,
-    check_tables,
-    error_prefix,
-    read_dataclass,
-    read_settings_file,
-)
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import RestartError, RunError, SettingsError, ShardlineError
 
@@ -66,16 +59,7 @@ class Submission:
     @classmethod
     def read(cls, settings: Path | None, **how: Any) -> Submission:
         """Returns it with the settings of a file, by default those of a project; raises SettingsError."""
-        path = settings or PROJECT_SETTINGS
-        tables = read_settings_file(path).get("engine", {}) if settings or path.is_file() else {}
-        with error_prefix(f"{path}: "):
-            check_tables({"engine": tables})
-            if unknown := sorted(tables.keys() - {"slurm"}):
-                raise SettingsError(
-                    f"unknown table [engine.{unknown[0]}]; the one engine with settings is slurm"
-                )
-            check_tables({"slurm": tables.get("slurm", {})}, "engine.")
-            return cls(settings=read_dataclass("engine.slurm", SlurmSettings, tables.get("slurm", {})), **how)
+        return cls(settings=load_slurm(settings), **how)
 
     def limited(self, restarts: int | None, timeout: float | None) -> Submission:
         """Returns the same with other restarts and another time limit in seconds; None keeps each."""

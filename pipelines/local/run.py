@@ -24,6 +24,7 @@ from shardline.components.runs.logs import KfpLines, split_replica
 from shardline.components.runs.record import CANCELLED, FAILED, LOG, RUN_VARIABLE, SUCCEEDED, State
 from shardline.components.vertex.payload import mapping_at
 from shardline.pipelines.check.pipeline import Pipeline
+from shardline.pipelines.engines.environment import PLATFORM_VARIABLES, with_safe_path
 from shardline.pipelines.local import execute, record
 from shardline.pipelines.local.job.injections import parse_injection
 from shardline.pipelines.local.job.replica import LineBuffer
@@ -31,7 +32,6 @@ from shardline.pipelines.local.launcher_stubs import INJECTIONS_VARIABLE
 from shardline.pipelines.local.localize import check_runnable, has_custom_jobs, localize, localize_value
 from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.process.network import CHOICES, NETWORK_VARIABLE, resolve_network
-from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
 from shardline.pipelines.local.terminal import Heartbeat, Terminal, open_terminal
 from shardline.pipelines.parameters import check_parameters
 from shardline.pipelines.spec import PipelineFile, defaults, has_exit_tasks, parse_runnable, read_pipeline
@@ -89,7 +89,7 @@ class Execution:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env={
-                    **processes.with_safe_path(inherited),
+                    **with_safe_path(inherited),
                     "PYTHONUNBUFFERED": "1",
                     progress.EVENTS_VARIABLE: progress.secret(),
                     RUN_VARIABLE: str(self.directory),

@@ -10,8 +10,8 @@ from kfp import compiler, dsl
 
 from shardline.components.vertex.payload import PoolSpec
 from shardline.pipelines.engines.custom_job import CustomJob
+from shardline.pipelines.engines.environment import with_safe_path
 from shardline.pipelines.local.job.supervisor import run_job
-from shardline.pipelines.local.process import processes
 from shardline.pipelines.local.run import run_pipeline
 from tests.helpers.datasets import write_dataset
 
@@ -100,7 +100,7 @@ def test_a_pool_with_a_path_of_its_own_finds_the_working_directory_last(
 def test_a_working_directory_that_is_gone_is_no_error(here: Path) -> None:
     program = "import os, subprocess, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
     ask = f"{program}; subprocess.run([sys.executable, '-c', 'print(1)'], check=True)"
-    env = processes.with_safe_path({"PATH": os.environ["PATH"]})
+    env = with_safe_path({"PATH": os.environ["PATH"]})
     done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("1\n", "")
 

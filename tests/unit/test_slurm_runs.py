@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_submitted(
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ("[engine.slrum]", "unknown table [engine.slrum]"),
+        ("[engine.slrum]", "unknown key engine.slrum; did you mean engine.slurm?"),
         ("engine = 3", "engine must be a table"),
         ("[engine.slurm]\nparttition = 'a'", "parttition"),
         ("[engine.slurm]\nrestarts = 'a'", "engine.slurm.restarts"),

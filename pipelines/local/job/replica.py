@@ -10,7 +10,6 @@ import select
 import shutil
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,11 +18,11 @@ import psutil
 
 from shardline.pipelines.engines import custom_job as cluster
 from shardline.pipelines.engines.custom_job import CustomJob
-from shardline.pipelines.local.process import processes, start
+from shardline.pipelines.engines.environment import own_environment
+from shardline.pipelines.local.process import start
 from shardline.pipelines.local.process.network import reports_no_network
-from shardline.pipelines.local.process.processes import PLATFORM_VARIABLES
 from shardline.pipelines.local.process.start import Launch
-from shardline.trainer.base import crash, progress
+from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_BAD_INPUT, PipelineError
 from shardline.trainer.base.progress import Event
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
@@ -40,19 +39,13 @@ def make_launches(
     Raises:
         PipelineError: When there is no such command on this machine.
     """
-    inherited = {key: value for key, value in os.environ.items() if key not in PLATFORM_VARIABLES}
-    inherited["TMPDIR"] = str(temporary)
-    inherited.setdefault(crash.DIRECTORY_VARIABLE, str(log_directory.absolute()))
-    # "python3" in a replica's command is the Python of this environment.
-    here = os.path.dirname(sys.executable)
-    inherited["PATH"] = f"{here}{os.pathsep}{inherited.get('PATH', os.defpath)}"
     addresses, namespaces = network
     job_id, secret = f"{time.time_ns()}", secrets.token_hex()
     launches = {}
     for member in cluster.replicas(job):
         pool = job.worker_pools[member.pool]
         env = {
-            **processes.with_safe_path({**inherited, "PYTHONUNBUFFERED": "1", **cluster.variables(pool)}),
+            **own_environment(log_directory, {"TMPDIR": str(temporary), **cluster.variables(pool)}),
             **cluster.environment(job, member, addresses, job_id),
             SECRET_VARIABLE: secret,
             progress.EVENTS_VARIABLE: progress.secret(),

@@ -1,0 +1,147 @@
+"""Replica of a Slurm job: gives one task the environment of a replica of a custom job, and runs its program.
+
+`python -m shardline.pipelines.engines.slurm.replica --pools chief=1,worker=2 --logs DIR -- COMMAND` is what
+srun starts. The task's rank, in the order of the pools, is its place in the job. Its output goes to a log of
+its own. The program takes the place of this process, so that it gets Slurm's signals itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from shardline.components.vertex.payload import PoolSpec
+from shardline.components.vertex.pools import EMPTY_POOL
+from shardline.pipelines.engines import custom_job
+from shardline.pipelines.engines.custom_job import ROLES, CustomJob, ReplicaId
+from shardline.pipelines.engines.environment import PLATFORM_VARIABLES, own_environment
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import ClusterError, PipelineError, ShardlineError
+from shardline.trainer.cluster.cluster import SECRET_VARIABLE, read_cluster
+
+#: Address in CLUSTER_SPEC of a task without others.
+_ALONE = "localhost:2222"
+
+
+def write_job(job: CustomJob, path: Path) -> None:
+    """Writes the pools of a job for the option --job; only the user can read the file."""
+    content = {
+        "worker_pool_specs": [pool.spec for pool in job.worker_pools],
+        "base_output_directory": job.base_output_directory,
+        "trial": job.trial,
+    }
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(content))
+
+
+def _read_job(path: Path) -> CustomJob:
+    content = files.read_json(path, PipelineError)
+    pools = tuple(PoolSpec(spec) for spec in content.pop("worker_pool_specs"))
+    return CustomJob(worker_pools=pools, **content)
+
+
+def step_environment(environ: Mapping[str, str], first: int) -> dict[str, str]:
+    """Returns the environment of a task as if all components of its job were one step of Slurm.
+
+    Each component of a heterogeneous job is a step of its own, whose ranks begin with 0; `first` is the rank
+    of its first task in the job. https://slurm.schedmd.com/heterogeneous_jobs.html#env_var
+    """
+    own = {name: value for name, value in environ.items() if name not in PLATFORM_VARIABLES}
+    groups = range(int(environ.get("SLURM_HET_SIZE", 0)))
+    if not groups:
+        return own
+
+    def all_of(name: str) -> list[str]:
+        return [environ[f"{name}_HET_GROUP_{group}"] for group in groups]
+
+    tasks = str(sum(map(int, all_of("SLURM_NTASKS"))))
+    own.pop("SLURM_STEP_RESV_PORTS", None)
+    return {
+        **own,
+        "SLURM_PROCID": str(first + int(environ["SLURM_PROCID"])),
+        "SLURM_NTASKS": tasks,
+        "SLURM_STEP_NUM_TASKS": tasks,
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": ",".join(all_of("SLURM_JOB_NODELIST")),
+        "SLURM_STEP_TASKS_PER_NODE": ",".join(all_of("SLURM_TASKS_PER_NODE")),
+    }
+
+
+def find_replica(job: CustomJob, rank: int, hosts: int) -> ReplicaId:
+    """Returns the replica of a task by its rank; raises ClusterError when there are not as many tasks."""
+    members = custom_job.replicas(job)
+    if len(members) != hosts:
+        raise ClusterError(f"Slurm has started {hosts} tasks, and the job has {len(members)} replicas")
+    return members[rank]
+
+
+def _resized(job: CustomJob, pools: str, tasks: int) -> CustomJob:
+    """Returns a job with other numbers of replicas, "chief=1,worker=*"; * are all other tasks."""
+    counts = dict(part.split("=") for part in pools.split(","))
+    others = sum(int(count) for count in counts.values() if count != "*")
+    sizes = {role: tasks - others if count == "*" else int(count) for role, count in counts.items()}
+    specs = (
+        {**pool.spec, "replica_count": sizes[role]} if sizes.get(role) else dict(EMPTY_POOL)
+        for role, pool in zip(ROLES, job.worker_pools, strict=False)
+    )
+    return replace(job, worker_pools=tuple(map(PoolSpec, specs)))
+
+
+def main() -> None:
+    """Runs the program of one task; a mistake is one line and exit code 2, a missing command 127."""
+    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name if __spec__ else __name__}")
+    parser.add_argument("--pools", required=True, help="replicas by role: chief=1,worker=2, or worker=*")
+    parser.add_argument("--logs", required=True, type=Path, help="directory of the logs")
+    parser.add_argument("--first", type=int, default=0, help="rank of the first task of this step in the job")
+    parser.add_argument("--job-root", default="", help="root of AIP_MODEL_DIR and its siblings")
+    parser.add_argument("--job", type=Path, help="file with the pools, in place of COMMAND")
+    parser.add_argument("--env", action="append", default=[], help="variable of the program, NAME=VALUE")
+    parser.add_argument("command", nargs="*")
+    options = parser.parse_args()
+    try:
+        environ = step_environment(os.environ, options.first)
+        cluster = read_cluster(environ)
+        hosts = cluster.hosts or (_ALONE,)
+        if options.job:
+            job = _read_job(options.job)
+        else:
+            env = dict(pair.split("=", 1) for pair in options.env)
+            pool = PoolSpec.running(options.command, env=env)
+            job = CustomJob((pool,) * len(ROLES), base_output_directory=options.job_root)
+        job = _resized(job, options.pools, len(hosts))
+        member = find_replica(job, cluster.task_index, len(hosts))
+    except ShardlineError as error:
+        print(error.line, file=sys.stderr)
+        sys.exit(error.exit_code)
+    ids = (os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID"))
+    job_id = "_".join(filter(None, ids)) or os.environ.get("SLURM_JOB_ID", "")
+    env = {
+        **own_environment(options.logs, custom_job.variables(job.worker_pools[member.pool])),
+        **custom_job.environment(job, member, hosts, job_id),
+        SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE, ""),
+    }
+    run(job.worker_pools[member.pool].argv, env, options.logs / f"{member.name}.log")
+
+
+def run(command: list[str], env: dict[str, str], log: Path) -> None:
+    """Runs a command in place of this process, its output at the end of a log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    if shutil.which(command[0], path=env["PATH"]) is None:
+        print(f"{log.stem} cannot be started: there is no command {command[0]!r} on {os.uname().nodename}")
+        sys.exit(127)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which Python ignores
+    os.execvpe(command[0], command, env)
+
+
+if __name__ == "__main__":
+    main()
