@@ -72,7 +72,8 @@ def main() -> None:
     )
     result = trainer.fit().return_value  # of the first worker
     if isinstance(result, str):
-        sys.exit(f"error: {result}")
+        print(f"error: {result}", file=sys.stderr)
+        sys.exit(2)
     print(result)
 
 

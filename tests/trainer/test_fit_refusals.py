@@ -196,6 +196,11 @@ MODELS = {
     "uncompiled": (uncompiled, numbers(), "returns a model that is not compiled; call model.compile"),
     "no_function": (3, numbers(), "build_model is int, not a function or a keras.Model"),
     "nothing": (lambda: None, numbers(), "build_model returns NoneType, not a keras.Model"),
+    "Keras 2": (
+        type("Sequential", (), {"__module__": "tf_keras.src.engine"}),
+        numbers(),
+        "tf.keras is Keras 2",
+    ),
     "needing": (needing, numbers(), "build_model failed: TypeError: needing.. missing 1 required positional"),
     "failing": (failing, numbers(), r"build_model failed: KeyError: 'token' \(test_fit_refusals.py, line"),
     "inputs": (line, (np.zeros((COUNT, 4)), numbers()[1]), "cannot be built on batches .* value 3, but rec"),

@@ -156,7 +156,9 @@ def build_with_variables(
             with record_jit_compile(), plugins.calling("build_model failed", ModelError):
                 model = model()
     if not isinstance(model, keras.Model):
-        raise ModelError(f"build_model returns {type(model).__name__}, not a keras.Model")
+        legacy = type(model).__module__.startswith("tf_keras")
+        why = "; tf.keras is Keras 2 here (TF_USE_LEGACY_KERAS): import keras instead" if legacy else ""
+        raise ModelError(f"build_model returns {type(model).__name__}, not a keras.Model{why}")
     if compiled and not model.compiled:
         raise ModelError("build_model returns a model that is not compiled; call model.compile(...)")
     # Outside the scope: in it, a model that was built in no scope takes the scope's strategy for its own.
