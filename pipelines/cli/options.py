@@ -106,8 +106,9 @@ def engine_options(command: Callable[..., Any], *, own: Iterable[str] = ()) -> C
         slurm = None
         if engine == "slurm":
             from shardline.pipelines.cli.slurm import Submission
+            from shardline.pipelines.engines.slurm.settings import load_slurm
 
-            slurm = Submission.read(settings, detach=detach, **how)
+            slurm = Submission(settings=load_slurm(settings), detach=detach, **how)
         else:
             given = {"detach": detach, "dry_run": how["dry_run"], "settings": settings}
             for name, value in given.items():

@@ -203,6 +203,7 @@ def train(
         replicas,
         ps=ps,
         evaluator=evaluator,
+        display_name="train",
         # All-reduce cannot continue without a peer; a chief with parameter servers can, without a worker.
         restart_job_on_worker_restart=not ps,
     )

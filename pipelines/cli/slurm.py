@@ -21,7 +21,7 @@ from shardline.components.text import timestamp
 from shardline.pipelines.engines.engine import SlurmRuns
 from shardline.pipelines.engines.slurm import engine
 from shardline.pipelines.engines.slurm.script import BatchJob, batch_script
-from shardline.pipelines.engines.slurm.settings import SlurmSettings, load_slurm
+from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.pipelines.local.record import directory_name, link_latest, make_directory
 from shardline.pipelines.local.terminal import open_terminal
 from shardline.trainer.base import progress
@@ -56,17 +56,14 @@ class Submission:
         """The Python of the tasks: that of the container or venv of the settings, else this one."""
         return "python" if self.settings.container or self.settings.venv else sys.executable
 
-    @classmethod
-    def read(cls, settings: Path | None, **how: Any) -> Submission:
-        """Returns it with the settings of a file, by default those of a project; raises SettingsError."""
-        return cls(settings=load_slurm(settings), **how)
-
     def limited(self, restarts: int | None, timeout: float | None) -> Submission:
         """Returns the same with other restarts and another time limit in seconds; None keeps each."""
-        time = None if timeout is None else str(math.ceil(timeout / 60))  # minutes
-        limits: dict[str, Any] = {"restarts": restarts, "time": time}
-        given = {name: value for name, value in limits.items() if value is not None}
-        return replace(self, settings=replace(self.settings, **given))
+        settings = self.settings
+        if timeout is not None:  # in minutes; 0 is no limit
+            settings = replace(settings, time=str(math.ceil(timeout / 60) if math.isfinite(timeout) else 0))
+        if restarts is not None:
+            settings = replace(settings, restarts=restarts)
+        return replace(self, settings=settings)
 
     def refuse(self, *names: str) -> None:
         """Raises SettingsError for an option of the present command that is for this machine's processes."""

@@ -106,6 +106,12 @@ def test_a_job_is_a_run_whose_record_has_its_id(slurm: Slurm) -> None:
     assert slurm.followed == ["101"]
 
 
+@pytest.mark.parametrize(("seconds", "minutes"), [("60", "1"), ("61", "2"), ("inf", "0")])
+def test_a_timeout_is_the_time_limit_in_minutes(slurm: Slurm, seconds: str, minutes: str) -> None:
+    assert launch("--timeout", seconds).exit_code == 0
+    assert slurm.settings.time == minutes
+
+
 def test_detached_it_returns_once_the_job_is_submitted(slurm: Slurm) -> None:
     done = launch("--detach")
 
