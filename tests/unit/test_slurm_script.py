@@ -141,8 +141,9 @@ def test_pools_share_an_allocation_unless_they_serve_or_ask_for_other_things(tmp
 
 def test_a_range_of_nodes_has_a_worker_on_each(tmp_path: Path) -> None:
     script = batch_script(job(tmp_path, "chief", "worker"), SlurmSettings(nodes="1-4"))
-    assert "#SBATCH --nodes=1-4\n#SBATCH --ntasks-per-node=1\n" in script
-    assert "--ntasks=" not in script
+    assert "#SBATCH --nodes=1-4\n" in script
+    assert "#SBATCH --ntasks" not in script  # with which Slurm would take the least nodes
+    assert "--ntasks-per-node=1" in script
     assert "--pools 'chief=1,worker=*'" in script
     assert "--nodes" not in batch_script(job(tmp_path), SlurmSettings(nodes="1-4"))  # one task
 

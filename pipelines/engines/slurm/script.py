@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 import sys
@@ -16,6 +15,9 @@ from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.pipelines.plain_secrets import secret_kind
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.cluster.cluster import SECRET_VARIABLE
+
+#: Seconds in which a job gets nowhere: stopped so early, it would be at each start.
+_EARLY_S = 20
 
 #: The index of an array's element in a command, an argument or a directory: all that bash expands there.
 ARRAY_INDEX = "$SLURM_ARRAY_TASK_ID"
@@ -120,6 +122,8 @@ def _options(job: BatchJob, component: _Component) -> dict[str, str]:
     text = str(job.directory)
     if re.search(r"[\n\r\"'\\]", text):
         raise SettingsError(f"Slurm takes no directory with quotes, backslashes or line breaks: {text!r}")
+    count = int(settings.nodes) if settings.nodes.isdecimal() else 0
+    each, rest = divmod(component.tasks, count or 1)
     log = SLURM_LOG.replace(".", "-%a.") if job.elements else SLURM_LOG
     options = {
         "job-name": re.sub(r"[^\w.+-]+", "-", job.name, flags=re.ASCII)[:64] or "shardline",
@@ -131,19 +135,13 @@ def _options(job: BatchJob, component: _Component) -> dict[str, str]:
         "dependency": f"afterok:{job.after}" if job.after else None,
         "kill-on-invalid-dep": "yes" if job.after else None,
         "nodes": settings.nodes or None if component.tasks > 1 else None,
+        # With a number of tasks Slurm would give an elastic job the least nodes.
         "ntasks": None if component.is_elastic else component.tasks,
-        "ntasks-per-node": _tasks_per_node(component),
+        "ntasks-per-node": each if count and component.tasks > 1 and not rest else None,
     }
     own = ("partition", "account", "qos", "time", "cpus_per_task", "mem", "gres", "constraint")
     options |= {name.replace("_", "-"): getattr(settings, name) or None for name in own}
     return {name: str(value) for name, value in options.items() if value is not None}
-
-
-def _tasks_per_node(component: _Component) -> int | None:
-    if component.is_elastic:
-        return 1
-    most = component.settings.nodes.rpartition("-")[2]
-    return math.ceil(component.tasks / int(most)) if most and component.tasks > 1 else None
 
 
 def batch_script(job: BatchJob, settings: SlurmSettings) -> str:
@@ -190,7 +188,7 @@ def _body(job: BatchJob, components: Sequence[_Component]) -> Iterator[str]:
         yield from (f"  {command} &\n  others+=($!)" for command in commands[1:])
         yield _FOLLOW
     yield "}\n"
-    yield _LOOP.format(restarts=settings.restarts, grace=settings.grace)
+    yield _LOOP.format(restarts=settings.restarts, early=min(_EARLY_S, settings.grace))
 
 
 _PREAMBLE = """\
@@ -226,18 +224,21 @@ _FOLLOW = """\
 
 _LOOP = """\
 for ((left = {restarts}; ; left--)); do
-  started=$SECONDS
-  attempt
+  attempt 2> "$directory/srun.err"
   code=$?
+  cat "$directory/srun.err" >&2
+  # The task that failed first decides: srun has ended the others.
+  failure=$(grep -m 1 -E ': tasks? [0-9,-]+: ' "$directory/srun.err")
+  [[ $code != 0 && $failure =~ "exit code "([0-9]+)$ ]] && code=${{BASH_REMATCH[1]}}
   [ -n "$stopped" ] && break
   case $code in
     0 | 2 | 126 | 127) break ;;  # done, a mistake, no such command
     75)  # asked to stop, as before the time limit: continues in another allocation
-      if ((SECONDS - started >= {grace})); then
+      if ((SECONDS >= {early})); then
         echo "asked to stop: requeued"
         scontrol requeue "$SLURM_JOB_ID" && exit 75
       fi
-      echo "asked to stop {grace} s after the start or earlier, so not requeued: is its time limit too short?"
+      echo "asked to stop after $SECONDS s, so not requeued: is the time limit too short?"
       break ;;
   esac
   ((left > 0)) || break
@@ -250,8 +251,7 @@ def _srun(job: BatchJob, component: _Component, group: int | None) -> str:
     """Returns the command that starts the tasks of one component."""
     settings = component.settings
     words = ["srun", "--kill-on-bad-exit=1", "--wait=0", "--input=none", "--distribution=block"]
-    if not component.is_elastic:
-        words.append(f"--ntasks={component.tasks}")
+    words.append("--ntasks-per-node=1" if component.is_elastic else f"--ntasks={component.tasks}")
     if settings.cpus_per_task:  # since 22.05 a step does not take over the job's
         words.append(f"--cpus-per-task={settings.cpus_per_task}")
     if group is not None:
