@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ from shardline.pipelines.cli.options import (
 
 if TYPE_CHECKING:
     from shardline.pipelines.cli.slurm import Submission
+    from shardline.pipelines.engines.slurm.script import BatchJob
 
 
 @click.command()
@@ -40,18 +43,23 @@ if TYPE_CHECKING:
 @click.option("--require-blessing", is_flag=True, help="Exit with 1 if the model is not blessed.")
 @network_option
 @inject_option
+@functools.partial(engine_options, own=("runs_dir",))
 def run(
     pipeline: Path | None,
     given: Mapping[str, Any] | None,
     runs_dir: Path,
     resume: str | None,
     abandoned: bool,
+    slurm: Submission | None,
     **options: Any,
 ) -> None:
     """Run PIPELINE, a compiled pipeline, on this machine.
 
     Every replica is a process. All output goes to a new directory in RUNS_DIR, to which RUNS_DIR/latest
     links. The default champion_uri of Shardline's pipelines is RUNS_DIR/champions/SOURCE.
+
+    With --engine slurm, every training or tuning job is a job of Slurm; with --detach, too, the process that
+    runs the rest of the pipeline.
 
     --resume starts a new run with the pipeline and the parameters of a failed run, unless you set others, and
     continues training from a copy of its checkpoints.
@@ -73,7 +81,43 @@ def run(
     if failed is not None:
         with foreground():
             parameters = failed.with_checkpoints(parameters)
-    run_pipeline(pipeline, parameters, runs_dir=runs_dir, **options)
+    if slurm is None:
+        run_pipeline(pipeline, parameters, runs_dir=runs_dir, **options)
+        return
+    slurm.refuse("network", "injections")
+    if slurm.detach or slurm.dry_run:
+        _submit(slurm, pipeline, parameters, options["require_blessing"])
+    else:
+        blessed = options["require_blessing"]
+        run_pipeline(pipeline, parameters, runs_dir=runs_dir, require_blessing=blessed, slurm=slurm.settings)
+
+
+def _submit(slurm: Submission, path: Path, parameters: Mapping[str, Any], require_blessing: bool) -> None:
+    """Submits the job of Slurm that runs a pipeline, or shows its script and those of the pipeline's jobs."""
+    from shardline.pipelines.engines.slurm.script import batch_script
+    from shardline.pipelines.local.controller import Controller
+    from shardline.pipelines.local.localize import check_runnable
+    from shardline.pipelines.spec import defaults, parse_runnable, read_pipeline
+
+    content = read_pipeline(path)
+    spec = parse_runnable(content, path).spec
+    check_runnable(spec)
+    controller = Controller(parameters=parameters, slurm=slurm.settings, require_blessing=require_blessing)
+    name = spec["pipelineInfo"]["name"]
+
+    def jobs(directory: Path) -> list[BatchJob]:
+        if not slurm.dry_run:
+            controller.prepare(directory, content)
+        return [controller.job(name, directory, slurm.python)]
+
+    if slurm.detach:
+        own = replace(slurm, settings=controller.own_settings)
+        own.run(name, jobs, parameters={**defaults(spec), **parameters})
+    for task, job in controller.custom_jobs(spec, slurm.runs_dir.absolute()).items() if slurm.dry_run else ():
+        known = "" if job else " its worker pools are known in the run only"
+        click.echo(f"{task}:{known}", err=True)  # only scripts are on standard output
+        if job:
+            click.echo(batch_script(job, slurm.settings))
 
 
 _ps_option = click.option(

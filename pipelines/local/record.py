@@ -25,6 +25,7 @@ from shardline.components.runs.record import (
     LATEST,
     LOG,
     RUNNING,
+    SLURM,
     SUCCEEDED,
     JobRecord,
     ReplicaRecord,
@@ -59,9 +60,18 @@ class RunDirectory:
     """
 
     def __init__(
-        self, runs: Path, content: bytes, now: datetime.datetime, *, pipeline: str, **facts: Any
+        self,
+        runs: Path,
+        content: bytes,
+        now: datetime.datetime,
+        *,
+        pipeline: str,
+        made: Path | None = None,
+        **facts: Any,
     ) -> None:
         """Creates the directory in `runs`, named by the time, with an exact copy of the pipeline.
+
+        `made` is the directory where a submission has made it, whose job of Slurm is this process.
 
         Raises:
             SettingsError: When the directory cannot be written.
@@ -69,14 +79,17 @@ class RunDirectory:
         """
         self._started = time.monotonic()
         self._lock = contextlib.ExitStack()
-        self.directory = make_directory(runs, now)
+        self.directory = made or make_directory(runs, now)
+        if made:
+            facts |= {"engine": SLURM, "job": os.environ.get("SLURM_JOB_ID", "")}
         try:
             locked = self._lock.enter_context(directory_lock(self.directory))
             files.write_bytes(self.directory / "pipeline.yaml", content)
             (self.directory / LOG).touch()
         except OSError as error:
             self._lock.close()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            if not made:
+                shutil.rmtree(self.directory, ignore_errors=True)
             raise _cannot_write(runs, error) from None
         self.record = RunRecord(
             name=self.directory.name,
@@ -96,7 +109,8 @@ class RunDirectory:
             **facts,
         )
         self.record.write(self.directory)
-        link_latest(self.directory)
+        if not made:
+            link_latest(self.directory)
 
     @property
     def duration(self) -> float:

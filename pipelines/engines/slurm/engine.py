@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from shardline.components.runs import slurm_job
 from shardline.components.runs.causes import Failure, exit_meaning
 from shardline.components.runs.slurm_job import ID_FILE, SCRIPT_FILE, SlurmJob, describe
 from shardline.components.runs.slurm_run import job_failure, job_record, log_names
+from shardline.components.vertex.job import SEVEN_DAYS_S
 from shardline.pipelines.engines import custom_job
 from shardline.pipelines.engines.custom_job import CustomJob
-from shardline.pipelines.engines.slurm.script import BatchJob, Step, batch_script
+from shardline.pipelines.engines.slurm.replica import write_job
+from shardline.pipelines.engines.slurm.script import ARRAY_INDEX, BatchJob, Step, batch_script
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import (
@@ -32,6 +35,9 @@ from shardline.trainer.base.errors import (
 )
 
 ShowLine = Callable[[str, str], None]
+
+#: Command and variables of a job's pools (`replica.write_job`).
+POOLS_FILE = "pools.json"
 
 #: What sbatch says of a job that it would refuse again; other refusals may be of limits or rights.
 _MISTAKE = re.compile(
@@ -61,6 +67,15 @@ def batch_job(job: CustomJob, directory: Path) -> BatchJob:
     return BatchJob(name=job.display_name, steps=steps, directory=directory.absolute())
 
 
+def pools_job(job: CustomJob, directory: Path, elements: int = 0) -> BatchJob:
+    """Returns the same with commands and variables in POOLS_FILE, in an array of each element's directory.
+
+    Commands of components are whole programs, which would make the script unreadable.
+    """
+    place = directory.absolute() / ARRAY_INDEX if elements else directory.absolute()
+    return replace(batch_job(job, directory), elements=elements, job_file=str(place / POOLS_FILE))
+
+
 def submit(job: BatchJob, settings: SlurmSettings) -> str:
     """Writes the script into the job's directory and submits it; returns the id of the job.
 
@@ -82,6 +97,14 @@ def submit(job: BatchJob, settings: SlurmSettings) -> str:
     return job_id
 
 
+def limited(job: CustomJob, settings: SlurmSettings) -> SlurmSettings:
+    """Returns the settings with the job's own time limit, unless they have one, and its rule for restarts."""
+    # The platform's own limit is no wish.
+    if job.timeout and job.timeout < SEVEN_DAYS_S and not settings.time:
+        settings = replace(settings, time=str(math.ceil(job.timeout / 60)))
+    return replace(settings, restarts=0) if job.disable_retries else settings
+
+
 def run_job(
     job: CustomJob,
     directory: Path,
@@ -95,31 +118,52 @@ def run_job(
     Raises:
         ShardlineError: As `submit` and `follow`.
     """
-    if job.timeout and not settings.time:
-        settings = replace(settings, time=str(math.ceil(job.timeout / 60)))
-    if job.disable_retries:
-        settings = replace(settings, restarts=0)
-    job_id = submit(batch_job(job, directory), settings)
-    progress.report(topic, f"submitted as job {job_id} of Slurm")
+    logs = Logs(directory, show_line)
+    logs.skip()
+    directory.mkdir(parents=True, exist_ok=True)
+    write_job(job, directory / POOLS_FILE)
+    with submitted(pools_job(job, directory), limited(job, settings), topic) as job_id:
+        follow(job_id, directory, topic=topic, logs=logs)
+
+
+@contextlib.contextmanager
+def submitted(job: BatchJob, settings: SlurmSettings, topic: str) -> Iterator[str]:
+    """Submits a job and yields its id; an exception in the context, as of a stop signal, cancels it."""
+    job_id, stop = "", {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+    # Slurm's commands inherit what is blocked: no signal to all processes of a run ends them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stop)
     try:
-        follow(job_id, directory, topic=topic, show_line=show_line)
+        job_id = submit(job, settings)
+        progress.report(topic, f"submitted as job {job_id} of Slurm")
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield job_id
     except BaseException:
+        signal.pthread_sigmask(signal.SIG_BLOCK, stop)
         with contextlib.suppress(ShardlineError):
             _cancel(job_id, topic)
         raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def follow(
-    job_id: str, directory: Path, *, topic: str, show_line: ShowLine = lambda name, line: None
+    job_id: str,
+    directory: Path,
+    *,
+    topic: str,
+    show_line: ShowLine = lambda name, line: None,
+    logs: Logs | None = None,
 ) -> None:
     """Shows state and output of a job until it has ended, and writes job.json into its directory.
+
+    `logs` are by default the whole logs of the directory, shown by `show_line`.
 
     Raises:
         RunError: When the job failed; its exit_code is EXIT_BAD_INPUT after a user error.
         CancelledRunError: When somebody cancelled it.
         PlatformError: When Slurm is not reached for some minutes.
     """
-    logs = Logs(directory, show_line)
+    logs = logs or Logs(directory, show_line)
     job = _watch(job_id, directory, topic, logs.read)
     logs.read(at_end=True)
     progress.report(topic, describe(job))
@@ -175,6 +219,10 @@ class Logs:
         self._show_line = show_line
         self._offsets: dict[Path, int] = {}
 
+    def skip(self) -> None:
+        """Leaves out what the logs have now, of an earlier job."""
+        self._offsets = {path: path.stat().st_size for path in log_names(self._directory)}
+
     def read(self, *, at_end: bool = False) -> None:
         """Shows the lines that have been added since the last call, `at_end` also one without its end."""
         for path, name in log_names(self._directory).items():
@@ -197,7 +245,7 @@ class Logs:
 
 
 def _cancel(job_id: str, topic: str) -> None:
-    if not slurm_job.cancel_job(job_id):
+    if not job_id or not slurm_job.cancel_job(job_id):
         return
     progress.report(topic, f"cancelled Slurm job {job_id}")
     until = time.monotonic() + _CANCEL_S

@@ -1,7 +1,7 @@
-"""A tuning job on this machine: each trial a custom job with the trial's parameters in its arguments.
+"""A tuning job here or on Slurm: each trial a custom job with the trial's parameters in its arguments.
 
-Optuna replaces the platform's own service. The trials run one after the other; parallel_trial_count is
-ignored.
+Optuna replaces the platform's own service. On this machine the trials run one after the other. On Slurm,
+parallel_trial_count of them are a wave: chosen together, submitted as one array, and reported together.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import optuna
 
 from shardline.components.vertex.payload import PoolSpec, list_at
 from shardline.pipelines.engines.custom_job import CustomJob, parse_payload
+from shardline.pipelines.engines.slurm.array import run_array
+from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.pipelines.local.job.replica import ShowLine
 from shardline.pipelines.local.job.supervisor import run_job
 from shardline.trainer.base import progress
@@ -32,6 +34,7 @@ JOB_FILE = "tuning_job.json"
 #: Rules of early stopping; Optuna's median rule is used for all of them.
 _STOPPING = ("median_automated_stopping_spec", "decay_curve_stopping_spec", "convex_automated_stopping_spec")
 _REVERSE_LOG = "UNIT_REVERSE_LOG_SCALE"
+_METRICS_FILE = "output.metrics"
 
 #: Step, value and time.
 Measurement = tuple[int, float, float]
@@ -62,6 +65,20 @@ class Trial:
     measurements: Sequence[Measurement] = ()
     failure: str = ""
 
+    def is_behind(self, path: Path, metric: str, should_stop: Callable[[Sequence[float]], bool]) -> bool:
+        """Reads the measurements in a file; returns whether new ones show that it is behind the others."""
+        measured = read_measurements(path, metric)
+        if len(measured) <= len(self.measurements):
+            return False
+        self.measurements = measured
+        return should_stop([value for _, value, _ in measured])
+
+    def end_with(self, path: Path, metric: str, failure: str) -> None:
+        """Records its end, with the measurements in a file; `failure` is "" when it has not failed."""
+        self.measurements = read_measurements(path, metric)
+        self.end = datetime.datetime.now(datetime.UTC)
+        self.failure = failure or ("" if self.measurements else f"{metric} was not reported")
+
 
 def run_trial(
     trial: Trial,
@@ -78,29 +95,67 @@ def run_trial(
     """
     topic = f"trial {trial.id}"
     log_directory.mkdir(parents=True, exist_ok=True)
-    metrics_path = log_directory / "output.metrics"
+    metrics_path = log_directory / _METRICS_FILE
 
     def show(event: Event) -> None:
         if event.kind != "fact":  # facts of a run are those of its last training
             outer(replace(event, topic=topic))
-        measured = read_measurements(metrics_path, metric)
-        if len(measured) > len(trial.measurements):
-            trial.measurements = measured
-            if should_stop([value for _, value, _ in measured]):
-                raise _StoppedEarlyError(f"{metric} {measured[-1][1]:.4f} is behind the other trials")
+        if trial.is_behind(metrics_path, metric, should_stop):
+            raise _StoppedEarlyError(_describe_stop(trial, metric))
 
+    failure = ""
     with progress.sink(show) as outer:
         try:
             run(_with_parameters(job, trial, metrics_path), log_directory, topic=topic)
         except _StoppedEarlyError as error:
             outer(Event("line", topic, f"stopped early: {error}"))
         except RunError as error:
-            trial.failure = " ".join(str(error).split())
-            outer(Event("line", topic, f"failed: {trial.failure}"))
-    trial.measurements = read_measurements(metrics_path, metric)
-    trial.end = datetime.datetime.now(datetime.UTC)
-    if not trial.measurements and not trial.failure:
-        trial.failure = f"{metric} was not reported"
+            failure = " ".join(str(error).split())
+            outer(Event("line", topic, f"failed: {failure}"))
+    trial.end_with(metrics_path, metric, failure)
+
+
+def run_wave(
+    wave: Sequence[Trial],
+    job: CustomJob,
+    metric: str,
+    logs: Path,
+    should_stop: Callable[[int, Sequence[float]], bool],
+    settings: SlurmSettings,
+) -> None:
+    """Runs trials on Slurm as one array, an element each, and records their outcomes in them.
+
+    `should_stop` takes the number of a trial in the wave before its values.
+    """
+    directory = logs / f"trials-from-{wave[0].id}"
+    for number, trial in enumerate(wave):  # its logs are where those of a trial on this machine are
+        (directory / str(number)).mkdir(parents=True, exist_ok=True)
+        link = logs / f"trial-{trial.id}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"{directory.name}/{number}")
+    paths = [logs / f"trial-{trial.id}" / _METRICS_FILE for trial in wave]
+    jobs = [_with_parameters(job, trial, path) for trial, path in zip(wave, paths, strict=True)]
+
+    def show_line(number: int, replica: str, line: str) -> None:
+        if replica.endswith("chief-0"):  # after the number
+            report(f"trial {wave[number].id}", line)
+
+    def is_behind(number: int) -> bool:
+        trial = wave[number]
+        behind = trial.is_behind(paths[number], metric, partial(should_stop, number))
+        if behind:
+            report(f"trial {trial.id}", f"stopped early: {_describe_stop(trial, metric)}")
+        return behind
+
+    ends = run_array(jobs, directory, settings, topic=_TOPIC, show_line=show_line, stops=is_behind)
+    for number, failure in ends:
+        if failure:
+            report(f"trial {wave[number].id}", f"failed: {failure}")
+        wave[number].end_with(paths[number], metric, failure)
+
+
+def _describe_stop(trial: Trial, metric: str) -> str:
+    return f"{metric} {trial.measurements[-1][1]:.4f} is behind the other trials"
 
 
 def _with_parameters(job: CustomJob, trial: Trial, metrics_path: Path) -> CustomJob:
@@ -152,7 +207,7 @@ class Search:
             sampler=sampler,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=1) if stops else optuna.pruners.NopPruner(),
         )
-        self._trial: optuna.Trial | None = None
+        self._asked: list[optuna.Trial] = []
 
     @property
     def name(self) -> str:
@@ -162,38 +217,43 @@ class Search:
         )
         return f"Optuna {optuna.__version__}, {algorithm}"
 
-    def ask(self) -> Values | None:
-        """Returns the parameters of the next trial; None when the search is exhausted."""
+    def ask(self, count: int = 1) -> list[Values]:
+        """Returns the parameters of the next trials, at most `count`; none when the search is exhausted."""
+        points: list[Any] = [None] * count
         if self._grid is not None:  # Optuna's own grid needs its own loop
-            point = next(self._grid, None)
-            if point is None:
-                return None
-            self._study.enqueue_trial(dict(zip(self._space, point, strict=True)))
-        self._trial = self._study.ask(self._space)
-        chosen = dict(self._trial.params)
+            points = list(itertools.islice(self._grid, count))
+        self._asked = []
+        for point in points:
+            if point is not None:
+                self._study.enqueue_trial(dict(zip(self._space, point, strict=True)))
+            self._asked.append(self._study.ask(self._space))
+        return [self._parameters(trial) for trial in self._asked]
+
+    def _parameters(self, trial: optuna.Trial) -> Values:
+        chosen = dict(trial.params)
         for name, spec in self._specs.items():
             if spec.get("scale_type") == _REVERSE_LOG and "discrete_value_spec" not in spec:
                 distribution: Any = self._space[name]
                 chosen[name] = distribution.low + distribution.high - chosen[name]
         return chosen
 
-    def should_stop(self, values: Sequence[float]) -> bool:
-        """Whether the current trial, with these values so far, should be stopped.
+    def should_stop(self, number: int, values: Sequence[float]) -> bool:
+        """Whether a trial of those asked for last, with these values so far, should be stopped.
 
         Values are compared by epoch: steps differ between trials with different batch sizes.
         """
-        assert self._trial is not None
-        known = self._study.trials[self._trial.number].intermediate_values
+        trial = self._asked[number]
+        known = self._study.trials[trial.number].intermediate_values
         for index, value in enumerate(values):
             if index not in known:
-                self._trial.report(value, index)
-        return bool(values) and self._trial.should_prune()
+                trial.report(value, index)
+        return bool(values) and trial.should_prune()
 
-    def tell(self, value: float | None) -> None:
-        """Ends the current trial with its measurement; None when it has failed."""
-        assert self._trial is not None
-        state = optuna.trial.TrialState.FAIL if value is None else optuna.trial.TrialState.COMPLETE
-        self._study.tell(self._trial, value, state=state)
+    def tell(self, *values: float | None) -> None:
+        """Ends the trials asked for last with their measurements; None for one that has failed."""
+        for trial, value in zip(self._asked, values, strict=True):
+            state = optuna.trial.TrialState.FAIL if value is None else optuna.trial.TrialState.COMPLETE
+            self._study.tell(trial, value, state=state)
 
 
 def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribution:
@@ -209,9 +269,16 @@ def _distribution(spec: Mapping[str, Any]) -> optuna.distributions.BaseDistribut
 
 
 def run_trials(
-    payload: Mapping[str, Any], executor_input: str, logs: Path, *, show_line: ShowLine
+    payload: Mapping[str, Any],
+    executor_input: str,
+    logs: Path,
+    *,
+    show_line: ShowLine,
+    slurm: SlurmSettings | None = None,
 ) -> list[Trial]:
     """Runs the trials of the tuning job in `payload`; each has its own directory in `logs`.
+
+    `slurm` has the settings of Slurm; without them the trials run on this machine.
 
     Raises:
         RunError: When more trials have failed than max_failed_trial_count allows.
@@ -219,20 +286,26 @@ def run_trials(
     spec, metric = payload["study_spec"], payload["study_spec"]["metrics"][0]["metric_id"]
     trial_job = {"display_name": payload["display_name"], "job_spec": payload["trial_job_spec"]}
     job = parse_payload(json.dumps(trial_job), executor_input)
-    run = partial(run_job, show_line=show_line)
     seed = int(payload.get("labels", {}).get("seed", 0))
     search = Search(spec, seed)
     max_trials = int(payload["max_trial_count"])
     max_failed = int(payload.get("max_failed_trial_count", 0))
-    report(_TOPIC, f"{search.name}, seed {seed}: up to {max_trials} trials, one after the other")
+    width = int(payload.get("parallel_trial_count", 1)) if slurm else 1
+    together = f"{width} at a time" if width > 1 else "one after the other"
+    report(_TOPIC, f"{search.name}, seed {seed}: up to {max_trials} trials, {together}")
     trials: list[Trial] = []
-    while len(trials) < max_trials and (chosen := search.ask()) is not None:
-        trial = Trial(str(len(trials) + 1), chosen)
-        trials.append(trial)
-        values = ", ".join(f"{name} {value}" for name, value in chosen.items())
-        report(_TOPIC, f"trial {trial.id} of {max_trials}: {values}")
-        run_trial(trial, job, metric, logs / f"trial-{trial.id}", search.should_stop, run)
-        search.tell(None if trial.failure else final_measurement(spec, trial)[1])
+    while chosen := search.ask(min(width, max_trials - len(trials))):
+        wave = [Trial(str(number), values) for number, values in enumerate(chosen, len(trials) + 1)]
+        trials += wave
+        for trial in wave:
+            values = ", ".join(f"{name} {value}" for name, value in trial.parameters.items())
+            report(_TOPIC, f"trial {trial.id} of {max_trials}: {values}")
+        if slurm:
+            run_wave(wave, job, metric, logs, search.should_stop, slurm)
+        else:
+            directory, stops = logs / f"trial-{wave[0].id}", partial(search.should_stop, 0)
+            run_trial(wave[0], job, metric, directory, stops, partial(run_job, show_line=show_line))
+        search.tell(*(None if trial.failure else final_measurement(spec, trial)[1] for trial in wave))
         failed = [trial for trial in trials if trial.failure]
         if 0 < max_failed <= len(failed):
             raise RunError(
