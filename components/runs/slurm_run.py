@@ -15,7 +15,7 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from shardline.components.runs.causes import Failure, exit_code
-from shardline.components.runs.logs import last_lines, own_error
+from shardline.components.runs.logs import LAST_LINES, last_lines, own_error
 from shardline.components.runs.record import JobRecord, ReplicaRecord, ReplicaStart
 from shardline.components.runs.slurm_job import (
     SCRIPT_FILE,
@@ -31,7 +31,7 @@ _REPLICA_LOG = re.compile(r"(?:chief|worker|ps|evaluator)-\d+")
 _ROLES = ("chief", "worker", "ps", "evaluator")
 #: What srun says of a task that has not ended with 0, and that it ends the others.
 _EXIT = re.compile(
-    r"srun: error: \S+: tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+?))(?: \(core dumped\))?"
+    r"srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+?))(?: \(core dumped\))?"
 )
 _ABORT = re.compile(
     r"srun: .*(?:Terminating StepId|Job step aborted|Force Terminated)|\*\*\* STEP \S+ ON .* CANCELLED AT"
@@ -87,15 +87,17 @@ def read_exits(text: str, names: Sequence[str]) -> list[Exits]:
         names: The names of the replicas, by the task's number.
     """
     attempts: list[Exits] = [{}]
-    aborted = False
+    aborted, seen = False, set[tuple[str, int]]()
     for line in text.splitlines():
         if match := _EXIT.fullmatch(line):
-            ended = [names[number] for number in element_numbers(match[1]) if number < len(names)]
-            if any(name in attempts[-1] for name in ended):
+            tasks = [number for number in element_numbers(match[2]) if number < len(names)]
+            if any((match[1], number) in seen for number in tasks):
                 attempts.append({})
-                aborted = False
-            status = int(match[2]) if match[2] else _SIGNALS.get(match[3], 1)
-            attempts[-1] |= dict.fromkeys(ended, (status, aborted))
+                aborted, seen = False, set()
+            seen.update((match[1], number) for number in tasks)
+            status = int(match[3]) if match[3] else _SIGNALS.get(match[4], 1)
+            for number in tasks:
+                attempts[-1].setdefault(names[number], (status, aborted))
         aborted = aborted or bool(_ABORT.search(line))
     return attempts
 
@@ -135,11 +137,13 @@ def first_failure(record: JobRecord) -> ReplicaRecord | None:
 def job_failure(directory: Path, job: SlurmJob) -> Failure:
     """Returns the failure of a job: that of the replica which failed first, or what Slurm says of the job."""
     first = first_failure(job_record(directory, job))
-    logs = {
-        name: read_text(path).removesuffix("\n").split("\n") for path, name in log_names(directory).items()
-    }
+    texts = {name: read_text(path) for path, name in log_names(directory).items()}
+    logs = {name: text.removesuffix("\n").split("\n") for name, text in texts.items()}
     # Where Slurm has ended the job, an error in a log is of an earlier start.
-    errors = {name: own_error(lines) for name, lines in logs.items() if job.word in ("FAILED", "")}
+    is_own = job.word in ("FAILED", "")
+    errors = {
+        name: own_error(lines) for name, lines in logs.items() if is_own and not name.startswith("slurm")
+    }
     if job.elements:
         failed = {f"{number}" for number, state in job.elements.items() if state == "failed"}
         errors = {name: error for name, error in errors.items() if name.partition("/")[0] in failed}
@@ -147,13 +151,12 @@ def job_failure(directory: Path, job: SlurmJob) -> Failure:
     if name.startswith("task-"):  # which it is, srun does not say
         name = next((each for each in errors if errors[each]), first.name if first else "")
     status = first.starts[-1].exit if first else job.exit_code
-    lines = logs.get(name or "slurm", [])
     return Failure(
         task=directory.name,
         replica=name,
         exit_code=exit_code(status) if status and (name or job.word == "FAILED") else None,
         error=errors.get(name, "") or end_message(job),
         is_own_message=bool(errors.get(name)),
-        lines=last_lines(lines),
+        lines=last_lines(logs[name]) if name in logs else tuple(logs.get("slurm", ()))[-LAST_LINES:],
         restarts=first.restarts if first else 0,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_states_are_reported_when_they_change_and_lines_when_they_are_whole(
 
 
 def test_a_job_that_waits_for_long_is_asked_about_every_few_seconds(slurm: Slurm, tmp_path: Path) -> None:
-    slurm.answers = [*[WAITING] * 100, DONE]
+    slurm.answers = [*(replace(WAITING, start=f"2030-01-01T12:{n:02}:00") for n in range(60)), DONE]
     slurm.follow(tmp_path)
 
     pauses = [after - before for before, after in zip(slurm.asked, slurm.asked[1:], strict=False)]

@@ -395,3 +395,21 @@ def test_a_task_of_a_heterogeneous_job_is_named_where_srun_says_enough(tmp_path:
     )
 
     assert replica_names(tmp_path) == ["task-0", "worker-0", "worker-1"]
+
+
+HETEROGENEOUS = """\
+srun: error: n2: task 0: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=44.0
+srun: error: n1: tasks 0-1: Killed
+"""
+
+
+def test_a_failure_that_srun_does_not_name_is_shown_with_what_srun_says(tmp_path: Path) -> None:
+    script = "srun python -m replica --pools chief=1,worker=1,ps=1 -- a &\nsrun x --first=2 -- b &\n"
+    (tmp_path / "job.sh").write_text(script)
+    (tmp_path / "slurm.log").write_text(HETEROGENEOUS)
+    (tmp_path / "chief-0.log").write_text("step 1\n")
+    failure = job_failure(tmp_path, SlurmJob(id="43", state="failed", word="FAILED", exit_code=137))
+
+    assert (failure.replica, failure.exit_code, failure.restarts) == ("task-0", 137, 0)
+    assert failure.lines[0] == "srun: error: n2: task 0: Killed"

@@ -191,20 +191,22 @@ def _error(failure: Failure, job: SlurmJob, directory: Path) -> RunError:
 def _watch(job_id: str, directory: Path, topic: str, read_logs: Callable[[], None]) -> SlurmJob:
     """Waits for the end of a job and reports its state whenever it changes; returns its last state."""
     began = reached = time.monotonic()
-    shown = ""
+    shown: tuple[str, bool] | None = None
     while True:
         try:
             job = slurm_job.read_job(job_id, directory)
             reached, line = time.monotonic(), describe(job)
+            state = describe(replace(job, start="")), bool(job.start)  # the expected start moves all the time
         except PlatformError as error:
             if time.monotonic() - reached > _OUTAGE_S:
                 raise
             job, line = None, f"{error.line}; asking again"
+            state = line, False
         if job is not None and job.has_ended:
             return job
-        if line != shown:
+        if state != shown:
             progress.report(topic, line)
-            shown = line
+            shown = state
         until = time.monotonic() + _STATE_S[time.monotonic() - began > _EARLY_S]
         while (now := time.monotonic()) < until:
             read_logs()
