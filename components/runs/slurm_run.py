@@ -36,6 +36,8 @@ _EXIT = re.compile(
 _ABORT = re.compile(
     r"srun: .*(?:Terminating StepId|Job step aborted|Force Terminated)|\*\*\* STEP \S+ ON .* CANCELLED AT"
 )
+#: What the script says before all tasks start again; before a requeue by Slurm it says nothing.
+_AGAIN = re.compile(r"exit code \d+: all tasks start again|asked to stop: requeued")
 _SIGNALS = {signal.strsignal(item): item.name for item in signal.Signals} | {"Out Of Memory": "SIGKILL"}
 _FIRST = re.compile(r"--first=(\d+)")
 _POOLS = re.compile(r"--pools (\S+)")
@@ -89,11 +91,12 @@ def read_exits(text: str, names: Sequence[str]) -> list[Exits]:
     attempts: list[Exits] = [{}]
     aborted, seen = False, set[tuple[str, int]]()
     for line in text.splitlines():
-        if match := _EXIT.fullmatch(line):
-            tasks = [number for number in element_numbers(match[2]) if number < len(names)]
-            if any((match[1], number) in seen for number in tasks):
-                attempts.append({})
-                aborted, seen = False, set()
+        match = _EXIT.fullmatch(line)
+        tasks = [n for n in element_numbers(match[2] if match else "") if n < len(names)]
+        if _AGAIN.match(line) or any((match[1], n) in seen for n in tasks if match):
+            attempts.append({})
+            aborted, seen = False, set()
+        if match:
             seen.update((match[1], number) for number in tasks)
             status = int(match[3]) if match[3] else _SIGNALS.get(match[4], 1)
             for number in tasks:

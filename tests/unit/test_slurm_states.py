@@ -198,7 +198,9 @@ def _job(directory: Path, log: str, **logs: str) -> Path:
 def test_exits_of_tasks_by_start_of_the_job() -> None:
     names = ["chief-0", "worker-0", "worker-1"]
     first, last = read_exits(KILLED + MISTAKEN, names)
+    again = read_exits("srun: error: n2: task 1: Killed\nexit code 137: all tasks start again\n", names)
 
+    assert again == [{"worker-0": ("SIGKILL", False)}, {}]
     assert first == {
         "worker-0": ("SIGKILL", False),
         "chief-0": ("SIGTERM", True),
