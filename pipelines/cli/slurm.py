@@ -105,29 +105,19 @@ class Submission:
                 click.echo(batch_script(job, self.settings))
             return False
         directory = make_directory(self.runs_dir, now)
-        jobs: dict[str, Path] = {}
-        try:
-            for job in make_jobs(directory):
-                job_id = engine.submit(replace(job, after=next(reversed(jobs), "")), self.settings)
-                jobs[job_id] = job.directory
-            (directory / LOG).touch()
-            RunRecord(
-                name=directory.name,
-                pipeline=pipeline,
-                state=RUNNING,
-                created=timestamp(now),
-                parameters=parameters or {},
-                engine=SLURM,
-                job=" ".join(jobs),
-            ).write(directory)
-        except BaseException:
-            _cancel(jobs)
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
+        record = RunRecord(
+            name=directory.name,
+            pipeline=pipeline,
+            state=RUNNING,
+            created=timestamp(now),
+            parameters=parameters or {},
+            engine=SLURM,
+        )
+        jobs = self._submit(make_jobs, record, directory)
         link_latest(directory)
         shown = str(directory).removeprefix(f"{Path.cwd()}/")
         with open_terminal(stream) as terminal, progress.sink(terminal.show):
-            progress.report(pipeline, f"submitted as job {' and '.join(jobs)}, in {shown}")
+            progress.report(pipeline, f"submitted as job {', then '.join(jobs)}, in {shown}")
             if self.detach:
                 progress.report(pipeline, f"'shardline status {shown} --wait' watches it")
                 return False
@@ -146,6 +136,23 @@ class Submission:
                 with contextlib.suppress(ShardlineError):
                     SlurmRuns(self.runs_dir).read(str(directory))  # which records the end
             return True
+
+    def _submit(
+        self, make_jobs: Callable[[Path], Sequence[BatchJob]], record: RunRecord, directory: Path
+    ) -> dict[str, Path]:
+        """Submits jobs and writes the record; returns their directories by id, or leaves none."""
+        jobs: dict[str, Path] = {}
+        try:
+            for job in make_jobs(directory):
+                job_id = engine.submit(replace(job, after=next(reversed(jobs), "")), self.settings)
+                jobs[job_id] = job.directory
+            (directory / LOG).touch()
+            replace(record, job=" ".join(jobs)).write(directory)
+        except BaseException:
+            _cancel(jobs)
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        return jobs
 
 
 def _cancel(jobs: Iterable[str]) -> None:

@@ -49,6 +49,8 @@ _CANCEL_S = 15.0
 #: Seconds between two reads of logs, and between two questions to Slurm.
 _LOGS_S, _STATE_S = 0.5, 5.0
 
+_NOWHERE = "its record does not name the machine on which it runs"
+
 
 class Engine(Protocol):
     """Runs of one kind; each method takes a run's id or name, or its directory.
@@ -96,6 +98,8 @@ class LocalRuns:
         """Returns its state, and those of its tasks and jobs of Slurm."""
         directory = find_run(run, self.runs_dir)
         record = RunRecord.read(directory)
+        if watching and record.state == RUNNING and not (record.host or record.job):
+            raise SettingsError(f"cannot wait for the end of {record.name}: {_NOWHERE}")
         places = job_directories(record.job, directory)
         rows = [(places[job.id].name, job.state, job.seconds, describe(job)) for job in record.slurm]
         rows += [(name, state, None, "") for name, state in task_states(directory, record.state).items()]
@@ -116,8 +120,7 @@ class LocalRuns:
         yield from read_log(directory, task, replica, follow=follow)
         record = RunRecord.read(directory) if follow else None
         if record and (record.state == RUNNING or record.error == ABANDONED):
-            why = record.error or "its record does not name the machine on which it runs"
-            progress.report("logs", f"no longer following {record.name}: {why}")
+            progress.report("logs", f"no longer following {record.name}: {record.error or _NOWHERE}")
 
     def cancel(self, run: str) -> tuple[bool, PlatformRun]:
         """Ends its process by SIGTERM and waits some seconds for it; SettingsError on another machine."""
@@ -162,6 +165,7 @@ class SlurmRuns(LocalRuns):
         if RunRecord.read(directory).yaml:  # a pipeline has tasks, and a log of them
             yield from super().log(run, task, replica, follow=follow)
             return
+        self.read(run, watching=follow)  # refuses a run whose end could not be seen
         lines: list[tuple[str, str]] = []
         logs = Logs(directory / REPLICAS / task, lambda *line: lines.append(line))
         asked, ended = 0.0, not follow
@@ -177,7 +181,7 @@ class SlurmRuns(LocalRuns):
 
     def cancel(self, run: str) -> tuple[bool, PlatformRun]:
         """Asks Slurm to end its jobs."""
-        before = self.read(run)
+        before = self.read(run, watching=True)
         record = RunRecord.read(find_run(run, self.runs_dir))
         if not before.has_ended:
             for job_id in [job.id for job in record.slurm if not job.has_ended] or record.job.split():
