@@ -16,6 +16,7 @@ from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.pipelines import settings
 from shardline.pipelines.cli import main as cli
 from shardline.pipelines.compile import compile_pipeline
+from shardline.pipelines.engines.slurm.settings import load_slurm
 from shardline.pipelines.settings import Settings
 from shardline.trainer.base.errors import SettingsError
 
@@ -118,12 +119,17 @@ def test_every_example_that_is_commented_out_is_valid(tmp_path):
     servers = text[text.index("# [train.parameter_servers]") : text.index("# Or pool 2")]
     enabled = re.sub(r"^# (?=\[|\w+ = )", "", text.replace(servers, ""), flags=re.MULTILINE)
     enabled = enabled.replace('affinity_type = ""', 'affinity_type = "SPECIFIC_RESERVATION"')
-    enabled = re.sub(r"^emails = .*", "", enabled, flags=re.MULTILINE)  # which exclude the webhook
+    enabled = re.sub(
+        r"^(emails|venv) = .*", "", enabled, flags=re.MULTILINE
+    )  # which exclude webhook and container
     (tmp_path / "all.toml").write_text(enabled)
 
     found = settings.load(tmp_path / "all.toml").train
 
     assert len(found.cluster.pools) == 4
+    slurm = load_slurm(tmp_path / "all.toml")
+    assert slurm.pools == {"parameter_servers": {"partition": "cpu", "gres": ""}}
+    assert {item.name for item in fields(slurm) if f"{item.name} = " not in text} == {"pools"}  # tables
     assert found.psc_interface_config["network_attachment"].endswith("/mine")
     known = {item.name for kind in (WorkerPool, CustomJobSettings) for item in fields(kind)} - {"cluster"}
     assert {name for name in known if f"{name} = " not in text} == {"psc_interface_config"}  # a table

@@ -1,4 +1,4 @@
-"""Script of a Slurm job, and the same job as a request of Slurm's REST API."""
+"""Script of a Slurm job; `rest` makes a request of the same options."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class BatchJob:
 
 
 @dataclass(frozen=True)
-class _Component:
+class Component:
     """The steps of one allocation: the whole job, or a component of a heterogeneous one.
 
     Attributes:
@@ -80,6 +80,7 @@ class _Component:
 
     @property
     def tasks(self) -> int:
+        """Number of its tasks."""
         return sum(step.tasks for step in self.steps)
 
     @property
@@ -88,9 +89,9 @@ class _Component:
         return "-" in self.settings.nodes and self.steps[-1].role == "worker"
 
 
-def _components(job: BatchJob, settings: SlurmSettings) -> list[_Component]:
+def components(job: BatchJob, settings: SlurmSettings) -> list[Component]:
     """Returns the allocations of a job: chief and workers share one, unless they ask for different things."""
-    found: list[_Component] = []
+    found: list[Component] = []
     for step in job.steps:
         own = settings.for_pool(step.role)
         last = found[-1] if found else None
@@ -100,9 +101,9 @@ def _components(job: BatchJob, settings: SlurmSettings) -> list[_Component]:
             and own == last.settings
             and (job.job_file or (step.command, step.env) == (last.steps[0].command, last.steps[0].env))
         ):
-            found[-1] = _Component((*last.steps, step), own, last.first)
+            found[-1] = Component((*last.steps, step), own, last.first)
         else:
-            found.append(_Component((step,), own, last.first + last.tasks if last else 0))
+            found.append(Component((step,), own, last.first + last.tasks if last else 0))
     if len(found) > 1 and job.elements:
         raise SettingsError(
             "Slurm has no arrays of heterogeneous jobs: leave out parameter servers and evaluator, and the "
@@ -116,7 +117,7 @@ def _components(job: BatchJob, settings: SlurmSettings) -> list[_Component]:
     return found
 
 
-def _options(job: BatchJob, component: _Component) -> dict[str, str]:
+def sbatch_options(job: BatchJob, component: Component) -> dict[str, str]:
     """Returns the options of sbatch for one component, without those that the settings have as lines."""
     settings = component.settings
     text = str(job.directory)
@@ -152,20 +153,20 @@ def batch_script(job: BatchJob, settings: SlurmSettings) -> str:
     Raises:
         SettingsError: When Slurm has no such job.
     """
-    components = _components(job, settings)
+    parts = components(job, settings)
     lines = ["#!/bin/bash"]
-    for index, component in enumerate(components):
+    for index, component in enumerate(parts):
         lines += ["#SBATCH hetjob"] * (index > 0)
-        for name, value in _options(job, component).items():
+        for name, value in sbatch_options(job, component).items():
             shown = f'"{value}"' if re.search(r"[^\w./:@%,=+-]", value) else value
             lines.append(f"#SBATCH --{name}{'=' * bool(value)}{shown}")
         lines += [f"#SBATCH {option}" for option in component.settings.options]
-    return "\n".join([*lines, "", *_body(job, components), ""])
+    return "\n".join([*lines, "", *_body(job, parts), ""])
 
 
-def _body(job: BatchJob, components: Sequence[_Component]) -> Iterator[str]:
+def _body(job: BatchJob, parts: Sequence[Component]) -> Iterator[str]:
     """Yields the lines of the script that follow its options."""
-    settings = components[0].settings
+    settings = parts[0].settings
     place = f"{job.directory}/{ARRAY_INDEX}" if job.elements else str(job.directory)
     yield _PREAMBLE.format(directory=_quote(place, job.elements), secret=SECRET_VARIABLE, exit=EXIT_FILE)
     if settings.modules:
@@ -178,8 +179,7 @@ def _body(job: BatchJob, components: Sequence[_Component]) -> Iterator[str]:
         yield f"# Not written here, but taken from sbatch: {', '.join(map(repr, sorted(hidden)))}"
     yield "\nattempt() {"
     commands = [
-        _srun(job, component, index if len(components) > 1 else None)
-        for index, component in enumerate(components)
+        _srun(job, component, index if len(parts) > 1 else None) for index, component in enumerate(parts)
     ]
     if len(commands) == 1:
         yield f"  {commands[0]}"
@@ -247,7 +247,7 @@ done
 finish "$code\""""
 
 
-def _srun(job: BatchJob, component: _Component, group: int | None) -> str:
+def _srun(job: BatchJob, component: Component, group: int | None) -> str:
     """Returns the command that starts the tasks of one component."""
     settings = component.settings
     words = ["srun", "--kill-on-bad-exit=1", "--wait=0", "--input=none", "--distribution=block"]
@@ -275,7 +275,7 @@ def _container(job: BatchJob, settings: SlurmSettings) -> list[str]:
     return ["apptainer", "exec", *gpus, "--bind", f'{directory},"$PWD"', "--pwd", '"$PWD"', image]
 
 
-def _wrapper(job: BatchJob, component: _Component) -> list[str]:
+def _wrapper(job: BatchJob, component: Component) -> list[str]:
     settings = component.settings
     python = "python" if settings.container or settings.venv else _quote(sys.executable)
     pools = [
@@ -293,7 +293,7 @@ def _wrapper(job: BatchJob, component: _Component) -> list[str]:
     ]
 
 
-def _command(job: BatchJob, component: _Component) -> list[str]:
+def _command(job: BatchJob, component: Component) -> list[str]:
     command = () if job.job_file else ("--", *component.steps[0].command)
     return [_quote(word, job.elements) for word in command]
 

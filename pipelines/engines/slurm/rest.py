@@ -1,0 +1,118 @@
+"""REST API of Slurm: a job as the body of POST /slurm/v0.0.42/job/submit, https://slurm.schedmd.com/rest_api.html.
+
+Training clusters of Vertex AI take such a call through Google's API, `send`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shardline.components.vertex.client import Rest, platform_errors
+from shardline.pipelines.engines.slurm.script import (
+    BatchJob,
+    Component,
+    batch_script,
+    components,
+    sbatch_options,
+)
+from shardline.pipelines.engines.slurm.settings import SlurmSettings
+from shardline.trainer.base.errors import PlatformError, SettingsError
+
+PATH = "/slurm/v0.0.42/job/submit"
+
+
+def rest_request(job: BatchJob, settings: SlurmSettings, working_directory: Path) -> dict[str, Any]:
+    """Returns the body of the request for the job that `batch_script` describes.
+
+    Raises:
+        SettingsError: When Slurm has no such job, or the settings have options as lines of sbatch.
+    """
+    jobs = [_job_fields(job, component, working_directory) for component in components(job, settings)]
+    return {
+        "script": batch_script(job, settings),
+        **({"job": jobs[0]} if len(jobs) == 1 else {"jobs": jobs}),
+    }
+
+
+def send(rest: Rest, cluster: str, body: Mapping[str, Any]) -> str:
+    """Submits a job to a cluster, by its resource name "projects/..."; returns the id of the job.
+
+    Raises:
+        PlatformError: When the platform or Slurm refuses it, or is not reached.
+    """
+    with platform_errors(f"submit a job of Slurm to {cluster}"):
+        call = {"method": "POST", "path": PATH, "body": body}
+        answer = rest.request("aiplatform", f"v1beta1/{cluster}:callSlurmRestApi", call)
+    if answer.get("errors") or not answer.get("job_id"):
+        raise PlatformError(f"Slurm refused the job: {answer.get('errors') or answer}")
+    return str(answer["job_id"])
+
+
+def _job_fields(job: BatchJob, component: Component, working_directory: Path) -> dict[str, Any]:
+    if component.settings.options:
+        raise SettingsError(
+            f"options: Slurm's REST API has no sbatch to read {component.settings.options[0]!r}"
+        )
+    fields: dict[str, Any] = {
+        "current_working_directory": str(working_directory),
+        "environment": ["PATH=/usr/local/bin:/usr/bin:/bin"],  # without one the API refuses a job
+    }
+    for name, value in sbatch_options(job, component).items():
+        fields |= _FIELDS[name](value)
+    return fields
+
+
+def _field(name: str, convert: Callable[[str], Any] = str) -> Callable[[str], dict[str, Any]]:
+    return lambda value: {name: convert(value)}
+
+
+def _number(value: int) -> dict[str, Any]:
+    return {"set": True, "infinite": False, "number": value}
+
+
+def minutes(time: str) -> int:
+    """Returns a time of sbatch in minutes, rounded up: "90", "30:00", "1:30:00", "1-12", "1-12:00"."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    # After days the first number is of hours; else a single one, and the first of two, is of minutes.
+    hours = parts.pop(0) if dash or len(parts) == 3 else 0
+    minute, second = [*parts, 0, 0][:2]
+    return int(days or 0) * 1440 + hours * 60 + minute + math.ceil(second / 60)
+
+
+def _megabytes(size: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)([KMGT]?)", size).groups()  # type: ignore[union-attr]  # checked there
+    return math.ceil(int(number) * 1024.0 ** ("KMGT".index(unit or "M") - 1))
+
+
+def _signal(value: str) -> dict[str, Any]:
+    name, _, seconds = value.partition("@")
+    return {"kill_warning_signal": name, "kill_warning_delay": _number(int(seconds))}
+
+
+#: The field of each option of `sbatch_options`.
+_FIELDS: Mapping[str, Callable[[str], dict[str, Any]]] = {
+    "job-name": _field("name"),
+    "output": _field("standard_output"),
+    "open-mode": _field("open_mode", lambda value: [value.upper()]),
+    "requeue": _field("requeue", lambda _: True),
+    "signal": _signal,
+    "array": _field("array"),
+    "dependency": _field("dependency"),
+    "kill-on-invalid-dep": _field("flags", lambda _: ["KILL_INVALID_DEPENDENCY"]),
+    "nodes": _field("nodes"),
+    "ntasks": _field("tasks", int),
+    "ntasks-per-node": _field("tasks_per_node", int),
+    "partition": _field("partition"),
+    "account": _field("account"),
+    "qos": _field("qos"),
+    "time": _field("time_limit", lambda value: _number(minutes(value))),
+    "cpus-per-task": _field("cpus_per_task", int),
+    "mem": _field("memory_per_node", lambda value: _number(_megabytes(value))),
+    "gres": _field("tres_per_node", lambda value: ",".join(f"gres/{each}" for each in value.split(","))),
+    "constraint": _field("constraints"),
+}
