@@ -109,20 +109,20 @@ def read_job(job_id: str, directory: Path | None = None) -> SlurmJob:
     return job
 
 
-def read_jobs(job_ids: str, directory: Path) -> tuple[SlurmJob, ...]:
-    """Reads the jobs of a run directory; one of which nothing is known any more has failed.
+def read_submitted(job_id: str, directory: Path) -> SlurmJob:
+    """Reads a submitted job; one of which nothing is known any more has failed; raises as `read_job`."""
+    try:
+        return read_job(job_id, directory)
+    except SettingsError:
+        if shutil.which("scontrol") is None:
+            raise
+        return SlurmJob(id=job_id, state="failed", word="")
 
-    Raises as `read_job`.
-    """
-    jobs = []
-    for job_id, place in job_directories(job_ids, directory).items():
-        try:
-            jobs.append(read_job(job_id, place))
-        except SettingsError:
-            if shutil.which("scontrol") is None:
-                raise
-            jobs.append(SlurmJob(id=job_id, state="failed", word=""))
-    return tuple(jobs)
+
+def read_jobs(job_ids: str, directory: Path) -> tuple[SlurmJob, ...]:
+    """Reads the jobs of a run directory; raises as `read_job`."""
+    places = job_directories(job_ids, directory)
+    return tuple(read_submitted(job_id, place) for job_id, place in places.items())
 
 
 def job_directories(job_ids: str, directory: Path) -> dict[str, Path]:

@@ -52,7 +52,7 @@ def _run(tmp_path: Path, program: str, settings: SlurmSettings, replicas: int = 
 
 
 def test_a_failed_job_is_explained_by_the_message_of_its_replica(slurm: Slurm, tmp_path: Path) -> None:
-    run = _run(tmp_path, MISTAKE, NO_RESTARTS)
+    run = _run(tmp_path, MISTAKE, SlurmSettings(restarts=3))
     with pytest.raises(RunError, match="no column 'label'") as raised:
         follow(RunRecord.read(run).job, run / "replicas" / "train", topic="train")
     record = read_local_record(run)
@@ -62,6 +62,7 @@ def test_a_failed_job_is_explained_by_the_message_of_its_replica(slurm: Slurm, t
     assert record.explanation is not None
     assert record.explanation.failed == "train, replica worker-0"
     assert record.explanation.exit.startswith("exit code 2")
+    assert "after" not in record.explanation.exit  # a mistake is not tried again
     ends = json.loads((run / "replicas" / "train" / "job.json").read_text())["replicas"]
     assert {each["name"]: each["starts"][-1]["stopped"] for each in ends} == {
         "worker-0": False,

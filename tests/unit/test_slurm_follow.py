@@ -120,6 +120,16 @@ def test_an_outage_of_some_minutes_is_waited_for(slurm: Slurm, tmp_path: Path) -
     assert slurm.events == ["running on n[1-2]", "Slurm did not answer; asking again", "succeeded"]
 
 
+def test_a_job_of_which_nothing_is_known_any_more_has_failed(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    slurm.answers = [RUNNING, SettingsError("Slurm knows no job 7")]
+    with pytest.raises(RunError, match="no longer knows job 7") as raised:
+        slurm.follow(tmp_path)
+    assert raised.value.exit_code == 1
+
+
 def test_a_longer_outage_is_an_error(slurm: Slurm, tmp_path: Path) -> None:
     slurm.answers = [RUNNING, DOWN]
     with pytest.raises(PlatformError):

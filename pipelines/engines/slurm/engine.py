@@ -194,7 +194,7 @@ def _watch(job_id: str, directory: Path, topic: str, read_logs: Callable[[], Non
     shown: tuple[str, bool] | None = None
     while True:
         try:
-            job = slurm_job.read_job(job_id, directory)
+            job = slurm_job.read_submitted(job_id, directory)
             reached, line = time.monotonic(), describe(job)
             state = describe(replace(job, start="")), bool(job.start)  # the expected start moves all the time
         except PlatformError as error:
