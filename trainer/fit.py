@@ -9,7 +9,7 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -61,7 +61,7 @@ class _FitRun(TrainingRun):
 
     def epoch(self, at: Position) -> RunPlan:
         """Returns the remaining steps of a position's epoch."""
-        done = at.steps - at.epoch * self.data.steps
+        done = self.data.next_step(at)
         return RunPlan(at.examples, done, self.data.sizes(at.epoch)[done:])
 
     def step_source(self, plan: RunPlan, step: int, process: int) -> str:
@@ -272,7 +272,7 @@ def _train(
     beginning = ResumePoint(
         run.data.description,
         IdentityRecord.of(run.settings, run.replicas, learning_rates(model)),
-        {"steps_per_epoch": run.data.steps},
+        run.data.fixed,
         Position(initial_epoch, 0, steps),
     )
     training = Training(
@@ -282,15 +282,12 @@ def _train(
     return history
 
 
-@contextlib.contextmanager
-def _sigterm(settings: TrainSettings) -> Iterator[Any]:
-    """Yields the Preemption of this process if it has one, else a Termination."""
-    if preemption.current is not None:
-        preemption.current.grace_period = settings.grace_period
-        yield preemption.current
-        return
-    with preemption.Termination() as termination:
-        yield termination
+def _sigterm(settings: TrainSettings) -> contextlib.AbstractContextManager[Any]:
+    """Returns the context of this process's Preemption, if it has one, or of one for this call."""
+    if preemption.current is None:
+        return preemption.during_a_call()
+    preemption.current.grace_period = settings.grace_period
+    return contextlib.nullcontext(preemption.current)
 
 
 def verbosity(verbose: str | int) -> int:

@@ -169,3 +169,18 @@ def test_a_dataset_directory_is_read_from_any_position_on(dataset: Path) -> None
 def test_a_dataset_directory_is_refused(dataset: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         stream(dataset, **options)
+
+
+def test_with_more_replicas_the_next_step_follows_from_the_examples() -> None:
+    """The last batch of 3 is a step for two replicas; for four it joins the one before."""
+    two, four = (stream(np.arange(_COUNT), replicas=count, batch_size=_BATCH) for count in (2, 4))
+    assert (two.steps, four.steps) == (5, 4)
+    assert two.fixed == four.fixed
+    assert four.next_step(Position(1, 10, 7)) == 2
+    assert four.next_step(Position(1, 20, 9)) == 4  # its last step has begun before
+
+
+def test_given_steps_and_another_last_batch_are_another_run() -> None:
+    """The epochs of the data would begin elsewhere."""
+    two, four = (stream(np.arange(_COUNT), 7, replicas=count, batch_size=_BATCH) for count in (2, 4))
+    assert two.fixed != four.fixed

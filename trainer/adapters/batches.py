@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import zlib
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -98,6 +100,8 @@ class BatchSequence:
         if restart and self._sizes:
             self._sizes = self._sizes[: self.steps * self._batches_per_step]
         self._restart = restart
+        # Whether the number of replicas decides which batch is the last: see `next_step`.
+        self._whole = self.exact and not steps
 
     @property
     def element_spec(self) -> Any:
@@ -137,6 +141,19 @@ class BatchSequence:
         known = (self._sizes[step % len(self._sizes)] for step in range(first, first + count))
         return [size or self._full_batch for size in known]
 
+    @property
+    def fixed(self) -> dict[str, int]:
+        """Counts that a resumed run cannot change; the number of replicas may change `steps` by one."""
+        if self._whole:
+            return {"steps_per_epoch": self._source.cardinality}
+        return {"steps_per_epoch": self.steps, "batches": len(self._sizes)}
+
+    def next_step(self, at: Position) -> int:
+        """Returns the number of a position's next step within its epoch, by the examples before it."""
+        if not self._whole:
+            return at.steps - at.epoch * self.steps
+        return bisect_left(list(accumulate(self.sizes(at.epoch), initial=0)), at.examples)
+
     def batches(self, start: int = 0) -> tf.data.Dataset:
         """Returns the batches from number `start` on, counted over all epochs, without end."""
         in_epoch, endless = len(self._sizes), self._source.cardinality == _INFINITE
@@ -158,7 +175,7 @@ class BatchSequence:
 
     def raw_batches(self, at: Position = _BEGINNING) -> tf.data.Dataset:
         """Returns the batches of single steps, the input of `decode`, for the parameter server strategy."""
-        return self.batches(at.steps)
+        return self.batches(at.epoch * self.steps + self.next_step(at))
 
     def decode(self, batch: Any) -> Any:
         """Returns the batch unchanged."""
@@ -184,7 +201,8 @@ class BatchSequence:
             return batch, tf.cast(_count_rows(batch) * self._replicas, tf.float32)
 
         def worker_batches() -> tf.data.Dataset:
-            batches = self.batches(at.steps * self._batches_per_step)
+            steps = at.epoch * self.steps + self.next_step(at)
+            batches = self.batches(steps * self._batches_per_step)
             if self._local_replicas or self._replicas == 1:
                 # Replicas with per-process data are assumed to have equally large batches.
                 parts = batches.map(_no_autograph(with_size)) if sized else batches

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
-from typing import Self
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, Self
 
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import EXIT_RESTART, RestartError
@@ -144,33 +147,21 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-class Termination:
-    """Handles SIGTERM during one call where Shardline must not end the process; in the main thread only.
+@contextlib.contextmanager
+def during_a_call() -> Iterator[Any]:
+    """Handles SIGTERM in the main thread for one call, after which the process goes on.
 
-    The handler runs between two calls into TensorFlow; only the platform limits the time to end.
+    Yields what the loop needs of a Preemption. Only the platform limits the time to end.
     """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self.saved_step = 0
-
-    def ready(self) -> None:
-        """Does nothing: an early request is handled after the first steps."""
-
-    def __enter__(self) -> Termination:
-        """Installs the handler, in the main thread only."""
-        self._main = threading.current_thread() is threading.main_thread()
-        if self._main:
-            self._before = signal.signal(signal.SIGTERM, self._handle)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Restores the previous handler."""
-        if self._main:
-            signal.signal(signal.SIGTERM, self._before)
-
-    def _handle(self, number: int, frame: object) -> None:
-        self.requested = True
+    state = SimpleNamespace(requested=False, saved_step=0, ready=lambda: None)
+    if threading.current_thread() is not threading.main_thread():
+        yield state
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: setattr(state, "requested", True))
+    try:
+        yield state
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _exit(text: str) -> None:

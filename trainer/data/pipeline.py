@@ -139,6 +139,15 @@ class InputPipeline:
         """Returns the examples of each step of an epoch over all replicas."""
         return self.plan.step_sizes
 
+    @property
+    def fixed(self) -> dict[str, int]:
+        """Counts that a resumed run cannot change; the number of replicas may change `steps` by one."""
+        return {"steps_per_epoch": -(-self.plan.records // self.plan.global_batch_size)}
+
+    def next_step(self, at: Position) -> int:
+        """Returns the number of a position's next step within its epoch."""
+        return replace(self.plan, start=at.examples).first_step
+
     def distribute(
         self,
         strategy: tf.distribute.Strategy,
