@@ -27,13 +27,7 @@ _PIPELINE, _FILE = "pipeline.yaml", "controller.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Controller:
-    """What the process runs: the pipeline in its directory, and the content of controller.json there.
-
-    Attributes:
-        parameters: Parameters of the pipeline by name.
-        slurm: Settings of Slurm for the custom jobs.
-        require_blessing: Whether a run whose model is not blessed counts as failed.
-    """
+    """What the process runs besides its pipeline, and how: the content of controller.json."""
 
     parameters: Mapping[str, Any]
     slurm: SlurmSettings
@@ -41,10 +35,7 @@ class Controller:
 
     @property
     def own_settings(self) -> SlurmSettings:
-        """Settings for the job of the process itself: one task, without GPUs, as long as its jobs take.
-
-        It is not started again: it would run the pipeline from its beginning.
-        """
+        """Settings for its own job, without GPUs; a second start would begin the pipeline anew."""
         options = (*self.slurm.options, "--no-requeue")
         return replace(self.slurm, time="", nodes="", gres="", options=options, restarts=0, pools={})
 

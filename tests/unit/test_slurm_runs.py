@@ -21,6 +21,7 @@ from shardline.pipelines.engines.slurm import engine
 from shardline.pipelines.engines.slurm.script import BatchJob, Step
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.trainer.base.errors import RunError
+from tests.helpers.replicas import ROOT
 
 
 class Slurm:
@@ -241,3 +242,25 @@ def test_a_part_that_is_no_number_of_the_plan_is_refused(
         preprocessing.main(["write", "out", "8", "8"])
     assert "part must be 0..7, not 8" in capsys.readouterr().err
     assert preprocess("out", "--tasks", "3").exit_code == 2
+
+
+def test_the_scripts_of_a_pipeline_are_shown_and_nothing_is_written(tmp_path: Path) -> None:
+    options = ["--engine", "slurm", "--dry-run", "--detach", "--runs-dir", str(tmp_path / "runs")]
+    done = CliRunner().invoke(main, ["run", str(ROOT / "compiled" / "tune.yaml"), *options])
+
+    assert done.exit_code == 0, done.output
+    controlling, training = done.stdout.split("#!/bin/bash")[1:]
+    assert "--ntasks=1" in controlling
+    assert "--no-requeue" in controlling
+    assert "--pools chief=1,worker=1" in training
+    assert "--job=" in training  # commands of components are whole programs
+    assert "hyperparameter-tuning-job: its worker pools are known in the run only" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pipeline_for_slurm_has_no_injected_failures(tmp_path: Path) -> None:
+    options = ["--engine", "slurm", "--dry-run", "--inject", "kill:chief@t=5s"]
+    done = CliRunner().invoke(main, ["run", str(ROOT / "compiled" / "retrain.yaml"), *options])
+
+    assert done.exit_code == 2
+    assert "--inject is for processes of this machine" in done.stderr

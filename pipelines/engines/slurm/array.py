@@ -31,18 +31,9 @@ def run_array(
 ) -> Iterator[tuple[int, str]]:
     """Submits custom jobs of the same pools as one array; yields the number of each as it ends.
 
-    The logs of job N are in the directory N of the array's.
-
-    Args:
-        jobs: The custom jobs.
-        directory: Directory of the array.
-        settings: Settings of Slurm for each.
-        topic: Topic of its own lines.
-        show_line: Called with the number of a job, the name of a replica, and a line of its output.
-        stops: Called every few seconds with the number of each job that runs; whether it is cancelled.
-
-    Yields:
-        Number of a job, and why it has failed; "" when it has succeeded, or was stopped.
+    With it comes why the job has failed; "" when it has succeeded, or was stopped. The logs of job N are in
+    the directory N of the array's. `show_line` takes a number, the name of a replica, and a line of output.
+    `stops` is called every few seconds for each job that runs, and returns whether to cancel it.
     """
     for number, job in enumerate(jobs):
         (directory / str(number)).mkdir(parents=True, exist_ok=True)
@@ -54,9 +45,8 @@ def run_array(
         while running:
             array = read_job(job_id, directory)
             for number, logs in list(running.items()):
-                element = replace(
-                    array, id=f"{job_id}_{number}", state=array.elements.get(number, array.state)
-                )
+                state = array.elements.get(number, array.state)
+                element = replace(array, id=f"{job_id}_{number}", state=state)
                 logs.read(at_end=element.has_ended)
                 if element.has_ended:
                     del running[number]

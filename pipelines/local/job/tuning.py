@@ -147,8 +147,8 @@ def run_wave(
             report(f"trial {trial.id}", f"stopped early: {_describe_stop(trial, metric)}")
         return behind
 
-    ends = run_array(jobs, directory, settings, topic=_TOPIC, show_line=show_line, stops=is_behind)
-    for number, failure in ends:
+    shown = partial(run_array, topic=_TOPIC, show_line=show_line, stops=is_behind)
+    for number, failure in shown(jobs, directory, settings):
         if failure:
             report(f"trial {wave[number].id}", f"failed: {failure}")
         wave[number].end_with(paths[number], metric, failure)
