@@ -5,7 +5,6 @@ It shows that TensorFlow loads, that the replicas reach each other, and that a c
 
 from __future__ import annotations
 
-import json
 import os
 
 from shardline.trainer.base import progress
@@ -13,12 +12,17 @@ from shardline.trainer.base.errors import RunError
 
 
 def main() -> None:
-    """Sums the number 1 over the replicas of the cluster in TF_CONFIG."""
+    """Sums the number 1 over the replicas of the cluster."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
-    replicas = sum(map(len, json.loads(os.environ["TF_CONFIG"])["cluster"].values()))
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    from shardline.trainer.base.settings import TrainSettings
+    from shardline.trainer.cluster.cluster import read_cluster
+    from shardline.trainer.cluster.strategy import create
+
+    cluster = read_cluster(os.environ)
+    strategy = create(TrainSettings(dataset="", model="check", strategy="multi_worker_mirrored"), cluster)
+    replicas = strategy.num_replicas_in_sync
 
     @tf.function  # type: ignore[untyped-decorator]
     def add_up() -> tf.Tensor:

@@ -95,7 +95,7 @@ def fit(
     checkpoint_dir: str | Path | None = None,
     **options: Any,
 ) -> keras.callbacks.History:
-    """Trains a compiled Keras 3 model on all workers of the cluster that TF_CONFIG describes, or on this one.
+    """Trains a compiled Keras 3 model on all workers of the cluster, or in this process alone.
 
     Every process runs the same program and calls this with the same arguments. Each reads all data and trains
     on its replicas' parts of every batch, so N processes train on exactly the same batches as one. Shuffles

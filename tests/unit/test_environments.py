@@ -78,6 +78,13 @@ def test_a_step_on_one_node_is_a_cluster_on_loopback():
         step(0, "n1", "1", 1),
         {"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "3"},  # the script of sbatch
         {**step(), "CLUSTER_SPEC": "{}"},  # the only replica of a job
+        {**step(), "SHARDLINE_HOSTS": "localhost"},  # tasks that are asked to train alone
+        {"JOB_COMPLETION_INDEX": "0", "SHARDLINE_HOSTS": "localhost"},
+        {"JOB_COMPLETION_INDEX": "0", "HOSTNAME": "t-0", "SHARDLINE_HOSTS": "t-0.t"},
+        {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_IPS": "10.0.0.1"},
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "4"},  # no rank
     ],
 )
 def test_one_task_is_one_process(variables):
@@ -113,6 +120,68 @@ def test_jobs_and_steps_do_not_meet():
 def test_names_what_is_malformed(variables, message):
     with pytest.raises(ClusterError, match=message):
         slurm(variables, addresses)
+
+
+POD = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "t-1", "SHARDLINE_HOSTS": "t-[0-2].t"}
+NODE = {
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+    "SKYPILOT_TASK_ID": "sky-7",
+}
+
+
+def mpi(rank, size, local, hosts=""):
+    """Variables that mpirun of Open MPI 4.1 sets."""
+    counts = {"RANK": rank, "SIZE": size, "LOCAL_SIZE": local}
+    variables = {f"OMPI_COMM_WORLD_{name}": str(count) for name, count in counts.items()}
+    return {**variables, "PMIX_NAMESPACE": "646184961", "SHARDLINE_HOSTS": hosts}
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "hosts", "origin"),
+    [
+        (POD, "worker-1", ["t-0.t", "t-1.t", "t-2.t"], "Kubernetes, 3 tasks on t-0.t, t-1.t, t-2.t"),
+        ({**POD, "HOSTNAME": "j-c-0-0", "SHARDLINE_HOSTS": "j-c-0-0.j,j-w-[0-1]-[0-1].j"}, "worker-0",
+         ["j-c-0-0.j", "j-w-0-0.j", "j-w-0-1.j", "j-w-1-0.j", "j-w-1-1.j"],
+         "Kubernetes, 5 tasks on j-c-0-0.j, j-w-0-0.j, j-w-0-1.j, j-w-1-0.j and 1 more"),
+        (NODE, "worker-1", ["10.0.0.1", "10.0.0.2"], "SkyPilot, 2 tasks on 10.0.0.1, 10.0.0.2"),
+        (mpi(1, 2, 2), "worker-1", ["127.0.0.1"] * 2, "Open MPI, 2 tasks on 127.0.0.1"),
+        (mpi(2, 3, 1, "a,a,b"), "worker-2", ["a", "a", "b"], "Open MPI, 3 tasks on a, b"),
+        ({**mpi(1, 2, 2), **step(0)}, "worker-1", ["127.0.0.1"] * 2, "Open MPI, 2 tasks on 127.0.0.1"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "SHARDLINE_HOSTS": "a,b"}, "worker-1", ["a", "b"],
+         "mpiexec, 2 tasks on a, b"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "worker-0", ["127.0.0.1"] * 2,
+         "torchrun, 2 tasks on 127.0.0.1"),
+    ],
+)  # fmt: skip
+def test_other_launchers(variables, name, hosts, origin):
+    found = read_cluster(variables)
+
+    assert (found.name, found.origin) == (name, origin)
+    assert [host.rpartition(":")[0] for host in found.hosts] == hosts
+    assert len(set(found.hosts)) == len(hosts)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"JOB_COMPLETION_INDEX": "0"}, "JOB_COMPLETION_INDEX is set, but where the others are is not known"),
+        ({**POD, "HOSTNAME": "node7"}, "once, also this one's, HOSTNAME 'node7'"),
+        ({**POD, "SHARDLINE_HOSTS": "t-1.t,t-1.t"}, "every pod once"),
+        ({**NODE, "SKYPILOT_NUM_NODES": "3"}, "not SKYPILOT_NUM_NODES 3 addresses"),
+        ({**NODE, "SKYPILOT_NODE_RANK": "2"}, "SKYPILOT_NODE_RANK is '2'"),
+        (mpi(0, 4, 2), "SIZE is 4: one task of Open MPI, but where .* such as 'n1,n1,n2'"),
+        (mpi(0, 4, 2, "a,a,b"), "not the host of each of 4 ranks"),
+        (mpi(0, 4, 2, "a,b,b,b"), "with 2 of them on the host of rank 0"),
+        (mpi(4, 4, 2, "a,a,b,b"), "RANK is '4'"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "one task of mpiexec"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}, "one task of torchrun"),
+    ],
+)
+def test_several_tasks_without_their_hosts_are_refused(variables, message):
+    with pytest.raises(ClusterError, match=message):
+        read_cluster(variables)
 
 
 @pytest.mark.parametrize(

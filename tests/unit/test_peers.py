@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import ClusterError, RunError, SettingsError, ShardlineError
+from shardline.trainer.base.errors import RunError, SettingsError, ShardlineError
 from shardline.trainer.base.settings import TrainSettings
 from shardline.trainer.cluster import peers, ring
 from shardline.trainer.cluster.cluster import ClusterConfig
@@ -217,7 +217,7 @@ def test_a_port_in_use_is_named():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         chief, _ = clusters([port, *free_ports(1)])
-        with pytest.raises(ClusterError, match=f"chief-0 cannot serve its address 127.0.0.1:{port}.*in use"):
+        with pytest.raises(RunError, match=f"chief-0 cannot serve its address 127.0.0.1:{port}.*in use"):
             Peers(chief).handshake(60)
 
 

@@ -130,7 +130,7 @@ def read_cluster(environ: Mapping[str, str]) -> ClusterConfig:
     if not text:
         # A custom job sets CLUSTER_SPEC in each replica, and TF_CONFIG where there are several.
         found = None if environ.get("CLUSTER_SPEC") else find_tasks(environ)
-        if found is None or len(found.hosts) == 1:
+        if found is None:
             return ClusterConfig()
         return ClusterConfig("worker", found.rank, found.hosts, (), False, secret, found.origin)
     config = files.parse_json(text, "TF_CONFIG", ClusterError)

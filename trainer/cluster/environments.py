@@ -6,13 +6,14 @@ launcher has not started this process. Raises ClusterError for variables that co
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import socket
 import subprocess
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TypeAlias
 
 from shardline.trainer.base.errors import ClusterError, RunError
@@ -20,6 +21,11 @@ from shardline.trainer.base.errors import ClusterError, RunError
 #: Returns the address of each node of a list of names.
 Addresses: TypeAlias = Callable[[tuple[str, ...]], Mapping[str, str]]
 
+#: Environment variable with the host of each task, for launchers that do not tell it: "n[1-3],n3". With
+#: "localhost" each task trains alone.
+HOSTS_VARIABLE = "SHARDLINE_HOSTS"
+# Port of every pod, each of which has an address of its own.
+_POD_PORT = 2222
 # Ports of jobs on the same nodes: 1,420 slots of 16, all below those that Linux gives to clients.
 _FIRST_PORT, _SLOTS, _SLOT = 10000, 1420, 16
 _RANGES = r"[0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*"
@@ -43,8 +49,11 @@ class Tasks:
 
 
 def find_tasks(environ: Mapping[str, str]) -> Tasks | None:
-    """Returns what the first row finds that matches; None for a process that was started by itself."""
-    return next((found for row in ROWS if (found := row(environ))), None)
+    """Returns several tasks as the first row finds them that matches; None for a process by itself."""
+    if environ.get(HOSTS_VARIABLE) == "localhost":
+        return None
+    found = (row(environ) for row in ROWS)
+    return next((tasks for tasks in found if tasks and len(tasks.hosts) > 1), None)
 
 
 def slurm_addresses(names: tuple[str, ...]) -> Mapping[str, str]:
@@ -62,7 +71,7 @@ def slurm_addresses(names: tuple[str, ...]) -> Mapping[str, str]:
         return _node_addresses(names)
 
 
-@functools.cache
+@cache
 def _node_addresses(names: tuple[str, ...]) -> Mapping[str, str]:
     command = ["scontrol", "show", "node", "--oneliner", ",".join(names)]
     try:
@@ -106,15 +115,17 @@ def slurm(environ: Mapping[str, str], addresses: Addresses = slurm_addresses) ->
             f"{own[1]!r}, with SLURM_DISTRIBUTION {environ.get('SLURM_DISTRIBUTION', '')!r}; start the step "
             "with 'srun -m block'"
         )
-    # A step on one node needs no other address. Nodes have one in common where a machine stands for several.
-    known = addresses(tuple(nodes)) if len(nodes) > 1 else {nodes[0]: "127.0.0.1"}
-    own_hosts = [known[node] for node, _ in places]
-    numbers = [own_hosts[:place].count(host) for place, host in enumerate(own_hosts)]
-    ports = _reserved_ports(environ)
-    if len(ports) <= max(numbers):
+    # Those that Slurm keeps free on the nodes of the step, where MpiParams has some.
+    reserved = environ.get("SLURM_STEP_RESV_PORTS", "")
+    ports: Sequence[int] = (
+        [int(n) for n in _expand_range(reserved)] if re.fullmatch(_RANGES, reserved) else []
+    )
+    if len(ports) < max(counts):
         # Steps of a job, and jobs with numbers near each other, may be on a node at the same time.
         ports = range(_port(4 * job + step % 4), 2**16)
-    hosts = tuple(_address(host, ports[number]) for host, number in zip(own_hosts, numbers, strict=True))
+    # A step on one node needs no other address.
+    known = addresses(tuple(nodes)) if len(nodes) > 1 else {nodes[0]: "127.0.0.1"}
+    hosts = tuple(_address(known[node], ports[local]) for node, local in places)
     return Tasks(rank, hosts, f"Slurm job {job}, {_on(size, nodes)}")
 
 
@@ -135,12 +146,6 @@ def _places(environ: Mapping[str, str], counts: Mapping[str, int]) -> list[tuple
         tasks = [(node, local) for node in group for local in range(counts.get(node, 0))]
         places += sorted(tasks, key=lambda place: place[1]) if cyclic else tasks
     return places
-
-
-def _reserved_ports(environ: Mapping[str, str]) -> Sequence[int]:
-    """Returns the ports that Slurm keeps free on the nodes of the step, where MpiParams has some."""
-    text = environ.get("SLURM_STEP_RESV_PORTS", "")
-    return list(map(int, _expand_range(text))) if re.fullmatch(_RANGES, text) else []
 
 
 def expand_hosts(environ: Mapping[str, str], name: str) -> list[str]:
@@ -196,5 +201,88 @@ def _on(tasks: int, hosts: Sequence[str]) -> str:
     return f"{tasks} task{'s' * (tasks > 1)} on {shown}"
 
 
-#: The launchers, in the order in which they are asked.
-ROWS: tuple[Callable[[Mapping[str, str]], Tasks | None], ...] = (slurm,)
+def kubernetes(environ: Mapping[str, str]) -> Tasks | None:
+    """Returns the pods of an Indexed Job or a JobSet, whose manifest lists them in SHARDLINE_HOSTS.
+
+    Kubernetes tells a pod its hostname and JOB_COMPLETION_INDEX, not the number of pods
+    (https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode); JobSet adds labels only
+    (https://jobset.sigs.k8s.io/docs/concepts/).
+    """
+    if "JOB_COMPLETION_INDEX" not in environ:
+        return None
+    hosts = _listed_hosts(environ, "JOB_COMPLETION_INDEX is set", "pod", "train-[0-3].train")
+    names = [host.partition(".")[0] for host in hosts]
+    own = environ.get("HOSTNAME", "").partition(".")[0]
+    if names.count(own) != 1 or len(set(hosts)) < len(hosts):
+        raise ClusterError(
+            f"{HOSTS_VARIABLE} is {environ[HOSTS_VARIABLE]!r}, which must have the host of every pod once, "
+            f"also this one's, HOSTNAME {own!r}"
+        )
+    addresses = tuple(_address(host, _POD_PORT) for host in hosts)
+    return Tasks(names.index(own), addresses, f"Kubernetes, {_on(len(hosts), hosts)}")
+
+
+def skypilot(environ: Mapping[str, str]) -> Tasks | None:
+    """Returns the nodes of a task of SkyPilot, which runs its commands once on each.
+
+    The variables are those of https://docs.skypilot.co/en/stable/running-jobs/environment-variables.html.
+    """
+    if "SKYPILOT_NODE_RANK" not in environ:
+        return None
+    hosts = environ.get("SKYPILOT_NODE_IPS", "").split()
+    size = _number(environ, "SKYPILOT_NUM_NODES", 1)
+    if len(set(hosts)) != size or len(hosts) != size:
+        raise ClusterError(
+            f"SKYPILOT_NODE_IPS is {' '.join(hosts)!r}, not SKYPILOT_NUM_NODES {size} addresses"
+        )
+    rank = _number(environ, "SKYPILOT_NODE_RANK", 0, size)
+    port = _port(zlib.crc32(environ.get("SKYPILOT_TASK_ID", "").encode()))
+    return Tasks(rank, tuple(_address(host, port) for host in hosts), f"SkyPilot, {_on(size, hosts)}")
+
+
+def _ranks(
+    launcher: str, rank: str, size: str, local: str, job: str, environ: Mapping[str, str]
+) -> Tasks | None:
+    """Returns the tasks of a launcher that tells ranks only: all on this machine, or on SHARDLINE_HOSTS.
+
+    Names of variables are `rank`, `size`, `local`, the number of tasks on this machine, and `job`.
+    """
+    if not environ.get(size) or rank not in environ:
+        return None
+    tasks = _number(environ, size, 1)
+    own = _number(environ, rank, 0, tasks)
+    hosts = ["127.0.0.1"] * tasks
+    if tasks > 1 and environ.get(local) != environ[size]:
+        hosts = _listed_hosts(environ, f"{size} is {tasks}: one task of {launcher}", "rank", "n1,n1,n2")
+        here = environ.get(local, "some")
+        if len(hosts) != tasks or here not in ("some", str(hosts.count(hosts[own]))):
+            raise ClusterError(
+                f"{HOSTS_VARIABLE} is {environ[HOSTS_VARIABLE]!r}, which is not the host of each of {tasks} "
+                f"ranks, with {here} of them on the host of rank {own}"
+            )
+    first = _port(zlib.crc32(environ.get(job, "").encode()))
+    addresses = [_address(host, first + hosts[:n].count(host)) for n, host in enumerate(hosts)]
+    return Tasks(own, tuple(addresses), f"{launcher}, {_on(tasks, list(dict.fromkeys(hosts)))}")
+
+
+def _listed_hosts(environ: Mapping[str, str], found: str, task: str, example: str) -> list[str]:
+    if environ.get(HOSTS_VARIABLE):
+        return expand_hosts(environ, HOSTS_VARIABLE)
+    raise ClusterError(
+        f"{found}, but where the others are is not known; set {HOSTS_VARIABLE} to the host of each {task}, "
+        f"such as {example!r}, or to 'localhost' where each trains alone"
+    )
+
+
+_OMPI = "OMPI_COMM_WORLD_"  # https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
+
+#: The launchers, in the order in which they are asked: mpirun may itself be started by Slurm.
+ROWS: tuple[Callable[[Mapping[str, str]], Tasks | None], ...] = (
+    partial(_ranks, "Open MPI", f"{_OMPI}RANK", f"{_OMPI}SIZE", f"{_OMPI}LOCAL_SIZE", "PMIX_NAMESPACE"),
+    slurm,
+    kubernetes,
+    skypilot,
+    partial(_ranks, "mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "PMI_JOBID"),  # MPICH
+    # https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+    partial(_ranks, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+)

@@ -28,7 +28,7 @@ from typing import Any
 import tensorflow as tf
 
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import ClusterError, RunError, SettingsError
+from shardline.trainer.base.errors import RunError, SettingsError
 from shardline.trainer.base.settings import PATH_SETTINGS, TrainSettings, flag_name
 from shardline.trainer.cluster.cluster import ClusterConfig
 from shardline.trainer.cluster.ring import LostPeerError, listen, receive
@@ -180,8 +180,7 @@ class Peers:
             own: Configuration of this process, which it serves on its port; None compares nothing.
 
         Raises:
-            ClusterError: Another process has this one's port.
-            RunError: Peers are missing after the timeout.
+            RunError: Peers are missing after the timeout, or another process has this one's port.
             SettingsError: A peer's configuration differs.
         """
         address, config = self._cluster.addresses.get(self._cluster.name), own or {}
@@ -192,7 +191,7 @@ class Peers:
         try:  # on all interfaces, as TensorFlow will, or on loopback when all peers are there
             listener = listen(self._cluster.own_host, port, backlog=2 * len(self._others) + 8)
         except OSError as error:
-            raise ClusterError(
+            raise RunError(  # which a restart may mend, for it may have another port
                 f"{self._cluster.name} cannot serve its address {address}: {error.strerror}; end the process "
                 f"that has port {port}, perhaps one of an earlier run, or give this replica another port in "
                 "TF_CONFIG"

@@ -42,7 +42,7 @@ def choose(settings: TrainSettings, cluster: ClusterConfig) -> str:
         )
     if len(cluster.hosts) > 1 and name in ("one_device", "mirrored"):
         raise SettingsError(
-            f"strategy {name!r} trains in one process, but TF_CONFIG has {len(cluster.hosts)}; "
+            f"strategy {name!r} trains in one process, but {cluster.origin} has {len(cluster.hosts)}; "
             "use multi_worker_mirrored or auto"
         )
     if cluster.role == "evaluator":
@@ -142,7 +142,9 @@ def has_one_cpu(strategy: tf.distribute.Strategy) -> bool:
 
 
 def announce(cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
-    """Says what this machine computes on, on the chief and wherever it is no CPU, and checks it."""
+    """Reports the cluster, and what this machine computes on where it is the chief's or no CPU; checks it."""
+    if cluster.is_chief and cluster.hosts:
+        progress.report("train", f"cluster: {cluster.origin}")
     devices = describe_devices()
     if cluster.is_chief or not devices.startswith("CPU"):
         progress.report("train", f"device: {devices}")

@@ -116,7 +116,7 @@ _process: Process | None = None
 
 
 def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None = None) -> Process:
-    """Returns this process of TF_CONFIG, or of a resolver; the first call creates the strategy.
+    """Returns this process of the cluster, or of a resolver's; the first call creates the strategy.
 
     A server (a parameter server, or a worker of that strategy) runs within the call, which then ends the
     program. A later call may not change the settings `STRATEGY_SETTINGS`. Raises as `strategy` does.
@@ -143,6 +143,8 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
     if is_server(cluster, name):
         run_server(cluster, chosen.startup_timeout)
         sys.exit(0)
+    if cluster.tasks and cluster.is_chief:
+        strategies.announce(cluster, os.environ)
     stack, gpus = contextlib.ExitStack(), len(tf.config.list_physical_devices("GPU"))
     try:
         _process = stack.enter_context(join_cluster(chosen, cluster, name, peer_config(chosen, "", gpus)))
@@ -157,7 +159,6 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
     if cluster.tasks:
         atexit.register(_leave, stack, _process)
         if cluster.is_chief:
-            strategies.announce(cluster, os.environ)
             progress.report("train", f"{cluster}, strategy {name}")
     return _process
 
@@ -183,18 +184,17 @@ def _resolver_environment(resolver: ClusterResolver) -> dict[str, str]:
 def strategy(*, cluster_resolver: ClusterResolver | None = None, **options: Any) -> tf.distribute.Strategy:
     """Returns the strategy of this process, in whose scope a model may be built before it is passed to `fit`.
 
-    The first call joins the other processes of TF_CONFIG; if there are any, TensorFlow must not have been
+    The first call joins the other processes of the cluster; if there are any, TensorFlow must not have been
     used before.
 
     Args:
-        cluster_resolver: Addresses of the processes, in place of TF_CONFIG, such as a
-            `tf.distribute.cluster_resolver.SlurmClusterResolver`; for the first call.
+        cluster_resolver: Addresses of the processes, in place of the environment's; for the first call.
         options: Settings of the trainer: strategy, communication, cpu_devices, startup_timeout, peer_timeout.
 
     Raises:
         SettingsError: TensorFlow was used before, another strategy was created before, there is no such
             option, or the task is an evaluator.
-        ClusterError: TF_CONFIG is malformed.
+        ClusterError: The cluster is malformed.
         RunError: A process did not join in time.
     """
     check_options("strategy", options, STRATEGY_SETTINGS)
