@@ -24,8 +24,6 @@ Addresses: TypeAlias = Callable[[tuple[str, ...]], Mapping[str, str]]
 #: Environment variable with the host of each task, for launchers that do not tell it: "n[1-3],n3". With
 #: "localhost" each task trains alone.
 HOSTS_VARIABLE = "SHARDLINE_HOSTS"
-# Port of every pod, each of which has an address of its own.
-_POD_PORT = 2222
 # Ports of jobs on the same nodes: 1,420 slots of 16, all below those that Linux gives to clients.
 _FIRST_PORT, _SLOTS, _SLOT = 10000, 1420, 16
 _RANGES = r"[0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*"
@@ -115,17 +113,13 @@ def slurm(environ: Mapping[str, str], addresses: Addresses = slurm_addresses) ->
             f"{own[1]!r}, with SLURM_DISTRIBUTION {environ.get('SLURM_DISTRIBUTION', '')!r}; start the step "
             "with 'srun -m block'"
         )
-    # Those that Slurm keeps free on the nodes of the step, where MpiParams has some.
-    reserved = environ.get("SLURM_STEP_RESV_PORTS", "")
-    ports: Sequence[int] = (
-        [int(n) for n in _expand_range(reserved)] if re.fullmatch(_RANGES, reserved) else []
-    )
-    if len(ports) < max(counts):
-        # Steps of a job, and jobs with numbers near each other, may be on a node at the same time.
-        ports = range(_port(4 * job + step % 4), 2**16)
     # A step on one node needs no other address.
     known = addresses(tuple(nodes)) if len(nodes) > 1 else {nodes[0]: "127.0.0.1"}
-    hosts = tuple(_address(known[node], ports[local]) for node, local in places)
+    # Steps of a job, and jobs with numbers near each other, may be on a node at the same time.
+    slot, reserved = 4 * job + step % 4, environ.get("SLURM_STEP_RESV_PORTS", "")
+    # Slurm keeps ports free on the nodes of the step where MpiParams has some.
+    ports = _expand_range(reserved) if re.fullmatch(_RANGES, reserved) else []
+    hosts = _add_ports([known[node] for node, _ in places], slot, list(map(int, ports)))
     return Tasks(rank, hosts, f"Slurm job {job}, {_on(size, nodes)}")
 
 
@@ -188,12 +182,13 @@ def _number(environ: Mapping[str, str], name: str, least: int, end: int = 2**32)
     return int(text)
 
 
-def _port(slot: int) -> int:
-    return _FIRST_PORT + slot % _SLOTS * _SLOT
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _add_ports(hosts: Sequence[str], slot: int, ports: Sequence[int] = ()) -> tuple[str, ...]:
+    """Returns host:port of each task, with one of `ports` if they suffice, else of those of a slot."""
+    numbers = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+    if len(ports) <= max(numbers):
+        ports = range(_FIRST_PORT + slot % _SLOTS * _SLOT, 2**16)
+    pairs = zip(hosts, numbers, strict=True)
+    return tuple(f"[{host}]:{ports[n]}" if ":" in host else f"{host}:{ports[n]}" for host, n in pairs)
 
 
 def _on(tasks: int, hosts: Sequence[str]) -> str:
@@ -218,8 +213,7 @@ def kubernetes(environ: Mapping[str, str]) -> Tasks | None:
             f"{HOSTS_VARIABLE} is {environ[HOSTS_VARIABLE]!r}, which must have the host of every pod once, "
             f"also this one's, HOSTNAME {own!r}"
         )
-    addresses = tuple(_address(host, _POD_PORT) for host in hosts)
-    return Tasks(names.index(own), addresses, f"Kubernetes, {_on(len(hosts), hosts)}")
+    return Tasks(names.index(own), _add_ports(hosts, 0), f"Kubernetes, {_on(len(hosts), hosts)}")
 
 
 def skypilot(environ: Mapping[str, str]) -> Tasks | None:
@@ -236,8 +230,8 @@ def skypilot(environ: Mapping[str, str]) -> Tasks | None:
             f"SKYPILOT_NODE_IPS is {' '.join(hosts)!r}, not SKYPILOT_NUM_NODES {size} addresses"
         )
     rank = _number(environ, "SKYPILOT_NODE_RANK", 0, size)
-    port = _port(zlib.crc32(environ.get("SKYPILOT_TASK_ID", "").encode()))
-    return Tasks(rank, tuple(_address(host, port) for host in hosts), f"SkyPilot, {_on(size, hosts)}")
+    slot = zlib.crc32(environ.get("SKYPILOT_TASK_ID", "").encode())
+    return Tasks(rank, _add_ports(hosts, slot), f"SkyPilot, {_on(size, hosts)}")
 
 
 def _ranks(
@@ -260,9 +254,8 @@ def _ranks(
                 f"{HOSTS_VARIABLE} is {environ[HOSTS_VARIABLE]!r}, which is not the host of each of {tasks} "
                 f"ranks, with {here} of them on the host of rank {own}"
             )
-    first = _port(zlib.crc32(environ.get(job, "").encode()))
-    addresses = [_address(host, first + hosts[:n].count(host)) for n, host in enumerate(hosts)]
-    return Tasks(own, tuple(addresses), f"{launcher}, {_on(tasks, list(dict.fromkeys(hosts)))}")
+    addresses = _add_ports(hosts, zlib.crc32(environ.get(job, "").encode()))
+    return Tasks(own, addresses, f"{launcher}, {_on(tasks, list(dict.fromkeys(hosts)))}")
 
 
 def _listed_hosts(environ: Mapping[str, str], found: str, task: str, example: str) -> list[str]:
