@@ -42,10 +42,12 @@ PROGRAMS = {
     "gcloud",
     "make",
     "mkdir",
+    "mpirun",
     "pip",
     "printf",
     "python",
     "shardline",
+    "srun",
 }
 
 
