@@ -107,6 +107,19 @@ def test_a_job_that_was_asked_to_stop_is_requeued_and_has_not_ended(scripted: Sc
     assert not (scripted.directory / "exit").exists()
 
 
+def test_of_an_array_only_the_element_that_was_asked_to_stop_is_requeued(scripted: Scripted) -> None:
+    script = batch_script(job(scripted.directory, elements=3), SlurmSettings(grace=0))
+    assert scripted.run(script, "75", SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="2") == 75
+    assert Path(f"{scripted.calls}.scontrol").read_text() == "requeue 7_2\n"
+
+
+def test_a_range_of_nodes_is_for_chief_and_workers(tmp_path: Path) -> None:
+    settings = SlurmSettings(nodes="1-4")
+    with pytest.raises(SettingsError, match="leaves the number of workers open"):
+        batch_script(job(tmp_path, "chief", "worker", "ps"), settings)
+    assert "--nodes" not in batch_script(job(tmp_path, "chief"), settings)  # one task
+
+
 def test_a_job_that_is_stopped_at_its_start_again_and_again_is_not_requeued(scripted: Scripted) -> None:
     assert scripted.run(batch_script(job(scripted.directory), SlurmSettings(grace=60)), "75") == 75
     assert (scripted.directory / "exit").read_text() == "75\n"
@@ -145,7 +158,6 @@ def test_a_range_of_nodes_has_a_worker_on_each(tmp_path: Path) -> None:
     assert "#SBATCH --ntasks" not in script  # with which Slurm would take the least nodes
     assert "--ntasks-per-node=1" in script
     assert "--pools 'chief=1,worker=*'" in script
-    assert "--nodes" not in batch_script(job(tmp_path), SlurmSettings(nodes="1-4"))  # one task
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\nb", "a'b", "a\\b"])

@@ -109,7 +109,7 @@ def components(job: BatchJob, settings: SlurmSettings) -> list[Component]:
             "Slurm has no arrays of heterogeneous jobs: leave out parameter servers and evaluator, and the "
             "tables of pools below [engine.slurm]"
         )
-    if any(component.is_elastic for component in found[:-1]):
+    if len(found) > 1 and any(component.is_elastic for component in found):
         raise SettingsError(
             f"nodes = {settings.nodes!r} leaves the number of workers open, which only a job of chief and "
             "workers can; write one number"
@@ -188,7 +188,9 @@ def _body(job: BatchJob, parts: Sequence[Component]) -> Iterator[str]:
         yield from (f"  {command} &\n  others+=($!)" for command in commands[1:])
         yield _FOLLOW
     yield "}\n"
-    yield _LOOP.format(restarts=settings.restarts, early=min(_EARLY_S, settings.grace))
+    # The id of an array is also that of one of its elements, and would requeue all.
+    own = f"${{SLURM_ARRAY_JOB_ID}}_{ARRAY_INDEX}" if job.elements else "$SLURM_JOB_ID"
+    yield _LOOP.format(job=own, restarts=settings.restarts, early=min(_EARLY_S, settings.grace))
 
 
 _PREAMBLE = """\
@@ -236,7 +238,7 @@ for ((left = {restarts}; ; left--)); do
     75)  # asked to stop, as before the time limit: continues in another allocation
       if ((SECONDS >= {early})); then
         echo "asked to stop: requeued"
-        scontrol requeue "$SLURM_JOB_ID" && exit 75
+        scontrol requeue "{job}" && exit 75
       fi
       echo "asked to stop after $SECONDS s, so not requeued: is the time limit too short?"
       break ;;
