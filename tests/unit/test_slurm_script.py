@@ -131,6 +131,21 @@ def test_a_module_that_is_missing_ends_the_job_before_its_tasks(scripted: Script
     assert not scripted.calls.exists()
 
 
+@pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
+def test_a_container_sees_the_run_and_the_working_directory(scripted: Scripted, runtime: str) -> None:
+    place, here = scripted.directory / "my run", os.getcwd()
+    settings = SlurmSettings(container="/a.sif", container_runtime=runtime, gres="gpu:1")
+    assert scripted.run(batch_script(job(place), settings)) == 0
+    (words,) = scripted.sruns
+    started = words[words.index("--ntasks=1") + 1 : words.index("-m")]
+    if runtime == "pyxis":
+        mounts = f"--container-mounts={place}:{place},{here}:{here}"
+        assert started == ["--container-image=/a.sif", mounts, f"--container-workdir={here}", "python"]
+    else:
+        bound = ["--bind", f"{place},{here}", "--pwd", here]
+        assert started == ["apptainer", "exec", "--nv", *bound, "/a.sif", "python"]
+
+
 def test_a_secret_is_not_in_the_script(tmp_path: Path) -> None:
     token = "hf_" + "a1B2" * 10
     step = Step(role="chief", tasks=1, command=("x",), env={"HF_TOKEN": token, "MODE": "a b"})
