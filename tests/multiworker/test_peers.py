@@ -138,5 +138,5 @@ def test_a_replica_without_its_accelerators_ends_at_once(tmp_path):
     output = process.communicate(timeout=60)[0]
 
     assert process.returncode == EXIT_BAD_INPUT
-    assert output.startswith("train: device: CPU, ")
+    assert output.startswith("train: cluster: TF_CONFIG\ntrain: device: CPU, ")
     assert "error: this machine should have 1 NVIDIA_TESLA_T4, but TensorFlow sees no GPU: " in output

@@ -133,6 +133,8 @@ def this_process(settings: Mapping[str, Any], resolver: ClusterResolver | None =
                 )
         return _process
     cluster = read_cluster(os.environ if resolver is None else _resolver_environment(resolver))
+    if resolver is not None:
+        cluster = replace(cluster, origin=type(resolver).__name__)
     preemption.handle_sigterm()
     if cluster.role == "evaluator":
         raise SettingsError(
