@@ -28,7 +28,7 @@ from shardline.pipelines.engines.slurm import engine
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.pipelines.local.job.supervisor import run_job
 
-_FILE = "SLURM_START_FILE"
+_FILE = "FIRST_STEP_FILE"
 _REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -92,9 +92,12 @@ def main() -> None:
     kinds = ("plain", "slurm", "forked")
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     os.environ["PYTHONPATH"] = str(_REPOSITORY)
-    with tempfile.TemporaryDirectory(prefix="slurm-start-") as name, start(scheduler="") as slurm:
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-start-") as name,
+        start(scheduler="sched_interval=60") as slurm,
+    ):
         os.environ.update(slurm.environ)
-        print(subprocess.check_output(["sinfo", "--version"], text=True).strip())
+        print(subprocess.check_output(["sinfo", "--version"], text=True).strip(), flush=True)
         directory = Path(name)
         write_dataset(directory / "data", records={"train": 512, "validation": 32, "test": 8}, shards=4)
         for number in range(options.rounds):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -38,11 +37,13 @@ def test_nothing_is_left_of_a_slurm_whose_owner_is_killed(slurm_cluster: Slurm) 
         cwd=ROOT,
         env={**os.environ, "TEST_MARK": mark},
     )
-    assert owner.stdout is not None
-    with owner.stdout:
-        directory = owner.stdout.readline().decode().strip()
-    assert os.path.isdir(directory)
-    eventually(lambda: {"slurmctld", "slurmd", "sleep"} <= {process.name() for process in marked(mark)})
-    owner.send_signal(signal.SIGKILL)
-    owner.wait()
+    try:
+        assert owner.stdout is not None
+        with owner.stdout:
+            directory = owner.stdout.readline().decode().strip()
+        assert os.path.isdir(directory)
+        eventually(lambda: {"slurmctld", "slurmd", "sleep"} <= {process.name() for process in marked(mark)})
+    finally:
+        owner.kill()
+        owner.wait()
     eventually(lambda: not marked(mark) and not os.path.exists(directory))

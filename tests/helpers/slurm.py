@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import getpass
 import os
 import shutil
@@ -59,13 +60,14 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
-ReturnToService=2
+ReturnToService=1
 SlurmctldTimeout=30
 SlurmdTimeout=30
 KillWait=5
 MinJobAge=300
 MaxArraySize=1001
 MaxJobCount=5000
+FirstJobId={first_job}
 JobRequeue=1
 SchedulerParameters={scheduler}
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} State=UNKNOWN
@@ -122,23 +124,33 @@ class Slurm:
         """Gives a node a state: DOWN, DRAIN, RESUME."""
         self.run("scontrol", "update", f"NodeName={name}", f"State={state}", "Reason=test")
 
-    def requeue(self, job_id: object) -> None:
-        """Requeues a job, and lets it start as soon as its processes have ended."""
-        self.run("scontrol", "requeue", job_id)
-        eventually(lambda: self.state(job_id) == "PENDING", seconds=60)
-        self.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
-
     def reset(self) -> None:
         """Ends all jobs and waits until both nodes are idle."""
         self.run("scancel", "--user", getpass.getuser(), check=False)
+        eventually(self._is_back, seconds=60)
+
+    def _is_back(self) -> bool:
         for name in NODES:
-            if any(word in self.run("sinfo", "-hN", "-n", name, "-o", "%T") for word in ("down", "drain")):
-                self.set_node(name, "RESUME")
-        eventually(self._is_idle, seconds=60)
+            state = self.run("sinfo", "-hN", "-n", name, "-o", "%T", check=False)
+            if "down" in state or "drain" in state:
+                self.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
+        return self._is_idle()
 
     def _is_idle(self) -> bool:
         idle = self.run("sinfo", "-h", "-t", "idle", "-o", "%D", check=False) == str(len(NODES))
         return idle and not self.run("squeue", "-h", check=False)
+
+
+@contextlib.contextmanager
+def _first_job() -> Iterator[int]:
+    """Yields the id of the first job, by which the ports of jobs differ from those of other Slurms here."""
+    for number in range(1, 9):
+        path = Path(tempfile.gettempdir(), f"shardline-slurm-{number}.lock")
+        with path.open("w") as lock, contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield 40 * number
+            return
+    raise AssertionError("eight Slurms for tests run on this machine already")
 
 
 @contextlib.contextmanager
@@ -150,35 +162,36 @@ def start(*, cpus: int = 4, cred_expire: int = 5, scheduler: str = _AT_ONCE) -> 
         cred_expire: Seconds that a requeued job waits, at least 5.
         scheduler: SchedulerParameters.
     """
-    directory = Path(tempfile.mkdtemp(prefix="slurm-"))
-    for name in ("state", "log", *(f"spool-{node}" for node in NODES)):
-        (directory / name).mkdir()
-    conf = directory / "slurm.conf"
-    slurm = Slurm(directory, {"SLURM_CONF": str(conf)})
-    conf.write_text(
-        _CONF.format(
+    with _first_job() as first_job:
+        directory = Path(tempfile.mkdtemp(prefix="slurm-"))
+        for name in ("state", "log", *(f"spool-{node}" for node in NODES)):
+            (directory / name).mkdir()
+        conf = directory / "slurm.conf"
+        text = _CONF.format(
             host=socket.gethostname().partition(".")[0],
             ports=free_ports(1 + len(NODES)),
             user=getpass.getuser(),
             directory=directory,
+            first_job=first_job,
             cpus=cpus,
             cred_expire=cred_expire,
             scheduler=scheduler,
         )
-    )
-    supervisor = subprocess.Popen(
-        [sys.executable, "-m", "tests.helpers.slurm", str(directory)],
-        stdin=subprocess.PIPE,
-        env={**os.environ, **slurm.environ, "PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
-    )
-    try:
-        _wait_for_nodes(slurm, supervisor)
-        yield slurm
-    finally:
-        assert supervisor.stdin is not None
-        supervisor.stdin.close()
-        supervisor.wait(timeout=60)
+        conf.write_text(text)
+        slurm = Slurm(directory, {"SLURM_CONF": str(conf)})
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.slurm", str(directory)],
+            stdin=subprocess.PIPE,
+            env={**os.environ, **slurm.environ, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+        )
+        try:
+            _wait_for_nodes(slurm, supervisor)
+            yield slurm
+        finally:
+            assert supervisor.stdin is not None
+            supervisor.stdin.close()
+            supervisor.wait(timeout=60)
 
 
 def _wait_for_nodes(slurm: Slurm, supervisor: subprocess.Popen[bytes]) -> None:
