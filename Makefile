@@ -30,9 +30,9 @@ run: $(BIN)/.run $(PIPELINE)  ## Run the compiled pipeline here; NAME=VALUE sets
 	@$(BIN)/shardline run $(PIPELINE) $(foreach p,$(PARAMS),--param '$(p)=$(subst ','\'',$($(p)))')
 
 test: $(BIN)/.test  ## Run the tests: every behaviour once; PYTEST_ARGS="tests/unit -k label" for some
-	$(PYTEST) -m 'not matrix' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not matrix and not engine' $(PYTEST_ARGS)
 
-test-all: $(BIN)/.test  ## Run the tests with every value of long matrices
+test-all: $(BIN)/.test  ## Run all tests: long matrices, and those with a real Slurm, Ray and Beam
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-quick: $(BIN)/.test  ## Run the tests that need no TensorFlow, in about a minute

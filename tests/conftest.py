@@ -98,6 +98,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(_ORDER)}
     items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
+    for item in items:
+        if item.path.parent.name == "engines":
+            item.add_marker("engine")
 
 
 @pytest.fixture(autouse=True)

@@ -82,7 +82,7 @@ def test_the_end_of_a_run_cancels_its_job(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def test_a_detached_run_is_a_job_of_its_own(slurm: Slurm, tmp_path: Path) -> None:
-    """A mistake that only training finds ends it; its own job and that of the training have ended then."""
+    """A mistake in a task ends it, and then its own job has ended."""
     command = [*_RUN, "--param", "epochs=2", "--param", "per_replica_batch_size=100000", "--detach"]
     done = subprocess.run([*command, "--runs-dir", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
