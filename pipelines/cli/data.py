@@ -196,7 +196,7 @@ def _preprocess_with(
     """Plans a dataset here; an array of Slurm writes its parts, and a job after it finishes."""
     from shardline.components.preprocess import run
     from shardline.components.preprocess.inspect import stats
-    from shardline.pipelines.engines.slurm.script import BatchJob, Step
+    from shardline.pipelines.engines.slurm.script import BatchJob
     from shardline.trainer.data import manifest as manifests
 
     stream = sys.stderr if as_json else None
@@ -214,7 +214,7 @@ def _preprocess_with(
         return [
             BatchJob(
                 name=name,
-                steps=(Step(role="chief", tasks=1, command=tuple(command)),),
+                command=tuple(command),
                 directory=directory / REPLICAS / name,
                 elements=elements,
             )

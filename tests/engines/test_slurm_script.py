@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardline.pipelines.engines.slurm.engine import submit
-from shardline.pipelines.engines.slurm.script import ARRAY_INDEX, BatchJob, Step
+from shardline.pipelines.engines.slurm.script import ARRAY_INDEX, BatchJob
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from tests.helpers.jobs import eventually
 from tests.helpers.slurm import Slurm
@@ -34,8 +34,7 @@ sys.exit(json.loads(sys.argv[1]).get(task["type"], [0, 0])[1])
 def job(directory: Path, deeds: dict[str, tuple[float, int]], *words: str, **tasks: int) -> BatchJob:
     """Returns a job whose tasks end after seconds and with a code, by worker pool."""
     command = (sys.executable, "-c", _PROGRAM, json.dumps(deeds), *words)
-    steps = tuple(Step(role=role, tasks=number, command=command) for role, number in tasks.items())
-    return BatchJob(name="train", steps=steps, directory=directory)
+    return BatchJob(name="train", tasks=tasks, command=command, directory=directory)
 
 
 def printed(directory: Path, name: str) -> list[list[object]]:
@@ -80,7 +79,7 @@ def test_a_range_of_nodes_has_a_replica_on_each(slurm: Slurm, tmp_path: Path) ->
 
 def test_an_element_of_an_array_has_its_own_logs_and_exit_code(slurm: Slurm, tmp_path: Path) -> None:
     one = job(tmp_path, {}, ARRAY_INDEX, "$HOME", chief=1)
-    array = BatchJob(name="parts", steps=one.steps, directory=tmp_path, elements=3)
+    array = BatchJob(name="parts", command=one.command, directory=tmp_path, elements=3)
     submit(array, SlurmSettings())
     eventually(lambda: len(list(tmp_path.glob("*/exit"))) == 3, seconds=60)
     assert [printed(tmp_path / str(n), "chief-0")[0][4:] for n in range(3)] == [

@@ -181,12 +181,10 @@ def _sbatch(monkeypatch: pytest.MonkeyPatch, answer: str | PlatformError) -> lis
 JOB = CustomJob.with_roles(["python", "a.py"], 3, timeout=90)
 
 
-def test_a_custom_job_is_a_step_for_each_pool(tmp_path: Path) -> None:
+def test_a_custom_job_has_tasks_of_each_pool(tmp_path: Path) -> None:
     job = batch_job(JOB, tmp_path)
 
-    assert [(step.role, step.tasks, step.command) for step in job.steps] == [
-        ("chief", 1, ("python", "a.py")), ("worker", 2, ("python", "a.py"))
-    ]  # fmt: skip
+    assert (job.tasks, job.command) == ({"chief": 1, "worker": 2}, ("python", "a.py"))
     assert job.directory == tmp_path
 
 
@@ -194,7 +192,7 @@ def test_a_submitted_job_leaves_its_script_and_id(
     monkeypatch: pytest.MonkeyPatch, script: None, tmp_path: Path
 ) -> None:
     commands = _sbatch(monkeypatch, "12;cluster\n")
-    job = BatchJob(name="a", steps=(), directory=tmp_path / "replicas" / "train")
+    job = BatchJob(name="a", directory=tmp_path / "replicas" / "train")
 
     assert submit(job, SlurmSettings(time="5")) == "12"
     assert commands == [["sbatch", "--parsable", str(job.directory / "job.sh")]]
@@ -219,7 +217,7 @@ def test_what_sbatch_refuses_is_a_mistake_or_may_work_later(
 ) -> None:
     _sbatch(monkeypatch, PlatformError(f"sbatch failed: {answer}"))
     with pytest.raises(error, match="sbatch"):
-        submit(BatchJob(name="a", steps=(), directory=tmp_path), SlurmSettings())
+        submit(BatchJob(name="a", directory=tmp_path), SlurmSettings())
 
 
 def test_a_job_is_cancelled_by_what_stops_the_one_who_follows_it(

@@ -10,7 +10,7 @@ import pytest
 
 from shardline.components.vertex.client import Rest
 from shardline.pipelines.engines.slurm.rest import minutes, rest_request, send
-from shardline.pipelines.engines.slurm.script import BatchJob, Step, batch_script
+from shardline.pipelines.engines.slurm.script import BatchJob, batch_script
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.trainer.base.errors import PlatformError, SettingsError
 
@@ -28,8 +28,8 @@ EVERYTHING = SlurmSettings(
 
 
 def job(*roles: str, **further: Any) -> BatchJob:
-    steps = tuple(Step(role=role, tasks=1, command=("python", "train.py")) for role in roles)
-    return BatchJob(name="train", steps=steps, directory=Path("/runs/1"), **further)
+    tasks, command = dict.fromkeys(roles, 1), ("python", "train.py")
+    return BatchJob(name="train", tasks=tasks, command=command, directory=Path("/runs/1"), **further)
 
 
 def test_every_option_of_the_script_is_a_field() -> None:

@@ -16,9 +16,8 @@ from shardline.components.runs.record import RunRecord
 from shardline.components.runs.slurm_job import SlurmJob
 from shardline.pipelines.cli import slurm as submission
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.engines.custom_job import ROLES, CustomJob
 from shardline.pipelines.engines.slurm import engine
-from shardline.pipelines.engines.slurm.script import BatchJob, Step
+from shardline.pipelines.engines.slurm.script import BatchJob
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.trainer.base.errors import RunError
 from tests.helpers.replicas import ROOT
@@ -45,7 +44,7 @@ class Slurm:
     def run(self) -> None:
         """Does what the tasks of preprocessing would do."""
         for job in self.jobs:
-            python, _, module, *arguments = job.steps[0].command
+            python, _, module, *arguments = job.command
             assert (python, module) == (sys.executable, preprocessing.__name__)
             for element in range(job.elements or 1):
                 values = {"$SLURM_ARRAY_TASK_ID": str(element)}
@@ -69,19 +68,10 @@ def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slurm:
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=":")
     monkeypatch.setattr(engine, "submit", found.submit)
-    monkeypatch.setattr(engine, "batch_job", _batch_job)
     monkeypatch.setattr(engine, "follow", found.follow)
     monkeypatch.setattr(submission, "cancel_job", found.cancelled.append)
     monkeypatch.setattr(slurm_job, "read_job", lambda job, place: SlurmJob(id=job, state="failed", word="X"))
     return found
-
-
-def _batch_job(job: CustomJob, directory: Path) -> BatchJob:
-    steps = (
-        Step(role=role, tasks=pool.replicas, command=tuple(pool.container["command"]))
-        for role, pool in zip(ROLES, job.worker_pools, strict=False)
-    )
-    return BatchJob(name=job.display_name, steps=tuple(steps), directory=directory)
 
 
 def shardline(*words: str) -> Result:
@@ -101,8 +91,8 @@ def test_a_job_is_a_run_whose_record_has_its_id(slurm: Slurm) -> None:
     record = json.loads((directory / "run.json").read_text())
     assert (record["engine"], record["job"], record["pipeline"]) == ("slurm", "101", "launch")
     (job,) = slurm.jobs
-    assert [step.tasks for step in job.steps] == [1, 1]
-    assert job.steps[0].command[-3:] == ("program.py", "--epochs", "3")
+    assert job.tasks == {"chief": 1, "worker": 1}
+    assert job.command[-3:] == ("program.py", "--epochs", "3")
     assert (slurm.settings.restarts, slurm.settings.time) == (4, "2")  # minutes
     assert slurm.followed == ["101"]
 

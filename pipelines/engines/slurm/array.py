@@ -14,6 +14,7 @@ from shardline.pipelines.engines.custom_job import CustomJob
 from shardline.pipelines.engines.slurm import engine
 from shardline.pipelines.engines.slurm.engine import Logs
 from shardline.pipelines.engines.slurm.replica import write_job
+from shardline.pipelines.engines.slurm.script import POOLS_FILE
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
 
 #: Seconds between two questions to Slurm.
@@ -37,7 +38,7 @@ def run_array(
     """
     for number, job in enumerate(jobs):
         (directory / str(number)).mkdir(parents=True, exist_ok=True)
-        write_job(job, directory / str(number) / engine.POOLS_FILE)
+        write_job(job, directory / str(number) / POOLS_FILE)
     running = {n: Logs(directory / str(n), partial(show_line, n)) for n in range(len(jobs))}
     stopped = set()
     batch, settings = engine.pools_job(jobs[0], directory, len(jobs)), engine.limited(jobs[0], settings)

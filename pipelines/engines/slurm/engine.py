@@ -22,7 +22,7 @@ from shardline.components.vertex.job import SEVEN_DAYS_S
 from shardline.pipelines.engines import custom_job
 from shardline.pipelines.engines.custom_job import CustomJob
 from shardline.pipelines.engines.slurm.replica import write_job
-from shardline.pipelines.engines.slurm.script import ARRAY_INDEX, BatchJob, Step, batch_script
+from shardline.pipelines.engines.slurm.script import POOLS_FILE, BatchJob, batch_script
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import (
@@ -35,9 +35,6 @@ from shardline.trainer.base.errors import (
 )
 
 ShowLine = Callable[[str, str], None]
-
-#: Command and variables of a job's pools (`replica.write_job`).
-POOLS_FILE = "pools.json"
 
 #: What sbatch says of a job that it would refuse again; other refusals may be of limits or rights.
 _MISTAKE = re.compile(
@@ -58,22 +55,18 @@ _USER_ERRORS = (EXIT_BAD_INPUT, 126, 127)
 
 
 def batch_job(job: CustomJob, directory: Path) -> BatchJob:
-    """Returns a custom job as a job for Slurm, whose logs are in `directory`."""
-    steps = tuple(
-        Step(role=role, tasks=pool.replicas, command=tuple(pool.argv), env=custom_job.variables(pool))
-        for role, pool in zip(custom_job.ROLES, job.worker_pools, strict=False)
-        if pool.replicas
-    )
-    return BatchJob(name=job.display_name, steps=steps, directory=directory.absolute())
+    """Returns a custom job whose pools have one command, and no variables, as a job for Slurm."""
+    return replace(pools_job(job, directory), command=tuple(job.worker_pools[0].argv))
 
 
 def pools_job(job: CustomJob, directory: Path, elements: int = 0) -> BatchJob:
-    """Returns the same with commands and variables in POOLS_FILE, in an array of each element's directory.
+    """Returns a custom job whose commands and variables are in POOLS_FILE.
 
     Commands of components are whole programs, which would make the script unreadable.
     """
-    place = directory.absolute() / ARRAY_INDEX if elements else directory.absolute()
-    return replace(batch_job(job, directory), elements=elements, job_file=str(place / POOLS_FILE))
+    roles = zip(custom_job.ROLES, job.worker_pools, strict=False)
+    tasks = {role: pool.replicas for role, pool in roles if pool.replicas}
+    return BatchJob(name=job.display_name, tasks=tasks, directory=directory.absolute(), elements=elements)
 
 
 def submit(job: BatchJob, settings: SlurmSettings) -> str:

@@ -57,17 +57,14 @@ def _job_fields(job: BatchJob, component: Component, working_directory: Path) ->
         raise SettingsError(
             f"options: Slurm's REST API has no sbatch to read {component.settings.options[0]!r}"
         )
-    fields: dict[str, Any] = {
+    options = sbatch_options(job, component)
+    return {
         "current_working_directory": str(working_directory),
         "environment": ["PATH=/usr/local/bin:/usr/bin:/bin"],  # without one the API refuses a job
+        **{
+            name: convert(options[option]) for name, (option, convert) in _FIELDS.items() if option in options
+        },
     }
-    for name, value in sbatch_options(job, component).items():
-        fields |= _FIELDS[name](value)
-    return fields
-
-
-def _field(name: str, convert: Callable[[str], Any] = str) -> Callable[[str], dict[str, Any]]:
-    return lambda value: {name: convert(value)}
 
 
 def _number(value: int) -> dict[str, Any]:
@@ -89,30 +86,26 @@ def _megabytes(size: str) -> int:
     return math.ceil(int(number) * 1024.0 ** ("KMGT".index(unit or "M") - 1))
 
 
-def _signal(value: str) -> dict[str, Any]:
-    name, _, seconds = value.partition("@")
-    return {"kill_warning_signal": name, "kill_warning_delay": _number(int(seconds))}
-
-
-#: The field of each option of `sbatch_options`.
-_FIELDS: Mapping[str, Callable[[str], dict[str, Any]]] = {
-    "job-name": _field("name"),
-    "output": _field("standard_output"),
-    "open-mode": _field("open_mode", lambda value: [value.upper()]),
-    "requeue": _field("requeue", lambda _: True),
-    "signal": _signal,
-    "array": _field("array"),
-    "dependency": _field("dependency"),
-    "kill-on-invalid-dep": _field("flags", lambda _: ["KILL_INVALID_DEPENDENCY"]),
-    "nodes": _field("nodes"),
-    "ntasks": _field("tasks", int),
-    "ntasks-per-node": _field("tasks_per_node", int),
-    "partition": _field("partition"),
-    "account": _field("account"),
-    "qos": _field("qos"),
-    "time": _field("time_limit", lambda value: _number(minutes(value))),
-    "cpus-per-task": _field("cpus_per_task", int),
-    "mem": _field("memory_per_node", lambda value: _number(_megabytes(value))),
-    "gres": _field("tres_per_node", lambda value: ",".join(f"gres/{each}" for each in value.split(","))),
-    "constraint": _field("constraints"),
+#: Each field of a job, with its option of `sbatch_options`.
+_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "name": ("job-name", str),
+    "standard_output": ("output", str),
+    "open_mode": ("open-mode", lambda value: [value.upper()]),
+    "requeue": ("requeue", lambda _: True),
+    "kill_warning_signal": ("signal", lambda value: value.partition("@")[0]),
+    "kill_warning_delay": ("signal", lambda value: _number(int(value.partition("@")[2]))),
+    "array": ("array", str),
+    "dependency": ("dependency", str),
+    "flags": ("kill-on-invalid-dep", lambda _: ["KILL_INVALID_DEPENDENCY"]),
+    "nodes": ("nodes", str),
+    "tasks": ("ntasks", int),
+    "tasks_per_node": ("ntasks-per-node", int),
+    "partition": ("partition", str),
+    "account": ("account", str),
+    "qos": ("qos", str),
+    "time_limit": ("time", lambda value: _number(minutes(value))),
+    "cpus_per_task": ("cpus-per-task", int),
+    "memory_per_node": ("mem", lambda value: _number(_megabytes(value))),
+    "tres_per_node": ("gres", lambda value: ",".join(f"gres/{each}" for each in value.split(","))),
+    "constraints": ("constraint", str),
 }

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from shardline.components.vertex.forms import Form
 from shardline.pipelines.tables import (
@@ -25,7 +24,6 @@ _OF_POOLS = (
     *("partition", "account", "qos", "time", "nodes", "cpus_per_task", "mem", "gres", "constraint"),
     "options",
 )
-RUNTIMES = ("apptainer", "pyxis")
 
 #: A word on a line #SBATCH, where a space, quote or # would begin something else.
 _WORD = r"[^\s\"'#\\]+"
@@ -40,7 +38,10 @@ _FORMS = {
     "gres": Form(_WORD, "resources such as gpu:a100:2"),
     "constraint": Form(_WORD, "features of nodes, as in a100|h100"),
     "container": Form(_WORD, "an image or its file"),
+    "modules": Form(_WORD, "names such as cuda/12.2"),
+    "options": Form(r"--[a-z][^\n\r]*", "lines such as --exclusive"),
 }
+_MOST = {"cpus_per_task": 2**16 - 1, "restarts": 100, "grace": 2**16 - 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class SlurmSettings:
     modules: tuple[str, ...] = ()
     venv: str = ""
     container: str = ""
-    container_runtime: str = "apptainer"
+    container_runtime: Literal["apptainer", "pyxis"] = "apptainer"
     options: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     restarts: int = 1
@@ -83,27 +84,16 @@ class SlurmSettings:
     def __post_init__(self) -> None:
         for name, form in _FORMS.items():
             value = getattr(self, name)
-            if value and not form.fits(value):
-                raise SettingsError(f"{name} must be {form.description}, got {value!r}")
-        for name, most in (("cpus_per_task", 2**16 - 1), ("restarts", 100), ("grace", 2**16 - 1)):
+            for text in [value] if isinstance(value, str) and value else value:
+                if not form.fits(text):
+                    raise SettingsError(f"{name} must be {form.description}, got {text!r}")
+        for name, most in _MOST.items():
             if not 0 <= getattr(self, name) <= most:
                 raise SettingsError(f"{name} must be 0 to {most}, got {getattr(self, name)}")
-        if self.container_runtime not in RUNTIMES:
-            raise SettingsError(
-                f"container_runtime must be {' or '.join(RUNTIMES)}, got {self.container_runtime!r}"
-            )
         if self.container and self.venv:
             raise SettingsError("venv and container exclude each other: the container has its own Python")
-        for option in self.options:
-            if not re.fullmatch(r"--[a-z][^\n\r]*", option):
-                raise SettingsError(f"options are lines such as --exclusive, got {option!r}")
-        for module in self.modules:
-            if not re.fullmatch(_WORD, module):
-                raise SettingsError(f"modules are names such as cuda/12.2, got {module!r}")
-        check_keys(self.pools, POOLS.values())
         for name, values in self.pools.items():
             with error_prefix(f"{name}."):
-                check_keys(values, _OF_POOLS)
                 replace(self, **values, pools={})
 
     def for_pool(self, role: str) -> SlurmSettings:
@@ -129,15 +119,12 @@ def _read_table(engine: Any) -> SlurmSettings:
     check_tables({"engine": engine})
     check_keys(engine, ("slurm",), "engine.")
     check_tables(engine, "engine.")
-    table = dict(engine.get("slurm", {}))
-    pools = {name: table.pop(name) for name in POOLS.values() if name in table}
+    table = engine.get("slurm", {})
+    pools = {name: values for name, values in table.items() if name in POOLS.values()}
     check_tables(pools, "engine.slurm.")
     for name, values in pools.items():
-        prefix = f"engine.slurm.{name}."
-        check_keys(values, _OF_POOLS, prefix)
-        pools[name] = read_fields(SlurmSettings, values, prefix)
-    values = read_fields(
-        SlurmSettings, table, "engine.slurm.", leave_out=("pools",), also=tuple(POOLS.values())
-    )
+        check_keys(values, _OF_POOLS, f"engine.slurm.{name}.")
+        pools[name] = read_fields(SlurmSettings, values, f"engine.slurm.{name}.")
+    own = read_fields(SlurmSettings, table, "engine.slurm.", leave_out=("pools",), also=POOLS.values())
     with error_prefix("engine.slurm."):
-        return SlurmSettings(**values, pools=pools)
+        return SlurmSettings(**own, pools=pools)
