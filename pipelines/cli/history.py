@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,16 +33,15 @@ def runs(context: click.Context, /, limit: int, as_json: bool, place: Place) -> 
     """
     if context.invoked_subcommand is not None:
         return
-    from shardline.pipelines.engines.engine import Engine, LocalRuns, PlatformRuns
+    from shardline.components.runs.platform_run import latest_runs
+    from shardline.pipelines.engines.engine import newest_here
 
-    engines: list[Engine] = [LocalRuns(place.runs_dir)]
-    where = str(place.runs_dir)
+    listed, where = newest_here(place.runs_dir, limit), str(place.runs_dir)
     if place.settings is not None or place.flags["project"]:
         platform = place.platform()
-        engines.append(PlatformRuns(platform))
+        listed += [("platform", run) for run in latest_runs(platform, limit)]
         where = f"{where} and {platform.parent}"
-    listed = [_row(*found) for engine in engines for found in engine.newest(limit)]
-    found = sorted(listed, key=lambda row: row["created"], reverse=True)[:limit]
+    found = sorted(starmap(_row, listed), key=lambda row: row["created"], reverse=True)[:limit]
     if as_json:
         show_json({"runs": found})
     elif not found:
@@ -73,7 +73,7 @@ def compare(a: str, b: str, as_json: bool, place: Place) -> None:
     on the platform.
     """
     with foreground():
-        records = [place.engine(run).record(run) for run in (a, b)]
+        records = [place.engine(run).record() for run in (a, b)]
     sections = [_sections(record) for record in records]
     if as_json:
         show_json(

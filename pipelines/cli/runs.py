@@ -85,7 +85,7 @@ def submit(
     'shardline check' does.
     """
     from shardline.pipelines.check.checks import check_run
-    from shardline.pipelines.engines.engine import PlatformRuns
+    from shardline.pipelines.engines.engine import VertexRun
     from shardline.pipelines.remote import submit as submission
 
     spec, template_uri, content = read_spec(pipeline)
@@ -112,7 +112,7 @@ def submit(
         run = submission.submit(environment.platform, request)
         if not how["as_json"]:
             click.echo(f"submitted {run.job_id}\n{run.link}\nproof: {proof}")
-        _finish(PlatformRuns(environment.platform), run, how["waits"], how["as_json"])
+        _finish(VertexRun(environment.platform, run.job_id), run, how["waits"], how["as_json"])
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,7 +171,7 @@ def status(run: str | None, limit: int, waits: bool, as_json: bool, place: Place
     if run is not None:
         with foreground(sys.stderr if as_json else None):
             engine = place.engine(run)
-            found = engine.read(run)
+            found = engine.read()
             if waits:
                 if not as_json:
                     click.echo(found.link)
@@ -205,7 +205,7 @@ def cancel(run: str, as_json: bool, place: Place) -> None:
     """
     with foreground(sys.stderr if as_json else None):
         engine = place.engine(run)
-        asked, found = engine.cancel(run)
+        asked, found = engine.cancel()
     if asked:
         words = f"asked {engine.asked} to cancel {found.job_id}, which was {found.state}"
     else:
@@ -227,7 +227,7 @@ def logs(run: str, task: str, replica: str, follow: bool, place: Place) -> None:
     on the platform.
     """
     with foreground(sys.stderr):
-        for line in place.engine(run).log(run, task, replica, follow=follow):
+        for line in place.engine(run).log(task, replica, follow=follow):
             click.echo(line)
 
 
@@ -243,7 +243,7 @@ def explain(run: str, as_json: bool, place: Place) -> None:
     the platform. Exits with 1 if it failed, with 4 if it was cancelled.
     """
     with foreground(sys.stderr):
-        found = place.engine(run).record(run)
+        found = place.engine(run).record()
     show(as_json, found.as_json(), *_page(found))
     sys.exit({FAILED: EXIT_FAILED, CANCELLED: EXIT_CANCELLED}.get(found.state, 0))
 
@@ -278,7 +278,7 @@ def _finish(engine: Engine, run: PlatformRun, waits: bool, as_json: bool) -> Non
     from shardline.pipelines.remote.submit import raise_for_state, wait_for_run
 
     try:
-        found = wait_for_run(lambda: engine.read(run.name, watching=True)) if waits else run
+        found = wait_for_run(functools.partial(engine.read, watching=True)) if waits else run
     except KeyboardInterrupt:
         raise RestartError(
             f"no longer watching; the run continues: {typed('status', run.job_id, '--wait')} watches it "

@@ -18,7 +18,6 @@ from click.core import ParameterSource
 from shardline.components.runs.record import LOG, RUNNING, SLURM, RunRecord
 from shardline.components.runs.slurm_job import cancel_job
 from shardline.components.text import timestamp
-from shardline.pipelines.engines.engine import SlurmRuns
 from shardline.pipelines.engines.slurm import engine
 from shardline.pipelines.engines.slurm.script import BatchJob, batch_script
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
@@ -134,7 +133,7 @@ class Submission:
                 raise
             finally:
                 with contextlib.suppress(ShardlineError):
-                    SlurmRuns(self.runs_dir).read(str(directory))  # which records the end
+                    RunRecord.read(directory)  # which records the end
             return True
 
     def _submit(
