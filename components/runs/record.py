@@ -31,7 +31,7 @@ SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 
-RECORD_FILE = "run.json"
+RECORD_FILE, PIPELINE_FILE = "run.json", "pipeline.yaml"
 #: Environment variable with the run directory, in all processes of a run on this machine.
 RUN_VARIABLE = "SHARDLINE_RUN"
 #: In the run directory: the logs of replicas by job, and the output of all tasks.

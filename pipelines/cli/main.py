@@ -138,3 +138,7 @@ main.add_section("Data and models", preprocess, dataset, drift, validate, gate, 
 main.add_section("Run on this machine", run, rehearse, train, launch)
 main.add_section("Run on the platform", image, upload, submit, schedule, cancel)
 main.add_section("Look at runs", runs, status, logs, explain)
+
+if __name__ == "__main__":
+    sys.argv[0] = "shardline"  # the program of the commands that a run proposes
+    main()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+from click.core import ParameterSource
 
 from shardline.components.text import table
 from shardline.pipelines.tables import PROJECT_SETTINGS
@@ -108,6 +109,7 @@ def engine_options(command: Callable[..., Any], *, own: Iterable[str] = ()) -> C
             from shardline.pipelines.cli.slurm import Submission
             from shardline.pipelines.engines.slurm.settings import load_slurm
 
+            _refuse_local_options()
             slurm = Submission(settings=load_slurm(settings), detach=detach, **how)
         else:
             given = {"detach": detach, "dry_run": how["dry_run"], "settings": settings}
@@ -131,6 +133,17 @@ def engine_options(command: Callable[..., Any], *, own: Iterable[str] = ()) -> C
     }
     options = [option for name, option in added.items() if name not in own]
     return functools.reduce(lambda decorated, option: option(decorated), options, with_engine)
+
+
+def _refuse_local_options() -> None:
+    """Raises SettingsError for an option of the present command that is for this machine's processes."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        source = context.get_parameter_source(str(option.name))
+        if option.name in ("network", "injections", "logs") and source is ParameterSource.COMMANDLINE:
+            raise SettingsError(
+                f"{option.opts[0]} is for processes of this machine; leave it out with --engine slurm"
+            )
 
 
 def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.runs.record import REPLICAS
+from shardline.components.runs.record import PIPELINE_FILE, REPLICAS, RUN_VARIABLE
 from shardline.pipelines.cli.options import (
     EVERY_RUN,
     MOST_REPLICAS,
@@ -26,6 +28,7 @@ from shardline.pipelines.cli.options import (
     require_local,
     runs_dir_option,
 )
+from shardline.trainer.base import files
 
 if TYPE_CHECKING:
     from shardline.pipelines.cli.slurm import Submission
@@ -71,7 +74,7 @@ def run(
 
     failed = None if resume is None else FailedRun.find(find_run(resume, runs_dir), abandoned=abandoned)
     if failed is not None:
-        pipeline = pipeline or failed.directory / "pipeline.yaml"
+        pipeline = pipeline or failed.directory / PIPELINE_FILE
         given = {**failed.record.parameters, **(given or {})}
     elif abandoned:
         raise click.UsageError("--abandoned needs --resume")
@@ -81,43 +84,66 @@ def run(
     if failed is not None:
         with foreground():
             parameters = failed.with_checkpoints(parameters)
-    if slurm is None:
-        run_pipeline(pipeline, parameters, runs_dir=runs_dir, **options)
-        return
-    slurm.refuse("network", "injections")
-    if slurm.detach or slurm.dry_run:
+    if slurm and (slurm.detach or slurm.dry_run):
         _submit(slurm, pipeline, parameters, options["require_blessing"])
-    else:
-        blessed = options["require_blessing"]
-        run_pipeline(pipeline, parameters, runs_dir=runs_dir, require_blessing=blessed, slurm=slurm.settings)
+        return
+    # In a job of Slurm, to whose run directory it has been submitted.
+    own = pipeline.parent if os.environ.get(RUN_VARIABLE) == str(pipeline.parent) else None
+    settings = slurm.settings if slurm else None
+    run_pipeline(pipeline, parameters, runs_dir=runs_dir, slurm=settings, directory=own, **options)
 
 
 def _submit(slurm: Submission, path: Path, parameters: Mapping[str, Any], require_blessing: bool) -> None:
-    """Submits the job of Slurm that runs a pipeline, or shows its script and those of the pipeline's jobs."""
-    from shardline.pipelines.engines.slurm.script import batch_script
-    from shardline.pipelines.local.controller import Controller
+    """Submits a job of Slurm that runs a pipeline, or shows its script and those of the pipeline's jobs."""
+    from shardline.components.vertex.payload import PoolSpec
+    from shardline.pipelines.engines.custom_job import CustomJob
+    from shardline.pipelines.engines.slurm import engine
     from shardline.pipelines.local.localize import check_runnable
     from shardline.pipelines.spec import defaults, parse_runnable, read_pipeline
 
     content = read_pipeline(path)
     spec = parse_runnable(content, path).spec
     check_runnable(spec)
-    controller = Controller(parameters=parameters, slurm=slurm.settings, require_blessing=require_blessing)
     name = spec["pipelineInfo"]["name"]
+    words = ["--engine", "slurm", "--runs-dir", str(slurm.runs_dir.absolute())]
+    if settings := click.get_current_context().params["settings"]:
+        words += ["--settings", str(settings.absolute())]
+    texts = {key: each if isinstance(each, str) else json.dumps(each) for key, each in parameters.items()}
+    words += ["--require-blessing"] * require_blessing + [f"--param={key}={texts[key]}" for key in texts]
 
     def jobs(directory: Path) -> list[BatchJob]:
+        pipeline = directory / PIPELINE_FILE
         if not slurm.dry_run:
-            controller.prepare(directory, content)
-        return [controller.job(name, directory, slurm.python)]
+            files.write_bytes(pipeline, content)
+        command = (slurm.python, "-m", "shardline.pipelines.cli.main", "run", str(pipeline), *words)
+        pool = PoolSpec.running(command, env={RUN_VARIABLE: str(directory)})
+        return [engine.batch_job(CustomJob((pool,), display_name=name), directory)]
 
     if slurm.detach:
-        own = replace(slurm, settings=controller.own_settings)
-        own.run(name, jobs, parameters={**defaults(spec), **parameters})
-    for task, job in controller.custom_jobs(spec, slurm.runs_dir.absolute()).items() if slurm.dry_run else ():
-        known = "" if job else " its worker pools are known in the run only"
-        click.echo(f"{task}:{known}", err=True)  # only scripts are on standard output
-        if job:
-            click.echo(batch_script(job, slurm.settings))
+        # Without GPUs; a second start would begin the pipeline anew.
+        options = (*slurm.settings.options, "--no-requeue")
+        own = replace(slurm.settings, time="", nodes="", gres="", options=options, restarts=0, pools={})
+        replace(slurm, settings=own).run(name, jobs, parameters={**defaults(spec), **parameters})
+    if slurm.dry_run:
+        _show_jobs(slurm, spec, parameters)
+
+
+def _show_jobs(slurm: Submission, spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+    """Shows the scripts of a pipeline's custom jobs, but of those whose worker pools only the run knows."""
+    from shardline.pipelines.check.job import jobs
+    from shardline.pipelines.check.pipeline import Pipeline
+    from shardline.pipelines.engines.custom_job import EXECUTOR_INPUT_MARKER, parse_payload
+    from shardline.pipelines.engines.slurm.engine import pools_job
+    from shardline.pipelines.engines.slurm.script import batch_script
+
+    for job in jobs(Pipeline(spec, parameters)):
+        known = "" if job.pools else " its worker pools are known in the run only"
+        click.echo(f"{job.task.path}:{known}", err=True)  # only scripts are on standard output
+        if job.pools:
+            payload = json.dumps({"display_name": job.task.name, "job_spec": job.spec})
+            place = slurm.runs_dir.absolute() / REPLICAS / job.task.name
+            custom_job = parse_payload(payload, EXECUTOR_INPUT_MARKER)
+            click.echo(batch_script(pools_job(custom_job, place), slurm.settings))
 
 
 _ps_option = click.option(
@@ -183,7 +209,6 @@ def launch(
     if slurm is None:
         launching.launch(program, arguments=arguments, module=module, logs=logs, network=network, **options)
         return
-    slurm.refuse("logs", "network")
     job = launching.program_job(program, arguments, module=module, python=slurm.python, **options)
     slurm.limited(restarts, options["timeout"]).run(
         "launch", lambda directory: [batch_job(job, directory / REPLICAS / "launch")]
@@ -234,7 +259,6 @@ def train(
     from shardline.trainer.loop import fail_fast_marker
 
     if slurm:
-        slurm.refuse("injections", "network")
         dataset, out = dataset.absolute(), out.absolute()
     arguments = ["--dataset", str(dataset), "--model-dir", str(out), "--model", "mnist_cnn", *trainer_options]
     # Refuses mistakes before any replica starts.

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
-from click.core import ParameterSource
 
 from shardline.components.runs.record import LOG, RUNNING, SLURM, RunRecord
 from shardline.components.runs.slurm_job import cancel_job
@@ -63,16 +62,6 @@ class Submission:
         if restarts is not None:
             settings = replace(settings, restarts=restarts)
         return replace(self, settings=settings)
-
-    def refuse(self, *names: str) -> None:
-        """Raises SettingsError for an option of the present command that is for this machine's processes."""
-        context = click.get_current_context()
-        for option in context.command.params:
-            source = context.get_parameter_source(str(option.name))
-            if option.name in names and source is ParameterSource.COMMANDLINE:
-                raise SettingsError(
-                    f"{option.opts[0]} is for processes of this machine; leave it out with --engine slurm"
-                )
 
     def run(
         self,

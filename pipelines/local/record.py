@@ -24,6 +24,7 @@ from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.record import (
     LATEST,
     LOG,
+    PIPELINE_FILE,
     RUNNING,
     SLURM,
     SUCCEEDED,
@@ -84,7 +85,7 @@ class RunDirectory:
             facts |= {"engine": SLURM, "job": os.environ.get("SLURM_JOB_ID", "")}
         try:
             locked = self._lock.enter_context(directory_lock(self.directory))
-            files.write_bytes(self.directory / "pipeline.yaml", content)
+            files.write_bytes(self.directory / PIPELINE_FILE, content)
             (self.directory / LOG).touch()
         except OSError as error:
             self._lock.close()
