@@ -9,9 +9,8 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ JOB_FILE = "tuning_job.json"
 #: Rules of early stopping; Optuna's median rule is used for all of them.
 _STOPPING = ("median_automated_stopping_spec", "decay_curve_stopping_spec", "convex_automated_stopping_spec")
 _REVERSE_LOG = "UNIT_REVERSE_LOG_SCALE"
-_METRICS_FILE = "output.metrics"
 
 #: Step, value and time.
 Measurement = tuple[int, float, float]
@@ -52,6 +50,7 @@ class Trial:
     Attributes:
         id: Number, as text, from "1".
         parameters: Values by name.
+        directory: Directory of its logs.
         start: Time of its start.
         end: Time of its end.
         measurements: Values of the metric that its chief has reported.
@@ -60,105 +59,62 @@ class Trial:
 
     id: str
     parameters: Mapping[str, Any]
+    directory: Path
     start: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
     end: datetime.datetime | None = None
     measurements: Sequence[Measurement] = ()
     failure: str = ""
 
-    def is_behind(self, path: Path, metric: str, should_stop: Callable[[Sequence[float]], bool]) -> bool:
-        """Reads the measurements in a file; returns whether new ones show that it is behind the others."""
-        measured = read_measurements(path, metric)
-        if len(measured) <= len(self.measurements):
-            return False
-        self.measurements = measured
-        return should_stop([value for _, value, _ in measured])
+    @property
+    def topic(self) -> str:
+        """Topic of its events."""
+        return f"trial {self.id}"
 
-    def end_with(self, path: Path, metric: str, failure: str) -> None:
-        """Records its end, with the measurements in a file; `failure` is "" when it has not failed."""
-        self.measurements = read_measurements(path, metric)
-        self.end = datetime.datetime.now(datetime.UTC)
-        self.failure = failure or ("" if self.measurements else f"{metric} was not reported")
+    @property
+    def metrics(self) -> Path:
+        """The file with what its chief reports."""
+        return self.directory / "output.metrics"
 
 
-def run_trial(
-    trial: Trial,
-    job: CustomJob,
-    metric: str,
-    log_directory: Path,
-    should_stop: Callable[[Sequence[float]], bool],
-    run: Callable[..., None],
-) -> None:
-    """Runs a trial and records its outcome in it; raises only when a signal stops this process.
-
-    `job` is the job of every trial. `should_stop` returns whether a trial with these values is stopped early.
-    `run` is `run_job` with the options of all trials.
-    """
-    topic = f"trial {trial.id}"
-    log_directory.mkdir(parents=True, exist_ok=True)
-    metrics_path = log_directory / _METRICS_FILE
+def _run_here(trial: Trial, job: CustomJob, show_line: ShowLine, is_behind: Callable[[int], bool]) -> str:
+    """Runs a wave of one trial on this machine; returns why it has failed, as `run_array` does."""
 
     def show(event: Event) -> None:
         if event.kind != "fact":  # facts of a run are those of its last training
-            outer(replace(event, topic=topic))
-        if trial.is_behind(metrics_path, metric, should_stop):
-            raise _StoppedEarlyError(_describe_stop(trial, metric))
+            outer(replace(event, topic=trial.topic))
+        if is_behind(0):
+            raise _StoppedEarlyError("stopped early")
 
-    failure = ""
+    trial.directory.mkdir(parents=True, exist_ok=True)
     with progress.sink(show) as outer:
         try:
-            run(_with_parameters(job, trial, metrics_path), log_directory, topic=topic)
-        except _StoppedEarlyError as error:
-            outer(Event("line", topic, f"stopped early: {error}"))
+            run_job(job, trial.directory, topic=trial.topic, show_line=show_line)
         except RunError as error:
-            failure = " ".join(str(error).split())
-            outer(Event("line", topic, f"failed: {failure}"))
-    trial.end_with(metrics_path, metric, failure)
+            return "" if isinstance(error, _StoppedEarlyError) else " ".join(str(error).split())
+    return ""
 
 
-def run_wave(
+def _run_on_slurm(
     wave: Sequence[Trial],
-    job: CustomJob,
-    metric: str,
-    logs: Path,
-    should_stop: Callable[[int, Sequence[float]], bool],
+    jobs: Sequence[CustomJob],
     settings: SlurmSettings,
-) -> None:
-    """Runs trials on Slurm as one array, an element each, and records their outcomes in them.
-
-    `should_stop` takes the number of a trial in the wave before its values.
-    """
-    directory = logs / f"trials-from-{wave[0].id}"
+    is_behind: Callable[[int], bool],
+) -> Iterator[tuple[int, str]]:
+    """Runs a wave on Slurm as one array, an element each; yields as `run_array` does."""
+    directory = wave[0].directory.with_name(f"trials-from-{wave[0].id}")
     for number, trial in enumerate(wave):  # its logs are where those of a trial on this machine are
         (directory / str(number)).mkdir(parents=True, exist_ok=True)
-        link = logs / f"trial-{trial.id}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(f"{directory.name}/{number}")
-    paths = [logs / f"trial-{trial.id}" / _METRICS_FILE for trial in wave]
-    jobs = [_with_parameters(job, trial, path) for trial, path in zip(wave, paths, strict=True)]
+        trial.directory.unlink(missing_ok=True)
+        trial.directory.symlink_to(f"{directory.name}/{number}")
 
     def show_line(number: int, replica: str, line: str) -> None:
         if replica.endswith("chief-0"):  # after the number
-            report(f"trial {wave[number].id}", line)
+            report(wave[number].topic, line)
 
-    def is_behind(number: int) -> bool:
-        trial = wave[number]
-        behind = trial.is_behind(paths[number], metric, partial(should_stop, number))
-        if behind:
-            report(f"trial {trial.id}", f"stopped early: {_describe_stop(trial, metric)}")
-        return behind
-
-    shown = partial(run_array, topic=_TOPIC, show_line=show_line, stops=is_behind)
-    for number, failure in shown(jobs, directory, settings):
-        if failure:
-            report(f"trial {wave[number].id}", f"failed: {failure}")
-        wave[number].end_with(paths[number], metric, failure)
+    return run_array(jobs, directory, settings, topic=_TOPIC, show_line=show_line, stops=is_behind)
 
 
-def _describe_stop(trial: Trial, metric: str) -> str:
-    return f"{metric} {trial.measurements[-1][1]:.4f} is behind the other trials"
-
-
-def _with_parameters(job: CustomJob, trial: Trial, metrics_path: Path) -> CustomJob:
+def _with_parameters(job: CustomJob, trial: Trial) -> CustomJob:
     """Returns the job as the platform runs it for one trial."""
     flags = tuple(f"--{name}={value}" for name, value in trial.parameters.items())
 
@@ -166,7 +122,7 @@ def _with_parameters(job: CustomJob, trial: Trial, metrics_path: Path) -> Custom
         container = {
             **pool.container,
             "args": [*list_at(pool.container, "args"), *flags],
-            "env": [*pool.env, {"name": FILE_VARIABLE, "value": str(metrics_path)}],
+            "env": [*pool.env, {"name": FILE_VARIABLE, "value": str(trial.metrics)}],
         }
         return PoolSpec({**pool.spec, "container_spec": container}) if pool.replicas else pool
 
@@ -295,16 +251,14 @@ def run_trials(
     report(_TOPIC, f"{search.name}, seed {seed}: up to {max_trials} trials, {together}")
     trials: list[Trial] = []
     while chosen := search.ask(min(width, max_trials - len(trials))):
-        wave = [Trial(str(number), values) for number, values in enumerate(chosen, len(trials) + 1)]
+        wave = [
+            Trial(f"{n}", values, logs / f"trial-{n}") for n, values in enumerate(chosen, len(trials) + 1)
+        ]
         trials += wave
         for trial in wave:
             values = ", ".join(f"{name} {value}" for name, value in trial.parameters.items())
             report(_TOPIC, f"trial {trial.id} of {max_trials}: {values}")
-        if slurm:
-            run_wave(wave, job, metric, logs, search.should_stop, slurm)
-        else:
-            directory, stops = logs / f"trial-{wave[0].id}", partial(search.should_stop, 0)
-            run_trial(wave[0], job, metric, directory, stops, partial(run_job, show_line=show_line))
+        _run_wave(wave, job, metric, search, show_line, slurm)
         search.tell(*(None if trial.failure else final_measurement(spec, trial)[1] for trial in wave))
         failed = [trial for trial in trials if trial.failure]
         if 0 < max_failed <= len(failed):
@@ -313,6 +267,41 @@ def run_trials(
                 f"the last: {failed[-1].failure}"
             )
     return trials
+
+
+def _run_wave(
+    wave: Sequence[Trial],
+    job: CustomJob,
+    metric: str,
+    search: Search,
+    show_line: ShowLine,
+    slurm: SlurmSettings | None,
+) -> None:
+    """Runs trials, and records their outcomes in them."""
+
+    def is_behind(number: int) -> bool:
+        trial = wave[number]
+        measured = read_measurements(trial.metrics, metric)
+        if len(measured) <= len(trial.measurements):
+            return False
+        trial.measurements = measured
+        if behind := search.should_stop(number, [value for _, value, _ in measured]):
+            report(trial.topic, f"stopped early: {metric} {measured[-1][1]:.4f} is behind the other trials")
+        return behind
+
+    jobs = [_with_parameters(job, trial) for trial in wave]
+    ends: Iterable[tuple[int, str]]
+    if slurm:
+        ends = _run_on_slurm(wave, jobs, slurm, is_behind)
+    else:
+        ends = [(0, _run_here(wave[0], jobs[0], show_line, is_behind))]
+    for number, failure in ends:
+        trial = wave[number]
+        if failure:
+            report(trial.topic, f"failed: {failure}")
+        trial.measurements = read_measurements(trial.metrics, metric)
+        trial.end = datetime.datetime.now(datetime.UTC)
+        trial.failure = failure or ("" if trial.measurements else f"{metric} was not reported")
 
 
 def final_measurement(spec: Mapping[str, Any], trial: Trial) -> Measurement:
