@@ -88,12 +88,10 @@ def _end_with_one_line(kind: type[BaseException], error: BaseException, trace: A
     """Ends a program that does not catch an error of Shardline with one line and the error's exit code."""
     from shardline.trainer.base import errors, progress
 
-    interactive = hasattr(sys, "ps1") or sys.flags.interactive
-    if not isinstance(error, errors.ShardlineError) or interactive:
-        _excepthook(kind, error, trace)
-        return
-    progress.fail("train" if "shardline.trainer.loop.process" in sys.modules else "shardline", error)
-    raise SystemExit(error.exit_code)
+    if isinstance(error, errors.ShardlineError) and not (hasattr(sys, "ps1") or sys.flags.interactive):
+        progress.fail("train" if "shardline.trainer.loop.process" in sys.modules else "shardline", error)
+        raise SystemExit(error.exit_code)
+    _excepthook(kind, error, trace)
 
 
 sys.excepthook = _end_with_one_line

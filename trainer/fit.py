@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
@@ -22,8 +21,8 @@ from shardline.trainer.adapters.adapter import Batches, check_counts, check_whol
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
 from shardline.trainer.base.settings import TrainSettings
-from shardline.trainer.checkpoint import preemption
 from shardline.trainer.checkpoint.identity import IdentityRecord
+from shardline.trainer.checkpoint.preemption import during_a_call
 from shardline.trainer.checkpoint.state import Position
 from shardline.trainer.cluster import strategy as strategies
 from shardline.trainer.cluster.peers import describe_difference
@@ -171,7 +170,7 @@ def fit(
         run = _make_run(process.for_model(model), settings, data, checkpoint_dir, frequency)
         _check_same_call(run, model, validation)
         others = [callback for callback in chosen if callback not in backups]
-        with undo_patches(model), run.watchdog, _sigterm(settings) as sigterm:
+        with undo_patches(model), run.watchdog, during_a_call(settings.grace_period) as sigterm:
             history = _train(run, model, others, validation, sigterm, int(initial_epoch), shown)
         run.collectives.barrier()
         if run.cluster.is_chief and not settings.max_steps and not settings.max_time:
@@ -280,14 +279,6 @@ def _train(
     )
     training.run()
     return history
-
-
-def _sigterm(settings: TrainSettings) -> contextlib.AbstractContextManager[Any]:
-    """Returns the context of this process's Preemption, if it has one, or of one for this call."""
-    if preemption.current is None:
-        return preemption.during_a_call()
-    preemption.current.grace_period = settings.grace_period
-    return contextlib.nullcontext(preemption.current)
 
 
 def verbosity(verbose: str | int) -> int:

@@ -122,7 +122,7 @@ def _submit(slurm: Submission, path: Path, parameters: Mapping[str, Any], requir
     if slurm.detach:
         # Without GPUs; a second start would begin the pipeline anew.
         options = (*slurm.settings.options, "--no-requeue")
-        own = replace(slurm.settings, time="", nodes="", gres="", options=options, restarts=0, pools={})
+        own = replace(slurm.settings, time="", nodes="", gres="", options=options, restarts=0, chief={})
         replace(slurm, settings=own).run(name, jobs, parameters={**defaults(spec), **parameters})
     if slurm.dry_run:
         _show_jobs(slurm, spec, parameters)

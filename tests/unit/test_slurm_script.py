@@ -148,7 +148,7 @@ def test_a_container_sees_the_run_and_the_working_directory(scripted: Scripted, 
 
 def test_pools_share_an_allocation_unless_they_serve_or_ask_for_other_things(tmp_path: Path) -> None:
     plain = SlurmSettings(partition="gpu", gres="gpu:1")
-    own = replace(plain, pools={"workers": {"gres": "gpu:2"}, "parameter_servers": {"partition": "cpu"}})
+    own = replace(plain, workers={"gres": "gpu:2"}, parameter_servers={"partition": "cpu"})
     assert "hetjob" not in batch_script(job(tmp_path, "chief", "worker"), plain)
     assert batch_script(job(tmp_path, "chief", "worker"), own).count("#SBATCH hetjob\n") == 1
     script = batch_script(job(tmp_path, "chief", "worker", "ps", "evaluator"), own)

@@ -117,7 +117,10 @@ current: Preemption | None = None
 def handle_sigterm() -> None:
     """Handles SIGTERM from now on, unless the program does, or runs in a notebook, a test or a thread."""
     global current
-    if current is None and _is_program() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive or "pytest" in sys.modules
+    is_main = threading.current_thread() is threading.main_thread()
+    is_free = current is None and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_free and is_main and not is_interactive:
         current = ProgramPreemption(TrainSettings.grace_period).__enter__()
 
 
@@ -125,12 +128,6 @@ def restore_handler() -> None:
     """Restores the handler of a ProgramPreemption, which a strategy has replaced by TensorFlow's own."""
     if isinstance(current, ProgramPreemption):
         current.install()
-
-
-def _is_program() -> bool:
-    """Whether this is the main thread of a program, which Shardline may end."""
-    interactive = hasattr(sys, "ps1") or sys.flags.interactive or "pytest" in sys.modules
-    return threading.current_thread() is threading.main_thread() and not interactive
 
 
 def _forget() -> None:
@@ -148,11 +145,15 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @contextlib.contextmanager
-def during_a_call() -> Iterator[Any]:
-    """Handles SIGTERM in the main thread for one call, after which the process goes on.
+def during_a_call(grace_period: float) -> Iterator[Any]:
+    """Yields the Preemption of this process, if it has one, else what the loop needs of one for this call.
 
-    Yields what the loop needs of a Preemption. Only the platform limits the time to end.
+    In that case the main thread handles SIGTERM, and only the platform limits the time to end.
     """
+    if current is not None:
+        current.grace_period = grace_period
+        yield current
+        return
     state = SimpleNamespace(requested=False, saved_step=0, ready=lambda: None)
     if threading.current_thread() is not threading.main_thread():
         yield state

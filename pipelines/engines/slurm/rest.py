@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardline.components.vertex.client import Rest, platform_errors
-from shardline.pipelines.engines.slurm.script import (
-    BatchJob,
-    Component,
-    batch_script,
-    components,
-    sbatch_options,
-)
+from shardline.pipelines.engines.slurm.script import BatchJob, batch_script, components, sbatch_options
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.trainer.base.errors import PlatformError, SettingsError
 
@@ -31,11 +25,22 @@ def rest_request(job: BatchJob, settings: SlurmSettings, working_directory: Path
     Raises:
         SettingsError: When Slurm has no such job, or the settings have options as lines of sbatch.
     """
-    jobs = [_job_fields(job, component, working_directory) for component in components(job, settings)]
-    return {
-        "script": batch_script(job, settings),
-        **({"job": jobs[0]} if len(jobs) == 1 else {"jobs": jobs}),
-    }
+    jobs = []
+    for part in components(job, settings):
+        if part.settings.options:
+            raise SettingsError(
+                f"options: Slurm's REST API has no sbatch to read {part.settings.options[0]!r}"
+            )
+        options = sbatch_options(job, part)
+        fields = {
+            name: form(options[option]) for name, (option, form) in _FIELDS.items() if option in options
+        }
+        # Without an environment the API refuses a job.
+        environment = ["PATH=/usr/local/bin:/usr/bin:/bin"]
+        jobs.append(
+            {"current_working_directory": str(working_directory), "environment": environment, **fields}
+        )
+    return {"script": batch_script(job, settings), **({"jobs": jobs} if len(jobs) > 1 else {"job": jobs[0]})}
 
 
 def send(rest: Rest, cluster: str, body: Mapping[str, Any]) -> str:
@@ -50,21 +55,6 @@ def send(rest: Rest, cluster: str, body: Mapping[str, Any]) -> str:
     if answer.get("errors") or not answer.get("job_id"):
         raise PlatformError(f"Slurm refused the job: {answer.get('errors') or answer}")
     return str(answer["job_id"])
-
-
-def _job_fields(job: BatchJob, component: Component, working_directory: Path) -> dict[str, Any]:
-    if component.settings.options:
-        raise SettingsError(
-            f"options: Slurm's REST API has no sbatch to read {component.settings.options[0]!r}"
-        )
-    options = sbatch_options(job, component)
-    return {
-        "current_working_directory": str(working_directory),
-        "environment": ["PATH=/usr/local/bin:/usr/bin:/bin"],  # without one the API refuses a job
-        **{
-            name: convert(options[option]) for name, (option, convert) in _FIELDS.items() if option in options
-        },
-    }
 
 
 def _number(value: int) -> dict[str, Any]:

@@ -8,23 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardline.components.vertex.forms import Form
-from shardline.pipelines.tables import (
-    PROJECT_SETTINGS,
-    check_tables,
-    error_prefix,
-    read_settings_file,
-)
-from shardline.trainer.base.deserialize import check_keys, read_fields
+from shardline.pipelines.tables import PROJECT_SETTINGS, read_table
+from shardline.trainer.base.deserialize import read_fields
 from shardline.trainer.base.errors import SettingsError
 
 #: The tables of pools below [engine.slurm], by their replicas' role; they are those of [train].
 POOLS = {"chief": "chief", "worker": "workers", "ps": "parameter_servers", "evaluator": "evaluator"}
-#: What a pool may set for itself, because Slurm allocates its nodes by themselves.
-_OF_POOLS = (
-    *("partition", "account", "qos", "time", "nodes", "cpus_per_task", "mem", "gres", "constraint"),
-    "options",
-)
-
 #: A word on a line #SBATCH, where a space, quote or # would begin something else.
 _WORD = r"[^\s\"'#\\]+"
 #: https://slurm.schedmd.com/sbatch.html
@@ -45,21 +34,13 @@ _MOST = {"cpus_per_task": 2**16 - 1, "restarts": 100, "grace": 2**16 - 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmSettings:
-    """What each job asks of Slurm; the first fields are options of sbatch, "" or 0 for Slurm's own default.
+class PoolSettings:
+    """Options of sbatch, "" or 0 for Slurm's own default; a worker pool may have others, on nodes of its own.
 
     Attributes:
         nodes: Number of nodes, or the least and the most, as in "1-4": a job of such a range has as many
             workers as Slurm gives it nodes.
-        modules: Environment modules to load.
-        venv: Virtual environment to activate; "" for the Python environment that submits.
-        container: Image in which the program runs, for `container_runtime`; "" for none.
-        container_runtime: "apptainer", or "pyxis" (srun --container-image).
-        options: Further options of sbatch, each a line after #SBATCH.
-        lines: Further lines of the script, before the program starts.
-        restarts: Restarts of all tasks in the same allocation, after a failure of one, 0 to 100.
-        grace: Seconds between SIGTERM and the end of the time limit, 0 to 65,535.
-        pools: Options that differ for a worker pool: "chief", "workers", "parameter_servers", "evaluator".
+        options: Further options, each a line after #SBATCH.
     """
 
     partition: str = ""
@@ -71,34 +52,63 @@ class SlurmSettings:
     mem: str = ""
     gres: str = ""
     constraint: str = ""
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmSettings(PoolSettings):
+    """What each job asks of Slurm: the table [engine.slurm].
+
+    Attributes:
+        modules: Environment modules to load.
+        venv: Virtual environment to activate; "" for the Python environment that submits.
+        container: Image in which the program runs, for `container_runtime`; "" for none.
+        container_runtime: "apptainer", or "pyxis" (srun --container-image).
+        lines: Further lines of the script, before the program starts.
+        restarts: Restarts of all tasks in the same allocation, after a failure of one, 0 to 100.
+        grace: Seconds between SIGTERM and the end of the time limit, 0 to 65,535.
+        chief: `PoolSettings` that differ for a worker pool; so also `workers` and the others.
+    """
+
     modules: tuple[str, ...] = ()
     venv: str = ""
     container: str = ""
     container_runtime: Literal["apptainer", "pyxis"] = "apptainer"
-    options: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     restarts: int = 1
     grace: int = 60
-    pools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    chief: Mapping[str, Any] = field(default_factory=dict)
+    workers: Mapping[str, Any] = field(default_factory=dict)
+    parameter_servers: Mapping[str, Any] = field(default_factory=dict)
+    evaluator: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, form in _FORMS.items():
-            value = getattr(self, name)
-            for text in [value] if isinstance(value, str) and value else value:
-                if not form.fits(text):
-                    raise SettingsError(f"{name} must be {form.description}, got {text!r}")
-        for name, most in _MOST.items():
-            if not 0 <= getattr(self, name) <= most:
-                raise SettingsError(f"{name} must be 0 to {most}, got {getattr(self, name)}")
+        _check_values(vars(self), "engine.slurm.")
         if self.container and self.venv:
             raise SettingsError("venv and container exclude each other: the container has its own Python")
-        for name, values in self.pools.items():
-            with error_prefix(f"{name}."):
-                replace(self, **values, pools={})
+        for name in POOLS.values():
+            prefix = f"engine.slurm.{name}."
+            _check_values(read_fields(PoolSettings, getattr(self, name), prefix), prefix)
 
     def for_pool(self, role: str) -> SlurmSettings:
         """Returns the settings of a pool by the role of its replicas."""
-        return replace(self, **self.pools.get(POOLS[role], {}), pools={})
+        return replace(self, **read_fields(PoolSettings, getattr(self, POOLS[role])))
+
+
+def _check_values(values: Mapping[str, Any], prefix: str) -> None:
+    for name, value in values.items():
+        for text in (value if isinstance(value, tuple) else filter(None, [value])) if name in _FORMS else ():
+            if not _FORMS[name].fits(text):
+                raise SettingsError(f"{prefix}{name} must be {_FORMS[name].description}, got {text!r}")
+        if name in _MOST and not 0 <= value <= _MOST[name]:
+            raise SettingsError(f"{prefix}{name} must be 0 to {_MOST[name]}, got {value}")
+
+
+@dataclass(frozen=True)
+class _Engines:
+    """The table [engine]."""
+
+    slurm: SlurmSettings = field(default_factory=SlurmSettings)
 
 
 def load_slurm(settings: Path | None) -> SlurmSettings:
@@ -109,22 +119,4 @@ def load_slurm(settings: Path | None) -> SlurmSettings:
     """
     if settings is None and not PROJECT_SETTINGS.is_file():
         return SlurmSettings()
-    path = settings or PROJECT_SETTINGS
-    content = read_settings_file(path)
-    with error_prefix(f"{path}: "):
-        return _read_table(content.get("engine", {}))
-
-
-def _read_table(engine: Any) -> SlurmSettings:
-    check_tables({"engine": engine})
-    check_keys(engine, ("slurm",), "engine.")
-    check_tables(engine, "engine.")
-    table = engine.get("slurm", {})
-    pools = {name: values for name, values in table.items() if name in POOLS.values()}
-    check_tables(pools, "engine.slurm.")
-    for name, values in pools.items():
-        check_keys(values, _OF_POOLS, f"engine.slurm.{name}.")
-        pools[name] = read_fields(SlurmSettings, values, f"engine.slurm.{name}.")
-    own = read_fields(SlurmSettings, table, "engine.slurm.", leave_out=("pools",), also=POOLS.values())
-    with error_prefix("engine.slurm."):
-        return SlurmSettings(**own, pools=pools)
+    return _Engines(**read_table(settings or PROJECT_SETTINGS, "engine", _Engines)).slurm
