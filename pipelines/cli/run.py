@@ -95,9 +95,7 @@ def run(
 
 def _submit(slurm: Submission, path: Path, parameters: Mapping[str, Any], require_blessing: bool) -> None:
     """Submits a job of Slurm that runs a pipeline, or shows its script and those of the pipeline's jobs."""
-    from shardline.components.vertex.payload import PoolSpec
-    from shardline.pipelines.engines.custom_job import CustomJob
-    from shardline.pipelines.engines.slurm import engine
+    from shardline.pipelines.engines.slurm.script import BatchJob
     from shardline.pipelines.local.localize import check_runnable
     from shardline.pipelines.spec import defaults, parse_runnable, read_pipeline
 
@@ -115,9 +113,9 @@ def _submit(slurm: Submission, path: Path, parameters: Mapping[str, Any], requir
         pipeline = directory / PIPELINE_FILE
         if not slurm.dry_run:
             files.write_bytes(pipeline, content)
-        command = (slurm.python, "-m", "shardline.pipelines.cli.main", "run", str(pipeline), *words)
-        pool = PoolSpec.running(command, env={RUN_VARIABLE: str(directory)})
-        return [engine.batch_job(CustomJob((pool,), display_name=name), directory)]
+        program = (slurm.python, "-m", "shardline.pipelines.cli.main", "run", str(pipeline), *words)
+        command = ("env", f"{RUN_VARIABLE}={directory}", *program)
+        return [BatchJob(name=name, directory=directory, command=command)]
 
     if slurm.detach:
         # Without GPUs; a second start would begin the pipeline anew.

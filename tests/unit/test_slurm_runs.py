@@ -242,6 +242,7 @@ def test_the_scripts_of_a_pipeline_are_shown_and_nothing_is_written(tmp_path: Pa
     controlling, training = done.stdout.split("#!/bin/bash")[1:]
     assert "--ntasks=1" in controlling
     assert "--no-requeue" in controlling
+    assert f"-- env SHARDLINE_RUN={tmp_path}/runs/" in controlling
     assert "--pools chief=1,worker=1" in training
     assert "--job=" in training  # commands of components are whole programs
     assert "hyperparameter-tuning-job: its worker pools are known in the run only" in done.stderr
