@@ -204,7 +204,7 @@ def _preprocess_with(
     if not slurm.dry_run:
         with foreground(stream):
             parts = run.plan_dataset(settings, out, overwrite=overwrite).useful_parts(parts)
-    module = [slurm.python, "-m", run.__name__]
+    module = [slurm.settings.python, "-m", run.__name__]
     steps = {
         "preprocess": (parts, [*module, "write", str(out), "$SLURM_ARRAY_TASK_ID", str(parts)]),
         "preprocess-finish": (0, [*module, "finish", str(out)]),

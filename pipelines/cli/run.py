@@ -113,7 +113,7 @@ def _submit(slurm: Submission, path: Path, parameters: Mapping[str, Any], requir
         pipeline = directory / PIPELINE_FILE
         if not slurm.dry_run:
             files.write_bytes(pipeline, content)
-        program = (slurm.python, "-m", "shardline.pipelines.cli.main", "run", str(pipeline), *words)
+        program = (slurm.settings.python, "-m", "shardline.pipelines.cli.main", "run", str(pipeline), *words)
         command = ("env", f"{RUN_VARIABLE}={directory}", *program)
         return [BatchJob(name=name, directory=directory, command=command)]
 
@@ -207,7 +207,7 @@ def launch(
     if slurm is None:
         launching.launch(program, arguments=arguments, module=module, logs=logs, network=network, **options)
         return
-    job = launching.program_job(program, arguments, module=module, python=slurm.python, **options)
+    job = launching.program_job(program, arguments, module=module, python=slurm.settings.python, **options)
     slurm.limited(restarts, options["timeout"]).run(
         "launch", lambda directory: [batch_job(job, directory / REPLICAS / "launch")]
     )
@@ -265,7 +265,7 @@ def train(
     plugins.check_reference(import_string(given.model), "model")
     failures = [parse_injection(text) for text in injections]
     job = CustomJob.with_roles(
-        [slurm.python if slurm else sys.executable, "-m", "shardline.trainer.task", *arguments],
+        [slurm.settings.python if slurm else sys.executable, "-m", "shardline.trainer.task", *arguments],
         replicas,
         ps=ps,
         evaluator=evaluator,

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import math
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,11 +47,6 @@ class Submission:
                 "there is no sbatch in PATH: --engine slurm needs a machine with Slurm's commands, such as "
                 "a login node; --dry-run shows the script without them"
             )
-
-    @property
-    def python(self) -> str:
-        """The Python of the tasks: that of the container or venv of the settings, else this one."""
-        return "python" if self.settings.container or self.settings.venv else sys.executable
 
     def limited(self, restarts: int | None, timeout: float | None) -> Submission:
         """Returns the same with other restarts and another time limit in seconds; None keeps each."""

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from shardline.components.runs.slurm_job import SlurmJob
-from shardline.components.vertex.payload import PoolSpec
 from shardline.pipelines.engines.custom_job import CustomJob
 from shardline.pipelines.engines.slurm import engine
 from shardline.pipelines.engines.slurm.engine import batch_job, follow, run_job, submit
@@ -186,8 +185,6 @@ def test_a_custom_job_has_tasks_of_each_pool(tmp_path: Path) -> None:
     job = batch_job(JOB, tmp_path)
 
     assert (job.tasks, job.command) == ({"chief": 1, "worker": 2}, ("python", "a.py"))
-    alone = CustomJob((PoolSpec.running(["a"], env={"MODE": "b c"}),))
-    assert batch_job(alone, tmp_path).command == ("env", "MODE=b c", "a")
     assert job.directory == tmp_path
 
 

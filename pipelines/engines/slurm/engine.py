@@ -55,11 +55,8 @@ _USER_ERRORS = (EXIT_BAD_INPUT, 126, 127)
 
 
 def batch_job(job: CustomJob, directory: Path) -> BatchJob:
-    """Returns a custom job whose pools are alike as a job for Slurm, whose script shows their command."""
-    pool = job.worker_pools[0]
-    variables = [f"{name}={value}" for name, value in custom_job.variables(pool).items()]
-    command = (*(["env", *variables] if variables else []), *pool.argv)
-    return replace(pools_job(job, directory), command=command)
+    """Returns a job for Slurm whose script shows the command of a custom job, which all its pools share."""
+    return replace(pools_job(job, directory), command=tuple(job.worker_pools[0].argv))
 
 
 def pools_job(job: CustomJob, directory: Path, elements: int = 0) -> BatchJob:

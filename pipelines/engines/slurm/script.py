@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,11 +224,10 @@ def _srun(job: BatchJob, parts: Sequence[Component], index: int) -> str:
         srun.append(f"--cpus-per-task={own.settings.cpus_per_task}")
     if len(parts) > 1:
         srun.append(f"--het-group={index}")
-    has_own_python = own.settings.container or own.settings.venv
     counts = {**job.tasks, **({"worker": "*"} if own.is_elastic else {})}
     pools = ",".join(f"{role}={count}" for role, count in counts.items())
-    wrapper = ["python" if has_own_python else shlex.quote(sys.executable), "-m", replica.__name__]
-    wrapper += ["--pools", shlex.quote(pools), "--logs", '"$directory"']
+    wrapper = [shlex.join([own.settings.python, "-m", replica.__name__, "--pools", pools])]
+    wrapper.append('--logs "$directory"')
     if first := sum(part.total for part in parts[:index]):
         wrapper.append(f"--first={first}")
     if not job.command:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,18 +91,25 @@ class SlurmSettings(PoolSettings):
             prefix = f"engine.slurm.{name}."
             _check_values(read_fields(PoolSettings, getattr(self, name), prefix), prefix)
 
+    @property
+    def python(self) -> str:
+        """The Python of the tasks: that of the container or venv, else this one."""
+        return "python" if self.container or self.venv else sys.executable
+
     def for_pool(self, role: str) -> SlurmSettings:
         """Returns the settings of a pool by the role of its replicas."""
         return replace(self, **read_fields(PoolSettings, getattr(self, POOLS[role])))
 
 
 def _check_values(values: Mapping[str, Any], prefix: str) -> None:
-    for name, value in values.items():
-        for text in (value if isinstance(value, tuple) else filter(None, [value])) if name in _FORMS else ():
-            if not _FORMS[name].fits(text):
-                raise SettingsError(f"{prefix}{name} must be {_FORMS[name].description}, got {text!r}")
-        if name in _MOST and not 0 <= value <= _MOST[name]:
-            raise SettingsError(f"{prefix}{name} must be 0 to {_MOST[name]}, got {value}")
+    for name, form in _FORMS.items():
+        value = values.get(name, ())
+        for text in value if isinstance(value, tuple) else filter(None, [value]):
+            if not form.fits(text):
+                raise SettingsError(f"{prefix}{name} must be {form.description}, got {text!r}")
+    for name, most in _MOST.items():
+        if not 0 <= values.get(name, 0) <= most:
+            raise SettingsError(f"{prefix}{name} must be 0 to {most}, got {values[name]}")
 
 
 @dataclass(frozen=True)
