@@ -40,7 +40,10 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A failure, explained; `failed` names task and replica; "" for what is not known."""
+    """A failure, explained; `failed` names task and replica; "" for what is not known.
+
+    Of a job that waits, `failed` is "" and `error` its state.
+    """
 
     failed: str
     exit: str
@@ -54,7 +57,7 @@ class Explanation:
         rows = [
             ("failed step", self.failed),
             ("exit", self.exit),
-            ("error", self.error),
+            ("error" if self.failed else "state", self.error),
             ("likely cause", self.cause),
             ("next step", self.next_step),
         ]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.runs.causes import Failure, exit_code, explain, explain_waiting
+from shardline.components.runs.causes import Failure, explain, explain_waiting
 from shardline.components.runs.logs import last_lines, own_error, readable
 from shardline.components.runs.record import (
     ABANDONED,
@@ -34,7 +34,7 @@ from shardline.components.runs.record import (
     collect_results,
 )
 from shardline.components.runs.slurm_job import describe, job_directories
-from shardline.components.runs.slurm_run import first_failure, job_failure
+from shardline.components.runs.slurm_run import job_failure, replica_failure
 from shardline.components.vertex.payload import list_at, literal_string, mapping_at
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import SettingsError
@@ -130,7 +130,10 @@ def failure_of(directory: Path, record: RunRecord) -> Failure:
     message = own_error(line.removeprefix(TASK_INDENT) for line in log)
     job = directory / REPLICAS / task
     if task and (job / JOB_FILE).is_file():
-        return _replica_failure(job, task, message)
+        ended = JobRecord.read(job)
+        return replica_failure(job, ended, message or ended.error or "") or Failure(
+            task=task, error=ended.error or ""
+        )
     lines = [line for name, line in lines_by_task(log) if name == task]
     codes = [code for line in lines[-3:] for prefix, code in _SHELL.items() if line.startswith(prefix)]
     return Failure(
@@ -254,25 +257,6 @@ def _outputs(directory: Path) -> Iterator[TaskOutputs]:
                 if isinstance(item, dict)
             },
         )
-
-
-def _replica_failure(job: Path, task: str, message: str) -> Failure:
-    """Returns the failure of a custom job: that of the replica whose last start failed first."""
-    record = JobRecord.read(job)
-    if (first := first_failure(record)) is None:
-        return Failure(task=task, error=record.error or "")
-    last, log = first.starts[-1], job / f"{first.name}.log"
-    lines = _read_lines(log) if log.is_file() else []
-    return Failure(
-        task=task,
-        replica=first.name,
-        exit_code=exit_code(last.exit or 0),
-        error=message or record.error or "",
-        is_own_message=bool(own_error(lines)),
-        lines=last_lines(lines),
-        peak_memory=last.peak_memory_bytes,
-        restarts=first.restarts,
-    )
 
 
 def _read_lines(log: Path) -> list[str]:

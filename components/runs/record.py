@@ -39,7 +39,7 @@ REPLICAS, LOG = "replicas", "run.log"
 #: The engine of a run whose processes are jobs of Slurm.
 SLURM: Final = "slurm"
 JOB_FILE = "job.json"
-_REPLICA = re.compile(r"[a-z]+-\d+")
+_REPLICA = re.compile(r"(\d+/)?[a-z]+-\d+")
 #: In the run directory: the local directory for /gcs/.
 GCS_DIRECTORY = "gcs"
 #: Next to the run directories: a link to the newest.
@@ -207,7 +207,7 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaStart:
-    """A start of a replica, in seconds since the start of the job.
+    """A start of a replica, in seconds since the start of the job, in its own record on Slurm since 1970.
 
     `exit` is its status or the name of a signal, None while it runs; `stopped` whether the job ended it.
     """
@@ -225,7 +225,7 @@ class ReplicaStart:
 
 @dataclass(frozen=True)
 class ReplicaRecord:
-    """The starts of one replica of a job; its name is as in "worker-0"."""
+    """The starts of one replica of a job; its name is as in "worker-0", or "3/worker-0" in an array."""
 
     name: str
     restarts: int
@@ -234,6 +234,15 @@ class ReplicaRecord:
     def __post_init__(self) -> None:
         if not _REPLICA.fullmatch(self.name):
             raise ValueError(f"{self.name!r} is not the name of a replica")
+
+    def write(self, directory: Path) -> None:
+        """Writes NAME.json into a directory; raises OSError."""
+        files.write_json(directory / f"{self.name}.json", asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> ReplicaRecord:
+        """Reads NAME.json; raises SettingsError when it is missing or damaged."""
+        return load(cls, path, SettingsError)
 
 
 @dataclass(frozen=True, kw_only=True)

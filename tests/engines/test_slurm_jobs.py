@@ -78,7 +78,10 @@ def test_a_killed_replica_is_named_with_its_restarts(slurm: Slurm, tmp_path: Pat
     assert raised.value.exit_code == 1
     assert lines.count(("worker-0", "step 1")) == 2
     ends = json.loads((tmp_path / "job.json").read_text())["replicas"]
-    assert (ends[0]["name"], ends[0]["restarts"]) == ("worker-0", 1)
+    assert {each["name"]: each["restarts"] for each in ends} == {"chief-0": 1, "worker-0": 1}
+    assert ends[1]["starts"][-1]["exit"] == "SIGKILL"
+    assert 0 < ends[1]["starts"][-1]["end_s"] < 60
+    assert ends[1]["starts"][-1]["peak_memory_bytes"] > 2**22
 
 
 def test_a_job_that_cannot_start_is_explained_by_its_reason(slurm: Slurm, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_the_chief_ends_a_job_whose_servers_do_not(slurm: Slurm, tmp_path: Path)
 def test_a_lost_server_restarts_all_tasks(slurm: Slurm, tmp_path: Path) -> None:
     deeds = {"workerpool0": (5, 0), "workerpool1": (600, 0), "workerpool2": (600, 0)}
     number = submit(job(tmp_path, deeds, chief=1, worker=1, ps=1), SlurmSettings())
+    eventually(lambda: printed(tmp_path, "chief-0"))
     os.kill(int(str(eventually(lambda: printed(tmp_path, "ps-0"))[0][3])), signal.SIGKILL)
     eventually(lambda: len(printed(tmp_path, "chief-0")) == 2, seconds=60)
     slurm.run("scancel", number)

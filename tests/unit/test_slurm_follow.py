@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from shardline.components.runs.record import ReplicaRecord, ReplicaStart
 from shardline.components.runs.slurm_job import SlurmJob
 from shardline.pipelines.engines.custom_job import CustomJob
 from shardline.pipelines.engines.slurm import engine
@@ -138,18 +139,25 @@ def test_a_longer_outage_is_an_error(slurm: Slurm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "log", "error", "code", "words"),
+    ("job", "ends", "error", "code", "words"),
     [
-        (FAILED, "srun: error: n2: task 1: Exited with exit code 2\n", RunError, 2, "no such column"),
-        (FAILED, "srun: error: n1: task 0: Killed\n", RunError, 1, "chief-0 ended with SIGKILL"),
-        (SlurmJob(id="7", state="failed", word="TIMEOUT"), "", RunError, 1, "TIMEOUT"),
-        (CANCELLED, "", CancelledRunError, 4, "was cancelled"),
+        (FAILED, {"worker-0": 2}, RunError, 2, "no such column"),
+        (FAILED, {"chief-0": "SIGKILL"}, RunError, 1, "chief-0 ended with SIGKILL"),
+        (SlurmJob(id="7", state="failed", word="TIMEOUT"), {}, RunError, 1, "TIMEOUT"),
+        (CANCELLED, {}, CancelledRunError, 4, "was cancelled"),
     ],
 )
 def test_the_error_of_a_job_is_that_of_its_replica(
-    job: SlurmJob, log: str, error: type[ShardlineError], code: int, words: str, slurm: Slurm, tmp_path: Path
+    job: SlurmJob,
+    ends: dict[str, int | str],
+    error: type[ShardlineError],
+    code: int,
+    words: str,
+    slurm: Slurm,
+    tmp_path: Path,
 ) -> None:
-    (tmp_path / "slurm.log").write_text(log)
+    for name, status in ends.items():
+        ReplicaRecord(name, 0, (ReplicaStart(start_s=1.0, end_s=2.0, exit=status),)).write(tmp_path)
     (tmp_path / "chief-0.log").write_text("step 1\n")
     (tmp_path / "worker-0.log").write_text("train: error: no such column\n")
     slurm.answers = [job]

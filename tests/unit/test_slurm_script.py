@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from shardline.components.runs.record import ReplicaRecord
+from shardline.pipelines.engines.slurm import replica
 from shardline.pipelines.engines.slurm.replica import step_environment
 from shardline.pipelines.engines.slurm.script import ARRAY_INDEX, BatchJob, batch_script
 from shardline.pipelines.engines.slurm.settings import SlurmSettings, load_slurm
 from shardline.trainer.base.errors import SettingsError
+from tests.helpers.jobs import eventually
 
 HOSTILE = ("a b", "$HOME", "`id`", "it's", '"', "\\", "line\nbreak", "#SBATCH --x", "*", "", "$(id)")
 
@@ -238,6 +243,26 @@ def test_a_task_that_is_one_too_many_says_so(tmp_path: Path) -> None:
     done = _replica(tmp_path, "--pools", "chief=1,worker=1", "--", "true")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "Slurm has started 1 tasks, and the job has 2 replicas\n"
+
+
+@pytest.mark.parametrize(("signum", "end"), [(signal.SIGTERM, "SIGUSR1"), (signal.SIGKILL, None)])
+def test_a_program_ends_by_its_own_signals_or_with_its_wrapper(
+    signum: int, end: str | None, tmp_path: Path
+) -> None:
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    words = ["-m", replica.__name__, "--logs", str(tmp_path), "--pools", "chief=1", "--"]
+    wrapper = subprocess.Popen([sys.executable, *words, sys.executable, "-c", program])
+    log, record = tmp_path / "chief-0.log", tmp_path / "chief-0.json"
+    process = psutil.Process(int(str(eventually(lambda: log.is_file() and log.read_text()))))
+    wrapper.send_signal(signum)
+    if end:
+        process.send_signal(signal.SIGUSR1)
+    wrapper.wait(timeout=60)
+    eventually(lambda: not process.is_running())
+
+    assert wrapper.returncode == (128 + signal.SIGUSR1 if end else -signal.SIGKILL)
+    last = ReplicaRecord.read(record).starts[-1]
+    assert (last.exit, last.stopped, last.end_s is None) == (end, bool(end), not end)
 
 
 def _replica(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from shardline.components.runs.causes import WAITING, Failure, explain, waiting_
 from shardline.components.runs.directory import find_run, read_local_record
 from shardline.components.runs.record import RunRecord
 from shardline.components.runs.slurm_job import SlurmJob, describe, parse_accounts, parse_jobs, read_job
-from shardline.components.runs.slurm_run import job_failure, job_record, read_exits, replica_names
+from shardline.components.runs.slurm_run import job_failure, job_record
 from shardline.trainer.base.errors import PlatformError, SettingsError
 
 #: `scontrol show job -o` of Slurm 22.05, without keys that are not read.
@@ -172,54 +173,38 @@ def test_a_job_that_slurm_has_ended_is_explained(word: str, reason: str, cause: 
     assert "checkpoint" in explanation.next_step
 
 
-KILLED = """\
-srun: error: n2: task 1: Killed
-srun: launch/slurm: _step_signal: Terminating StepId=38.0
-slurmstepd-n1: error: *** STEP 38.0 ON n1 CANCELLED AT 2026-11-26T10:01:57 ***
-srun: error: n1: tasks 0,2: Terminated
-srun: Force Terminated StepId=38.0
-"""
-MISTAKEN = """\
-srun: error: n2: task 1: Exited with exit code 1
-srun: launch/slurm: _step_signal: Terminating StepId=39.0
-srun: error: n1: task 0: Exited with exit code 2
-srun: error: n1: task 2: Segmentation fault (core dumped)
-"""
+def start(start_s: float, end_s: float | None = None, status: int | str | None = None) -> dict[str, object]:
+    return {"start_s": start_s, "end_s": end_s, "exit": status, "stopped": status in ("SIGTERM", 143)}
 
 
-def _job(directory: Path, log: str, **logs: str) -> Path:
-    (directory / "slurm.log").write_text(log)
-    (directory / "job.sh").write_text("srun python -m replica --pools chief=1,worker=2 --logs x -- a\n")
-    for name, text in logs.items():
-        (directory / f"{name.replace('_', '-')}.log").write_text(text)
-    return directory
+def write_starts(directory: Path, **replicas: list[dict[str, object]]) -> None:
+    """Writes what replicas have left; "worker_0" is worker-0."""
+    directory.mkdir(exist_ok=True)
+    for name, starts in replicas.items():
+        name = name.replace("_", "-")
+        content = {"name": name, "restarts": len(starts) - 1, "starts": starts}
+        (directory / f"{name}.json").write_text(json.dumps(content))
 
 
-def test_exits_of_tasks_by_start_of_the_job() -> None:
-    names = ["chief-0", "worker-0", "worker-1"]
-    first, last = read_exits(KILLED + MISTAKEN, names)
-    again = read_exits("srun: error: n2: task 1: Killed\nexit code 137: all tasks start again\n", names)
-
-    assert again == [{"worker-0": ("SIGKILL", False)}, {}]
-    assert first == {
-        "worker-0": ("SIGKILL", False),
-        "chief-0": ("SIGTERM", True),
-        "worker-1": ("SIGTERM", True),
-    }
-    assert last == {"worker-0": (1, False), "chief-0": (2, True), "worker-1": ("SIGSEGV", True)}
+KILLED = start(100.0, 109.0, "SIGKILL")
+STOPPED = start(100.5, 109.5, "SIGTERM")
 
 
 def test_the_replica_that_failed_first_is_blamed(tmp_path: Path) -> None:
     job = SlurmJob(id="38", state="failed", word="FAILED", exit_code=137, seconds=3.0)
-    failure = job_failure(_job(tmp_path, KILLED), job)
+    write_starts(tmp_path, chief_0=[STOPPED], worker_0=[KILLED], worker_1=[start(100.2, 109.2, 1)])
+    failure, record = job_failure(tmp_path, job), job_record(tmp_path, job)
 
     assert (failure.replica, failure.exit_code, failure.restarts) == ("worker-0", 137, 0)
-    assert replica_names(tmp_path) == ["chief-0", "worker-0", "worker-1"]
+    assert [item.name for item in record.replicas] == ["chief-0", "worker-0", "worker-1"]
+    assert [item.starts[0].start_s for item in record.replicas] == [0.5, 0.0, 0.2]
+    assert record.replicas[1].starts[0].end_s == 9.0
 
 
 def test_a_mistake_is_the_cause_of_other_failures(tmp_path: Path) -> None:
     job = SlurmJob(id="39", state="failed", word="FAILED", exit_code=2, seconds=3.0)
-    _job(tmp_path, KILLED + MISTAKEN, chief_0="epoch 1\ntrain: error: no such model; name one\n")
+    write_starts(tmp_path, worker_0=[KILLED, start(110, 118, 1)], chief_0=[STOPPED, start(110, 119, 2)])
+    (tmp_path / "chief-0.log").write_text("epoch 1\ntrain: error: no such model; name one\n")
     failure = job_failure(tmp_path, job)
 
     assert (failure.replica, failure.exit_code, failure.restarts) == ("chief-0", 2, 1)
@@ -227,19 +212,29 @@ def test_a_mistake_is_the_cause_of_other_failures(tmp_path: Path) -> None:
     assert failure.lines == ("epoch 1",)
 
 
+def test_a_replica_that_left_no_end_comes_before_those_that_were_stopped(tmp_path: Path) -> None:
+    job = SlurmJob(id="40", state="failed", word="NODE_FAIL", reason="NodeDown")
+    write_starts(tmp_path, chief_0=[STOPPED], worker_0=[start(101)])
+    failure = job_failure(tmp_path, job)
+
+    assert (failure.replica, failure.exit_code) == ("worker-0", None)
+    assert "NODE_FAIL" in failure.error
+
+
+def test_what_the_script_says_explains_a_job_without_replicas(tmp_path: Path) -> None:
+    (tmp_path / "slurm.log").write_text("a task is one too many\n")
+    failure = job_failure(tmp_path, SlurmJob(id="3", state="failed", word="FAILED", exit_code=2))
+
+    assert (failure.replica, failure.exit_code, failure.lines) == ("", 2, ("a task is one too many",))
+
+
 def test_an_old_error_does_not_explain_what_slurm_has_ended(tmp_path: Path) -> None:
-    _job(tmp_path, KILLED, worker_0="train: error: an error before a restart\n")
+    write_starts(tmp_path, worker_0=[KILLED, STOPPED])
+    (tmp_path / "worker-0.log").write_text("train: error: an error before a restart\n")
     failure = job_failure(tmp_path, SlurmJob(id="3", state="failed", word="TIMEOUT", exit_code=143))
 
     assert not failure.is_own_message
     assert "TIMEOUT" in failure.error
-
-
-def test_a_job_that_has_succeeded_after_a_restart(tmp_path: Path) -> None:
-    job = SlurmJob(id="3", state="succeeded", word="COMPLETED", exit_code=0, seconds=9.0)
-    record = job_record(_job(tmp_path, KILLED + "starting again\n" + KILLED), job)
-
-    assert {item.restarts for item in record.replicas} == {1}
 
 
 class Commands:
@@ -375,7 +370,7 @@ def test_elements_that_slurm_has_forgotten_are_judged_by_their_exit_codes(
 ) -> None:
     (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --array=0-3\n")
     for number, code in (("0", "0\n"), ("1", "2\n")):
-        (tmp_path / number).mkdir()
+        write_starts(tmp_path / number, chief_0=[start(1, 2, int(code))])
         (tmp_path / number / "exit").write_text(code)
         (tmp_path / number / "chief-0.log").write_text(f"preprocess: error: part {number} is damaged\n")
     last = ended("COMPLETED").replace("JobId=1", "JobId=24 ArrayJobId=21 ArrayTaskId=3")
@@ -388,30 +383,3 @@ def test_elements_that_slurm_has_forgotten_are_judged_by_their_exit_codes(
     assert (job.state, job.exit_code) == ("failed", 2)
     assert read_job("21", tmp_path).elements[3] == "failed"  # it has left nothing
     assert (failure.replica, failure.error) == ("1/chief-0", "part 1 is damaged")
-
-
-def test_a_task_of_a_heterogeneous_job_is_named_where_srun_says_enough(tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text(
-        "srun --het-group=0 python -m replica --pools chief=1,worker=2,ps=1 -- a &\n"
-        "srun --het-group=1 python -m replica --pools chief=1,worker=2,ps=1 --first=3 -- b &\n"
-    )
-
-    assert replica_names(tmp_path) == ["task-0", "worker-0", "worker-1"]
-
-
-HETEROGENEOUS = """\
-srun: error: n2: task 0: Killed
-srun: launch/slurm: _step_signal: Terminating StepId=44.0
-srun: error: n1: tasks 0-1: Killed
-"""
-
-
-def test_a_failure_that_srun_does_not_name_is_shown_with_what_srun_says(tmp_path: Path) -> None:
-    script = "srun python -m replica --pools chief=1,worker=1,ps=1 -- a &\nsrun x --first=2 -- b &\n"
-    (tmp_path / "job.sh").write_text(script)
-    (tmp_path / "slurm.log").write_text(HETEROGENEOUS)
-    (tmp_path / "chief-0.log").write_text("step 1\n")
-    failure = job_failure(tmp_path, SlurmJob(id="43", state="failed", word="FAILED", exit_code=137))
-
-    assert (failure.replica, failure.exit_code, failure.restarts) == ("task-0", 137, 0)
-    assert failure.lines[0] == "srun: error: n2: task 0: Killed"

@@ -2,21 +2,28 @@
 
 `python -m shardline.pipelines.engines.slurm.replica --pools chief=1,worker=2 --logs DIR -- COMMAND` is what
 srun starts. The task's rank, in the order of the pools, is its place in the job. Its output goes to a log of
-its own. The program takes the place of this process, so that it gets Slurm's signals itself.
+its own. Slurm sends signals to all processes of a step: this process waits for the program's end, and keeps
+a record of it next to the log.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from shardline.components.runs.causes import exit_code
+from shardline.components.runs.record import ReplicaRecord, ReplicaStart
 from shardline.components.vertex.payload import PoolSpec
 from shardline.components.vertex.pools import EMPTY_POOL
 from shardline.pipelines.engines import custom_job
@@ -28,6 +35,9 @@ from shardline.trainer.cluster.cluster import SECRET_VARIABLE, read_cluster
 
 #: Address in CLUSTER_SPEC of a task without others.
 _ALONE = "localhost:2222"
+_PR_SET_PDEATHSIG = 1
+#: Signals that Slurm or its users send: the program gets them, too, and decides.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def write_job(job: CustomJob, path: Path) -> None:
@@ -131,16 +141,43 @@ def main() -> None:
 
 
 def run(command: list[str], env: dict[str, str], log: Path) -> None:
-    """Runs a command in place of this process, its output at the end of a log."""
+    """Runs a command with its output at the end of a log and records it; exits as a shell would."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    if shutil.which(command[0], path=env["PATH"]) is None:
-        print(f"{log.stem} cannot be started: there is no command {command[0]!r} on {os.uname().nodename}")
-        sys.exit(127)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which Python ignores
-    os.execvpe(command[0], command, env)
+    record = log.with_suffix(".json")
+    earlier = ReplicaRecord.read(record).starts if record.is_file() else ()
+    start, asked = ReplicaStart(start_s=time.time()), list[int]()
+
+    def write(start: ReplicaStart) -> None:
+        ReplicaRecord(log.stem, len(earlier), (*earlier, start)).write(log.parent)
+
+    write(start)
+    with log.open("a") as file:
+        if shutil.which(command[0], path=env["PATH"]) is None:
+            where = f"there is no command {command[0]!r} on {os.uname().nodename}"
+            print(f"{log.stem} cannot be started: {where}", file=file)
+            code = 127
+        else:
+            libc = ctypes.CDLL(None)
+            program = subprocess.Popen(
+                command,
+                env=env,
+                stdout=file,
+                stderr=file,
+                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            )
+            for signum in _SIGNALS:
+                signal.signal(signum, lambda signum, frame: asked.append(signum))
+            code = program.wait()
+    write(
+        replace(
+            start,
+            end_s=time.time(),
+            exit=signal.Signals(-code).name if code < 0 else code,
+            stopped=signal.SIGTERM in asked,
+            peak_memory_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        )
+    )
+    os._exit(exit_code(code))  # as Python ends, it takes back the handlers of signals
 
 
 if __name__ == "__main__":
