@@ -110,9 +110,7 @@ def main() -> None:
     parser.add_argument("--pools", required=True, help="replicas by role: chief=1,worker=2, or worker=*")
     parser.add_argument("--logs", required=True, type=Path, help="directory of the logs")
     parser.add_argument("--first", type=int, default=0, help="rank of the first task of this step in the job")
-    parser.add_argument("--job-root", default="", help="root of AIP_MODEL_DIR and its siblings")
     parser.add_argument("--job", type=Path, help="file with the pools, in place of COMMAND")
-    parser.add_argument("--env", action="append", default=[], help="variable of the program, NAME=VALUE")
     parser.add_argument("command", nargs="*")
     options = parser.parse_args()
     try:
@@ -122,9 +120,7 @@ def main() -> None:
         if options.job:
             job = _read_job(options.job)
         else:
-            env = dict(pair.split("=", 1) for pair in options.env)
-            pool = PoolSpec.running(options.command, env=env)
-            job = CustomJob((pool,) * len(ROLES), base_output_directory=options.job_root)
+            job = CustomJob((PoolSpec.running(options.command),) * len(ROLES))
         job = _resized(job, options.pools, len(hosts))
         member = find_replica(job, cluster.task_index, len(hosts))
     except ShardlineError as error:
