@@ -196,7 +196,7 @@ def _preprocess_with(
     """Plans a dataset here; an array of Slurm writes its parts, and a job after it finishes."""
     from shardline.components.preprocess import run
     from shardline.components.preprocess.inspect import stats
-    from shardline.pipelines.engines.slurm.script import BatchJob
+    from shardline.pipelines.engines.slurm.script import ARRAY_INDEX, BatchJob
     from shardline.trainer.data import manifest as manifests
 
     stream = sys.stderr if as_json else None
@@ -204,21 +204,15 @@ def _preprocess_with(
     if not slurm.dry_run:
         with foreground(stream):
             parts = run.plan_dataset(settings, out, overwrite=overwrite).useful_parts(parts)
-    module = [slurm.settings.python, "-m", run.__name__]
-    steps = {
-        "preprocess": (parts, [*module, "write", str(out), "$SLURM_ARRAY_TASK_ID", str(parts)]),
-        "preprocess-finish": (0, [*module, "finish", str(out)]),
-    }
 
     def make_jobs(directory: Path) -> list[BatchJob]:
+        def job(name: str, *words: str, elements: int = 0) -> BatchJob:
+            place, command = directory / REPLICAS / name, (slurm.settings.python, "-m", run.__name__, *words)
+            return BatchJob(name=name, directory=place, command=command, elements=elements)
+
         return [
-            BatchJob(
-                name=name,
-                command=tuple(command),
-                directory=directory / REPLICAS / name,
-                elements=elements,
-            )
-            for name, (elements, command) in steps.items()
+            job("preprocess", "write", str(out), ARRAY_INDEX, str(parts), elements=parts),
+            job("preprocess-finish", "finish", str(out)),
         ]
 
     if slurm.run("preprocess", make_jobs, stream=stream) and as_json:

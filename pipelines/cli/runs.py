@@ -30,6 +30,7 @@ from shardline.pipelines.cli.options import (
     show_table,
     typed,
 )
+from shardline.pipelines.tables import error_prefix
 from shardline.trainer.base.errors import EXIT_CANCELLED, EXIT_FAILED, RestartError, SettingsError
 
 if TYPE_CHECKING:
@@ -138,12 +139,8 @@ class Place(NamedTuple):
         from shardline.pipelines.engines.engine import find_engine
 
         def platform() -> Platform:
-            try:
+            with error_prefix(f"{run} is not a run directory; for a run on the platform "):
                 return self.platform()
-            except SettingsError as error:
-                raise SettingsError(
-                    f"{run} is not a run directory; for a run on the platform {error}"
-                ) from None
 
         return find_engine(run, self.runs_dir, platform)
 

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,7 +22,10 @@ from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.pipelines.local.record import directory_name, link_latest, make_directory
 from shardline.pipelines.local.terminal import open_terminal
 from shardline.trainer.base import progress
-from shardline.trainer.base.errors import RestartError, RunError, SettingsError, ShardlineError
+from shardline.trainer.base.errors import RestartError, SettingsError, ShardlineError
+
+#: Returns the jobs of a run directory.
+MakeJobs = Callable[[Path], Sequence[BatchJob]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class Submission:
     def run(
         self,
         pipeline: str,
-        make_jobs: Callable[[Path], Sequence[BatchJob]],
+        make_jobs: MakeJobs,
         *,
         parameters: Mapping[str, Any] | None = None,
         stream: TextIO | None = None,
@@ -111,33 +114,21 @@ class Submission:
                     f"no longer watching; the job continues: 'shardline status {shown} --wait' watches it "
                     f"again, 'shardline cancel {shown}' ends it"
                 ) from None
-            except RunError:
-                _cancel(jobs)  # those that would have come after it
-                raise
             finally:
                 with contextlib.suppress(ShardlineError):
                     RunRecord.read(directory)  # which records the end
             return True
 
-    def _submit(
-        self, make_jobs: Callable[[Path], Sequence[BatchJob]], record: RunRecord, directory: Path
-    ) -> dict[str, Path]:
+    def _submit(self, make_jobs: MakeJobs, record: RunRecord, directory: Path) -> dict[str, Path]:
         """Submits jobs and writes the record; returns their directories by id, or leaves none."""
-        jobs: dict[str, Path] = {}
-        try:
+        submitted: dict[str, Path] = {}
+        with contextlib.ExitStack() as undo:
+            undo.callback(shutil.rmtree, directory, ignore_errors=True)
             for job in make_jobs(directory):
-                job_id = engine.submit(replace(job, after=next(reversed(jobs), "")), self.settings)
-                jobs[job_id] = job.directory
+                job_id = engine.submit(replace(job, after=next(reversed(submitted), "")), self.settings)
+                undo.callback(cancel_job, job_id)
+                submitted[job_id] = job.directory
             (directory / LOG).touch()
-            replace(record, job=" ".join(jobs)).write(directory)
-        except BaseException:
-            _cancel(jobs)
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
-        return jobs
-
-
-def _cancel(jobs: Iterable[str]) -> None:
-    for job_id in jobs:
-        with contextlib.suppress(ShardlineError):
-            cancel_job(job_id)
+            replace(record, job=" ".join(submitted)).write(directory)
+            undo.pop_all()
+        return submitted
