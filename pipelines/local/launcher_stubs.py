@@ -48,11 +48,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument(option, default="")
     for ignored in ("--marker", "--type", "--project", "--location"):
         parser.add_argument(ignored)
-    options = parser.parse_args(argv)
+    options = parser.parse_args(argv, argparse.Namespace(slurm=None))
     topic, stub = _STUBS[options.name]
-    if os.environ.get(SLURM_VARIABLE):
-        options.payload = without_shell(options.payload)
     with processes.adopted_orphans(), exit_on_error(topic):
+        if content := os.environ.get(SLURM_VARIABLE, ""):
+            options.payload = without_shell(options.payload)
+            options.slurm = restore(SlurmSettings, json.loads(content), SLURM_VARIABLE, PipelineError)
         try:
             resources = stub(options)
         finally:
@@ -65,35 +66,25 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _custom_job(options: argparse.Namespace) -> Resources:
     job, logs = parse_payload(options.payload, options.executor_input), _logs(options)
-    if settings := _slurm_settings():
+    if options.slurm:
         with processes.stop_on_signals():
-            engine.run_job(job, logs, settings, show_line=_print_line)
-        return []
-    run_job(
-        job,
-        logs,
-        show_line=_print_line,
-        injections=[parse_injection(text) for text in os.environ.get(INJECTIONS_VARIABLE, "").split()],
-    )
+            engine.run_job(job, logs, options.slurm, show_line=_print_line)
+    else:
+        injections = [parse_injection(text) for text in os.environ.get(INJECTIONS_VARIABLE, "").split()]
+        run_job(job, logs, show_line=_print_line, injections=injections)
     return []
 
 
 def _tuning_job(options: argparse.Namespace) -> Resources:
     from shardline.pipelines.local.job import tuning
 
-    payload, logs, slurm = _request(options), _logs(options), _slurm_settings()
+    payload, logs, given = _request(options), _logs(options), options.executor_input
     with processes.stop_on_signals():
-        trials = tuning.run_trials(payload, options.executor_input, logs, show_line=_print_line, slurm=slurm)
+        trials = tuning.run_trials(payload, given, logs, show_line=_print_line, slurm=options.slurm)
     job = Path(options.gcp_resources).with_name(tuning.JOB_FILE)
     job.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(job, tuning.tuning_job_json(payload, trials))
     return [{"resourceType": "HyperparameterTuningJob", "resourceUri": job.absolute().as_uri()}]
-
-
-def _slurm_settings() -> SlurmSettings | None:
-    """Returns the settings of Slurm, to which jobs go; None where they run on this machine."""
-    content = os.environ.get(SLURM_VARIABLE)
-    return restore(SlurmSettings, json.loads(content), SLURM_VARIABLE, PipelineError) if content else None
 
 
 def _logs(options: argparse.Namespace) -> Path:

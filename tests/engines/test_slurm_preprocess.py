@@ -43,7 +43,7 @@ def test_an_array_with_killed_elements_is_submitted_again_and_writes_the_bytes_o
     runs = tmp_path / "runs"
     how = ("--engine", "slurm", "--tasks", 8, "--runs-dir", runs)
     disturbed = start(tmp_path / "eight", *how)
-    eventually(lambda: list(runs.glob("*/run.json")) or disturbed.poll() is not None, seconds=60)
+    eventually(lambda: (runs / "latest/run.json").exists() or disturbed.poll() is not None, seconds=60)
     job = json.loads((runs / "latest" / "run.json").read_text())["job"].split()[0]
     eventually(lambda: slurm.run("squeue", "-hr", "-t", "R", "-j", job).count("\n") == 7, seconds=60)
     slurm.run("scancel", "--full", "--signal=KILL", f"{job}_2", f"{job}_5")

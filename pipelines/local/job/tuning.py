@@ -9,16 +9,22 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import optuna
 
+from shardline.components.runs.logs import own_error
+from shardline.components.runs.slurm_job import SlurmJob, end_message, read_job, run_slurm
 from shardline.components.vertex.payload import PoolSpec, list_at
 from shardline.pipelines.engines.custom_job import CustomJob, parse_payload
-from shardline.pipelines.engines.slurm.array import run_array
+from shardline.pipelines.engines.slurm import engine
+from shardline.pipelines.engines.slurm.replica import write_job
+from shardline.pipelines.engines.slurm.script import POOLS_FILE
 from shardline.pipelines.engines.slurm.settings import SlurmSettings
 from shardline.pipelines.local.job.replica import ShowLine
 from shardline.pipelines.local.job.supervisor import run_job
@@ -28,6 +34,8 @@ from shardline.trainer.base.progress import Event, report
 from shardline.trainer.loop.measurements import FILE_VARIABLE, read_measurements
 
 _TOPIC = "tune"
+#: Seconds between two questions to Slurm.
+_PAUSE_S = 2.0
 #: The job as the API would show it, next to the task's outputs.
 JOB_FILE = "tuning_job.json"
 #: Rules of early stopping; Optuna's median rule is used for all of them.
@@ -77,7 +85,7 @@ class Trial:
 
 
 def _run_here(trial: Trial, job: CustomJob, show_line: ShowLine, is_behind: Callable[[int], bool]) -> str:
-    """Runs a wave of one trial on this machine; returns why it has failed, as `run_array` does."""
+    """Runs a wave of one trial on this machine; returns why it has failed, "" if not."""
 
     def show(event: Event) -> None:
         if event.kind != "fact":  # facts of a run are those of its last training
@@ -100,18 +108,49 @@ def _run_on_slurm(
     settings: SlurmSettings,
     is_behind: Callable[[int], bool],
 ) -> Iterator[tuple[int, str]]:
-    """Runs a wave on Slurm as one array, an element each; yields as `run_array` does."""
+    """Runs a wave on Slurm as one array, an element each; yields a number and why it has failed at each end.
+
+    That is "" where a trial has succeeded, or was stopped. `is_behind` is asked of each trial that runs.
+    """
     directory = wave[0].directory.with_name(f"trials-from-{wave[0].id}")
-    for number, trial in enumerate(wave):  # its logs are where those of a trial on this machine are
-        (directory / str(number)).mkdir(parents=True, exist_ok=True)
+    running = {}
+    for number, (trial, job) in enumerate(zip(wave, jobs, strict=True)):
+        place = directory / str(number)
+        place.mkdir(parents=True, exist_ok=True)
+        write_job(job, place / POOLS_FILE)
+        # Its logs are where those of a trial on this machine are.
         trial.directory.unlink(missing_ok=True)
         trial.directory.symlink_to(f"{directory.name}/{number}")
+        running[number] = engine.Logs(place, partial(_show_chief, trial.topic))
+    stopped = set()
+    batch, limits = engine.pools_job(jobs[0], directory, len(jobs)), engine.limited(jobs[0], settings)
+    with engine.submitted(batch, limits, _TOPIC) as job_id:
+        while running:
+            array = read_job(job_id, directory)
+            for number, logs in list(running.items()):
+                state = array.elements.get(number, array.state)
+                element = replace(array, id=f"{job_id}_{number}", state=state)
+                logs.read(at_end=element.has_ended)
+                if element.has_ended:
+                    del running[number]
+                    is_failure = element.state != "succeeded" and number not in stopped
+                    yield number, _why(wave[number].directory, element) if is_failure else ""
+                elif element.state == "running" and number not in stopped and is_behind(number):
+                    stopped.add(number)
+                    run_slurm(["scancel", element.id])
+            time.sleep(_PAUSE_S if running else 0)
 
-    def show_line(number: int, replica: str, line: str) -> None:
-        if replica.endswith("chief-0"):  # after the number
-            report(wave[number].topic, line)
 
-    return run_array(jobs, directory, settings, topic=_TOPIC, show_line=show_line, stops=is_behind)
+def _show_chief(topic: str, replica: str, line: str) -> None:
+    if replica.endswith("chief-0"):  # after the number
+        report(topic, line)
+
+
+def _why(directory: Path, job: SlurmJob) -> str:
+    """Returns why a job of an array has failed: the error in a replica's log, or what Slurm says."""
+    logs = (path.read_text(encoding="utf-8", errors="replace") for path in sorted(directory.glob("*.log")))
+    errors = (own_error(log.splitlines()) for log in logs)
+    return next(filter(None, errors), "") or end_message(job)
 
 
 def _with_parameters(job: CustomJob, trial: Trial) -> CustomJob:
