@@ -102,21 +102,20 @@ def engine_options(command: Callable[..., Any], *, own: Iterable[str] = ()) -> C
     """
 
     @functools.wraps(command)
-    def with_engine(*args: Any, engine: str, detach: bool, settings: Path | None, **values: Any) -> Any:
-        how = {name: values[name] if name in own else values.pop(name) for name in ("dry_run", "runs_dir")}
+    def with_engine(*args: Any, **values: Any) -> Any:
         slurm = None
-        if engine == "slurm":
+        if values["engine"] == "slurm":
             from shardline.pipelines.cli.slurm import Submission
             from shardline.pipelines.engines.slurm.settings import load_slurm
 
             _refuse_local_options()
-            slurm = Submission(settings=load_slurm(settings), detach=detach, **how)
-        else:
-            given = {"detach": detach, "dry_run": how["dry_run"], "settings": settings}
-            for name, value in given.items():
-                if value and name not in own:
-                    raise click.UsageError(f"--{name.replace('_', '-')} needs --engine slurm")
-        return command(*args, slurm=slurm, **values)
+            how = {name: values[name] for name in ("runs_dir", "detach", "dry_run")}
+            slurm = Submission(settings=load_slurm(values["settings"]), **how)
+        for name in ("detach", "dry_run", "settings"):
+            if not slurm and values[name] and name in added:
+                raise click.UsageError(f"--{name.replace('_', '-')} needs --engine slurm")
+        given = {name: value for name, value in values.items() if name not in added}
+        return command(*args, slurm=slurm, **given)
 
     what, table = "What starts the processes: this machine, or Slurm.", "with a table [engine.slurm]"
     choice, scripts = click.Choice(["local", "slurm"]), "With slurm: print the script, and submit nothing."
@@ -131,8 +130,9 @@ def engine_options(command: Callable[..., Any], *, own: Iterable[str] = ()) -> C
         ),
         "engine": click.option("--engine", type=choice, default="local", show_default=True, help=what),
     }
-    options = [option for name, option in added.items() if name not in own]
-    return functools.reduce(lambda decorated, option: option(decorated), options, with_engine)
+    for name in own:
+        del added[name]
+    return functools.reduce(lambda decorated, option: option(decorated), added.values(), with_engine)
 
 
 def _refuse_local_options() -> None:
@@ -171,11 +171,10 @@ def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def environment_options(
-    command: Callable[..., Any], *, needed: Iterable[str] = ("project", "location"), otherwise: str = ""
+    command: Callable[..., Any], *, needed: Iterable[str] = ("project", "location")
 ) -> Callable[..., Any]:
     """Adds the platform options to a command, and passes it `environment`.
 
-    `otherwise` says in an error what can be done without an environment.
     With --json or --dry-run, standard output has only the command's result; progress goes to standard error.
     Raises SettingsError when a `needed` field of the environment is missing.
     """
@@ -187,10 +186,7 @@ def environment_options(
         # gRPC prints a line for each connection that fails.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         flags = {name: values.pop(name) for name in _HELP}
-        try:
-            environment = load_environment(settings, flags, os.environ, needed=needed)
-        except SettingsError as error:
-            raise SettingsError(f"{error}; {otherwise}" if otherwise else str(error)) from None
+        environment = load_environment(settings, flags, os.environ, needed=needed)
         quiet = bool(values.get("as_json") or values.get("dry_run"))
         with progress.sink(lambda event: click.echo(progress.render(event), err=quiet)):
             return command(*args, environment=environment, **values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import os
@@ -135,14 +136,14 @@ class Place(NamedTuple):
     flags: Mapping[str, str]
 
     def engine(self, run: str) -> Engine:
-        """Returns the engine of a run."""
-        from shardline.pipelines.engines.engine import find_engine
+        """Returns the engine of a run: by its directory, or else the platform."""
+        from shardline.components.runs.directory import find_run
+        from shardline.pipelines.engines.engine import DirectoryRun, VertexRun
 
-        def platform() -> Platform:
-            with error_prefix(f"{run} is not a run directory; for a run on the platform "):
-                return self.platform()
-
-        return find_engine(run, self.runs_dir, platform)
+        with contextlib.suppress(SettingsError):
+            return DirectoryRun(find_run(run, self.runs_dir))
+        with error_prefix(f"{run} is not a run directory; for a run on the platform "):
+            return VertexRun(self.platform(), run)
 
     def platform(self) -> Platform:
         """Returns the platform of the options and settings."""

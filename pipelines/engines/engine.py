@@ -8,14 +8,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from shardline.components.runs import slurm_job
 from shardline.components.runs.directory import (
-    find_run,
     local_runs,
     read_local_record,
     read_log,
@@ -70,14 +69,6 @@ class Engine(Protocol):
         """Asks for its end, unless it has ended; returns whether it did, and the run before that."""
 
 
-def find_engine(run: str, runs_dir: Path, platform: Callable[[], Platform]) -> Engine:
-    """Returns the engine of a run: by its directory, or else the platform; raises as `platform` does."""
-    try:
-        return DirectoryRun(find_run(run, runs_dir))
-    except SettingsError:
-        return VertexRun(platform(), run)
-
-
 @dataclass(frozen=True)
 class DirectoryRun:
     """A run directory, whose processes are those of a machine, or jobs of Slurm."""
@@ -95,13 +86,12 @@ class DirectoryRun:
         if watching and record.state == RUNNING and not (record.host or record.job):
             raise SettingsError(f"cannot wait for the end of {record.name}: {_NOWHERE}")
         places = job_directories(record.job, self.directory)
-        rows = [(places[job.id].name, job.state, job.seconds, describe(job)) for job in record.slurm]
-        states = task_states(self.directory, record.state).items()
-        rows += [(name, state, None, "") for name, state in states]
-        tasks = tuple(
-            PlatformTask(name=row[0], path=row[0], state=row[1], seconds=row[2], error=row[3]) for row in rows
-        )
-        found = replace(_as_run(self.directory, record), tasks=tasks)
+        tasks = [
+            _task(places[job.id].name, job.state, seconds=job.seconds, error=describe(job))
+            for job in record.slurm
+        ]
+        tasks += [_task(*row) for row in task_states(self.directory, record.state).items()]
+        found = replace(_as_run(self.directory, record), tasks=tuple(tasks))
         waits = record.state == RUNNING and {job.state for job in record.slurm} == {"waiting"}
         return replace(found, state="waiting") if waits else found
 
@@ -196,6 +186,10 @@ def newest_here(runs_dir: Path, limit: int) -> list[tuple[str, PlatformRun]]:
         where = f"slurm {record.job}" if record.job else "here"
         found.append((where, replace(_as_run(runs_dir / record.name, record), error=outcome)))
     return found
+
+
+def _task(name: str, state: str, **more: Any) -> PlatformTask:
+    return PlatformTask(name=name, path=name, state=state, **more)
 
 
 def _as_run(directory: Path, record: RunRecord) -> PlatformRun:
