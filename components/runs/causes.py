@@ -45,12 +45,12 @@ class Explanation:
     Of a job that waits, `failed` is "" and `error` its state.
     """
 
-    failed: str
-    exit: str
+    failed: str = ""
+    exit: str = ""
     error: str
     cause: str
     next_step: str
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns names and values of what is known, without the lines of the log."""
@@ -292,14 +292,6 @@ def explain(failure: Failure) -> Explanation:
 def waiting_cause(reason: str) -> Cause:
     """Returns why a job of Slurm waits, and what to do, by its reason."""
     return next(cause for cause in WAITING if re.match(cause.pattern, reason))
-
-
-def explain_waiting(reason: str, state: str) -> Explanation:
-    """Explains a job of Slurm that waits, by its reason and its state in words."""
-    cause = waiting_cause(reason)
-    return Explanation(
-        failed="", exit="", error=state, cause=cause.description, next_step=cause.remedy, lines=()
-    )
 
 
 def _match(lines: Sequence[str]) -> tuple[str, str] | None:

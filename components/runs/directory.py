@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from shardline.components.runs.causes import Failure, explain, explain_waiting
+from shardline.components.runs.causes import Explanation, Failure, explain, waiting_cause
 from shardline.components.runs.logs import last_lines, own_error, readable
 from shardline.components.runs.record import (
     ABANDONED,
@@ -112,7 +112,8 @@ def read_local_record(
     outcome["links"] = here | outcome["links"] | here
     explanation = explain(failure_of(directory, record)) if state == FAILED else None
     if (job := record.deciding_job) and job.state == "waiting":
-        explanation = explain_waiting(job.reason, describe(job))
+        why = waiting_cause(job.reason)
+        explanation = Explanation(error=describe(job), cause=why.description, next_step=why.remedy)
     return replace(record, state=state, explanation=explanation, **outcome)
 
 

@@ -44,7 +44,7 @@ _STATES = {
 _FIELD = re.compile(
     r"(?:^|\s)(JobId|ArrayTaskId|HetJobOffset|JobState|Reason|Restarts|ExitCode|RunTime|StartTime|NodeList)=(\S*)"
 )
-_SACCT = ("JobID", "State", "ExitCode", "NodeList", "ElapsedRaw", "Reason")
+_SACCT = ("JobID", "State", "ExitCode", "NodeList", "Elapsed", "Reason")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 #: Seconds after which Slurm's commands are ended; they try by themselves for about 20.
 _TIMEOUT_S = 40.0
@@ -127,10 +127,8 @@ def read_jobs(job_ids: str, directory: Path) -> tuple[SlurmJob, ...]:
 
 def job_directories(job_ids: str, directory: Path) -> dict[str, Path]:
     """Returns the directory of each job of a run: that with its id, in the order of the ids."""
-    places = [path.parent for path in sorted(directory.glob(f"*/*/{SCRIPT_FILE}"))]
-    ids = job_ids.split()
-    named = {read_text(place / ID_FILE) or job_id: place for job_id, place in zip(ids, places, strict=False)}
-    return {job_id: named.get(job_id, directory) for job_id in ids}
+    places = {read_text(path): path.parent for path in directory.glob(f"*/*/{ID_FILE}")}
+    return {job_id: places.get(job_id, directory) for job_id in job_ids.split()}
 
 
 def read_text(path: Path) -> str:
@@ -264,11 +262,9 @@ def parse_accounts(job_id: str, text: str) -> SlurmJob | None:
         row = dict(zip(_SACCT, line.split("|"), strict=False))
         match = re.fullmatch(r"\d+(?:_\[?([^]+]*)\]?)?(?:\+(\d+))?", row["JobID"])
         if match and len(row) == len(_SACCT):
-            days, rest = divmod(int(row["ElapsedRaw"] or 0), 86400)
-            clock = f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-            more = {"JobState": row["State"].partition(" ")[0], "RunTime": clock}  # "CANCELLED by 1000"
-            more |= {"ArrayTaskId": match[1]} if match[1] else {}
-            rows.append({**row, **more, "HetJobOffset": match[2] or "0"})
+            state = row["State"].partition(" ")[0]  # "CANCELLED by 1000"
+            place = {"ArrayTaskId": match[1] or "", "HetJobOffset": match[2] or "0"}
+            rows.append({**row, **place, "JobState": state, "RunTime": row["Elapsed"]})
     return _join(job_id, rows)
 
 

@@ -45,10 +45,9 @@ def job_record(directory: Path, job: SlurmJob, error: str | None = None) -> JobR
     began = min((start.start_s for record in records for start in record.starts), default=0.0)
 
     def since(start: ReplicaStart) -> ReplicaStart:
+        begin, end = round(start.start_s - began, 3), start.end_s and round(start.end_s - began, 3)
         # One that Slurm has killed with all its processes has left no end.
-        if start.end_s is None:
-            return replace(start, start_s=round(start.start_s - began, 3), stopped=True)
-        return replace(start, start_s=round(start.start_s - began, 3), end_s=round(start.end_s - began, 3))
+        return replace(start, start_s=begin, end_s=end, stopped=start.stopped or end is None)
 
     return JobRecord(
         display_name=job.id,
@@ -61,19 +60,15 @@ def job_record(directory: Path, job: SlurmJob, error: str | None = None) -> JobR
 
 def first_failure(record: JobRecord) -> ReplicaRecord | None:
     """Returns the replica whose last start failed first; None where none has."""
-    last = {item.name: item.starts[-1] for item in record.replicas if item.starts}
-    ended = [
-        item
-        for item in record.replicas
-        if (start := last.get(item.name)) and start.exit != 0 and (start.stopped or start.exit is not None)
-    ]
+    last = {item: item.starts[-1] for item in record.replicas if item.starts}
+    failed = [each for each, at in last.items() if at.exit != 0 and (at.stopped or at.exit is not None)]
 
     # A mistake is the cause of other failures; a replica that was stopped after another's failure comes last.
     def order(item: ReplicaRecord) -> tuple[bool, bool, float]:
-        start = last[item.name]
+        start = last[item]
         return start.exit != EXIT_BAD_INPUT, start.stopped, start.end_s or 0.0
 
-    return min(ended, key=order, default=None)
+    return min(failed, key=order, default=None)
 
 
 def replica_failure(directory: Path, record: JobRecord, error: str, *, hears: bool = True) -> Failure | None:

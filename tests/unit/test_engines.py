@@ -124,10 +124,10 @@ def job(job_id: str, state: str, word: str, **values: Any) -> SlurmJob:
 
 def write_slurm_run(*jobs: str, **logs: str) -> Path:
     directory = write_run(engine="slurm", job=" ".join(jobs), pipeline="train")
-    for name, _ in zip(("train", "train-finish"), jobs, strict=False):
+    for name, job_id in zip(("train", "train-finish"), jobs, strict=False):
         place = directory / "replicas" / name
         place.mkdir(parents=True)
-        (place / "job.sh").touch()
+        (place / "job.id").write_text(job_id)
     for replica, text in logs.items():
         (directory / "replicas" / "train" / f"{replica.replace('_', '-')}.log").write_text(text)
     return directory

@@ -111,10 +111,20 @@ def test_the_first_component_of_a_heterogeneous_job_decides() -> None:
 @pytest.mark.parametrize(
     ("text", "state", "word", "elements"),
     [
-        ("12|CANCELLED by 1000|0:15|n1|65|None\n", "cancelled", "CANCELLED", {}),
-        ("12|OUT_OF_MEMORY|0:125|n1|65|None\n", "failed", "OUT_OF_MEMORY", {}),
-        ("12_0|COMPLETED|0:0|n1|65|None\n12_1|FAILED|2:0|n1|6|None\n", "failed", "FAILED", {0: 1, 1: 1}),
-        ("12+0|COMPLETED|0:0|n1|65|None\n12+1|CANCELLED|0:0|n2|6|None\n", "succeeded", "COMPLETED", {}),
+        ("12|CANCELLED by 1000|0:15|n1|00:01:05|None\n", "cancelled", "CANCELLED", {}),
+        ("12|OUT_OF_MEMORY|0:125|n1|00:01:05|None\n", "failed", "OUT_OF_MEMORY", {}),
+        (
+            "12_0|COMPLETED|0:0|n1|00:01:05|None\n12_1|FAILED|2:0|n1|00:00:06|None\n",
+            "failed",
+            "FAILED",
+            {0: 1, 1: 1},
+        ),
+        (
+            "12+0|COMPLETED|0:0|n1|00:01:05|None\n12+1|CANCELLED|0:0|n2|00:00:06|None\n",
+            "succeeded",
+            "COMPLETED",
+            {},
+        ),
     ],
 )
 def test_the_state_of_a_job_in_the_accounting(text: str, state: str, word: str, elements: Any) -> None:
@@ -336,7 +346,6 @@ def test_the_first_job_of_a_run_that_has_not_succeeded_decides(
     for job_id, place, code in (("11", "write", "0"), ("12", "finish", "2")):
         directory = run / "replicas" / place
         directory.mkdir(parents=True)
-        (directory / "job.sh").touch()
         (directory / "job.id").write_text(job_id)
         (directory / "exit").write_text(code)
     _answers(monkeypatch, scontrol=FORGOTTEN, sacct=NO_ACCOUNTS)

@@ -229,14 +229,13 @@ class Logs:
         try:
             with path.open("rb") as file:  # opened anew: other nodes' writes are seen on NFS
                 file.seek(self._offsets.get(path, 0))
-                chunk = file.read(_CHUNK)
+                lines = file.readlines(_CHUNK)
         except OSError:
             return []
-        end = chunk.rfind(b"\n") + 1
-        if not end and (at_end or len(chunk) == _CHUNK):
-            end = len(chunk)
-        self._offsets[path] = self._offsets.get(path, 0) + end
-        return chunk[:end].decode("utf-8", "replace").removesuffix("\n").split("\n") if end else []
+        if lines and not lines[-1].endswith(b"\n") and not at_end:
+            lines.pop()
+        self._offsets[path] = self._offsets.get(path, 0) + sum(map(len, lines))
+        return [line.decode("utf-8", "replace").removesuffix("\n") for line in lines]
 
 
 def _cancel(job_id: str, topic: str) -> None:

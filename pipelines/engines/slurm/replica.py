@@ -27,7 +27,7 @@ from shardline.components.runs.record import ReplicaRecord, ReplicaStart
 from shardline.components.vertex.payload import PoolSpec
 from shardline.components.vertex.pools import EMPTY_POOL
 from shardline.pipelines.engines import custom_job
-from shardline.pipelines.engines.custom_job import ROLES, CustomJob, ReplicaId
+from shardline.pipelines.engines.custom_job import ROLES, CustomJob
 from shardline.pipelines.engines.environment import PLATFORM_VARIABLES, own_environment
 from shardline.trainer.base import files
 from shardline.trainer.base.errors import ClusterError, PipelineError, ShardlineError
@@ -84,14 +84,6 @@ def step_environment(environ: Mapping[str, str], first: int) -> dict[str, str]:
     }
 
 
-def find_replica(job: CustomJob, rank: int, hosts: int) -> ReplicaId:
-    """Returns the replica of a task by its rank; raises ClusterError when there are not as many tasks."""
-    members = custom_job.replicas(job)
-    if len(members) != hosts:
-        raise ClusterError(f"Slurm has started {hosts} tasks, and the job has {len(members)} replicas")
-    return members[rank]
-
-
 def _resized(job: CustomJob, pools: str, tasks: int) -> CustomJob:
     """Returns a job with other numbers of replicas, "chief=1,worker=*"; * are all other tasks."""
     counts = dict(part.split("=") for part in pools.split(","))
@@ -122,7 +114,12 @@ def main() -> None:
         else:
             job = CustomJob((PoolSpec.running(options.command),) * len(ROLES))
         job = _resized(job, options.pools, len(hosts))
-        member = find_replica(job, cluster.task_index, len(hosts))
+        members = custom_job.replicas(job)
+        if len(members) != len(hosts):
+            raise ClusterError(
+                f"Slurm has started {len(hosts)} tasks, and the job has {len(members)} replicas"
+            )
+        member = members[cluster.task_index]
     except ShardlineError as error:
         print(error.line, file=sys.stderr)
         sys.exit(error.exit_code)
@@ -169,7 +166,8 @@ def run(command: list[str], env: dict[str, str], log: Path) -> None:
             start,
             end_s=time.time(),
             exit=signal.Signals(-code).name if code < 0 else code,
-            stopped=signal.SIGTERM in asked,
+            # The program may have ended by the signal before this process has it.
+            stopped=signal.SIGTERM in asked or exit_code(code) == 128 + signal.SIGTERM,
             peak_memory_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
         )
     )
