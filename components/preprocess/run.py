@@ -298,12 +298,12 @@ def _report(manifest: Manifest) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes one part, or finishes; an error ends the process with one line and its exit code."""
     parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", description=main.__doc__)
-    parser.add_argument(
-        "step", choices=("write", "finish"), help="write the shards of one part; the manifest"
-    )
-    parser.add_argument("out", type=Path)
-    parser.add_argument("part", type=int, nargs="?", default=0, help="number of the part, from 0")
-    parser.add_argument("parts", type=int, nargs="?", default=1, help="number of parts")
+    steps = parser.add_subparsers(dest="step", required=True)
+    writing = steps.add_parser("write", help="write the shards of one part")
+    writing.add_argument("out", type=Path)
+    writing.add_argument("part", type=int, help="number of the part, from 0")
+    writing.add_argument("parts", type=int, help="number of parts")
+    steps.add_parser("finish", help="write the manifest").add_argument("out", type=Path)
     given = parser.parse_args(arguments)
     with progress.exit_on_error(_TOPIC):
         if given.step == "write":
