@@ -90,6 +90,10 @@ def run(
     # In a job of Slurm, to whose run directory it has been submitted.
     own = pipeline.parent if os.environ.get(RUN_VARIABLE) == str(pipeline.parent) else None
     settings = slurm.settings if slurm else None
+    if settings:
+        from shardline.pipelines.engines.slurm import engine
+
+        engine.check(settings)  # before the tasks that come before the first job
     run_pipeline(pipeline, parameters, runs_dir=runs_dir, slurm=settings, directory=own, **options)
 
 

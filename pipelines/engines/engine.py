@@ -104,13 +104,15 @@ class DirectoryRun:
 
         Jobs without a pipeline have no log of tasks: their replicas' are shown, "3/chief-0" of an element.
         """
-        record = RunRecord.read(self.directory)
-        if record.job and not record.yaml:
+        record = None
+        with contextlib.suppress(SettingsError):  # the log of a damaged record can be read
+            record = RunRecord.read(self.directory)
+        if record and record.job and not record.yaml:
             yield from self._job_logs(task, replica, follow)
             return
         yield from read_log(self.directory, task, replica, follow=follow)
-        record = RunRecord.read(self.directory)
-        if follow and (record.state == RUNNING or record.error == ABANDONED):
+        record = RunRecord.read(self.directory) if follow else None
+        if record and (record.state == RUNNING or record.error == ABANDONED):
             progress.report("logs", f"no longer following {record.name}: {record.error or _NOWHERE}")
 
     def _job_logs(self, task: str, replica: str, follow: bool) -> Iterator[str]:

@@ -24,6 +24,9 @@ pytestmark = pytest.mark.e2e
 
 #: Pages that train and judge what other tests do as well.
 LONG = ("gate.md", "local-runs.md", "migrating.md", "own-model.md", "strategies.md")
+MARKS = {**dict.fromkeys(LONG, (pytest.mark.matrix,)), "slurm.md": (pytest.mark.engine,)}
+#: Fixtures of the pages that need more than the workspace.
+NEEDS = {"gate.md": "judged", "slurm.md": "slurm"}
 
 #: Verbs that need nothing but this machine. `run` is in other tests, and takes the longest.
 HERE = ("check", "champion", "compile", "dataset", "new", "preprocess", "settings", "train", "validate")
@@ -192,16 +195,13 @@ def _trip(number: int) -> bytes:
 
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=[pytest.mark.matrix] if page in LONG else [])
-        for page in sorted({c.page.name for c in TYPED})
-    ],
+    [pytest.param(page, marks=MARKS.get(page, ())) for page in sorted({c.page.name for c in TYPED})],
 )
 def test_the_commands_of_a_page_do_what_it_says(
     workspace: Path, page: str, request: pytest.FixtureRequest
 ) -> None:
-    if page == "gate.md":
-        request.getfixturevalue("judged")
+    if page in NEEDS:
+        request.getfixturevalue(NEEDS[page])
     for command in TYPED:
         if command.page.name == page:
             _type(workspace, command)

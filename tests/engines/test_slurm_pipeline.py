@@ -154,3 +154,12 @@ def test_parallel_trials_are_elements_of_one_array_and_fail_alone(slurm: Slurm, 
 
 def _text(path: Path) -> str:
     return path.read_text() if path.is_file() else ""
+
+
+def test_a_setting_that_slurm_refuses_ends_a_run_before_its_first_task(slurm: Slurm, tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text('[engine.slurm]\npartition = "nosuch"\n')
+    command = [*_RUN, "--runs-dir", str(tmp_path / "runs"), "--settings", str(tmp_path / "settings.toml")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "partition" in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -60,7 +60,8 @@ class Job:
 
         def is_there() -> bool:
             assert self.slurm.state(self.id) in ("PENDING", "RUNNING", "CONFIGURING"), self.log
-            return any(self.out.glob("checkpoints/ckpt-*.index"))
+            # Of two the first is complete for certain.
+            return len(list(self.out.glob("checkpoints/ckpt-*.index"))) > 1
 
         eventually(is_there, seconds=120)
 

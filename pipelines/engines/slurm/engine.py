@@ -9,6 +9,7 @@ import contextlib
 import math
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -79,15 +80,29 @@ def submit(job: BatchJob, settings: SlurmSettings) -> str:
     job.directory.mkdir(parents=True, exist_ok=True)
     script = job.directory / SCRIPT_FILE
     files.write_text(script, batch_script(job, settings))
+    job_id = (
+        _sbatch("--parsable", str(script)).strip().partition(";")[0]
+    )  # a federation's answer is ID;CLUSTER
+    files.write_text(job.directory / ID_FILE, job_id)
+    return job_id
+
+
+def check(settings: SlurmSettings) -> None:
+    """Asks Slurm, which starts nothing, whether it takes jobs with these settings; raises as `submit`."""
+    with tempfile.TemporaryDirectory() as directory:
+        job = BatchJob(name="check", tasks={"chief": 1}, directory=Path(directory), command=("true",))
+        script = job.directory / SCRIPT_FILE
+        files.write_text(script, batch_script(job, settings))
+        _sbatch("--test-only", str(script))
+
+
+def _sbatch(*words: str) -> str:
     try:
-        answer = slurm_job.run_slurm(["sbatch", "--parsable", str(script)])
+        return slurm_job.run_slurm(["sbatch", *words])
     except PlatformError as error:
         if _MISTAKE.search(str(error)):
             raise SettingsError(f"{error}; correct [engine.slurm]") from None
         raise
-    job_id = answer.strip().partition(";")[0]  # a federation's answer is ID;CLUSTER
-    files.write_text(job.directory / ID_FILE, job_id)
-    return job_id
 
 
 def limited(job: CustomJob, settings: SlurmSettings) -> SlurmSettings:
