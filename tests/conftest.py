@@ -19,13 +19,12 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.helpers.slurm import Slurm
-from tests.helpers.slurm import start as start_slurm
-from tests.helpers.slurm import unavailable as slurm_unavailable
+if TYPE_CHECKING:
+    from tests.helpers.slurm import Slurm
 
 #: The discard port, where nobody listens.
 NOWHERE = "http://127.0.0.1:9"
@@ -114,9 +113,11 @@ def only_this_machine() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[Slurm]:
     """A real Slurm of two nodes, one in each process of pytest that needs it; it starts in a second."""
-    if reason := slurm_unavailable():
+    from tests.helpers.slurm import start, unavailable  # not there where a test copies this file
+
+    if reason := unavailable():
         pytest.skip(reason)
-    with start_slurm() as slurm:
+    with start() as slurm:
         yield slurm
 
 

@@ -80,9 +80,8 @@ def submit(job: BatchJob, settings: SlurmSettings) -> str:
     job.directory.mkdir(parents=True, exist_ok=True)
     script = job.directory / SCRIPT_FILE
     files.write_text(script, batch_script(job, settings))
-    job_id = (
-        _sbatch("--parsable", str(script)).strip().partition(";")[0]
-    )  # a federation's answer is ID;CLUSTER
+    answer = _sbatch("--parsable", str(script))
+    job_id = answer.strip().partition(";")[0]  # a federation's answer is ID;CLUSTER
     files.write_text(job.directory / ID_FILE, job_id)
     return job_id
 
