@@ -13,6 +13,8 @@ install = @begin=$$(date +%s); $(BIN)/python -m pip install -qq --disable-pip-ve
 # Ray and Beam are no dependencies, and Beam asks for other releases: their environment sees .venv, which does not see it.
 ENGINES := $(CURDIR)/$(VENV)/engines
 PURELIB := 'import sysconfig; print(sysconfig.get_path("purelib"))'
+MLFLOW := $(CURDIR)/$(VENV)/mlflow
+export SHARDLINE_TEST_MLFLOW ?= $(if $(wildcard $(MLFLOW)/.done),$(MLFLOW)/bin/mlflow)
 export SHARDLINE_TEST_ENGINES ?= $(if $(wildcard $(ENGINES)/.done),$(ENGINES)/bin/python)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Whatever was set on the command line (make run source=tfds:mnist epochs=3), but for make's own variables.
@@ -32,13 +34,13 @@ run: $(BIN)/.run $(PIPELINE)  ## Run the compiled pipeline here; NAME=VALUE sets
 test: $(BIN)/.test  ## Run the tests: every behaviour once; PYTEST_ARGS="tests/unit -k label" for some
 	$(PYTEST) -m 'not matrix and not engine' $(PYTEST_ARGS)
 
-test-all: $(BIN)/.test  ## Run all tests: long matrices, and those with a real Slurm, Ray and Beam
+test-all: $(BIN)/.test  ## Run all tests: long matrices, and those with a real Slurm, Ray, Beam and MLflow
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-quick: $(BIN)/.test  ## Run the tests that need no TensorFlow, in about a minute
 	$(PYTEST) --quick tests/unit tests/compile $(PYTEST_ARGS)
 
-engines: $(ENGINES)/.done  ## Install Ray and Beam, whose tests are skipped without them
+engines: $(ENGINES)/.done $(MLFLOW)/.done  ## Install Ray, Beam and MLflow, whose tests are skipped without them
 
 lint: $(BIN)/.test  ## Format check, lint, types, import rules, drift of the compiled pipeline
 	$(BIN)/ruff format --check
@@ -94,6 +96,14 @@ $(ENGINES)/.done: $(BIN)/.test
 	  > "$$($(ENGINES)/bin/python -c $(PURELIB))/shardline.pth"
 	@begin=$$(date +%s); $(ENGINES)/bin/python -m pip install -qq --disable-pip-version-check \
 	  'ray[train]>=2.60,<2.61' 'apache-beam>=2.77,<2.78' && echo "... installed in $$(($$(date +%s) - begin)) s"
+	@touch $@
+
+# The server, with its own environment, as anybody runs it.
+$(MLFLOW)/.done: $(VENV)/pyvenv.cfg
+	@echo "Installing the MLflow server into $(MLFLOW) (once: 0.9 GB on disk)"
+	@$(PYTHON) -m venv $(MLFLOW)
+	@begin=$$(date +%s); $(MLFLOW)/bin/python -m pip install -qq --disable-pip-version-check 'mlflow>=3.17,<3.18' \
+	  && echo "... installed in $$(($$(date +%s) - begin)) s"
 	@touch $@
 
 $(BIN)/.docs: $(VENV)/pyvenv.cfg setup.cfg constraints.txt
