@@ -107,6 +107,6 @@ def _experiment(client: Any, environ: Mapping[str, str]) -> str:
 
 def _find(client: Any, experiment: str, name: str) -> str:
     """Returns the id of the newest run of a name; "" for none."""
-    quoted = name.replace("'", "\\'")
-    found = client.search_runs([experiment], f"tags.`{NAME_TAG}` = '{quoted}'", max_results=1)
+    quote = '"' if "'" in name else "'"  # nothing in it can be escaped
+    found = client.search_runs([experiment], f"tags.`{NAME_TAG}` = {quote}{name}{quote}", max_results=1)
     return str(found[0].info.run_id) if found else ""
