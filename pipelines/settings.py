@@ -10,6 +10,7 @@ from typing import Any
 
 from shardline.components.conclude.notification import NotifySettings
 from shardline.components.register.settings import Deploy, ModelUpload
+from shardline.components.runs.tracked import TrackingSettings
 from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform, check_host
 from shardline.components.vertex.job import CustomJobSettings, TaskMachine
@@ -52,6 +53,7 @@ class Settings:
         model_upload: How a blessed model is uploaded to the Model Registry; None uploads nothing.
         deploy: How an uploaded model is deployed; None deploys nothing.
         notify: Notification at the end of a run.
+        tracking: MLflow server that runs log to; None for none.
     """
 
     image: str
@@ -63,6 +65,7 @@ class Settings:
     model_upload: ModelUpload | None = None
     deploy: Deploy | None = None
     notify: NotifySettings = field(default_factory=NotifySettings)
+    tracking: TrackingSettings | None = None
 
     def __post_init__(self) -> None:
         if not self.image:
@@ -73,6 +76,18 @@ class Settings:
             raise SettingsError("register.machine_type: these tasks are small; set cpu and memory instead")
         if self.build is not None:
             self.build.with_variant_for(self.accelerators)
+        if self.tracking and self.notify.emails:
+            raise SettingsError(
+                "notify.emails takes the place of the task that ends a run's record in MLflow; notify by "
+                "webhook_secret, or leave out [tracking]"
+            )
+        tracked = replace(self.train, cluster=self.train.cluster.with_env(self.environment))
+        object.__setattr__(self, "train", tracked)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of all tasks."""
+        return self.tracking.environment if self.tracking else {}
 
     @property
     def accelerators(self) -> dict[str, str]:
@@ -96,6 +111,7 @@ _KINDS: dict[str, type[Any]] = {
     "model_upload": ModelUpload,
     "deploy": Deploy,
     "notify": NotifySettings,
+    "tracking": TrackingSettings,
 }
 _TABLES = ("train", *_MACHINES, *_KINDS)
 #: The table of the platform, which the compiler ignores, as that of the engines.

@@ -81,18 +81,30 @@ def on_machine(settings: Settings, machine: TaskMachine) -> Callable[..., Any]:
     """
     component = component_factory(settings)
     if not machine.machine_type:
-        return lambda function: lambda **inputs: machine.apply(component(function)(**inputs))
-    job = _single_replica_job(settings.train, machine)
+        return lambda function: (
+            lambda **inputs: _with_environment(settings, machine.apply(component(function)(**inputs)))
+        )
+    job = _single_replica_job(settings.train, machine, settings.environment)
     return lambda function: lambda **inputs: machine.schedule(custom_job(component(function), job)(**inputs))
 
 
-def _single_replica_job(job: CustomJobSettings, machine: TaskMachine) -> CustomJobSettings:
+def _with_environment(settings: Settings, task: dsl.PipelineTask) -> dsl.PipelineTask:
+    """Gives a task with its own container the environment of all; returns the task."""
+    for name, value in settings.environment.items():
+        task.set_env_variable(name, value)
+    return task
+
+
+def _single_replica_job(
+    job: CustomJobSettings, machine: TaskMachine, env: Mapping[str, str]
+) -> CustomJobSettings:
     """Returns the custom job of one replica that runs a task, in the network of the training job."""
     pool = WorkerPool(
         machine_type=machine.machine_type,
         accelerator_type=machine.accelerator_type,
         accelerator_count=machine.accelerator_count,
         boot_disk_size_gb=machine.disk or WorkerPool.boot_disk_size_gb,
+        env=env,
     )
     return replace(
         job,
@@ -145,13 +157,14 @@ def exit_task(settings: Settings, history_uri: Any) -> Any:
         from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
 
         return VertexNotificationEmailOp(recipients=list(settings.notify.emails))
-    return component_factory(settings)(conclude)(
+    concluded = component_factory(settings)(conclude)(
         job_resource_name=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
         project=PROJECT,
         notify_when=settings.notify.when,
         webhook_secret=settings.notify.webhook_secret,
         **run_arguments(history_uri),
     ).set_caching_options(False)
+    return _with_environment(settings, concluded)
 
 
 def train_and_register_pipeline(settings: Settings, name: str) -> Any:

@@ -14,7 +14,8 @@ from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.logs import read_platform_record
 from shardline.components.runs.record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
-from shardline.components.vertex.client import Platform, call_api, platform_errors, retry_policy
+from shardline.components.vertex.client import Platform, read_secret, retry_policy
+from shardline.components.vertex.forms import SECRET
 from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import report
 
@@ -26,7 +27,6 @@ WHEN = ("failure", "always", "never")
 #: Slack takes 3,000 characters in a block.
 _MAX_BLOCK, _MAX_LOG = 2900, 2800
 _TIMEOUT_S = 20.0
-_SECRET = re.compile(r"projects/[^/]+/secrets/[\w-]+/versions/(\d+|latest|[A-Za-z][\w-]*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,10 @@ class NotifySettings:
     def __post_init__(self) -> None:
         if self.when not in WHEN:
             raise SettingsError(f"when must be one of {', '.join(WHEN)}, got {self.when!r}")
-        if self.webhook_secret and not _SECRET.fullmatch(self.webhook_secret):
+        if self.webhook_secret and not SECRET.fits(self.webhook_secret):
             # Not repeated in the message: it may be the URL itself.
             raise SettingsError(
-                "webhook_secret must be projects/PROJECT/secrets/NAME/versions/latest, the name of a "
-                "secret in Secret Manager that holds the URL, not the URL"
+                f"webhook_secret must be {SECRET.description} that holds the URL, not the URL"
             )
         if self.emails and self.webhook_secret:
             raise SettingsError("emails and webhook_secret exclude each other: a run has one exit handler")
@@ -83,15 +82,7 @@ def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
         PlatformError: When Secret Manager refuses, or is not reached.
         SettingsError: When the secret holds no URL.
     """
-    url = environ.get(WEBHOOK_VARIABLE, "")
-    if secret:
-        from google.cloud.secretmanager import SecretManagerServiceClient
-
-        with platform_errors("sign in to Google Cloud"):
-            client = SecretManagerServiceClient()
-        answer = call_api(f"read the secret {secret}", client.access_secret_version, {"name": secret})
-        url = str(answer.payload.data.decode())
-    url = url.strip()
+    url = read_secret(secret) if secret else environ.get(WEBHOOK_VARIABLE, "").strip()
     if url and not re.fullmatch(r"https://\S+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/\S*)?", url):
         raise SettingsError(
             f"{secret or WEBHOOK_VARIABLE} does not hold a URL that begins with https:// (http:// is for "

@@ -229,6 +229,19 @@ def wait_for_operation(action: str, operation: Any, limit_s: float) -> Any:
             ) from None
 
 
+def read_secret(name: str) -> str:
+    """Returns the text of a secret in Secret Manager, without space around it; no error shows it.
+
+    `name` is a `forms.SECRET`. Raises PlatformError when Secret Manager refuses, or is not reached.
+    """
+    from google.cloud.secretmanager import SecretManagerServiceClient
+
+    with platform_errors("sign in to Google Cloud"):
+        client = SecretManagerServiceClient()
+    answer = call_api(f"read the secret {name}", client.access_secret_version, {"name": name})
+    return str(answer.payload.data.decode()).strip()
+
+
 def list_all(
     action: str, method: Callable[..., Iterable[T]], request: Any, *, limit: int | None = None
 ) -> list[T]:

@@ -71,6 +71,10 @@ MODEL = Form(
     r"projects/[\w:.-]+/locations/([a-z0-9-]+)/models/[\w-]+",
     "projects/P/locations/L/models/ID, without a version",
 )
+SECRET = Form(
+    r"projects/[^/]+/secrets/[\w-]+/versions/(\d+|latest|[A-Za-z][\w-]*)",
+    "projects/PROJECT/secrets/NAME/versions/latest, the name of a secret in Secret Manager",
+)
 MACHINE_TYPE = Form(r"[a-z][a-z0-9]*(-[a-z0-9]+)+", "a Compute Engine machine type as in n1-standard-8")
 #: google.cloud.aiplatform_v1.types.EnvVar: "Must be a valid C identifier".
 VARIABLE = Form(r"[A-Za-z_][A-Za-z0-9_]*", "a name of an environment variable")

@@ -214,6 +214,11 @@ class Cluster:
             workers=replace(pool, replica_count=rest) if rest else None,
         )
 
+    def with_env(self, env: Mapping[str, str]) -> Cluster:
+        """Returns the cluster with these environment variables in all pools, whatever their own are."""
+        pools = {name: pool and replace(pool, env={**pool.env, **env}) for name, pool in vars(self).items()}
+        return replace(self, **pools)
+
     @property
     def replica_count(self) -> int:
         """Replicas that train: the chief and the workers."""

@@ -88,6 +88,7 @@ def _settings() -> dict[str, Any]:
         "model_upload": {"display_name": "d", "serving_image_uri": "europe-docker.pkg.dev/p/r/serving:1"},
         "deploy": {"endpoint": "projects/p/locations/l/endpoints/1", "machine_type": "n1-standard-2"},
         "notify": {"when": "always", "webhook_secret": "projects/p/secrets/s/versions/latest"},
+        "tracking": {"mlflow_uri": "https://m:1", "token_secret": "projects/p/secrets/s/versions/1"},
     }
 
 
