@@ -18,12 +18,9 @@ Rows = Sequence[tuple[str, str]]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str = "lr") -> str:
-    """Returns lines of aligned columns.
+    """Returns lines of columns below their titles.
 
-    Args:
-        head: Titles of the columns.
-        rows: Cells, as many as there are titles.
-        align: "l" or "r" for each column, the last one for all that follow.
+    `align` has "l" or "r" for each column, the last one for all that follow.
     """
     columns = [
         [cell.ljust(width) if side == "l" else cell.rjust(width) for cell in column]
@@ -55,11 +52,7 @@ _PRIMARY = {"rmse": "{:,.4g}", "accuracy": "{:.4f}", "macro_f1": "{:.4f}"}
 
 
 def quality(metrics: Mapping[str, float | None]) -> str:
-    """Returns the primary metric of each label: "accuracy 0.9812", "a.accuracy 0.97, b.rmse 3.1".
-
-    Args:
-        metrics: Values by name; with several labels, the label's name is a prefix.
-    """
+    """Returns the primary metric of each label: "accuracy 0.9812", "a.accuracy 0.97, b.rmse 3.1"."""
     first: dict[str, str] = {}
     for metric, form in _PRIMARY.items():
         for name, value in metrics.items():

@@ -63,14 +63,6 @@ class Page:
         return map(Object, self.names.split("\n"), self.sizes, self.generations)
 
 
-def storage_client() -> Client:
-    """Returns a client with this process's credentials; raises PlatformError."""
-    from google.cloud.storage import Client
-
-    with platform_errors("sign in to Google Cloud"):
-        return Client()
-
-
 def parse_uri(uri: str) -> tuple[Bucket, str]:
     """Returns the bucket of gs://BUCKET/NAME, with a client that all threads share, and the name."""
     bucket, _, name = uri.removeprefix("gs://").partition("/")
@@ -94,7 +86,10 @@ class _Client:
 
     @cached_property
     def api(self) -> Client:
-        return storage_client()
+        from google.cloud.storage import Client
+
+        with platform_errors("sign in to Google Cloud"):
+            return Client()
 
     @cached_property
     def _open(self) -> Callable[[], HTTPConnection]:
@@ -167,11 +162,9 @@ class Bucket:
     def pages(self, prefix: str, token: str = "", **options: str | int) -> Iterator[Page]:
         """Yields the pages of the names that begin with a prefix, each requested when it is needed.
 
-        Args:
-            prefix: Beginning of the names.
-            token: Token of the first page.
-            options: `delimiter` "/" lists one folder only, `start_offset` and `end_offset` are the first name
-                and the one after the last, `page_size` is the number of names.
+        `token` is that of the first page. Of the options, `delimiter` "/" lists one folder only,
+        `start_offset` and `end_offset` are the first name and the one after the last, `page_size` says how
+        many there are.
         """
         while True:
             page = self._call(f"list gs://{self.name}/{prefix}", self._page, prefix, token, **options)
@@ -260,16 +253,9 @@ class Bucket:
         return Object(name, int(found["size"]), int(found["generation"]))
 
     def read(self, name: str, generation: int = 0, start: int = 0, end: int = 0) -> bytes:
-        """Returns the content of an object as stored, or a range of it.
+        """Returns the content of an object as stored; unless `end` is 0, the bytes from `start` to before it.
 
-        Args:
-            name: Name of the object.
-            generation: Generation to read; 0 for the latest.
-            start: Offset of the first byte.
-            end: Offset after the last byte; 0 for the whole object.
-
-        Raises:
-            FileNotFoundError: There is no such object, or not in this generation.
+        Raises FileNotFoundError if there is no such object, or not in this generation, 0 for the latest.
         """
         query = f"alt=media&generation={generation}" if generation else "alt=media"
         byte_range = {"Range": f"bytes={start}-{end - 1}"} if end else {}

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 from shardline.components.storage import remote_files
 from shardline.components.storage.bucket import Bucket, Page, parse_uri
 from shardline.components.storage.prefetch import ordered_map
+from shardline.components.text import enumerate_names
 from shardline.trainer.base import files, progress
 from shardline.trainer.base.errors import PlatformError, SourceError
 
@@ -106,10 +107,8 @@ def match_files(pattern: str) -> Iterator[File]:
     if not found:
         raise NoFileError(f"no file matches {pattern!r}")
     if absent:
-        shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5:,} more" if absent[5:] else "")
-        progress.report(
-            "listing", f"no file for {len(absent)} of {len(absent) + len(found)} alternatives: {shown}"
-        )
+        shares = f"{len(absent)} of {len(absent) + len(found)} alternatives"
+        progress.report("listing", f"no file for {shares}: {enumerate_names(absent, 5)}")
     return itertools.chain.from_iterable(found)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from google.cloud.storage import Client
 
 from shardline.components.preprocess.run import plan_dataset, write_shards
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.tfrecord.example import serialize
 from shardline.components.storage import prefetch
-from shardline.components.storage.bucket import storage_client
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SourceError
 from shardline.trainer.data import manifest as manifests
@@ -34,7 +34,7 @@ class Bucket(dict[str, bytes]):
 
     def write(self, name: str, data: bytes) -> None:
         """Writes an object anew."""
-        storage_client().bucket("bucket").blob(name).upload_from_string(data)
+        Client().bucket("bucket").blob(name).upload_from_string(data)
 
 
 @pytest.fixture(scope="module")
