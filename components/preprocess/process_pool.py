@@ -87,14 +87,9 @@ class Processes:
     def run(
         self, job: Job, arguments: Mapping[str, Any], items: Sequence[str], report: Report
     ) -> dict[str, Any]:
-        """Runs one of the jobs and returns its results, by item.
+        """Runs one of the jobs on items, the longest first, and returns its results, by item.
 
-        Args:
-            job: One of the jobs named at the start.
-            arguments: Arguments of the job for all items, as JSON.
-            items: Names of the items, the longest first.
-            report: Receives the progress of all processes.
-
+        `arguments` are the same for all items, as JSON; `report` receives the progress of all processes.
         Raises ShardlineError: that of the first process that failed, or one for a worker without an answer.
         """
         results: dict[str, Any] = {}
@@ -190,7 +185,8 @@ def _run_worker() -> None:
 
     def flush() -> None:
         nonlocal reported
-        _answer({"records": done[0], "bytes": done[1], "repeated": take_retry_count()})
+        answer = {"records": done[0], "bytes": done[1], "repeated": take_retry_count()}
+        print(json.dumps(answer), flush=True)
         done[:], reported = [0, 0], time.monotonic()
 
     def report(records: int, size: int) -> None:
@@ -207,15 +203,10 @@ def _run_worker() -> None:
         except Exception as failure:
             error = crash.as_error(failure)
             values = [error.name, error.reason] if isinstance(error, BadRecordError) else [str(error)]
-            _answer({"error": type(error).__name__, "values": values})
+            print(json.dumps({"error": type(error).__name__, "values": values}), flush=True)
             return
         flush()
-        _answer({"results": results})
-
-
-def _answer(value: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+        print(json.dumps({"results": results}), flush=True)
 
 
 if __name__ == "__main__":

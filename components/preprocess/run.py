@@ -217,7 +217,7 @@ def _make_plan(settings: PreprocessSettings, work: WorkDirectory, processes: Pro
         plan = replace(plan, rejected=dict(rejected.reasons), shards=plans.assign_shards(found, work))
         work.check()
         markers.remove_other_markers(plan, work)
-        for path in {*work.shards.glob("*.tfrecord")} - {work.shard(shard.file) for shard in plan.shards}:
+        for path in {*work.shards.glob("*.tfrecord")} - {work.shards / shard.file for shard in plan.shards}:
             path.unlink()
         plan.save(work.plan)
         return plan

@@ -121,10 +121,6 @@ class WorkDirectory:
         """Returns the path of a shard's records."""
         return self.scratch / "rows" / shard
 
-    def shard(self, shard: str) -> Path:
-        """Returns the path of a shard until the dataset is complete."""
-        return self.shards / shard
-
     def discard_plan(self) -> None:
         """Removes the files of a survey, for a new one; completed shards stay."""
         for path in (self.plan, self.spool, self.keys, self.rejected, *self.unfinished_files()):
@@ -252,8 +248,8 @@ def publish(work: WorkDirectory, shards: list[str], fingerprint: str) -> None:
     for path in (*earlier, *work.unfinished_files()):
         path.unlink()
     for shard in shards if work.shards != work.out else ():
-        if work.shard(shard).exists():
-            work.shard(shard).replace(work.out / shard)
+        if (work.shards / shard).exists():
+            (work.shards / shard).replace(work.out / shard)
     for path in (work.rejected, work.key_hashes):  # a source without keys has no identities
         if path.exists() and path.stat().st_size:
             (remote_files.upload if work.is_remote else Path.replace)(path, work.out / path.name)

@@ -127,8 +127,7 @@ class SourceImage:
         orientation: EXIF's 1..8, not yet applied by `to_pixels`.
         size: Height and width in pixels, upright.
         kinds: Properties other than plain 8-bit grey or RGB: "palette", "alpha", "cmyk", "16 bit",
-        "animation",
-            "exif orientation", and its format unless that is JPEG or PNG.
+            "animation", "exif orientation", and its format unless that is JPEG or PNG.
     """
 
     def __init__(self, opened: Any, header: Header | None) -> None:
@@ -301,9 +300,7 @@ def encode(pixels: Pixels, encoding: str, *, quality: int = QUALITY) -> bytes:
     """Encodes uint8 (height, width, 1 or 3) as "jpeg", "png" or "raw" (the values row by row).
 
     A JPEG of quality 90 or less has half the resolution in colour, as photos have; above that, the whole.
-
-    Raises:
-        UnreadableError: A side is longer than the encoding allows, or the library fails.
+    Raises UnreadableError if a side is longer than the encoding allows, or the library fails.
     """
     check_sides(pixels.shape[0], pixels.shape[1], encoding)
     pixels = np.ascontiguousarray(pixels)

@@ -35,14 +35,10 @@ _BLOCK = 4096
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """Numbers of a column.
+    """Numbers of a column: of all examples, those `missing` a finite number, and those that are `zeros`.
 
-    Attributes:
-        examples: Number of examples.
-        missing: Of these, those without a finite number.
-        zeros: Of these, those with 0.
-        spread: Smallest, largest and mean number, and standard deviation; None where all are missing.
-        quantiles: Quantiles at `SHARES`; of many examples those of a random sample.
+    `spread` is None where all are missing. `quantiles` are those at `SHARES`; of many examples, of a random
+    sample.
     """
 
     name: str
@@ -58,8 +54,7 @@ class TextColumn:
     """Texts of a column.
 
     Attributes:
-        examples: Number of examples.
-        empty: Of these, those with an empty text.
+        empty: Number of examples with an empty text.
         distinct: Number of texts that differ in their first 100 characters.
         has_more: Whether there are more texts than are counted.
         frequent: The most frequent, cut after 100 characters, and their numbers.
@@ -78,11 +73,9 @@ class TextColumn:
 
 
 class ColumnCounter:
-    """Counts the values of columns, and of labels that are numbers, in some examples.
+    """Counts the values of columns, and of labels that are numbers, in the examples of one of `shards` parts.
 
-    Args:
-        manifest: Manifest of the dataset.
-        shards: Number of parts in which the dataset is counted; `merge_columns` joins their results.
+    `merge_columns` joins their results.
     """
 
     def __init__(self, manifest: Manifest, shards: int) -> None:

@@ -64,10 +64,6 @@ class Profile:
     An image has the features "image brightness" (mean of its pixels, 0 to 255), "image height" and "image
     width"; text has its "length" in characters, and its values unless nearly all of them differ. Each of
     several numbers in one label, and each label of a multilabel one, is a feature of its own.
-
-    Attributes:
-        fingerprint: Fingerprint of the dataset.
-        split: Name of the split.
     """
 
     fingerprint: str

@@ -74,14 +74,9 @@ class ClassTable(NamedTuple):
 
 
 def stats(directory: Path, *, processes: int = 0) -> Stats:
-    """Reads every record, but only the headers of images.
+    """Reads every record, but only the headers of images, by `processes` processes, 0 for one per core.
 
-    Args:
-        directory: A dataset directory.
-        processes: Number of processes; 0 for one per core.
-
-    Raises:
-        DatasetError: There is no manifest, or a shard is damaged.
+    Raises DatasetError if there is no manifest, or a shard is damaged.
     """
     manifest = manifests.load(directory)
     found = each_shard(count_shards, directory, manifest, topic="stats", processes=processes)

@@ -24,7 +24,7 @@ from shardline.components.preprocess.time_split import format_time, scaled_gap
 from shardline.components.preprocess.work_directory import REJECTED_FILE
 from shardline.components.preprocess.write.markers import tally
 from shardline.components.storage import remote_files
-from shardline.components.text import size
+from shardline.components.text import enumerate_names, size
 from shardline.trainer.base.errors import RunError, SourceError, printable
 from shardline.trainer.data import manifest as manifests
 from shardline.trainer.data.features import CLASS, MULTILABEL, REGRESSION, Feature, Label, Spread, Tally
@@ -85,15 +85,8 @@ def verify(directory: Path, *, deep: bool = False, processes: int = 0) -> Verifi
     Checked are the size and CRC-32C of each file, the CRC-32Cs of each record, that it parses as an
     Example with exactly the manifest's features, the values of each, that labels are such as their kind has,
     that the file of each image is sound, the number of records by shard and class, and that no file is
-    missing or left over. Damage does not end it: all shards are read.
-
-    Args:
-        directory: A dataset directory.
-        deep: Whether every image is decoded as well.
-        processes: Number of processes; 0 for one per core.
-
-    Raises:
-        DatasetError: There is no manifest that can be read.
+    missing or left over. With `deep` every image is decoded as well. Damage does not end it: all shards are
+    read, by `processes` processes, 0 for one per core. Raises DatasetError if no manifest can be read.
     """
     manifest = manifests.load(directory)
     checks = each_shard(check_shards, directory, manifest, topic="verify", processes=processes, deep=deep)
@@ -236,11 +229,9 @@ def _check_groups(manifest: Manifest, checks: Mapping[str, _Check]) -> Iterator[
         for group in {group for shard in split.shards for group in checks[shard.file]["groups"]}:
             splits.setdefault(group, []).append(name)
     if leaks := sorted(group for group, names in splits.items() if len(names) > 1):
-        named = ", ".join(
-            f"{group!r} in {' and '.join(sorted(splits[group]))}" for group in leaks[:_MOST_LISTED]
-        )
-        more = f" and {len(leaks) - _MOST_LISTED:,} more" if len(leaks) > _MOST_LISTED else ""
-        what = f"groups by {manifest.group!r}, and groups are in several splits: {named}{more}"
+        named = [f"{group!r} in {' and '.join(sorted(splits[group]))}" for group in leaks]
+        shown = enumerate_names(named, _MOST_LISTED)
+        what = f"groups by {manifest.group!r}, and groups are in several splits: {shown}"
         yield Damage(MANIFEST_FILE, None, what)
 
 

@@ -209,8 +209,7 @@ class ImageReader:
 class ImageLocator:
     """Locates the images of a survey; copies to `spool` those that cannot be read again. A context manager.
 
-    Attributes:
-        locations: Locations found so far, by number.
+    `locations` are those found so far, by number.
     """
 
     def __init__(self, spool: Path, max_pixels: int) -> None:

@@ -67,11 +67,8 @@ _BLOCK = Struct("<QQ")
 class Fields(NamedTuple):
     """Fields of one record that a reader needs.
 
-    Attributes:
-        path: Path of the image relative to its location, empty where it is the key.
-        label: Index of the class.
-        location: Number of the image's location.
-        offset, length: Where the image is in its file, in bytes; `WHOLE_FILE` for a file of its own.
+    `path` is that of the image relative to its location, empty where it is the key; `offset` and `length` say
+    where it is in its file, in bytes, with `WHOLE_FILE` for a file of its own.
     """
 
     key: bytes
@@ -177,13 +174,8 @@ def key_hash_bytes(heads: Numbers) -> bytes:
 def append(path: Path, records: Records) -> bytes:
     """Appends records to a file, and returns the bytes that were written."""
     block = records.to_bytes()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    try:
-        rest = memoryview(block)
-        while rest:
-            rest = rest[os.write(file, rest) :]
-    finally:
-        os.close(file)
+    with path.open("ab") as file:
+        file.write(block)
     return block
 
 

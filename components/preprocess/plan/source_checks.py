@@ -14,6 +14,7 @@ from shardline.components.preprocess.schema.labels import LARGEST_FLOAT
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources.example import BadExample, Example
 from shardline.components.preprocess.tfrecord.example import OWN_FEATURES, entries
+from shardline.components.text import enumerate_names
 from shardline.trainer.base.deserialize import did_you_mean
 from shardline.trainer.base.errors import BadRecordError, SourceError, printable
 from shardline.trainer.base.progress import report
@@ -30,9 +31,6 @@ from shardline.trainer.data.features import (
 from shardline.trainer.data.manifest import SPLITS
 
 SPLIT_NAMES = frozenset({None, *SPLITS})
-
-# Anomalies that an error names; the log has all of them.
-_NAMED = 20
 
 
 def check_example(found: Any, classes: int | None) -> Example:
@@ -136,10 +134,9 @@ def check_anomalies(found: Sequence[Anomaly], settings: PreprocessSettings) -> N
         report("preprocess", f"anomaly: {anomaly}")
     blocking = [anomaly for anomaly in found if anomaly.blocks]
     if blocking and settings.on_anomaly == "fail":
-        named = ", ".join(f"{anomaly.column} ({anomaly.problem})" for anomaly in blocking[:_NAMED])
-        more = f" and {len(blocking) - _NAMED} more" if len(blocking) > _NAMED else ""
+        named = enumerate_names([f"{anomaly.column} ({anomaly.problem})" for anomaly in blocking])
         raise SourceError(
-            f"the source does not fit the schema {settings.schema}: {named}{more} (see the log); correct "
+            f"the source does not fit the schema {settings.schema}: {named} (see the log); correct "
             "the data or the schema, or continue with on_anomaly=warn"
         )
 

@@ -52,11 +52,7 @@ class LabelSetting:
 
 
 def parse(text: str) -> tuple[LabelSetting, ...]:
-    """Parses the setting: KIND:COLUMN[,COLUMN], each with an optional [UNIT]; labels are separated by ;.
-
-    Raises:
-        SettingsError: It has another form.
-    """
+    """Parses KIND:COLUMN[,COLUMN], each with an optional [UNIT], with ; between labels; or SettingsError."""
     parsed = tuple(_parse_label(part.strip()) for part in text.split(";") if part.strip())
     columns = [column for setting in parsed for column in setting.columns]
     for column in columns:
@@ -94,15 +90,9 @@ def _parse_label(text: str) -> LabelSetting:
 def find_labels(
     wanted: Sequence[LabelSetting], types: Mapping[str, str], values: Callable[[str], Iterable[Any]]
 ) -> list[Label]:
-    """Returns the labels in some columns of a table.
+    """Returns the labels in some columns of a table; `values` reads a column from its first row to its last.
 
-    Args:
-        wanted: The parsed setting.
-        types: Types of the table's columns, as in `Columns.types`.
-        values: Reads a column from its first row to its last.
-
-    Raises:
-        SourceError: A type does not fit the kind, or it is unclear whether whole numbers are classes.
+    Raises SourceError if a type does not fit the kind, or it is unclear whether whole numbers are classes.
     """
     names = [setting.columns[0] for setting in wanted] if len(wanted) > 1 else [LABEL]
     return [_find_label(name, setting, types, values) for name, setting in zip(names, wanted, strict=True)]

@@ -125,11 +125,7 @@ def _time(text: str) -> datetime:
 
 
 class Service:
-    """Google's clients for BigQuery, and the project that is billed: the run's, else the credentials'.
-
-    Args:
-        reference: Table or query to read.
-    """
+    """Google's clients for BigQuery, and the project that is billed: the run's, else the credentials'."""
 
     def __init__(self, reference: Reference) -> None:
         self.name = reference.name

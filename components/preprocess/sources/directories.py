@@ -118,11 +118,7 @@ class ListedFiles(TableRows):
 
 
 class Texts:
-    """Text files of a directory, in UTF-8, as features; the key is the path.
-
-    Args:
-        files: The files, from `open_directory`.
-    """
+    """Text files of a directory, from `open_directory`, in UTF-8, as features; the key is the path."""
 
     features = (Feature("text", "string"),)
 

@@ -95,15 +95,10 @@ class Source(Protocol):
 
 
 def read_remote(path: str, key: str, surveyed: int, size: int = 0, generation: int = 0) -> bytes:
-    """Returns the content of a remote image file, in as few requests as possible.
+    """Returns the content of a remote image file, named `key` in messages, in as few requests as possible.
 
-    Args:
-        path: Path of the file.
-        key: Name of the file in messages.
-        surveyed: Time of the survey, in nanoseconds since the epoch; a file of a mount that changed later is
-            refused.
-        size: Size in bytes that a listing has found; 0 for unknown.
-        generation: Generation of an object that a listing has found; 0 for none.
+    A file of a mount that changed after it was `surveyed`, in ns since the epoch, is refused. `size` in bytes
+    and `generation` are those that a listing has found; 0 for unknown.
 
     Raises:
         BadRecordError: It cannot be read.

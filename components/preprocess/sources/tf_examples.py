@@ -55,10 +55,7 @@ class ExampleRows(TableRows):
     """Examples of TFRecord files as rows: each feature a column, of one value or of a list of fixed length.
 
     The key is a hash of the whole record unless a feature is the key. Where examples have an encoded image,
-    only the columns that are named are read besides.
-
-    Raises:
-        SourceError: A file cannot be read, or lacks a feature.
+    only the columns that are named are read besides. SourceError if a file cannot be read or lacks a feature.
     """
 
     def __init__(self, name: str, files: Sequence[TfRecordFile], settings: PreprocessSettings) -> None:

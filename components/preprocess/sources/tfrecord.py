@@ -34,10 +34,8 @@ _SPLITS = {"train": "train", "validation": "validation", "val": "validation", "t
 def open_tfrecords(pattern: str, settings: PreprocessSettings) -> Source:
     """Returns the examples of TFRecord files, plain or gzip (detected by their first bytes).
 
-    Those with an encoded image and one class each are read record by record, all others as a table.
-
-    Raises:
-        SourceError: No file matches, one is not a TFRecord file, or the first record lacks a feature.
+    Those with an encoded image and one class each are read record by record, all others as a table. Raises
+    SourceError if no file matches, one is not a TFRecord file, or the first record lacks a feature.
     """
     paths = find_files(pattern)
     remote_files.prefetch_copies(filter(remote_files.is_on_network, paths))
@@ -88,10 +86,8 @@ class TfRecords:
 
     Labels are int64 class indices (the classes are then named "0", "1", ...) or bytes class names (sorted).
     The key is a hash of the whole record unless a feature of the files is the key. `features` are names of
-    the files' features by Shardline's: image, label, key, and any others of one value each.
-
-    Raises:
-        SourceError: The first record lacks a feature.
+    the files' features by Shardline's: image, label, key, and any others of one value each. Raises
+    SourceError if the first record lacks one.
     """
 
     def __init__(self, files: Sequence[TfRecordFile], features: Mapping[str, str]) -> None:

@@ -127,7 +127,7 @@ def _is_done(shard: PlannedShard, marker: Marker, plan: Plan, work: WorkDirector
     if marker.labels.keys() != {label.name for label in plan.labels}:
         return False
     try:
-        path = work.shard(shard.file)
+        path = work.shards / shard.file
         if shard.file not in listed and work.publishing.exists() and not path.exists():
             path = work.out / shard.file  # an interrupted run has moved it
         if path.stat().st_size != marker.shard.bytes:

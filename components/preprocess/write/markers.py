@@ -170,7 +170,7 @@ class ShardUpload:
     def add(self, temporary: Path, marker: Marker, hashes: bytes) -> None:
         """Adds a complete shard on this machine's disk, and the hashes of its contents."""
         if self._pool is None:
-            temporary.replace(self._work.shard(marker.shard.file))
+            temporary.replace(self._work.shards / marker.shard.file)
             write(self._work, [(marker, hashes)])
             return
         while len(self._uploads) >= _UPLOADS:
@@ -178,7 +178,7 @@ class ShardUpload:
         self._uploads.append(self._pool.submit(self._upload, temporary, marker, hashes))
 
     def _upload(self, temporary: Path, marker: Marker, hashes: bytes) -> None:
-        path = self._work.shard(marker.shard.file)
+        path = self._work.shards / marker.shard.file
         try:
             remote_files.upload(temporary, path, before=self._work.check)
             with self._lock:

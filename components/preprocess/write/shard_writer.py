@@ -89,7 +89,7 @@ class ShardWriter:
                 # It was valid when it was checked.
                 raise changed_error(error.name, f"became unusable ({error.reason})") from None
             if isinstance(error, OSError):
-                raise unwritable(self._work.shard(shard.file), error) from None
+                raise unwritable(self._work.shards / shard.file, error) from None
             raise
 
     def _write_block(self, block: Records, output: ShardFile, kinds: Counter[Kind | None]) -> Iterator[bytes]:
