@@ -1,11 +1,14 @@
-"""End of a run: its outcome is recorded, and sent to a webhook."""
+"""End of a run: its outcome is recorded, and sent to a webhook and a topic of Pub/Sub."""
 
 from __future__ import annotations
 
+import base64
+import html
+import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +17,7 @@ from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.logs import read_platform_record
 from shardline.components.runs.record import FAILED, RUN_VARIABLE, SUCCEEDED, RunRecord, State
-from shardline.components.vertex.client import Platform, read_secret, retry_policy
+from shardline.components.vertex.client import Platform, Rest, platform_errors, read_secret, retry_policy
 from shardline.components.vertex.forms import SECRET
 from shardline.trainer.base.errors import PlatformError, SettingsError, ShardlineError
 from shardline.trainer.base.progress import report
@@ -23,10 +26,14 @@ TOPIC = "conclude"
 #: Environment variable with the webhook's URL in a run on this machine.
 WEBHOOK_VARIABLE = "SHARDLINE_WEBHOOK"
 WHEN = ("failure", "always", "never")
+FORMS = ("slack", "chat", "json")
 
-#: Slack takes 3,000 characters in a block.
+#: Slack takes 3,000 characters in a block, Google Chat 32,000 bytes in all, four for a character.
 _MAX_BLOCK, _MAX_LOG = 2900, 2800
 _TIMEOUT_S = 20.0
+#: Seconds of retries, which outlast a short outage.
+_OUTAGE_S = 300.0
+_TOPIC = re.compile(r"projects/[\w.:-]+/topics/(?!goog)[A-Za-z][\w.~+%-]{2,254}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +46,8 @@ class NotifySettings:
 
     when: str = "failure"
     webhook_secret: str = ""
+    form: str = ""
+    topic: str = ""
     emails: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -49,27 +58,46 @@ class NotifySettings:
             raise SettingsError(
                 f"webhook_secret must be {SECRET.description} that holds the URL, not the URL"
             )
-        if self.emails and self.webhook_secret:
-            raise SettingsError("emails and webhook_secret exclude each other: a run has one exit handler")
+        if self.form not in ("", *FORMS):
+            raise SettingsError(f"form must be one of {', '.join(FORMS)}, got {self.form!r}")
+        if self.topic and not _TOPIC.fullmatch(self.topic):
+            raise SettingsError(f"topic must be projects/PROJECT/topics/TOPIC, got {self.topic!r}")
+        for name in ("webhook_secret", "form", "topic"):
+            if self.emails and getattr(self, name):
+                raise SettingsError(f"emails and {name} exclude each other: a run has one exit handler")
         for address in self.emails:
             if not re.fullmatch(r"[^@\s]+@[^@\s]+", address):
                 raise SettingsError(f"emails must be e-mail addresses, got {address!r}")
 
 
-def payload(run: RunRecord) -> dict[str, Any]:
-    """Returns a message in the form of Slack's incoming webhooks, which Mattermost and others take too.
+def payload(run: RunRecord, form: str = "slack") -> dict[str, Any]:
+    """Returns the message about a run.
 
-    Source: https://api.slack.com/messaging/webhooks
+    "slack" is the form of Slack's incoming webhooks, which Mattermost and others take too, "chat" that of
+    Google Chat, which refuses other keys, "json" an object of texts, which docs/reports.md explains.
+    Sources: https://api.slack.com/messaging/webhooks,
+    https://developers.google.com/workspace/chat/api/reference/rest/v1/spaces.messages
     """
+
+    def escaped(text: str) -> str:  # Google Chat has no escape, and <users/all> would notify everyone
+        return text.replace("<", "\u2039") if form == "chat" else html.escape(text, quote=False)
+
+    if form == "json":
+        failure: dict[str, Any] = asdict(run.explanation) if run.explanation else {"lines": ()}
+        about = {"headline": run.headline(), "pipeline": run.pipeline, "run": run.name, "state": run.state}
+        links = {f"link_{name}": link for name, link in run.links.items()}
+        return {**about, "verdict": run.verdict, **failure, "lines": "\n".join(failure["lines"]), **links}
     rows = [("run", run.name), *run.links.items()]
     lines: tuple[str, ...] = ()
     if run.explanation is not None:
         rows, lines = [*run.explanation.rows(), *rows], run.explanation.lines
-    body = "\n".join(f"*{_escaped(name)}*  {_escaped(value)}" for name, value in rows)
-    texts = [f"*{_escaped(run.headline())}*", body]
+    body = "\n".join(f"*{escaped(name)}*  {escaped(value)}" for name, value in rows)
+    texts = [f"*{escaped(run.headline())[:2000]}*", body[:_MAX_BLOCK]]
     if lines:
-        texts.append(f"```{_escaped(chr(10).join(lines))[-_MAX_LOG:]}```")
-    blocks = [{"type": "section", "text": {"type": "mrkdwn", "text": text[:_MAX_BLOCK]}} for text in texts]
+        texts.append(f"```{escaped(chr(10).join(lines))[-_MAX_LOG:]}```")
+    if form == "chat":
+        return {"text": "\n".join(texts)}
+    blocks = [{"type": "section", "text": {"type": "mrkdwn", "text": text}} for text in texts]
     return {"text": run.headline(), "blocks": blocks}
 
 
@@ -92,7 +120,7 @@ def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def send(url: str, message: Mapping[str, Any]) -> None:
-    """Posts a message, with retries for a minute where the webhook is busy or not reached.
+    """Posts a message, with retries for five minutes where the webhook is busy or not reached.
 
     Raises PlatformError without the URL, which the errors of requests contain.
     """
@@ -104,15 +132,28 @@ def send(url: str, message: Mapping[str, Any]) -> None:
             raise requests.HTTPError(response=response)
 
     try:
-        return retry_policy("call the webhook")(post)()
+        return retry_policy("call the webhook", outage_s=_OUTAGE_S)(post)()
     except requests.RequestException as error:
         answer = error.response
         reason = type(error).__name__ if answer is None else f"status {answer.status_code}"
-    raise PlatformError(f"the webhook refused the message ({reason})") from None
+    raise PlatformError(f"the webhook did not take the message ({reason})") from None
 
 
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def publish(topic: str, run: RunRecord) -> None:
+    """Publishes the plain message about a run to a topic of Pub/Sub, with retries as `send`.
+
+    Source: https://cloud.google.com/pubsub/docs/reference/rest/v1/projects.topics/publish
+    """
+    import google.auth
+    from google.auth.transport.requests import AuthorizedSession
+
+    attributes = {"pipeline": run.pipeline, "run": run.name, "state": run.state}
+    data = base64.b64encode(json.dumps(payload(run, "json")).encode()).decode()
+    with platform_errors(f"publish to {topic}"):
+        credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/pubsub"])
+        session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
+        body = {"messages": [{"data": data, "attributes": attributes}]}
+        Rest(session, _OUTAGE_S).request("pubsub", f"v1/{topic}:publish", body)
 
 
 def conclude_run(
@@ -123,13 +164,12 @@ def conclude_run(
     job_resource_name: str,
     project: str,
     history_uri: str,
-    notify_when: str,
-    webhook_secret: str,
-) -> None:
-    """Records the outcome of a run, explains a failure, and sends a notification.
+    notify: NotifySettings,
+) -> str:
+    """Records the outcome of a run, explains a failure, and sends notifications.
 
     Errors on the way are reported, not raised. The arguments are those of `conclude`; `state` and `error` are
-    the outcome of the tasks inside the exit handler.
+    the outcome of the tasks inside the exit handler. Returns a line "CHANNEL: WHY" for each that failed.
     """
     run = _read_outcome(cast(State, state.lower()), error, job_name, job_resource_name, project)
     if run.explanation is not None:
@@ -137,19 +177,41 @@ def conclude_run(
             report(TOPIC, f"{name}: {value}")
         for line in run.explanation.lines:
             report(TOPIC, f"| {line}")
+    _write(run, history_uri, job_name)
+    # A cancelled run counts as a failure.
+    if notify.when == "always" or (notify.when == "failure" and run.state != SUCCEEDED):
+        run = replace(run, undelivered=_notify(run, notify))
+    if run.undelivered:
+        _write(run, history_uri, job_name)
+    return "\n".join(f"{channel}: {why}" for channel, why in run.undelivered.items())
+
+
+def _write(run: RunRecord, history_uri: str, job_name: str) -> None:
     if history_uri:
         try:
             run.write(champion_directory(history_uri) / "runs" / Path(job_name).name)
         except (OSError, ShardlineError) as failure:
             report(TOPIC, f"cannot write the record of this run to {history_uri}: {failure}")
-    # A cancelled run counts as a failure.
-    if notify_when == "always" or (notify_when == "failure" and run.state != SUCCEEDED):
+
+
+def _notify(run: RunRecord, notify: NotifySettings) -> dict[str, str]:
+    """Sends the notifications; returns why one did not arrive, by channel, without any secret."""
+    undelivered = {}
+    for channel in ("webhook", "topic"):
         try:
-            if url := webhook_url(webhook_secret):
-                send(url, payload(run))
-                report(TOPIC, "the webhook has been called")
-        except ShardlineError as failure:
-            report(TOPIC, f"no notification was sent: {failure}")
+            if channel == "topic" and notify.topic:
+                publish(notify.topic, run)
+            elif channel == "webhook" and (url := webhook_url(notify.webhook_secret)):
+                own = "chat" if url.startswith("https://chat.googleapis.com/") else "slack"
+                send(url, payload(run, notify.form or own))
+            else:
+                continue
+            report(TOPIC, f"the {channel} has been notified")
+        except Exception as failure:  # the text of any but our own may hold the URL
+            why = failure.line if isinstance(failure, ShardlineError) else type(failure).__name__
+            undelivered[channel] = why
+            report(TOPIC, f"no notification was sent to the {channel}: {why}")
+    return undelivered
 
 
 def _read_outcome(state: State, error: str, job_name: str, job_resource_name: str, project: str) -> RunRecord:

@@ -88,6 +88,7 @@ class RunRecord:
         data: Metadata of the dataset's artifact: fingerprint, classes, records of each split.
         links: URLs, gs:// or paths by name.
         explanation: Explanation of the failure; None where the run has not failed.
+        undelivered: Why a notification of the end did not arrive, by channel: webhook, topic.
         parameters: Parameters of the pipeline, on this machine with their defaults.
         facts: Facts that tasks have reported, by name; these and all that follow on this machine only.
         yaml: Path of the compiled pipeline.
@@ -115,6 +116,7 @@ class RunRecord:
     data: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     explanation: Explanation | None = None
+    undelivered: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     yaml: str = ""
@@ -279,13 +281,16 @@ class TaskOutputs:
 
 
 def collect_results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:
-    """Returns verdict, reason, metrics, data and links for a `RunRecord`, from the outputs of tasks."""
-    found: dict[str, Any] = {"verdict": "", "reason": "", "metrics": {}, "data": {}, "links": {}}
+    """Returns the fields of a `RunRecord` that follow from the outputs of tasks, such as its verdict."""
+    found: dict[str, Any] = {"verdict": "", "reason": ""}
+    found |= {name: {} for name in ("metrics", "data", "links", "undelivered")}
     for task in tasks:
         if "fingerprint" in (data := task.artifacts.get("dataset", {})):
             found["data"] = data
         if task.parameters.get("changed") is False:
             found["verdict"], found["reason"] = "unchanged", str(task.parameters.get("reason", ""))
+        for line in str(task.parameters.get("undelivered", "")).splitlines():
+            channel, _, found["undelivered"][channel] = line.partition(": ")
         blessed = task.artifacts.get("exported", {}).get("blessed")
         if blessed is not None:
             found["verdict"] = "blessed" if blessed is True else "not blessed"

@@ -161,7 +161,8 @@ def call_api(
     transport = getattr(getattr(method, "__self__", None), "transport", None)
     failed: list[Exception] = []
     credentials = getattr(transport, "_credentials", None)
-    retry = retry_policy(action, credentials, failed=failed, repeatable=repeatable, watching=watching)
+    outage = _WATCH_RETRY_S if watching else 0.0
+    retry = retry_policy(action, credentials, failed=failed, repeatable=repeatable, outage_s=outage)
     timeout = ConstantTimeout(timeout_s or _TIMEOUT_S)  # type: ignore[no-untyped-call]
     with platform_errors(action):
         try:
@@ -178,11 +179,12 @@ def retry_policy(
     *,
     failed: list[Exception] | None = None,
     repeatable: bool = True,
-    watching: bool = False,
+    outage_s: float = 0.0,
 ) -> Retry:
     """Returns the retry policy of one call, also for Google's other clients and for requests.
 
-    A refused token of `credentials` is renewed once. `failed` collects the errors of failed attempts.
+    A refused token of `credentials` is renewed once. `failed` collects the errors of failed attempts. Retries
+    last `outage_s` seconds, also where the service is not reached; 0 for a minute, and then only seconds.
     """
     from google.api_core.retry import Retry
 
@@ -196,20 +198,23 @@ def retry_policy(
         if kind is RefusalKind.EXPIRED and credentials is not None and not expired:
             credentials.token = None  # gRPC renews it by the clock only, and not when the platform refuses it
             return True
-        if kind is RefusalKind.UNREACHED and not watching:
+        if kind is RefusalKind.UNREACHED and not outage_s:
             return repeatable and len(failed) < _MAX_UNREACHED_RETRIES
-        return kind in transient and time.monotonic() - begin < (_WATCH_RETRY_S if watching else _RETRY_S)
+        return kind in transient and time.monotonic() - begin < (outage_s or _RETRY_S)
 
     def record(error: Exception) -> None:
         failed.append(error)
         # Retries of a service that is not reached end within seconds: no line.
-        if watching or refusal_kind(error) is not RefusalKind.UNREACHED:
+        if outage_s or refusal_kind(error) is not RefusalKind.UNREACHED:
             progress.report("vertex", f"cannot {action} yet ({short_reason(error)}); trying again")
+        headers = getattr(getattr(error, "response", None), "headers", {})
+        with contextlib.suppress(ValueError):  # it may be a date; the policy's own pause follows
+            time.sleep(min(float(headers.get("Retry-After", 0)), 60.0))
 
     return Retry(
         predicate=should_retry,
         initial=0.5,
-        maximum=60.0 if watching else 8.0,
+        maximum=60.0 if outage_s else 8.0,
         timeout=None,  # raises the last error, not a RetryError
         on_error=record,
     )
@@ -276,10 +281,11 @@ def platform_errors(action: str) -> Iterator[None]:
 class Rest:
     """Session with Google's REST APIs, as this process's account.
 
-    Use it inside `platform_errors`.
+    Use it inside `platform_errors`. `outage_s` is that of `retry_policy`.
     """
 
     session: AuthorizedSession
+    outage_s: float = 0.0
 
     def request(
         self, api: str, path: str, body: Mapping[str, Any] | None = None, **query: Sequence[str]
@@ -293,7 +299,7 @@ class Rest:
             response.raise_for_status()
             return dict(response.json())
 
-        answer: dict[str, Any] = retry_policy(f"ask {api}.googleapis.com")(call)()
+        answer: dict[str, Any] = retry_policy(f"ask {api}.googleapis.com", outage_s=self.outage_s)(call)()
         return answer
 
     def get_or_none(self, api: str, path: str) -> dict[str, Any] | None:

@@ -311,7 +311,7 @@ def local_time(moment: str) -> str:
 
 def _page(found: RunRecord) -> Iterator[str]:
     yield found.headline()
-    rows = list(found.links.items())
+    rows = [*found.links.items(), *(("not notified", ": ".join(each)) for each in found.undelivered.items())]
     if found.explanation is not None:
         last = found.explanation.lines
         rows = [*found.explanation.rows(), *rows]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 
+from shardline.components.conclude import notification
 from shardline.components.conclude.component import conclude
 from shardline.components.conclude.notification import (
     WEBHOOK_VARIABLE,
@@ -18,7 +23,6 @@ from shardline.components.conclude.notification import (
 )
 from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.record import RUN_VARIABLE, RunRecord
-from shardline.components.vertex import client
 from shardline.pipelines.settings import load
 from shardline.trainer.base.errors import PlatformError, SettingsError
 from shardline.trainer.base.progress import Event
@@ -59,13 +63,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def finish(state: str, history: Path | str = "", when: str = "failure") -> None:
-    conclude(
+def finish(state: str, history: Path | str = "", when: str = "failure", form: str = "") -> Any:
+    return conclude(
         status=Status(state),
         job_name="retrain-1",
         job_resource_name="projects/local/locations/local/pipelineJobs/local",
         history_uri=str(history),
         notify_when=when,
+        form=form,
     )
 
 
@@ -79,7 +84,7 @@ def test_a_failure_is_said_recorded_and_sent(
         "failed step: train",
         "next step: look at the whole log of the task",
         "| worker-0 | epoch 1",
-        "the webhook has been called",
+        "the webhook has been notified",
     ]
     (message,) = webhook.messages
     assert message["text"] == "retrain failed: train"
@@ -120,7 +125,9 @@ def test_a_webhook_that_refuses_fails_nothing_and_stays_secret(
 
     finish("FAILED")
 
-    assert events[-1].text == "no notification was sent: the webhook refused the message (status 400)"
+    refused = "the webhook did not take the message (status 400)"
+    assert events[-1].text == f"no notification was sent to the webhook: {refused}"
+    assert len(webhook.messages) == 1
     assert not any("T0PS3CRET" in event.text for event in events)
 
 
@@ -133,7 +140,58 @@ def test_a_webhook_that_is_busy_is_called_again(run: Path, webhook: Webhook, eve
     assert [event.text for event in events if event.topic == "vertex"] == [
         "cannot call the webhook yet (503 service unavailable); trying again"
     ]
-    assert events[-1].text == "the webhook has been called"
+    assert events[-1].text == "the webhook has been notified"
+
+
+def test_a_webhook_that_names_a_time_is_called_after_it(run: Path, webhook: Webhook) -> None:
+    webhook.first, webhook.wait = [429], "1"
+    begin = time.monotonic()
+
+    finish("FAILED")
+
+    assert len(webhook.messages) == 2
+    assert time.monotonic() - begin >= 1
+
+
+def test_an_outage_that_ends_costs_no_message(webhook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More attempts than the few of a call that somebody waits for."""
+    attempts: list[str] = []
+    post = requests.post
+
+    def post_later(url: str, **options: Any) -> requests.Response:
+        attempts.append(url)
+        if len(attempts) < 6:
+            raise requests.ConnectionError("Connection refused")
+        return post(url, **options)
+
+    monkeypatch.setattr(requests, "post", post_later)
+    monkeypatch.setattr(random, "uniform", lambda low, high: 0.0)  # google.api_core's pause
+
+    send(webhook.url, {"text": "it is over"})
+
+    assert webhook.messages == [{"text": "it is over"}]
+
+
+def test_an_outage_that_lasts_ends_the_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notification, "_OUTAGE_S", 0.3)
+    with pytest.raises(PlatformError, match="did not take the message \\(ConnectionError\\)"):
+        send("http://127.0.0.1:9/T0PS3CRET", {})
+
+
+def test_what_did_not_arrive_is_in_the_record(run: Path, tmp_path: Path, webhook: Webhook) -> None:
+    webhook.status = 403
+
+    (undelivered,) = finish("FAILED", tmp_path / "history")
+
+    record = RunRecord.read(tmp_path / "history" / "runs" / "retrain-1")
+    assert record.undelivered == {"webhook": "the webhook did not take the message (status 403)"}
+    assert undelivered == f"webhook: {record.undelivered['webhook']}"
+
+
+def test_a_record_without_the_field_is_read(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"pipeline": "retrain", "state": "failed"}')
+
+    assert RunRecord.read(tmp_path).undelivered == {}
 
 
 def test_a_history_that_cannot_be_written_fails_nothing(
@@ -161,12 +219,12 @@ def test_a_run_directory_that_is_damaged_is_no_reason_to_fail(
 def test_a_webhook_that_sends_elsewhere_has_not_taken_the_message() -> None:
     with serve_webhook() as webhook:
         webhook.status = 302
-        with pytest.raises(PlatformError, match="refused the message"):
+        with pytest.raises(PlatformError, match="did not take the message"):
             send(webhook.url, {})
 
 
 def test_a_webhook_that_is_not_there_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_MAX_UNREACHED_RETRIES", 0)
+    monkeypatch.setattr(notification, "_OUTAGE_S", 1e-9)
     with pytest.raises(PlatformError) as refused:
         send("http://127.0.0.1:9/T0PS3CRET", {})
 
@@ -194,6 +252,53 @@ def test_the_message_is_no_markup_and_fits() -> None:
     assert "&lt;b&gt; &amp; co" in texts[1]
     assert texts[2].endswith("the last```")
     assert all(len(text) <= 3000 for text in texts)
+    # Fields of a section: https://api.slack.com/reference/block-kit/blocks#section
+    assert all(set(block) == {"type", "text"} and set(block["text"]) == {"type", "text"} for block in blocks)
+
+
+#: Fields of a message that a webhook may set. Source: spaces.messages of
+#: https://developers.google.com/workspace/chat/api/reference/rest/v1, without those of "Output only".
+CHAT_FIELDS = {"text", "cardsV2", "thread", "fallbackText", "accessoryWidgets"}
+
+
+def test_google_chat_takes_its_form() -> None:
+    error = "<users/all> & co"
+    failure = Failure(task="train", error=error, lines=("\U0001f600" * 3000, "the last"))
+    explanation = explain(failure)
+    message = payload(
+        RunRecord(name="r", pipeline="p" * 9000, state="failed", explanation=explanation), "chat"
+    )
+
+    assert set(message) <= CHAT_FIELDS
+    assert "\u2039users/all> & co" in message["text"]
+    assert "<users/all>" not in message["text"]
+    assert message["text"].endswith("the last```")
+    assert len(message["text"].encode()) <= 32_000
+
+
+@pytest.mark.parametrize(
+    ("url", "form", "keys"),
+    [
+        ("https://hooks.slack.com/services/x", "", {"text", "blocks"}),
+        ("https://chat.googleapis.com/v1/spaces/x/messages?key=y", "", {"text"}),
+        ("https://chat.googleapis.com.example.com/x", "", {"text", "blocks"}),
+        ("https://mattermost.example.com/hooks/x", "", {"text", "blocks"}),
+        ("https://chat.googleapis.com/v1/spaces/x/messages?key=y", "slack", {"text", "blocks"}),
+        ("https://example.com/x", "chat", {"text"}),
+        ("https://example.com/x", "json", {"headline", "pipeline", "run", "state", "verdict", "lines"}),
+    ],
+)
+def test_the_form_is_that_of_the_host_or_the_settings(
+    run: Path, monkeypatch: pytest.MonkeyPatch, url: str, form: str, keys: set[str]
+) -> None:
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setenv(WEBHOOK_VARIABLE, url)
+    monkeypatch.setattr(notification, "send", lambda url, message: sent.append(message))
+
+    finish("CANCELLED", form=form)
+
+    (message,) = sent
+    assert {key for key in message if not key.startswith("link_")} == keys
 
 
 @pytest.mark.parametrize(
@@ -203,6 +308,10 @@ def test_the_message_is_no_markup_and_fits() -> None:
         ({"webhook_secret": "https://hooks.x/T0PS3CRET"}, "webhook_secret must be projects/"),
         ({"emails": ("nobody",)}, "emails must be e-mail addresses, got 'nobody'"),
         ({"emails": ("a@b.c",), "webhook_secret": "projects/p/secrets/s/versions/1"}, "exclude each other"),
+        ({"emails": ("a@b.c",), "topic": "projects/p/topics/runs"}, "emails and topic exclude each other"),
+        ({"form": "teams"}, "form must be one of slack, chat, json, got 'teams'"),
+        ({"topic": "runs"}, "topic must be projects/PROJECT/topics/TOPIC, got 'runs'"),
+        ({"topic": "projects/p/topics/google-runs"}, "topic must be projects/"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(values: dict[str, object], message: str) -> None:

@@ -14,7 +14,8 @@ from google.cloud.aiplatform_v1 import JobServiceClient, PipelineServiceClient
 from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 from google.rpc import code_pb2, status_pb2
 
-from shardline.components.conclude.notification import conclude_run
+from shardline.components.conclude.notification import NotifySettings, conclude_run
+from shardline.components.runs.record import RunRecord
 from shardline.pipelines.cli.main import main
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
@@ -64,7 +65,7 @@ def detail(number: int, name: str, state: State, parent: int = 0, **values: Any)
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
     """Makes a run "toy-1" whose training failed with the message, or that succeeded without one."""
-    told = {"message": ""}
+    told = {"message": "", "undelivered": ""}
     training: list[str] = []
 
     def train(job: object) -> Outcome:
@@ -94,7 +95,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
                 "exported": {"artifacts": [{"uri": f"gs://{BUCKET}/m", "metadata": {"blessed": True}}]},
                 "metrics": {"artifacts": [{"metadata": {"accuracy": 0.75}}]},
             }
-        tasks = [detail(1, "toy-1", group), detail(2, "exit-handler-1", group, parent=1), trained, judged]
+        concluded = detail(6, "conclude", State.SUCCEEDED, parent=1)
+        concluded.execution = {"metadata": {"output:undelivered": told["undelivered"]}}
+        group_task = detail(2, "exit-handler-1", group, parent=1)
+        tasks = [detail(1, "toy-1", group), group_task, trained, judged, concluded]
         return PipelineOutcome(code_pb2.FAILED_PRECONDITION if failed else 0, "The DAG failed", tasks)
 
     with fake_vertex(tmp_path, train, run) as fake:
@@ -102,8 +106,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         monkeypatch.setenv("VERTEX_PROJECT", PROJECT)
         monkeypatch.setenv("VERTEX_LOCATION", LOCATION)
 
-        def begin(message: str = "") -> Run:
-            told["message"] = message
+        def begin(message: str = "", undelivered: str = "") -> Run:
+            told.update(message=message, undelivered=undelivered)
             jobs = JobServiceClient(client_options=OPTIONS)
             content = {"display_name": "train", "job_spec": {"worker_pool_specs": [POOL]}}
             training.append(jobs.create_custom_job(parent=PARENT, custom_job=content).name)
@@ -212,19 +216,19 @@ def test_logs_have_the_lines_of_every_replica_in_order(start: Callable[..., Run]
 
 
 SECRET = f"projects/{PROJECT}/secrets/hook/versions/latest"
+TOPIC = f"projects/{PROJECT}/topics/runs"
 NAME = f"projects/123456/locations/{LOCATION}/pipelineJobs/toy-1"
 
 
-def conclude(state: str, history: Path, *, secret: str = SECRET, when: str = "failure") -> None:
-    conclude_run(
+def conclude(state: str, history: Path, *, topic: str = "", when: str = "failure") -> str:
+    return conclude_run(
         state=state,
         error="The DAG failed",
         job_name="toy-1",
         job_resource_name=NAME,
         project=PROJECT,
         history_uri=str(history),
-        notify_when=when,
-        webhook_secret=secret,
+        notify=NotifySettings(when=when, webhook_secret=SECRET, topic=topic),
     )
 
 
@@ -246,6 +250,63 @@ def test_the_exit_handler_explains_records_and_tells(
     assert webhook.url not in printed.out + printed.err
 
 
+def test_a_topic_gets_the_plain_message(start: Callable[..., Run], tmp_path: Path, webhook: Webhook) -> None:
+    run = start(KILLED)
+    run.fake.services.project.secrets[SECRET] = webhook.url
+    run.fake.services.pubsub.topics[TOPIC] = []
+
+    assert conclude("FAILED", tmp_path, topic=TOPIC) == ""
+
+    ((data, attributes),) = run.fake.services.pubsub.topics[TOPIC]
+    assert attributes == {"pipeline": "toy", "run": "toy-1", "state": "failed"}
+    message = json.loads(data)
+    assert {type(value) for value in message.values()} == {str}
+    assert message["headline"] == "toy failed: train, replica workerpool1-0"
+    assert message["link_run"].startswith("https://console.cloud.google.com/")
+    assert len(webhook.messages) == 1
+
+
+def test_each_channel_that_fails_is_recorded(
+    start: Callable[..., Run], tmp_path: Path, webhook: Webhook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = start(KILLED)
+    run.fake.services.project.secrets[SECRET] = webhook.url
+    run.fake.services.pubsub.topics[TOPIC] = []
+    run.fake.services.fail("Publish", code_pb2.PERMISSION_DENIED)
+    webhook.status = 404
+
+    lines = conclude("FAILED", tmp_path, topic=TOPIC).splitlines()
+
+    record = RunRecord.read(tmp_path / "runs" / "toy-1")
+    assert lines == [f"{channel}: {why}" for channel, why in record.undelivered.items()]
+    assert record.undelivered["webhook"] == "the webhook did not take the message (status 404)"
+    assert record.undelivered["topic"].startswith(
+        f"cannot publish to {TOPIC}: permission pubsub.topics.publish"
+    )
+    assert "roles/pubsub.publisher" in record.undelivered["topic"]
+    assert len(webhook.messages) == 1
+    assert webhook.url not in capsys.readouterr().out + record.headline() + str(record.as_json())
+
+
+def test_a_topic_that_is_away_for_a_moment_gets_its_message(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    run = start(KILLED)
+    run.fake.services.pubsub.topics[TOPIC] = []
+    run.fake.services.fail("Publish", code_pb2.UNAVAILABLE, times=2)
+
+    conclude("FAILED", tmp_path, topic=TOPIC)
+
+    assert len(run.fake.services.pubsub.topics[TOPIC]) == 1
+
+
+def test_what_did_not_arrive_is_explained(start: Callable[..., Run]) -> None:
+    start(undelivered="webhook: status 404\ntopic: cannot publish: no: topic")
+
+    assert explained()["undelivered"] == {"webhook": "status 404", "topic": "cannot publish: no: topic"}
+    assert "  not notified  webhook: status 404" in invoke("explain", "toy-1").stdout.splitlines()
+
+
 def test_a_secret_that_cannot_be_read_fails_nothing(
     start: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,7 +314,7 @@ def test_a_secret_that_cannot_be_read_fails_nothing(
 
     conclude("FAILED", tmp_path)
 
-    assert "no notification was sent: cannot read the secret" in capsys.readouterr().out
+    assert "no notification was sent to the webhook: cannot read the secret" in capsys.readouterr().out
     assert (tmp_path / "runs" / "toy-1" / "run.json").is_file()
 
 

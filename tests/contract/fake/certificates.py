@@ -28,7 +28,7 @@ HOSTS = (
         f"{service}.googleapis.com"
         for service in (
             *("artifactregistry", "cloudresourcemanager", "iam", "iamcredentials", "logging", "oauth2"),
-            *("secretmanager", "serviceusage", "bigquery", "bigquerystorage"),
+            *("secretmanager", "serviceusage", "bigquery", "bigquerystorage", "pubsub"),
         )
     ),
 )

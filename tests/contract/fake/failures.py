@@ -28,6 +28,7 @@ _WORDS = {
 }
 #: Permissions that a call's name does not give away.
 _PERMISSIONS = {
+    "Publish": "pubsub.topics.publish",
     "UploadModel": "aiplatform.models.upload",
     "DeployModel": "aiplatform.endpoints.deploy",
     "UndeployModel": "aiplatform.endpoints.undeploy",

@@ -30,6 +30,7 @@ from tests.contract.fake.project import PROJECT_ROUTES, Project
 from tests.contract.fake.registry import REGISTRY_ROUTES, Registry
 from tests.contract.fake.schedules import Schedules
 from tests.contract.fake.tokens import Tokens
+from tests.contract.fake.topics import TOPIC_ROUTES, Topics
 from tests.contract.fake.tuning_jobs import RunTuning, TuningJobs, even_trials
 
 __all__ = ["PROJECT", "PROJECT_NUMBER", "ApiError", "FakeServices", "Outcome"]
@@ -48,11 +49,12 @@ class FakeServices:
         registry: Artifact Registry.
         logs: Cloud Logging.
         project: What the project is and has.
+        pubsub: Topics of Pub/Sub.
         serving: Endpoints, and what is deployed to them.
         web_routes: Calls that are plain HTTP.
     """
 
-    web_routes = (*REGISTRY_ROUTES, *PROJECT_ROUTES)
+    web_routes = (*REGISTRY_ROUTES, *PROJECT_ROUTES, *TOPIC_ROUTES)
 
     def __init__(
         self,
@@ -75,10 +77,11 @@ class FakeServices:
         self.registry = Registry()
         self.logs = LogEntries(numbers)
         self.project = Project()
+        self.pubsub = Topics()
         self._pipelines.resolve_template = self.registry.resolve
         self._parts = (
             *(self._custom_jobs, self._tuning_jobs, self._models, self._pipelines, self._schedules),
-            *(self.serving, self.registry, self.logs, self.project),
+            *(self.serving, self.registry, self.logs, self.project, self.pubsub),
         )
 
     @property
