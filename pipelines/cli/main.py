@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from shardline.pipelines.cli.runs import cancel, explain, logs, status, submit
 from shardline.pipelines.cli.schedule import schedule
 from shardline.pipelines.cli.upload import image, upload
 from shardline.pipelines.project.new import KINDS
+from shardline.pipelines.tables import PROJECT_SETTINGS
 from shardline.trainer.base.crash import as_error
 from shardline.trainer.base.errors import EXIT_INTERRUPTED
 
@@ -110,26 +112,32 @@ def compile(
     help="Kind of examples.  [default: images, or that of the data]",
 )
 @click.option("--name", default="", help="Name of the package.  [default: from DIR]")
-def new(directory: Path, data: str | None, label: str, kind: str | None, name: str) -> None:
+@click.option("--terraform", is_flag=True, help="Write infrastructure/, a Terraform module, too.")
+def new(directory: Path, data: str | None, label: str, kind: str | None, name: str, terraform: bool) -> None:
     """Write a project to DIR: model, data, settings, tests, Makefile.
 
     It runs at once: 'make run' on this machine, 'make submit' on Vertex AI. With --data, its model fits your
     data, which stay where they are; else it has sample data and a source, to be replaced. DIR must be new or
-    empty.
+    empty, or with --terraform a project without infrastructure/, which is all that is added.
     """
     from shardline.pipelines.project import new as projects
     from shardline.pipelines.project.data import inspect
 
     if label and data is None:
         raise click.UsageError("--label belongs to --data PATH, the table that has this column")
-    found = inspect(data, label, kind or "") if data is not None else None
-    kind = found.kind if found else kind or "images"
     name = name or projects.package_name(directory)
-    files = projects.write(directory, kind, name, projects.origin(), found)
-    sample = f"{KINDS[kind].data} and a model of them, for you to replace"
-    head = f"{directory}: a package {name} with {f'a model of {found.path}' if found else sample}"
     steps = (f"cd {shlex.quote(str(directory))}", "make run", "make test")
-    lines = found.found if found else map(str, files)
+    if terraform and data is None and kind is None and (directory / PROJECT_SETTINGS).is_file():
+        lines: Sequence[str] = [str(file) for file in projects.add_terraform(directory, name)]
+        head = f"{directory}: the infrastructure of {name} on Google Cloud"
+        steps = (f"{steps[0]}/infrastructure", "terraform init", "terraform apply")
+    else:
+        found = inspect(data, label, kind or "") if data is not None else None
+        kind = found.kind if found else kind or "images"
+        files = projects.write(directory, kind, name, projects.origin(), found, terraform=terraform)
+        sample = f"{KINDS[kind].data} and a model of them, for you to replace"
+        head = f"{directory}: a package {name} with {f'a model of {found.path}' if found else sample}"
+        lines = found.found if found else [str(file) for file in files]
     show(False, None, head, "", *lines, "", "Next:", "", *(f"    {step}" for step in steps))
 
 

@@ -48,6 +48,7 @@ PROGRAMS = {
     "python",
     "shardline",
     "srun",
+    "terraform",
 }
 
 
