@@ -30,15 +30,10 @@ _SPLITS = {"train_data": "train", "validation_data": "validation", "data": "test
 
 @dataclass(frozen=True)
 class DataAdapter:
-    """Adapter of data arguments to the processes and replicas that read them.
+    """Adapter of data arguments to the processes that read them, and the replicas that share a batch.
 
-    Attributes:
-        worker: Index of this process, 0 to `workers` - 1.
-        workers: Processes that read the data.
-        replicas: Replicas that share a batch.
-        seed: Seed of the shuffling.
-        batch_size: Examples of a global batch of arrays or of a directory; None for 32.
-        class_weight: Weight of each class in the loss; None for none.
+    This process is number `worker`, from 0, of `workers`. `batch_size` is that of a global batch of arrays or
+    of a directory; None for 32. `class_weight` is the weight of each class in the loss.
     """
 
     worker: int
@@ -70,18 +65,10 @@ class DataAdapter:
         restart: bool = False,
         pad: bool = False,
     ) -> Batches:
-        """Returns the batches of a data argument.
+        """Returns the batches of the data argument `name`, in epochs as of `BatchSequence`.
 
-        Args:
-            data: Dataset, function of an input context, arrays, PyDataset, or path of a dataset directory.
-            name: Name of the argument, for messages.
-            steps: Steps of an epoch; None for all of the data.
-            shuffle: Whether arrays are shuffled.
-            restart: Whether every epoch begins at the first batch.
-            pad: Whether fewer examples than replicas are padded with copies of the last.
-
-        Raises:
-            SettingsError: The argument is not such data, or does not fit the other arguments.
+        It is a dataset, a function of an input context, arrays, which may be shuffled, a PyDataset, or the
+        path of a dataset directory. Raises SettingsError if it is not, or does not fit the other arguments.
         """
         if isinstance(data, str | Path):
             return self._read_directory(data, name, steps, restart=restart)

@@ -55,20 +55,17 @@ class BatchSequence:
         local_replicas: int = 0,
         pad: bool = False,
     ) -> None:
-        """Checks a source and counts its batches.
+        """Checks the source of the data argument `name`, and counts its batches.
 
         Args:
             source: Batches of each epoch.
             name: Name of the data argument, for messages.
             replicas: Replicas that share a batch.
-            steps: Steps of an epoch; 0 for all of the data.
+            steps: Steps of an epoch; 0 for all of the data, which must then have an end (SettingsError).
             restart: Whether every epoch begins at the first batch, and may leave out the last ones.
             local_replicas: Replicas of this process, each of which takes a batch of its own, if each process
                 has its own data; else 0.
             pad: Whether fewer examples than replicas are padded with copies of the last.
-
-        Raises:
-            SettingsError: The data is infinite and `steps` is 0, or it has no batches, or too small ones.
         """
         self._source, self._name = source, name
         self._replicas, self._local_replicas = replicas, local_replicas

@@ -97,9 +97,7 @@ def _decode(records: tf.data.Dataset, manifest: Manifest, inputs: Mapping[str, F
 def describe(directory: Path, known: Manifest | None = None) -> DatasetInfo:
     """Returns the argument of a model function for a dataset directory, with its training examples.
 
-    Args:
-        directory: Dataset directory, for a test of a model function of one's own.
-        known: Its manifest, if it is loaded already.
+    `known` is its manifest, if it is loaded already.
     """
     manifest = known or manifests.load(directory)
     return replace(manifest.info(), reader=functools.partial(_read_training_examples, directory, manifest))

@@ -262,15 +262,9 @@ def compute_placement(
     """Computes how an image is fitted into a target.
 
     The used part is centred. Its sides and corner are rounded down to multiples of the reduction, so that a
-    JPEG can be shrunk while it is decoded.
-
-    Args:
-        height: Height of the image in pixels, an int or a scalar int32 tensor.
-        width: Width of the image, likewise.
-        target: Height and width of the target.
-        mode: "crop" (the target is covered), "pad" (the whole image fits into it) or "stretch".
-        minimum: Smaller of two such numbers.
-        maximum: Larger of two such numbers.
+    JPEG can be shrunk while it is decoded. Modes are "crop" (the target is covered), "pad" (the whole image
+    fits into it) and "stretch". Height and width of the image are ints, or scalar int32 tensors, with the
+    `minimum` and `maximum` of two such numbers.
     """
     used, fitted = [height, width], list(target)
     if mode == "crop":

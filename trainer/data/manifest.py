@@ -304,8 +304,7 @@ def save(manifest: Manifest, directory: Path) -> None:
 def load(directory: Path) -> Manifest:
     """Reads a dataset directory's manifest.
 
-    Raises:
-        DatasetError: It is missing, damaged, of another format, or names a shard outside the directory.
+    Raises DatasetError if it is missing, damaged, of another format, or names a shard outside the directory.
     """
     path, again = directory / MANIFEST_FILE, "preprocess the data again"
     try:

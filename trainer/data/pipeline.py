@@ -66,9 +66,6 @@ class InputPipeline:
     """One split of a dataset directory, ready to be distributed.
 
     Attributes:
-        directory: Dataset directory.
-        manifest: Its manifest.
-        split: Name of the split.
         plan: Steps and batch sizes of one epoch.
         shuffle_seed: Seed of each epoch's order and of the augmentation; None keeps the shards' order.
         augmentation: Function applied to each example; None for none.
@@ -78,7 +75,6 @@ class InputPipeline:
         forms: Forms of labels that differ from `DEFAULT_FORMS`, by name. A transformation gets targets as
             they are stored.
         order: Names of the labels in the order of a model's list of outputs; () for a dict.
-        epochs: Number of epochs.
     """
 
     #: Whether batches are per process; whether `distribute` can yield the size of the global batch.

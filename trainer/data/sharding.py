@@ -26,13 +26,9 @@ class ShardPolicy(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerShards:
-    """Shards that one input worker reads.
+    """Shards that one input worker reads, in round-robin order, and the index of each in the split.
 
-    Attributes:
-        files: Paths of the shards, in round-robin order.
-        indices: Index of each shard in the split.
-        keep_every: The worker keeps one record of this many,
-        keep_offset: starting with the record of this number.
+    The worker keeps one record of `keep_every`, starting with number `keep_offset`.
     """
 
     files: tuple[str, ...]

@@ -164,13 +164,8 @@ _TOLERANCE = 1e-4
 def trace(reference: str, dataset: DatasetInfo) -> tf.Module | None:
     """Returns a module whose `prepare` is the graph of a transformation's inputs; None if it keeps them.
 
-    Args:
-        reference: The transformation, pkg.module:name.
-        dataset: The dataset whose batches it takes.
-
-    Raises:
-        ModelError: It cannot be served: the inputs that it makes depend on labels, random numbers or other
-            examples of the batch, or their number changes, or they cannot be saved.
+    Raises ModelError if it cannot be served: the inputs that it makes depend on labels, random numbers or
+    other examples of the batch, or their number changes, or they cannot be saved.
     """
     function = plugins.load(reference, "transform", SettingsError)
     function = getattr(function, "python_function", function)

@@ -45,16 +45,8 @@ def check_export(
     """Saves a model, loads it in safe mode, and traces it, if it has code that is not Keras' own.
 
     Collective: every replica must call it at the same point, outside the strategy's scope. A model of Keras'
-    own layers alone is skipped, as this takes seconds for a large model.
-
-    Args:
-        model: Built model.
-        dataset: Dataset whose inputs it takes.
-        prepare: Transformation of the dataset's inputs, if any.
-        exported: Whether the model is to be exported; if not, it is only saved.
-
-    Raises:
-        ModelError: One of these fails, or the loaded model has other outputs than the model.
+    own layers alone is skipped, as this takes seconds for a large model. One that is not to be exported is
+    only saved. Raises ModelError if one of these fails, or the loaded model has other outputs than the model.
     """
     with warnings.catch_warnings(), saveable(model):
         warnings.simplefilter("ignore")  # anything serious is refused

@@ -59,13 +59,7 @@ def read_heads(
     Outputs for classes are logits, and the export adds the softmax (or sigmoid), if a compiled loss has
     `from_logits=True` and the outputs are not probabilities already (Keras finds the logits of a softmax
     layer). Else they must be probabilities on two synthetic examples, or not finite, which the evaluation
-    counts; anything else is a ModelError.
-
-    Args:
-        model: Built model.
-        dataset: Dataset that it is trained on.
-        known: Heads that are recorded with a saved model.
-        prepare: Transformation of the dataset's inputs, if any.
+    counts; anything else is a ModelError. `prepare` transforms the dataset's inputs.
     """
     labels = list(dataset.labels.values())
     if prepare is None:
@@ -193,15 +187,10 @@ def to_quantiles(
 
 
 def outputs_by_label(outputs: Any, labels: Sequence[Label], order: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns a model's outputs by the name of the label.
+    """Returns a model's outputs by the name of the label; a ModelError unless there is one for each.
 
-    Args:
-        outputs: A dict by label, a list, or for a single label the output itself.
-        labels: Labels of the dataset.
-        order: Names of the labels in the order of a list; () for that of `labels`.
-
-    Raises:
-        ModelError: There is not one output for each label.
+    They are a dict by label, a list in the `order` of these names, or else of `labels`, or for a single label
+    the output itself.
     """
     names = [label.name for label in labels]
     nested = isinstance(outputs, Mapping | list | tuple)

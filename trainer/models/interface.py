@@ -66,17 +66,10 @@ def read_interface(
     prepare: Prepare | None = None,
     exported: bool = True,
 ) -> Interface:
-    """Returns the interface of a compiled model.
+    """Returns the interface of a compiled model for the dataset that it is trained on.
 
-    Args:
-        model: Compiled model.
-        dataset: Dataset that it is trained on.
-        transformed: Whether a transformation makes the targets, whose form then stays as it is.
-        prepare: Transformation of the dataset's inputs, if any.
-        exported: Whether the model is to be exported.
-
-    Raises:
-        ModelError: A model to be exported cannot be, or losses and metrics take labels of different forms.
+    Targets that are `transformed` stay as they are; `prepare` transforms the dataset's inputs. Raises
+    ModelError if a model to be exported cannot be, or losses and metrics take labels of different forms.
     """
     heads = None
     try:
