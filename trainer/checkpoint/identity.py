@@ -95,11 +95,8 @@ def _check_same_run(
 class IdentityRecord:
     """Record of a run's settings, as JSON in its checkpoints.
 
-    Attributes:
-        settings: Values by setting.
-        replicas: Replicas that share each step.
-        learning_rates: Learning rates of the optimizers as built: a number, or a schedule's configuration.
-        changes: Changes when the run resumed earlier, as in settings.json.
+    `learning_rates` are those of the optimizers as built, each a number or a schedule's configuration;
+    `changes` those when the run resumed earlier, as in settings.json.
     """
 
     settings: Mapping[str, Any]

@@ -33,12 +33,9 @@ _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
 
 @dataclass(frozen=True)
 class Tasks:
-    """The tasks that a launcher has started, which train together.
+    """The tasks that a launcher has started, which train together: host:port of each, in order of rank.
 
-    Attributes:
-        rank: Number of this task.
-        hosts: host:port of every task, in order of rank.
-        origin: What has started them, such as "Slurm job 12, 3 tasks on n1, n2".
+    `rank` is the number of this one, `origin` what has started them: "Slurm job 12, 3 tasks on n1, n2".
     """
 
     rank: int
@@ -57,9 +54,7 @@ def find_tasks(environ: Mapping[str, str]) -> Tasks | None:
 def slurm_addresses(names: tuple[str, ...]) -> Mapping[str, str]:
     """Returns the addresses of Slurm's nodes: their names, or NodeAddr where one of them is not in DNS.
 
-    Raises:
-        ClusterError: A name does not resolve, and there is no scontrol.
-        RunError: scontrol fails.
+    Raises ClusterError if a name does not resolve and there is no scontrol, RunError if scontrol fails.
     """
     try:
         for name in names:

@@ -143,8 +143,7 @@ def serve_config(listener: socket.socket, own: PeerConfig, sign: Sign) -> Iterat
 def request_config(address: str, sign: Sign) -> PeerConfig | None:
     """Returns the configuration that the process at host:port serves; None for any other protocol.
 
-    Raises:
-        OSError: The connection is refused, not answered in time, or the peer does not know the secret.
+    Raises OSError if the connection is refused, not answered in time, or the peer does not know the secret.
     """
     deadline = time.monotonic() + _TIMEOUT_S
     with _connect(address) as connection:
@@ -175,13 +174,8 @@ class Peers:
     def handshake(self, startup_timeout: float, own: PeerConfig | None = None) -> None:
         """Waits until all peers are up and compares configurations; called before the strategy is created.
 
-        Args:
-            startup_timeout: Seconds to wait for the peers; 0 for no limit.
-            own: Configuration of this process, which it serves on its port; None compares nothing.
-
-        Raises:
-            RunError: Peers are missing after the timeout, or another process has this one's port.
-            SettingsError: A peer's configuration differs.
+        Raises RunError if peers are missing after the timeout in seconds, 0 for none, or another process has
+        this one's port; SettingsError if a peer's configuration differs from its `own`, unless that is None.
         """
         address, config = self._cluster.addresses.get(self._cluster.name), own or {}
         if address is None:  # no cluster, or the evaluator, which has no peers

@@ -165,9 +165,7 @@ def describe_devices() -> str:
 def check_devices(environ: Mapping[str, str]) -> None:
     """Checks that TensorFlow sees as many GPUs as the worker pool asked for.
 
-    Raises:
-        SettingsError: The image cannot use any GPU.
-        RunError: GPUs are missing on this machine; another one may have them.
+    Raises SettingsError if the image cannot use any; RunError if some are missing, which another machine has.
     """
     count, _, kind = environ.get(ACCELERATORS_VARIABLE, "").partition(" ")
     if not count.isdecimal():

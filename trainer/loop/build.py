@@ -80,11 +80,8 @@ def build(model: str, dataset: DatasetInfo, arguments: Mapping[str, Any]) -> ker
 def create_variables(model: keras.Model, **batches: Any) -> None:
     """Builds model, optimizers and metrics in the strategy's scope.
 
-    A custom `train_step` is run on trial to create its variables, whose values are then reset.
-
-    Args:
-        model: Compiled model.
-        batches: For each step by its name, such as train_step, data of one replica or its specification.
+    A custom `train_step` is run on trial to create its variables, whose values are then reset. `batches` has
+    data of one replica, or its specification, for each step by its name, such as train_step.
     """
     is_custom = returns_custom_metrics(model.train_step)
     for name, data in batches.items():
@@ -128,16 +125,9 @@ BuildModel: TypeAlias = Any  # a keras.Model, or a function that returns one
 def build_with_variables(
     process: Process, build_model: BuildModel, settings: TrainSettings, **steps: Batches
 ) -> keras.Model:
-    """Returns the model with all variables of some steps.
+    """Returns the model with all variables of some steps, whose batches are by name, such as train_step.
 
-    Args:
-        process: This process.
-        build_model: The model, or a function that returns it.
-        settings: Settings of the training.
-        steps: Batches of each step by its name, such as train_step.
-
-    Raises:
-        ModelError: It is not a model, or not compiled though it has to be, or was built for other devices.
+    Raises ModelError if it is none, or not compiled though it has to be, or was built for other devices.
     """
     compiled = "predict_step" not in steps
     if settings.deterministic:

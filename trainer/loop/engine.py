@@ -32,16 +32,9 @@ def make_engine(
     *,
     batch: Any = None,
 ) -> Engine:
-    """Returns the engine that trains a built model from a position on, and evaluates it.
+    """Returns the engine that trains a built model from a position on, and evaluates it on `validation`.
 
-    Args:
-        run: The run.
-        model: Model with its variables.
-        training: Training batches.
-        validation: Batches of the evaluation; None for no evaluation.
-        at: Position of the first step.
-        batch: A batch on which the losses are tried, to report where N replicas differ from one; None if
-            they are not.
+    On `batch`, if there is one, the losses are tried, to report where N replicas differ from one.
     """
     settings, strategy = run.settings, run.strategy
     xla = uses_xla(run, model)

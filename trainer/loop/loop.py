@@ -50,11 +50,8 @@ _STOPPED = "a callback has stopped it"
 class ResumePoint:
     """Start of a run, if there is no checkpoint.
 
-    Attributes:
-        data: Fingerprint of the training data, part of the run's identity.
-        record: Identity of the run.
-        fixed: Further facts that a resumed run cannot change.
-        position: Position of the first step without a checkpoint.
+    `data` is the fingerprint of the training data, part of the run's identity; `fixed` are further facts that
+    a resumed run cannot change.
     """
 
     data: str

@@ -150,18 +150,10 @@ class StepLoop:
     ):
         """Prepares the step of a model that is compiled and built in the strategy's scope.
 
-        Args:
-            model: Model with its variables.
-            strategy: Strategy of this process.
-            batches: Distributed batches of `model.train_step`; if `sized`, pairs of these and the examples
-                of all replicas.
-            summation: Sum of gradients over the replicas.
-            sized: Whether batches are such pairs.
-            averaging_steps: Steps after which replicas average their weights; 0 to sum the gradients of
-                every step instead.
-            jit_compile: Whether XLA compiles the step.
-            deterministic: Whether ops are deterministic; TensorFlow then has no clock in a function.
-            single_loss: Called if a loss is one number for a batch.
+        `batches` are those of `model.train_step`, distributed; if `sized`, pairs of these and the examples of
+        all replicas. Replicas average their weights after `averaging_steps`, or with 0 sum the gradients of
+        every step by `summation`. `single_loss` is called if a loss is one number for a batch. With
+        deterministic ops TensorFlow has no clock in a function.
         """
         self.evaluation: EvaluationLoop | None = None
         #: Called with the graph of a traced step, before it runs.

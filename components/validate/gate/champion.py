@@ -73,9 +73,7 @@ def evaluate_champion(
     """Measures the champion in the same way as the challenger (see `measure`), and compares both.
 
     `slides` are the rules about a slow slide, for which the best of the last champions is measured as well.
-
-    Raises:
-        SettingsError, PlatformError: When the model store does not exist or cannot be read.
+    Raises SettingsError or PlatformError when the model store does not exist or cannot be read.
     """
     alone, version, profile = challenger.evaluation, "", ChampionEvaluation.profile
     groups = next(iter(challenger.outcomes.values())).groups if examples.manifest.group else None
