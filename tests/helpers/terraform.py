@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -90,11 +89,11 @@ def grants(module: Module) -> set[tuple[str, str, str]]:
 def render(template: str, values: Mapping[str, Any]) -> str:
     """Returns the text of a heredoc whose expressions have these values; KeyError for any other expression.
 
-    It knows `${EXPRESSION}` and `%{~if EXPRESSION}...%{~endif}`, which do not nest.
+    It knows `${EXPRESSION}` and lines `%{if EXPRESSION~}` to `%{endif~}`, which do not nest.
     """
-    text = textwrap.dedent(re.sub(r"^<<-EOT\n|[ ]*EOT$", "", template.strip()))
+    text = re.sub(r"^<<EOT\n|EOT$", "", template.strip())
     text = re.sub(
-        r"\s*%\{~if (.+?)\}(.*?)\s*%\{~endif\}",
+        r"%\{if (.+?)~\}\n(.*?)%\{endif~\}\n",
         lambda match: match[2] if values[match[1]] else "",
         text,
         flags=re.DOTALL,

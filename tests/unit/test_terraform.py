@@ -1,10 +1,13 @@
 """`shardline new --terraform`: the module holds against the provider's schema, and fits settings and docs.
 
-Nothing here has a provider: what the schema does not say is not checked.
+Where there is a terraform or tofu, it applies the module with a provider made of the same schema. What the
+schema does not say is not checked.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -22,6 +25,7 @@ from shardline.pipelines.settings import Environment, Settings, load, load_envir
 from shardline.trainer.base.errors import SettingsError
 from tests.helpers import terraform
 from tests.helpers.markdown import ROOT, blocks
+from tests.helpers.terraform_provider import google_provider
 from tests.helpers.terraform_schema import FILE
 
 TEMPLATE = ROOT / "pipelines" / "project" / "template" / "terraform" / "infrastructure"
@@ -46,6 +50,18 @@ VALUES: dict[str, Any] = {
     'google_secret_manager_secret.secrets["webhook"].id': "projects/acme-vision/secrets/shardline-webhook",
     'google_secret_manager_secret.secrets["mlflow"].id': "projects/acme-vision/secrets/shardline-mlflow",
 }
+#: The variables with which that is made.
+VARIABLES: dict[str, Any] = {
+    "project": "acme-vision",
+    "bucket": "acme-models",
+    "submitters": ["user:ada@acme.example", "group:vision@acme.example"],
+    "runs_days": 90,
+    "alerts": True,
+    "mlflow_uri": "https://mlflow.acme.example",
+    "secrets": ["webhook", "mlflow"],
+}
+
+needs_program = pytest.mark.skipif(PROGRAM is None, reason="neither terraform nor tofu is on the PATH")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +82,7 @@ def test_every_resource_is_as_the_schema_of_the_provider_says(module: terraform.
 
 def test_the_module_asks_for_the_release_whose_schema_that_is(module: terraform.Module) -> None:
     asked = module["terraform"]["required_providers"][0]["google"]
-    provider = terraform.json.loads(FILE.read_text())["provider"]
+    provider = json.loads(FILE.read_text())["provider"]
 
     assert f"{asked['source']} {asked['version'].removeprefix('~> ')}.0" == provider
 
@@ -102,7 +118,7 @@ def test_a_mistake_is_found(tmp_path: Path, old: str, changed: str, fault: str) 
     assert any(fault in text for text in terraform.faults(terraform.read(tmp_path)))
 
 
-@pytest.mark.skipif(PROGRAM is None, reason="neither terraform nor tofu is on the PATH")
+@needs_program
 def test_it_has_the_format_of_terraform() -> None:
     done = subprocess.run(
         [str(PROGRAM), "fmt", "-check", "-diff", "-recursive", str(TEMPLATE)], capture_output=True, text=True
@@ -221,6 +237,61 @@ def test_without_options_its_output_has_neither_notification_nor_tracking(tmp_pa
 
     assert (settings.notify.webhook_secret, settings.notify.topic) == ("", "")
     assert settings.tracking is None
+
+
+def applied(directory: Path, variables: dict[str, Any]) -> tuple[set[str], str]:
+    """Applies a module; returns the addresses of its resources, and the settings or what was refused."""
+    (directory / "cli.tfrc").touch()
+    (directory / "x.auto.tfvars.json").write_text(json.dumps(variables))
+    with google_provider() as variables_of_provider:
+        environ = {**os.environ, **variables_of_provider, "TF_CLI_CONFIG_FILE": str(directory / "cli.tfrc")}
+
+        def run(*words: str) -> subprocess.CompletedProcess[str]:
+            command = [str(PROGRAM), *words]
+            return subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True)
+
+        for words in (["init", "-input=false"], ["apply", "-input=false", "-auto-approve"]):
+            if (done := run(*words, "-no-color")).returncode:
+                return set(), done.stderr
+        return set(run("state", "list").stdout.splitlines()), run("output", "-raw", "settings").stdout
+
+
+@needs_program
+@pytest.mark.parametrize("all_options", [True, False])
+def test_terraform_applies_it_and_its_output_is_that(tmp_path: Path, all_options: bool) -> None:
+    shutil.copytree(TEMPLATE, tmp_path, dirs_exist_ok=True)
+    module = terraform.read(TEMPLATE)
+    values = VALUES if all_options else {**VALUES, **{key: False for key in VALUES if VALUES[key] is True}}
+    needed = {name: VARIABLES[name] for name in ("project", "bucket")}
+
+    addresses, output = applied(tmp_path, VARIABLES if all_options else needed)
+
+    assert output == terraform.render(module["output.settings"]["value"], values)
+    assert 'google_project_iam_member.trainer["roles/aiplatform.user"]' in addresses
+    made = {address.partition("[")[0] for address in addresses}
+    assert (
+        made == set(terraform.resources(module)) if all_options else made < set(terraform.resources(module))
+    )
+
+
+@needs_program
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"bucket": "gs://acme-models"}, "without gs://"),
+        ({"prefix": "Test-"}, "lower-case letters"),
+        ({"secrets": ["slack"]}, "Only webhook and mlflow"),
+        ({"runs_days": "soon"}, "number"),
+    ],
+)
+def test_terraform_refuses_variables_that_cannot_be(
+    tmp_path: Path, variables: dict[str, Any], words: str
+) -> None:
+    shutil.copytree(TEMPLATE, tmp_path, dirs_exist_ok=True)
+    addresses, refused = applied(tmp_path, {**VARIABLES, **variables})
+
+    assert not addresses
+    assert words in " ".join(re.sub("[│╷╵]", "", refused).split())
 
 
 @pytest.mark.parametrize("address", sorted(RESOURCES.values()))
