@@ -114,6 +114,7 @@ def test_it_may_be_written_into_a_new_repository_and_into_nothing_else(tmp_path:
         ("leaf" * 11, "is not a name of a package"),
         ("json", "json is the name of another module"),
         ("trainer", "trainer is the name of another module"),
+        ("infrastructure", "infrastructure is the name of another module or directory"),
         ("click", "click is the name of another module"),
     ],
 )

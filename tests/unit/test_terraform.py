@@ -276,6 +276,23 @@ def test_terraform_applies_it_and_its_output_is_that(tmp_path: Path, all_options
 
 @needs_program
 @pytest.mark.parametrize(
+    ("old", "changed", "words"),
+    [
+        ("uniform_bucket_level_access", "uniform_access", "Unsupported argument"),
+        ('  format        = "KFP"\n', "", "Missing required argument"),
+        ("alerts[0].name", "alerts.name", "Missing resource instance key"),
+        ("var.runs_days == null ? [] : [var.runs_days]", "var.runs_days", "Invalid dynamic for_each value"),
+    ],
+)
+def test_terraform_refuses_a_mistake(tmp_path: Path, old: str, changed: str, words: str) -> None:
+    for file in TEMPLATE.glob("*.tf"):
+        (tmp_path / file.name).write_text(file.read_text().replace(old, changed))
+
+    assert words in applied(tmp_path, VARIABLES)[1]
+
+
+@needs_program
+@pytest.mark.parametrize(
     ("variables", "words"),
     [
         ({"bucket": "gs://acme-models"}, "without gs://"),

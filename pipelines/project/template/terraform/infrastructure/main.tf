@@ -2,7 +2,7 @@
 #
 #   terraform init
 #   terraform apply                                      # asks for project and bucket
-#   terraform output -raw settings > ../settings.toml    # with the machines of a new project
+#   terraform output -raw settings > ../settings.toml    # instead of that of a new project
 
 # The APIs that runs call. They stay on when the rest is destroyed: others in the project may use them.
 resource "google_project_service" "apis" {
@@ -51,7 +51,8 @@ resource "google_service_account_iam_member" "trainer" {
   member             = google_service_account.trainer.member
 }
 
-# Data, runs, champions and history. What is deleted can be restored for seven days, the default of soft delete.
+# Data, runs, champions and history. What is deleted can be restored for seven days, the default of soft delete;
+# `terraform destroy` refuses while there is anything.
 resource "google_storage_bucket" "pipelines" {
   name                        = var.bucket
   location                    = var.region

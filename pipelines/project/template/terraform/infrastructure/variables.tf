@@ -43,7 +43,7 @@ variable "noncurrent_days" {
 }
 
 variable "runs_days" {
-  description = "Age in days at which files below runs/ are deleted. null keeps them. A cached step whose files are gone fails the run: submit with --no-cache."
+  description = "Age in days at which files below runs/ are deleted. null keeps them. A later run misses the files of a step that it takes from the cache: submit it with --no-cache."
   type        = number
   default     = null
 }
