@@ -64,6 +64,7 @@ def retrain(  # noqa: D417  # the fields are explained in their dataclasses
             source=source,
             model=model,
             force=force,
+            continue_run=continue_run,
             **run_arguments(history_uri),
             **flat,
         ).outputs

@@ -53,7 +53,7 @@ class Settings:
         model_upload: How a blessed model is uploaded to the Model Registry; None uploads nothing.
         deploy: How an uploaded model is deployed; None deploys nothing.
         notify: Notification at the end of a run.
-        tracking: MLflow server that runs log to; None for none.
+        tracking: MLflow server that runs log to.
     """
 
     image: str
@@ -65,7 +65,7 @@ class Settings:
     model_upload: ModelUpload | None = None
     deploy: Deploy | None = None
     notify: NotifySettings = field(default_factory=NotifySettings)
-    tracking: TrackingSettings | None = None
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
 
     def __post_init__(self) -> None:
         if not self.image:
@@ -76,18 +76,12 @@ class Settings:
             raise SettingsError("register.machine_type: these tasks are small; set cpu and memory instead")
         if self.build is not None:
             self.build.with_variant_for(self.accelerators)
-        if self.tracking and self.notify.emails:
+        if self.tracking.mlflow_uri and self.notify.emails:
             raise SettingsError(
-                "notify.emails takes the place of the task that ends a run's record in MLflow; notify by "
-                "webhook_secret, or leave out [tracking]"
+                "notify.emails takes the place of the task that ends a run in MLflow, [tracking]"
             )
-        tracked = replace(self.train, cluster=self.train.cluster.with_env(self.environment))
+        tracked = replace(self.train, cluster=self.train.cluster.with_env(self.tracking.environment))
         object.__setattr__(self, "train", tracked)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Environment variables of all tasks."""
-        return self.tracking.environment if self.tracking else {}
 
     @property
     def accelerators(self) -> dict[str, str]:

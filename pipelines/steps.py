@@ -84,30 +84,28 @@ def on_machine(settings: Settings, machine: TaskMachine) -> Callable[..., Any]:
         return lambda function: (
             lambda **inputs: _with_environment(settings, machine.apply(component(function)(**inputs)))
         )
-    job = _single_replica_job(settings.train, machine, settings.environment)
+    job = _single_replica_job(settings, machine)
     return lambda function: lambda **inputs: machine.schedule(custom_job(component(function), job)(**inputs))
 
 
 def _with_environment(settings: Settings, task: dsl.PipelineTask) -> dsl.PipelineTask:
     """Gives a task with its own container the environment of all; returns the task."""
-    for name, value in settings.environment.items():
+    for name, value in settings.tracking.environment.items():
         task.set_env_variable(name, value)
     return task
 
 
-def _single_replica_job(
-    job: CustomJobSettings, machine: TaskMachine, env: Mapping[str, str]
-) -> CustomJobSettings:
+def _single_replica_job(settings: Settings, machine: TaskMachine) -> CustomJobSettings:
     """Returns the custom job of one replica that runs a task, in the network of the training job."""
     pool = WorkerPool(
         machine_type=machine.machine_type,
         accelerator_type=machine.accelerator_type,
         accelerator_count=machine.accelerator_count,
         boot_disk_size_gb=machine.disk or WorkerPool.boot_disk_size_gb,
-        env=env,
+        env=settings.tracking.environment,
     )
     return replace(
-        job,
+        settings.train,
         cluster=Cluster.of(pool),
         display_name="",
         strategy=CustomJobSettings.strategy,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from shardline.components.model_store.catalog import champion_directory
+from shardline.components.runs import tracked
 from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.directory import read_local_record
 from shardline.components.runs.logs import read_platform_record
@@ -177,6 +178,7 @@ def conclude_run(
             report(TOPIC, f"{name}: {value}")
         for line in run.explanation.lines:
             report(TOPIC, f"| {line}")
+    tracked.end(job_name, run)
     _write(run, history_uri, job_name)
     # A cancelled run counts as a failure.
     if notify.when == "always" or (notify.when == "failure" and run.state != SUCCEEDED):

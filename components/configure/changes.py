@@ -13,7 +13,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ from shardline.components.model_store.champions import check_champion, published
 from shardline.components.preprocess.schema import schema
 from shardline.components.preprocess.settings import PreprocessSettings
 from shardline.components.preprocess.sources import bigquery, columns, is_plugin, open_source
+from shardline.components.runs import tracked
 from shardline.components.text import quality, truncate
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.export.formats import check_installed
@@ -49,6 +50,7 @@ _DATE = re.compile(r"\{(?:date|last (?P<days>\d{1,4}) days)(?::(?P<form>[^{}]*))
 _MAX_DAYS = 400
 #: Without a schedule, the platform's schedule time is 0 in Unix time: 1970, or 1969 in the west.
 _EPOCH = 1970
+_KINDS = {"data": PreprocessSettings, "training": TrainingSettings, "gate": GateSettings}
 #: Largest number of changes that are listed, and of characters of a value that are shown.
 _MAX_NAMED, _MAX_VALUE = 3, 60
 
@@ -175,20 +177,25 @@ class Configured(NamedTuple):
 
 
 def detect_changes(
-    *, history_uri: str, force: bool, scheduled: str, created: str, job_name: str, **settings: Any
+    *,
+    history_uri: str,
+    force: bool,
+    scheduled: str,
+    created: str,
+    job_name: str,
+    continue_run: str = "",
+    **settings: Any,
 ) -> Configured:
     """Compares data, settings and code with those of the last run in the history.
 
-    The arguments are those of `configure`; `settings` are the parameters that a result depends on. Raises
-    SettingsError when one is out of range or the history cannot be read or written, SourceError when the
-    source cannot be read.
+    The arguments are those of `configure`, `settings` those that a result depends on. Raises SettingsError
+    when one is wrong or the history cannot be used, SourceError when the source cannot be read.
     """
     time = run_time(scheduled, created)
     source = bigquery.pin_snapshot(fill_in_date(settings["source"], time), time)
     if source != settings["source"]:
         report(_TOPIC, f"the source is {source}")
-    kinds = {"data": PreprocessSettings, "training": TrainingSettings, "gate": GateSettings}
-    objects = {name: own_fields(kind, {**settings, "source": source}) for name, kind in kinds.items()}
+    objects = {name: own_fields(kind, {**settings, "source": source}) for name, kind in _KINDS.items()}
     data = read(PreprocessSettings, objects["data"], "data")
     training = read(TrainingSettings, objects["training"], "training")
     gate = read(GateSettings, objects["gate"], "gate")
@@ -204,8 +211,10 @@ def detect_changes(
         check_champion(gate.champion_uri)
 
     def result(changed: bool, digest: str, reason: str, state: str = "", blessed: bool = False) -> Configured:
-        return Configured(changed, source, digest, reason, state, blessed, **objects)
+        configured = Configured(changed, source, digest, reason, state, blessed, **objects)
+        return _track(configured, content, settings, job_name, continue_run)
 
+    content: Fingerprint | None = None
     if not history_uri:
         return result(True, _unique_fingerprint(), "history_uri is empty: there is no history")
     history = champion_directory(history_uri)
@@ -227,6 +236,25 @@ def detect_changes(
     known = content.known_by and not force and not start
     key = dataset_key(history, _digest(content, state)) if known else _unique_fingerprint()
     return result(True, key, reason, json.dumps(asdict(state), ensure_ascii=False))
+
+
+def _track(
+    result: Configured, content: Fingerprint | None, settings: Mapping[str, Any], run: str, continued: str
+) -> Configured:
+    """Logs to MLflow why a run trains or not, its parameters, and which are not the defaults."""
+    usual = {
+        item.name: item.default if item.default_factory is MISSING else item.default_factory()
+        for kind in _KINDS.values()
+        for item in fields(kind)
+    }
+    texts = {name: json.dumps(value, default=str) for name, value in settings.items()}
+    changed = [f"{n}={text}" for n, text in texts.items() if text != json.dumps(usual.get(n), default=str)]
+    why = {"changes": result.reason} if result.changed else {"verdict": "unchanged", "reason": result.reason}
+    known = f"{content.digest} ({content.text})" if content else "not known without a history"
+    tags = {"source": result.source, "source fingerprint": known, "not default": ", ".join(changed), **why}
+    continues = Path(continued.rstrip("/").removesuffix("/checkpoints")).name
+    tracked.log(run, tags, continues=continues, parameters=settings)
+    return result
 
 
 def _digest(content: Fingerprint, state: State) -> str:

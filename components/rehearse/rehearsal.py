@@ -18,6 +18,8 @@ from shardline.components.configure.changes import record_dataset
 from shardline.components.model_store import MODEL_FILE, SAVED_MODEL
 from shardline.components.model_store.catalog import champion_directory
 from shardline.components.model_store.champions import check_champion
+from shardline.components.preprocess.inspect.card import render_card
+from shardline.components.runs import tracked
 from shardline.components.train.settings import TrainingSettings
 from shardline.components.validate.gate.gate import GateSettings
 from shardline.trainer.base import crash, files, progress
@@ -62,6 +64,7 @@ def rehearse_run(
     manifest = manifests.load_whole(Path(dataset.path))
     if history.get("history_uri"):  # before the checks: a refused run leaves the dataset for the next one
         record_dataset(history["history_uri"], history["fingerprint"], dataset.uri)
+    tracked.log_dataset(job_name, manifest, lambda: render_card(Path(dataset.path), manifest))
     directory = champion_directory(base)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,47 +1,46 @@
 """What the tasks of a pipeline log to an MLflow server, and the settings that name it to them.
 
-Each function does nothing where MLFLOW_TRACKING_URI is not set, and costs no run where the server is away.
+Nothing is logged where MLFLOW_TRACKING_URI is not set; a server that is away costs no run.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from pathlib import Path
+from typing import Any
 
+from shardline.components.runs.record import FAILED, SUCCEEDED, RunRecord
 from shardline.components.vertex.client import read_secret
-from shardline.components.vertex.forms import SECRET, check_text
+from shardline.components.vertex.forms import SECRET, Form
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError, ShardlineError
-from shardline.trainer.base.tracking import URI_VARIABLE
+from shardline.trainer.base.tracking import NAME_TAG, URI_VARIABLE, open_run
+from shardline.trainer.data.manifest import Manifest
 
-_TOPIC = "tracking"
 #: Environment variables: the token, MLflow's own, and the name of the secret that holds it.
 TOKEN_VARIABLE, SECRET_VARIABLE = "MLFLOW_TRACKING_TOKEN", "SHARDLINE_MLFLOW_TOKEN_SECRET"
+#: Tags of an end, which no longer hold when the run goes on.
+_END = ("failed step", "exit", "error", "likely cause", "next step", "verdict", "reason", "blocked by")
+_URI = Form(r"https?://[^@/\s]+(/[^@\s]*)?", "http(s)://HOST[:PORT][/PATH]; a token's secret is token_secret")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingSettings:
     """The MLflow server of all tasks, [tracking]; settings/vertex.toml.example explains the fields."""
 
-    mlflow_uri: str
+    mlflow_uri: str = ""
     experiment: str = ""
     token_secret: str = ""
 
     def __post_init__(self) -> None:
-        uri = urlsplit(self.mlflow_uri)
-        if "@" in uri.netloc:  # not repeated in the message
-            raise SettingsError(
-                "mlflow_uri has a user or a password in it, which the compiled pipeline would show; name the "
-                "secret that holds the token as token_secret"
-            )
-        if uri.scheme not in ("http", "https") or not uri.hostname:
-            raise SettingsError(f"mlflow_uri must be http(s)://HOST[:PORT][/PATH], got {self.mlflow_uri!r}")
+        # Neither is repeated in a message: it may be a secret.
+        if any(vars(self).values()) and not _URI.fits(self.mlflow_uri):
+            raise SettingsError(f"mlflow_uri must be {_URI.description}")
         if self.token_secret and not SECRET.fits(self.token_secret):
-            raise SettingsError(f"token_secret must be {SECRET.description} that holds it, not the token")
-        for name in ("mlflow_uri", "experiment"):
-            check_text(name, getattr(self, name))
+            raise SettingsError(f"token_secret must be {SECRET.description} that holds the token")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -57,4 +56,60 @@ def sign_in(environ: MutableMapping[str, str] = os.environ) -> None:
         try:
             environ[TOKEN_VARIABLE] = read_secret(secret)
         except ShardlineError as error:
-            progress.report(_TOPIC, f"warning: no token for MLflow: {error.line}")
+            progress.report("tracking", f"warning: no token for MLflow: {error.line}")
+
+
+def log(
+    name: str,
+    tags: Mapping[str, Any],
+    *,
+    continues: str = "",
+    parameters: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float | None] | None = None,
+    files: Iterable[Path] = (),
+    status: str = "",
+) -> None:
+    """Logs to the MLflow run of a pipeline's run, that of the run that it `continues`; `status` ends it."""
+    sign_in()
+    if run := open_run(continues or name):
+        if continues:
+            run.call(lambda client: client.update_run(run.id, status="RUNNING"))
+            tags = {**dict.fromkeys(_END, ""), NAME_TAG: name, "continues": continues, **tags}
+        run.parameters(parameters or {})
+        run.metrics({key: value for key, value in (metrics or {}).items() if value is not None})
+        run.tags(tags)
+        for path in files:
+            run.file(path)
+        run.close(status)
+
+
+def end(name: str, record: RunRecord) -> None:
+    """Ends the MLflow run of a pipeline's run, with the explanation of a failure, and links."""
+    tags = dict(record.explanation.rows()) if record.explanation else {}
+    links = "".join(f"\n\n[{key}]({link})" for key, link in record.links.items())
+    status = {SUCCEEDED: "FINISHED", FAILED: "FAILED"}.get(record.state, "KILLED")
+    log(name, {**tags, "mlflow.note.content": record.headline() + links}, status=status)
+
+
+def log_dataset(name: str, manifest: Manifest, draw_card: Callable[[], str]) -> None:
+    """Logs a dataset as input of the MLflow run of a pipeline's run, with its card, an HTML page."""
+    sign_in()
+    if run := open_run(name):
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        columns = [{"name": item.name, "type": item.dtype, "required": True} for item in manifest.features]
+        records = {f"{split}_records": part.records for split, part in manifest.splits.items()}
+        dataset = Dataset(
+            name=manifest.source[:500],
+            digest=manifest.fingerprint.removeprefix("sha256:")[:36],  # MLflow takes no more
+            source_type="local",
+            source=json.dumps({"uri": manifest.source}),
+            schema=json.dumps({"mlflow_colspec": columns}),
+            profile=json.dumps(
+                {"num_rows": manifest.records, **records, "fingerprint": manifest.fingerprint}
+            ),
+        )
+        inputs = [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])]
+        run.call(lambda client: client.log_inputs(run.id, inputs))
+        run.call(lambda client: client.log_text(run.id, draw_card(), "dataset_card.html"))
+        run.close()

@@ -14,6 +14,7 @@ from typing import Any
 from shardline.components import model_store
 from shardline.components.html import page_path, relink_page
 from shardline.components.model_store import Export, catalog
+from shardline.components.runs import tracked
 from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.export import predictions
 from shardline.components.validate.export.export import export_model, take_samples
@@ -38,6 +39,11 @@ from shardline.trainer.models.saving import load_model, read_recorded_heads
 _MAX_MATRIX_BYTES = 64 * 1024
 # Points of each class's curve, approximately, for the same reason.
 _CURVE_POINTS = 30
+# Uploaded to MLflow; the report links to the card next to it.
+_TRACKED_FILES = (
+    *(model_store.REPORT_FILE, model_store.CARD_FILE, model_store.CARD_TEXT_FILE),
+    *(model_store.EVALUATION_FILE, model_store.BLESSING_FILE),
+)
 # Intervals over fewer groups are wide.
 _FEW_GROUPS = 10
 
@@ -221,6 +227,17 @@ def validate_artifacts(
     exported.framework = "tensorflow"
     exported.metadata.update(blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint)
     _log_metrics(evaluation, metrics, confusion)
+    verdict = outcome.blessing
+    tracked.log(
+        run,
+        {
+            "verdict": ("not blessed", "blessed")[blessed],
+            "reason": verdict.explain(),
+            "blocked by": ", ".join(verdict.blocked_by),
+        },
+        metrics={f"{evaluation.split}/{name}": value for name, value in evaluation.metrics.items()},
+        files=[out / name for name in _TRACKED_FILES],
+    )
     curves = [curve for part in evaluation.each for curve in part.roc]
     # KFP 2.17's own methods for slices fail: they never create the attribute that they use.
     sliced.metadata["evaluationSlices"] = [
