@@ -14,17 +14,14 @@ from pathlib import Path
 from typing import Literal
 
 from shardline.components.runs.record import installed_version
+from shardline.components.text import enumerate_names
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One line of the doctor's report.
+    """One line of the doctor's report: what was checked ("bucket"), the result, and what to do, or "".
 
-    Attributes:
-        what: What was checked: "bucket".
-        level: "ok", "warning" (it may suffice, or could not be checked) or "error" (runs will fail).
-        found: Result of the check, in one line.
-        fix: What to do; "" where there is nothing to do.
+    The level "warning" says that it may suffice, or could not be checked, "error" that runs will fail.
     """
 
     what: str
@@ -115,8 +112,7 @@ def _versions() -> Iterator[Diagnosis]:
         if (has := installed_version(name)) not in (None, pin)
     ]
     if differing:
-        more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
-        found = f"other versions than tested: {', '.join(differing[:4])}{more}"
+        found = f"other versions than tested: {enumerate_names(differing, 4)}"
         yield warning("packages", found, "pip install -c constraints.txt 'shardline[local]'")
     else:
         yield ok("packages", f"{versions}, all as in constraints.txt")

@@ -55,9 +55,7 @@ _ORDER = (
 class RunDirectory:
     """The directory of one run and its run.json, which has the state of the run at any time.
 
-    Attributes:
-        directory: The run's own directory.
-        record: Content of run.json at the start: pipeline, parameters and versions.
+    `record` is the content of run.json at the start: pipeline, parameters and versions.
     """
 
     def __init__(
@@ -72,11 +70,8 @@ class RunDirectory:
     ) -> None:
         """Creates the directory in `runs`, named by the time, with an exact copy of the pipeline.
 
-        `made` is the directory where a submission has made it, whose job of Slurm is this process.
-
-        Raises:
-            SettingsError: When the directory cannot be written.
-            RunError: When its disk is full.
+        `made` is the directory where a submission has made it, whose job of Slurm is this process. Raises
+        SettingsError when the directory cannot be written, RunError when its disk is full.
         """
         self._started = time.monotonic()
         self._lock = contextlib.ExitStack()
@@ -320,12 +315,7 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class FailedRun:
-    """A run that can be continued by another.
-
-    Attributes:
-        directory: Its run directory.
-        record: Its record.
-    """
+    """A run that can be continued by another."""
 
     directory: Path
     record: RunRecord
@@ -334,9 +324,8 @@ class FailedRun:
     def find(cls, directory: Path, *, abandoned: bool = False) -> FailedRun:
         """Reads the record of a run; `abandoned` says that it has ended where this cannot be detected here.
 
-        Raises:
-            SettingsError: When it is no run directory, or damaged.
-            PipelineError: When the run is still running, has succeeded, or its pipeline cannot continue one.
+        Raises SettingsError when it is no run directory, or damaged, and PipelineError when the run is still
+        running, has succeeded, or its pipeline cannot continue one.
         """
         record = RunRecord.read(directory)
         if record.state == RUNNING and not (abandoned and not record.has_reliable_lock):

@@ -49,7 +49,6 @@ class Execution:
     """The execution of one run: its process, and what its tasks have reported.
 
     Attributes:
-        directory: The run directory.
         facts: The last fact of each name that tasks have reported, in order of arrival.
         errors: The errors that tasks have reported.
         tail: The last lines that tasks have printed.
@@ -118,11 +117,7 @@ class Execution:
                     processes.stop_descendants(with_variable=(RUN_VARIABLE, str(self.directory)))
 
     def raise_failure(self, terminal: Terminal) -> None:
-        """Raises the error of the run, if it has failed.
-
-        Raises:
-            ProcessFailedError: With the error of the failed task, where it has reported one.
-        """
+        """Raises ProcessFailedError if the run has failed: with the failed task's error if it has one."""
         if self.exit_code == 0:
             return
         own = [event for event in self.errors if event.topic != execute.TOPIC]
@@ -206,13 +201,9 @@ def _end(child: subprocess.Popen[bytes]) -> int:
 
 @dataclass(frozen=True)
 class LocalRun:
-    """Result of a run that finished.
+    """Result of a run that finished after `duration` seconds: facts in the order in which tasks report them.
 
-    Attributes:
-        directory: The run directory.
-        facts: Facts by name, in the order in which they were reported.
-        blessed: Whether the run's model was blessed; None without a verdict.
-        duration: Duration in seconds.
+    `blessed` says whether the run's model was blessed; None without a verdict.
     """
 
     directory: Path

@@ -75,14 +75,10 @@ class Terminal:
 
 
 class Heartbeat:
-    """Lines that say what is running where nothing else is shown, at growing intervals.
-
-    Attributes:
-        task: The running task; "" between two.
-    """
+    """Lines that say what is running where nothing else is shown, at growing intervals."""
 
     def __init__(self) -> None:
-        self.task = ""
+        self.task = ""  # the running one; "" between two
         self.reset()
 
     def reset(self) -> None:

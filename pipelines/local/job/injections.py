@@ -24,15 +24,10 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True)
 class Injection:
-    """A failure of one replica.
+    """A failure of one replica, at a training step, or so many seconds after the start of the job.
 
-    Attributes:
-        action: "preempt" ends it as the platform does with a SPOT machine, "kill" kills it, "slow" slows it
-            down from the start.
-        replica: Name of the replica, as in "worker-0".
-        step: Training step at which it happens, or None.
-        seconds: Time since the start of the job at which it happens, or None.
-        factor: How many times slower.
+    "preempt" ends it as the platform does with a SPOT machine, "kill" kills it, "slow" makes it so many times
+    slower from the start.
     """
 
     action: Literal["preempt", "kill", "slow"]
@@ -43,12 +38,7 @@ class Injection:
 
 
 def parse_injection(text: str) -> Injection:
-    """Parses the text of --inject.
-
-    Raises:
-        SettingsError: When the text has another format than preempt:worker:0@step=30, kill:chief@t=5s
-            or slow:worker:1=2x.
-    """
+    """Parses the text of --inject; raises SettingsError for another form than those of `_FORMS`."""
     action, _, rest = text.partition(":")
     match = _TEXT.fullmatch(rest)
     if match is None or action not in ("preempt", "kill", "slow"):
@@ -77,8 +67,7 @@ PREEMPTION_GRACE_S = 30.0
 class FaultInjector:
     """The injections of one job, whose replicas have the names in `names`; reported under `topic`.
 
-    Raises:
-        PipelineError: When an injection names a replica that the job does not have.
+    Raises PipelineError when an injection names a replica that the job does not have.
     """
 
     def __init__(self, injections: Sequence[Injection], names: Sequence[str], topic: str) -> None:

@@ -34,10 +34,8 @@ def make_launches(
     """Returns the launch of each replica by name, the chief first.
 
     Its environment is this process's, overridden by the pool's and the platform's. Temporary files go
-    to the directory `temporary`, crash files next to the logs, unless the job is part of a run.
-
-    Raises:
-        PipelineError: When there is no such command on this machine.
+    to the directory `temporary`, crash files next to the logs, unless the job is part of a run. Raises
+    PipelineError when there is no such command on this machine.
     """
     addresses, namespaces = network
     job_id, secret = f"{time.time_ns()}", secrets.token_hex()
@@ -85,13 +83,7 @@ class ReplicaOutput:
     """Output of one replica.
 
     Every line goes to the log file, events (`trainer.base.progress`) as readable lines. Events are passed on,
-    the first error is kept until the end of the job, and every other line is shown.
-
-    Attributes:
-        log: Path of the log file.
-        error: The first error event that the replica reported.
-        muted: Whether lines only go to the log file.
-        reports_no_network: Whether a line reported that there is no network.
+    the first error is kept until the end of the job, and every other line is shown, unless `muted`.
     """
 
     def __init__(self, name: str, log: Path, show: ShowLine, report: Callable[[Event], None]) -> None:
@@ -136,23 +128,18 @@ class ReplicaOutput:
 
 
 class Replica:
-    """A running replica.
+    """A running replica, named by role and number, as in "worker-0".
 
-    Attributes:
-        name: Role and number, as in "worker-0".
-        output: Receives its output.
-        control: Becomes readable when the replica has ended (see `guardian`).
-        pipe: File descriptor of its standard output and standard error.
-        isolated: Whether its job has its own network.
-        preempted: Whether it has received the notice of a preemption.
-        peak_memory: Largest resident set of any of its processes, in bytes, after `finish`.
+    Its `control` becomes readable when it has ended (see `guardian`); `pipe` is the descriptor of its
+    standard output and standard error. It is `preempted` once it has the notice of a preemption. After
+    `finish`, `peak_memory` is the largest resident set of any of its processes, in bytes.
     """
 
     def __init__(self, name: str, launch: Launch, output: ReplicaOutput, server: str) -> None:
         """Starts the replica; `server` is the path of the fork server's socket, or "" (see `start`)."""
         self.name = name
         self.output = output
-        self.isolated = bool(launch.namespaces)
+        self.isolated = bool(launch.namespaces)  # in its job's own network
         self.preempted = False
         self.peak_memory = 0
         self._exit_code: int | None = None

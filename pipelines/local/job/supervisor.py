@@ -52,14 +52,10 @@ def run_job(
     `shardline.trainer.base.progress`; this process reports their events again. A signal that stops this
     process (SIGINT, SIGTERM, SIGHUP) stops the replicas first.
 
-    Args:
-        job: The job; its commands run in the current directory and Python environment.
-        log_directory: Directory for a log file per replica, and job.json with their starts and ends; created
-            where it does not exist.
-        topic: Topic of the job's own lines.
-        show_line: Called with the replica's name and each line of output that is not an event.
-        injections: Failures to inject.
-        network: Network of the replicas, one of `network.CHOICES`; None for SHARDLINE_NETWORK, or "auto".
+    The commands run in the current directory and Python environment. The log directory, which need not exist,
+    gets a log file per replica, and job.json with their starts and ends. `topic` is that of the job's own
+    lines; `show_line` gets the replica's name and each line of output that is not an event. `network` is one
+    of `network.CHOICES`; None for SHARDLINE_NETWORK, or "auto".
 
     Raises:
         ProcessFailedError: When a replica failed; its exit_code is EXIT_BAD_INPUT after a user error, which

@@ -53,16 +53,9 @@ class _StoppedEarlyError(RunError):
 
 @dataclass
 class Trial:
-    """A trial and its outcome.
+    """A trial, numbered from "1", and its outcome; `failure` says why it has failed, "" when it has not.
 
-    Attributes:
-        id: Number, as text, from "1".
-        parameters: Values by name.
-        directory: Directory of its logs.
-        start: Time of its start.
-        end: Time of its end.
-        measurements: Values of the metric that its chief has reported.
-        failure: Why it has failed; "" when it has not.
+    `directory` is that of its logs, `measurements` are the values of the metric that its chief has reported.
     """
 
     id: str
@@ -176,11 +169,8 @@ def _with_parameters(job: CustomJob, trial: Trial) -> CustomJob:
 class Search:
     """Chooses the parameters of each trial, and decides when to stop one early.
 
-    The same study, seed and results give the same choices.
-
-    Args:
-        spec: StudySpec in snake_case, as the launcher sends it: without empty values and zeros.
-        seed: Seed of the search.
+    The same study, seed and results give the same choices. `spec` is a StudySpec in snake_case, as the
+    launcher sends it: without empty values and zeros.
     """
 
     def __init__(self, spec: Mapping[str, Any], seed: int) -> None:
@@ -273,10 +263,8 @@ def run_trials(
 ) -> list[Trial]:
     """Runs the trials of the tuning job in `payload`; each has its own directory in `logs`.
 
-    `slurm` has the settings of Slurm; without them the trials run on this machine.
-
-    Raises:
-        RunError: When more trials have failed than max_failed_trial_count allows.
+    `slurm` has the settings of Slurm; without them the trials run on this machine. Raises RunError when more
+    trials have failed than max_failed_trial_count allows.
     """
     spec, metric = payload["study_spec"], payload["study_spec"]["metrics"][0]["metric_id"]
     trial_job = {"display_name": payload["display_name"], "job_spec": payload["trial_job_spec"]}

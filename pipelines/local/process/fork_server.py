@@ -46,13 +46,7 @@ _IGNORED_VARIABLES = {*PLATFORM_VARIABLES, "PATH", "PYTHONUNBUFFERED", "TMPDIR"}
 
 @dataclass(frozen=True)
 class Program:
-    """A Python module to run as a process.
-
-    Attributes:
-        module: Name of the module.
-        arguments: Command line after the module.
-        source: A component's source, whose path becomes the first argument; None for none.
-    """
+    """A Python module to run; the path of `source`, that of a component, becomes its first argument."""
 
     module: str
     arguments: Sequence[str]

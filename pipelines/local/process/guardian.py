@@ -43,10 +43,7 @@ def join_namespaces(namespaces: Sequence[int]) -> None:
     """Moves this process, which has one thread, into the namespaces of these descriptors, and closes them.
 
     In a user namespace it drops all capabilities, which joining one grants. Root joins one only without the
-    capability for other users' files (see `namespace`).
-
-    Raises:
-        OSError: When that is not allowed.
+    capability for other users' files (see `namespace`). Raises OSError when that is not allowed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for descriptor in namespaces:
@@ -60,10 +57,8 @@ def join_namespaces(namespaces: Sequence[int]) -> None:
 def guard(start: Callable[[], int], control: int, grace: int = 0) -> None:
     """Starts a process and guards it; returns only in a process that `start` forks.
 
-    Args:
-        start: Starts the process and returns its id, 0 in the process itself.
-        control: Descriptor of the control socket.
-        grace: Seconds between SIGTERM and SIGKILL once the other end of the socket is closed.
+    `start` returns the id of the process, 0 in the process itself; `control` is the descriptor of the control
+    socket. Once its other end is closed, `grace` seconds lie between SIGTERM and SIGKILL.
     """
 
     def end(status: int) -> NoReturn:

@@ -26,8 +26,7 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 def make_namespaces() -> list[str]:
     """Moves this process into a new network namespace; returns the kinds of its new namespaces.
 
-    Raises:
-        OSError: When that is not allowed; its strerror says why.
+    Raises OSError when that is not allowed; its strerror says why.
     """
     try:
         _unshare(_CLONE_NEWNET)

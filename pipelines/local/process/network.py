@@ -46,11 +46,7 @@ NO_NETWORK = (
 
 
 def resolve_network(requested: str | None) -> str:
-    """Returns the network of jobs: `requested`, else SHARDLINE_NETWORK, else "auto".
-
-    Raises:
-        PipelineError: When there is no such choice.
-    """
+    """Returns the network of jobs, one of CHOICES: `requested`, else SHARDLINE_NETWORK, else "auto"."""
     requested = requested or os.environ.get(NETWORK_VARIABLE) or CHOICES[0]
     if requested not in CHOICES:
         raise PipelineError(f"{NETWORK_VARIABLE} is one of {', '.join(CHOICES)}, not {requested!r}")
@@ -65,14 +61,8 @@ def job_network(
 
     A job of one replica, which starts no server, has this machine's network unless "isolated" is requested.
     Yields "host:port" of each replica, and descriptors of the namespaces to join, none for this machine's.
-
-    Args:
-        replicas: Number of replicas.
-        topic: Topic of the warning where replicas can be reached from outside.
-        requested: One of `CHOICES`; None for SHARDLINE_NETWORK, or "auto".
-
-    Raises:
-        PipelineError: When there is no such choice, or "isolated" is not possible.
+    Where replicas can be reached from outside, a warning of `topic` says so. Raises PipelineError when there
+    is no such choice (`resolve_network`), or "isolated" is not possible.
     """
     requested, reason = resolve_network(requested), ""
     with contextlib.ExitStack() as held:

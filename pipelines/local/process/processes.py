@@ -147,15 +147,12 @@ HOST = "127.0.0.1"
 
 @contextlib.contextmanager
 def reserve_ports(count: int) -> Iterator[tuple[str, ...]]:
-    """Reserves `count` free ports while the context lasts.
+    """Reserves `count` free ports while the context lasts; yields "host:port" of each, in any order.
 
     Each port stays bound, but not listening, with SO_REUSEADDR and SO_REUSEPORT. The kernel then gives
     it to no process that asks for any free port, while a server that names it can still bind and listen:
     TensorFlow's gRPC server sets SO_REUSEADDR only (checked with 2.21), other servers SO_REUSEPORT. So
     no other process can take a port between its choice and its use, nor during a restart.
-
-    Yields:
-        Addresses "host:port", in no particular order.
     """
     with contextlib.ExitStack() as held:
         addresses = []

@@ -64,8 +64,7 @@ def forkable_program(command: Sequence[str]) -> Program | None:
 def fork_server(env: Mapping[str, str], *modules: str) -> Iterator[str]:
     """Starts a fork server with TensorFlow and further modules, which serves while the context lasts.
 
-    Yields:
-        The path of its socket; "" where forking is not possible on this machine.
+    Yields the path of its socket; "" where forking is not possible on this machine.
     """
     if Path("/dev/nvidiactl").exists():  # forking with NVIDIA's driver is not tested
         yield ""
@@ -121,8 +120,7 @@ def _short_address(path: str) -> Iterator[str]:
 def fork_server_for(launches: Sequence[Launch]) -> Iterator[str]:
     """Finds the fork server of the run, or starts one for a job with more than one forkable replica.
 
-    Yields:
-        The path of the server's socket; "" where there is none.
+    Yields the path of the server's socket; "" where there is none.
     """
     programs = [program for launch in launches if (program := forkable_program(launch.command))]
     if (path := os.environ.get(SERVER_VARIABLE)) or len(programs) < 2:  # a single one gains nothing
