@@ -57,17 +57,12 @@ def check_run(
     here: bool = False,
     settings: Path | None = None,
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """Checks a pipeline and the parameters of a run, before the run starts.
+    """Checks a pipeline (IR), the parameters of a run and its schedule, before the run starts.
 
-    Args:
-        spec: The compiled pipeline (IR).
-        given: Values by name: texts, as on a command line, or values of the declared type.
-        schedule: Schedule of the run, if it has one.
-        here: Whether the run is on this machine, which must then have the data and the model function.
-        settings: Settings file; its table [image], if it has one, says what the image holds.
-
-    Returns:
-        The parameters, converted to their declared types, and the warnings of `shardline check`.
+    `given` has values by name: texts, as on a command line, or values of the declared type. A run `here`, on
+    this machine, needs the data and the model function here. The table [image] of the settings file, if it
+    has one, says what the image holds. Returns the parameters, converted to their declared types, and the
+    warnings of `shardline check`.
 
     Raises:
         PipelineError: When a parameter is unknown, mistyped or missing, `shardline check` finds an error, or

@@ -88,7 +88,6 @@ class Job(JobSpec):
     """A custom job, or the trial of a hyperparameter tuning job, that a task launches.
 
     Attributes:
-        task: The task.
         template: The launcher's --payload with its placeholders.
         payload: The payload with every value that is known before the run.
         written: The payload as JSON, before the launcher drops empty fields; empty when it is not JSON.

@@ -48,14 +48,12 @@ class Aim(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """A compiled pipeline (IR 2.x) and the parameters of its run.
+    """A compiled pipeline (IR 2.x), the labels and parameters of its run, and what happens to it next.
 
     Attributes:
         spec: The pipeline's spec, as `parse_file` reads it: its structure is checked there.
         given: Parameters by name; None when they are not known.
         platforms: Names of the platforms for which the file has settings in a second document.
-        labels: Labels of the run.
-        aim: What happens to the pipeline next.
         environment: Values by name of the table [vertex] of the settings from which it was compiled.
         image: The table [image] of the settings; None without one.
     """
@@ -148,9 +146,7 @@ class Parameter:
 class Task:
     """A task at one position in the graph; its siblings are all tasks of its DAG.
 
-    Attributes:
-        component_name: Name of the component that it runs.
-        parent: The task whose DAG contains it; None in the DAG of the pipeline.
+    It runs a component. Its parent is the task whose DAG contains it; None in the DAG of the pipeline.
     """
 
     name: str

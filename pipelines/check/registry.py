@@ -29,11 +29,9 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A mistake, and what to do about it.
+    """A mistake in a task, worker pool, parameter or schedule, and what to do about it.
 
-    Attributes:
-        where: Name of the task, worker pool, parameter or schedule.
-        why: What was found, in one line; never the value of a secret.
+    `why` says in one line what was found; it never has the value of a secret.
     """
 
     code: str

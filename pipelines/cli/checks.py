@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardline.components.text import fitted
+from shardline.components.text import enumerate_names, fitted
 from shardline.pipelines.cli.options import (
     PATH,
     CommandGroup,
@@ -81,8 +81,7 @@ def show_findings(name: str, found: list[Finding], *, err: bool = False) -> None
     alike = groupby(found, key=lambda finding: (finding.code, finding.severity, finding.why, finding.fix))
     for (code, severity, why, fix), group in alike:
         places = [finding.where for finding in group]
-        more = f" and {len(places) - _PLACES} more" if len(places) > _PLACES else ""
-        where = ", ".join(places[:_PLACES]) + more
+        where = enumerate_names(places, _PLACES)
         stream = sys.stderr if err else sys.stdout
         styled = click.style(f"{severity} {code}", _COLOURS[severity])
         click.echo(fitted(f"{styled} {where}: {why}", stream), err=err)

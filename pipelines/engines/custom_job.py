@@ -41,7 +41,6 @@ class CustomJob:
         worker_pools: By index: chief, workers, parameter servers, evaluator (see `ROLES`). A pool without
             replicas keeps its slot. Machine and image are only reported: replicas run in the current
             Python environment.
-        display_name: Name of the job.
         timeout: Seconds after which the job is stopped, or None for no limit.
         restart_job_on_worker_restart: Whether all replicas restart when one has failed.
         job_restarts: Restarts of all replicas together after failures.
@@ -87,8 +86,7 @@ class CustomJob:
     ) -> CustomJob:
         """Returns a job of a chief and workers, all with the same command.
 
-        Raises:
-            PipelineError: When no replica trains, or parameter servers have no workers to serve.
+        Raises PipelineError when no replica trains, or parameter servers have no workers to serve.
         """
         if replicas < 1:
             raise PipelineError(f"a job needs at least 1 replica, not {replicas}")
@@ -107,8 +105,7 @@ class CustomJob:
 def parse_payload(payload: str, executor_input: str) -> CustomJob:
     """Reads the launcher's --payload as the launcher does, and inserts the executor input.
 
-    Raises:
-        PipelineError: When the payload is not JSON or describes no job that can run here.
+    Raises PipelineError when the payload is not JSON or describes no job that can run here.
     """
     visible = executor_input.replace(EXECUTOR_INPUT_MARKER, "{{$.json_escape[1]}}")
     try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardline.components.text import enumerate_names
 from shardline.trainer.base.errors import PlatformError, RunError, SettingsError
 
 #: Label for the revision of the source, of the OCI image specification.
@@ -104,10 +105,8 @@ def source_revision(*, revision: str = "", allow_dirty: bool) -> str:
             "installed; commit your code, or add --allow-dirty"
         ) from None
     if changed and not allow_dirty:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise SettingsError(
-            f"files differ from the git revision: {changed[0][3:]}{more}; commit them, or add --allow-dirty"
-        )
+        files = enumerate_names([line[3:] for line in changed], 1)
+        raise SettingsError(f"files differ from the git revision: {files}; commit them, or add --allow-dirty")
     return revision + (_DIRTY if changed else "")
 
 

@@ -109,9 +109,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def missing_from_image(image: ImageSettings, parameters: Mapping[str, Any]) -> list[str]:
     """Returns an error line for each plug-in of a run that the image lacks.
 
-    Args:
-        image: The image of the settings, with paths relative to here (`ImageSettings.below`).
-        parameters: Parameters of the run, by name; only those that name a module are checked.
+    The image's paths are relative to here (`ImageSettings.below`). Of the parameters of the run, only those
+    that name a module are checked.
     """
     errors = []
     for name, reference in plugins_of(parameters).items():

@@ -54,16 +54,11 @@ _TRAINER = 'ENTRYPOINT ["python", "-m", "shardline.trainer.task"]'
 
 
 def assemble(image: ImageSettings, revision: str, directory: Path) -> None:
-    """Writes the build context of an image into a directory, with its Dockerfile.
+    """Writes the build context of an image, with its Dockerfile, for `docker build DIRECTORY`.
 
-    Args:
-        image: Contents and variant of the image, with paths relative to here.
-        revision: Git revision of the code; "" where none is known.
-        directory: New or empty directory, for `docker build DIRECTORY`.
-
-    Raises:
-        SettingsError: When a package or the requirements cannot be used.
-        RunError: When Shardline's own wheel cannot be built.
+    The image's paths are relative to here; `revision` is git's of the code, "" where none is known. Raises
+    SettingsError when a package or the requirements cannot be used, or the directory is neither new nor
+    empty, and RunError when Shardline's own wheel cannot be built.
     """
     requirements = read_requirements(image)
     _check_packages(image)

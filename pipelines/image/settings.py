@@ -63,14 +63,10 @@ class ImageSettings:
         )
 
     def with_variant_for(self, accelerators: Mapping[str, str]) -> ImageSettings:
-        """Returns the settings with the variant that the machines need.
+        """Returns the settings with the variant that the machines need; SettingsError when another is set.
 
-        Args:
-            accelerators: Accelerators of the machines that run this image, by table: "1 NVIDIA_TESLA_T4" or
-                ""; without those of training where they are known only at run time.
-
-        Raises:
-            SettingsError: When another variant is set.
+        `accelerators` has those of the machines that run this image, by table, "1 NVIDIA_TESLA_T4" or "";
+        without those of training where they are known only at run time.
         """
         machine = next((machine for machine, found in accelerators.items() if found), "")
         if machine and self.variant not in ("", "gpu"):

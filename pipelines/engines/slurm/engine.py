@@ -73,9 +73,8 @@ def pools_job(job: CustomJob, directory: Path, elements: int = 0) -> BatchJob:
 def submit(job: BatchJob, settings: SlurmSettings) -> str:
     """Writes the script into the job's directory and submits it; returns the id of the job.
 
-    Raises:
-        SettingsError: When Slurm refuses the job as a mistake, such as an unknown partition.
-        PlatformError: When Slurm refuses it for another reason, or is not reached.
+    Raises SettingsError when Slurm refuses the job as a mistake, such as an unknown partition, PlatformError
+    when it refuses it for another reason, or is not reached.
     """
     job.directory.mkdir(parents=True, exist_ok=True)
     script = job.directory / SCRIPT_FILE

@@ -22,8 +22,7 @@ PATH = "/slurm/v0.0.42/job/submit"
 def rest_request(job: BatchJob, settings: SlurmSettings, working_directory: Path) -> dict[str, Any]:
     """Returns the body of the request for the job that `batch_script` describes.
 
-    Raises:
-        SettingsError: When Slurm has no such job, or the settings have options as lines of sbatch.
+    Raises SettingsError when Slurm has no such job, or the settings have options as lines of sbatch.
     """
     jobs = []
     for part in components(job, settings):
@@ -46,8 +45,7 @@ def rest_request(job: BatchJob, settings: SlurmSettings, working_directory: Path
 def send(rest: Rest, cluster: str, body: Mapping[str, Any]) -> str:
     """Submits a job to a cluster, by its resource name "projects/..."; returns the id of the job.
 
-    Raises:
-        PlatformError: When the platform or Slurm refuses it, or is not reached.
+    Raises PlatformError when the platform or Slurm refuses it, or is not reached.
     """
     with platform_errors(f"submit a job of Slurm to {cluster}"):
         call = {"method": "POST", "path": PATH, "body": body}

@@ -28,7 +28,6 @@ class BatchJob:
     """A job for Slurm.
 
     Attributes:
-        name: Name of the job.
         directory: Directory, which all nodes see, for the script and the logs, one of each replica.
         tasks: Number of tasks by role, "chief", "worker", "ps" and "evaluator", in this order.
         command: Program and arguments of every task; () for those of the pools in POOLS_FILE.
@@ -114,12 +113,9 @@ def sbatch_options(job: BatchJob, component: Component) -> dict[str, str]:
 
 
 def batch_script(job: BatchJob, settings: SlurmSettings) -> str:
-    """Returns the script that sbatch takes.
+    """Returns the script that sbatch takes; raises SettingsError when Slurm has no such job.
 
     https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/heterogeneous_jobs.html.
-
-    Raises:
-        SettingsError: When Slurm has no such job.
     """
     parts = components(job, settings)
     options: list[str] = []
