@@ -231,6 +231,7 @@ _FORMS = {
         r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/\s]+/[^/\s]+/?",
         "a KFP repository, https://LOCATION-kfp.pkg.dev/PROJECT/REPOSITORY",
     ),
+    "experiment": forms.EXPERIMENT,
     "api_endpoint": forms.Form(r"[\w.-]+(:\d+)?", "a host such as europe-west4-aiplatform.googleapis.com"),
 }
 
@@ -252,6 +253,7 @@ class Environment:
     encryption_spec_key_name: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     registry: str = ""
+    experiment: str = ""
     api_endpoint: str = ""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     file: Path | None = field(default=None, compare=False, repr=False)

@@ -56,6 +56,7 @@ _wait_option = click.option(
     "--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag of the run; Google Cloud calls it a label."
 )
 @click.option("--job-id", default="", help="Id of the run.  [default: a new one]")
+@click.option("--experiment", default="", metavar="NAME", help="Vertex Experiment that shows the run.")
 @click.option("--no-cache", is_flag=True, help="Run every task, without cached results.")
 @click.option(
     "--continue",
@@ -109,12 +110,28 @@ def submit(
         click.echo(f"warning {warning.code} {warning.where}: {warning.why}; {warning.fix}", err=True)
     if how["dry_run"]:
         lines = submission.summary(request, parameters, file=template_uri or pipeline, proof=proof)
+        lines += f"\nexperiment  {environment.experiment}" if environment.experiment else ""
         show(how["as_json"], request, lines, "nothing was sent; --json shows the whole request")
     else:
         run = submission.submit(environment.platform, request)
         if not how["as_json"]:
             click.echo(f"submitted {run.job_id}\n{run.link}\nproof: {proof}")
-        _finish(VertexRun(environment.platform, run.job_id), run, how["waits"], how["as_json"])
+        engine = VertexRun(environment.platform, run.job_id)
+        join = functools.partial(_join, environment.platform, environment.experiment, run)
+        _finish(engine, run, how["waits"], how["as_json"], join)
+
+
+def _join(platform: Platform, experiment: str, run: PlatformRun) -> dict[str, Any]:
+    from shardline.pipelines.remote.experiments import add_run
+    from shardline.trainer.base.errors import PlatformError
+
+    try:
+        if experiment:
+            add_run(platform, experiment, run)
+    except PlatformError as error:  # the run is there
+        click.echo(f"warning: {error}; the run {run.job_id} goes on outside the experiment", err=True)
+        experiment = ""
+    return {"experiment": experiment or None}
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -272,10 +289,11 @@ def show_runs(runs: list[PlatformRun], none: str, as_json: bool) -> None:
         click.echo(none)
 
 
-def _finish(engine: Engine, run: PlatformRun, waits: bool, as_json: bool) -> None:
+def _finish(engine: Engine, run: PlatformRun, waits: bool, as_json: bool, join: Any = dict) -> None:
     from shardline.pipelines.remote.submit import raise_for_state, wait_for_run
 
     try:
+        more = join()
         found = wait_for_run(functools.partial(engine.read, watching=True)) if waits else run
     except KeyboardInterrupt:
         raise RestartError(
@@ -283,7 +301,7 @@ def _finish(engine: Engine, run: PlatformRun, waits: bool, as_json: bool) -> Non
             f"again, {typed('cancel', run.job_id)} ends it"
         ) from None
     if as_json:
-        show_json(found.as_json())
+        show_json(found.as_json() | more)
     elif waits:
         _show(found)
     else:

@@ -58,11 +58,13 @@ class PipelineJobs:
 
     Attributes:
         jobs: Jobs by name, with their state.
+        on_start: Called with each job that runs.
         on_end: Called with each job that has ended.
     """
 
     def __init__(self, run: RunPipeline, number: Callable[[], int]) -> None:
         self.jobs: dict[str, PipelineJob] = {}
+        self.on_start: Callable[[PipelineJob], None] = lambda job: None
         self.on_end: Callable[[PipelineJob], None] = lambda job: None
         self.resolve_template: Callable[[str], tuple[dict[str, Any], str]] = _no_template
         self._run = run
@@ -103,6 +105,7 @@ class PipelineJobs:
             if job.state == PipelineState.PIPELINE_STATE_PENDING:
                 job.state = PipelineState.PIPELINE_STATE_RUNNING
                 job.start_time = job.update_time = now()
+        self.on_start(job)
         try:
             outcome = self._run(job)
         finally:

@@ -20,6 +20,7 @@ from google.cloud.aiplatform_v1.types import (
 from google.rpc import code_pb2
 
 from tests.contract.fake.api import LOCATION, PROJECT, PROJECT_NUMBER, ApiError, Outcome
+from tests.contract.fake.contexts import Contexts
 from tests.contract.fake.custom_jobs import CustomJobs
 from tests.contract.fake.endpoints import Endpoints
 from tests.contract.fake.failures import Drop, Failure, Failures
@@ -50,6 +51,7 @@ class FakeServices:
         logs: Cloud Logging.
         project: What the project is and has.
         pubsub: Topics of Pub/Sub.
+        metadata: Experiments, and contexts of runs.
         serving: Endpoints, and what is deployed to them.
         web_routes: Calls that are plain HTTP.
     """
@@ -78,10 +80,12 @@ class FakeServices:
         self.logs = LogEntries(numbers)
         self.project = Project()
         self.pubsub = Topics()
+        self.metadata = Contexts()
+        self._pipelines.on_start = self.metadata.run_began
         self._pipelines.resolve_template = self.registry.resolve
         self._parts = (
             *(self._custom_jobs, self._tuning_jobs, self._models, self._pipelines, self._schedules),
-            *(self.serving, self.registry, self.logs, self.project, self.pubsub),
+            *(self.serving, self.registry, self.logs, self.project, self.pubsub, self.metadata),
         )
 
     @property
