@@ -236,7 +236,7 @@ def test_without_options_its_output_has_neither_notification_nor_tracking(tmp_pa
     settings, _ = settings_of(tmp_path, {**VALUES, **options})
 
     assert (settings.notify.webhook_secret, settings.notify.topic) == ("", "")
-    assert settings.tracking is None
+    assert not settings.tracking.mlflow_uri
 
 
 def applied(directory: Path, variables: dict[str, Any]) -> tuple[set[str], str]:

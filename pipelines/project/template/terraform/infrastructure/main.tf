@@ -117,25 +117,21 @@ resource "google_storage_bucket_iam_member" "training_runs" {
   }
 }
 
-# Images. A tag keeps its image; each push of a tag leaves one without.
+# Images. Each push of a tag leaves one without, which settings may still name by its digest.
 resource "google_artifact_registry_repository" "image" {
   location      = var.region
   repository_id = "${var.prefix}shardline"
   format        = "DOCKER"
 
-  cleanup_policies {
-    id     = "keep-tagged"
-    action = "KEEP"
-    condition {
-      tag_state = "TAGGED"
-    }
-  }
-  cleanup_policies {
-    id     = "delete-untagged"
-    action = "DELETE"
-    condition {
-      tag_state  = "UNTAGGED"
-      older_than = "${var.untagged_days * 86400}s"
+  dynamic "cleanup_policies" {
+    for_each = var.untagged_days == null ? [] : [var.untagged_days]
+    content {
+      id     = "delete-untagged"
+      action = "DELETE"
+      condition {
+        tag_state  = "UNTAGGED"
+        older_than = "${cleanup_policies.value * 86400}s"
+      }
     }
   }
 

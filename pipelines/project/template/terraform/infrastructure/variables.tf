@@ -49,9 +49,9 @@ variable "runs_days" {
 }
 
 variable "untagged_days" {
-  description = "Age in days at which images without a tag are deleted, also those that a schedule names by digest."
+  description = "Age in days at which images without a tag are deleted, also those that a schedule names by digest. null keeps them."
   type        = number
-  default     = 180
+  default     = null
 }
 
 variable "alerts" {
