@@ -83,6 +83,7 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
             job_labels={"component": "tune", "pipeline": TUNE, **settings.train.tags},
             dataset=dataset,
             training=configured["training"],
+            job_name=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         ).after(rehearsed)
         fields = {name: planned.outputs[name] for name in planned.outputs if name != "trials"}
         tuned = tuning_job(job_arguments(settings))(**fields)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from shardline.trainer.base import files, plugins, progress
 from shardline.trainer.base.errors import ModelError, ShardlineError
-from shardline.trainer.base.settings import TrainSettings, output_dirs
+from shardline.trainer.base.settings import HISTORY_FILE, SETTINGS_FILE, TrainSettings, output_dirs
 from shardline.trainer.checkpoint.identity import Identity, IdentityRecord, check_model_dir
 from shardline.trainer.checkpoint.preemption import Preemption
 from shardline.trainer.checkpoint.state import Position
@@ -35,6 +35,7 @@ from shardline.trainer.loop.process import is_server, join_cluster
 from shardline.trainer.loop.reports import Counters, to_json_values
 from shardline.trainer.loop.run import DatasetRun, Watchdog, announce, load_data, write_settings
 from shardline.trainer.loop.step import EvaluationLoop, Logs, metric_shapes
+from shardline.trainer.loop.tracking import Tracking
 from shardline.trainer.models import saving
 from shardline.trainer.models.export_check import check_export
 from shardline.trainer.models.interface import Interface, read_interface
@@ -42,10 +43,13 @@ from shardline.trainer.models.interface import Interface, read_interface
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
-def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption) -> Logs:
+def train(
+    settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption, pipeline: str = ""
+) -> Logs:
     """Takes part in a training run, in this process's role in the environment (TF_CONFIG, AIP_*).
 
-    Returns the metrics of the last epoch, the same on every replica that trains; empty on any other.
+    `pipeline` is the name of the pipeline's run, "" for none. Returns the metrics of the last epoch, the same
+    on every replica that trains; empty on any other.
     """
     cluster = read_cluster(environ)
     strategies.announce(cluster, environ)
@@ -81,12 +85,13 @@ def train(settings: TrainSettings, environ: Mapping[str, str], preemption: Preem
             manifest=manifest,
             scratch=Path(stack.enter_context(scratch)) if scratch else None,
         )
+        tracking = stack.enter_context(Tracking(environ, pipeline))
         with _explain_errors(run):
             if cluster.role == "evaluator":
                 _evaluate(run)
                 return {}
             stack.enter_context(run.watchdog)
-            logs = _train(run, preemption)
+            logs = _train(run, preemption, tracking)
         # A peer that ends early would look lost to those that still write.
         run.collectives.barrier()
         if name == "multi_worker_mirrored":
@@ -109,7 +114,7 @@ def _explain_errors(run: DatasetRun) -> Iterator[None]:
         raise run.peers.explain_cause(error) or error from error.__cause__
 
 
-def _train(run: DatasetRun, preemption: Preemption) -> Logs:
+def _train(run: DatasetRun, preemption: Preemption, tracking: Tracking) -> Logs:
     settings, chief = run.settings, run.cluster.is_chief
     feed = run.input_pipeline("train")
     prepared = run.preparation()
@@ -132,7 +137,7 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
         return engines[0]
 
     chosen = make_callbacks(run, model, frozen, retrace)
-    hooks = Hooks(run, chosen, chief_reports(run, counters))
+    hooks = Hooks(run, chosen, [*chief_reports(run, counters), tracking])
     record = IdentityRecord.of(settings, run.replicas, learning_rates(model))
     beginning = ResumePoint(
         run.manifest.fingerprint, record, saving.adapted_layers(model, numbers=settings.evaluator)
@@ -149,10 +154,14 @@ def _train(run: DatasetRun, preemption: Preemption) -> Logs:
     if chief:
         transforms.save(prepared, run.dirs.model)
         write_settings(run, interface, training.state.record)
+        tracking.begin(run, run.dirs.model, training)
     alive = evaluator.Evaluations(run.dirs.checkpoints).chief_alive(training.position.steps)
     with alive if settings.evaluator and chief else contextlib.nullcontext():
         training.run()
         _finish(run, model, training)
+        tracking.files(
+            *(run.dirs.model / name for name in (SETTINGS_FILE, HISTORY_FILE, saving.METRICS_FILE))
+        )
     return training.logs
 
 

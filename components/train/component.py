@@ -21,17 +21,23 @@ from shardline.trainer.base.errors import SettingsError
 _EXECUTOR_INPUT, _ESCAPED_EXECUTOR_INPUT = "{{$}}", "{{$.json_escape[1]}}"
 
 
-def train(dataset: dsl.Input[dsl.Dataset], model: dsl.Output[dsl.Model], training: dict) -> None:  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
+def train(
+    dataset: dsl.Input[dsl.Dataset],
+    model: dsl.Output[dsl.Model],
+    training: dict,  # type: ignore[type-arg]  # KFP reads the bare type as a JSON object
+    job_name: str = dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
+) -> None:
     """Trains a compiled Keras model: the same program on the chief and every worker of a CustomJob.
 
     Args:
         dataset: Dataset directory with its manifest.
         model: Receives model.keras, metrics.json, history.csv and settings.json.
         training: Fields of `components.train.settings.TrainingSettings`.
+        job_name: Name of the run.
     """
     from shardline.components.train.replica import run
 
-    run(dataset=dataset, model=model, training=training)
+    run(dataset=dataset, model=model, training=training, pipeline=job_name)
 
 
 def custom_job(

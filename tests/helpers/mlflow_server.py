@@ -81,7 +81,7 @@ class MlflowServer:
             return bool(answer.read() == b"OK")
         return False
 
-    def ask(self, path: str, content: dict[str, Any] | None = None, **query: str) -> dict[str, Any]:
+    def ask(self, path: str, content: dict[str, Any] | None = None, /, **query: str) -> dict[str, Any]:
         """Returns the answer of the REST API, as in `ask("runs/get", run_id=ID)`; `content` is posted.
 
         https://mlflow.org/docs/latest/api_reference/rest-api.html
@@ -96,11 +96,15 @@ class MlflowServer:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{path}: {error}: {error.read().decode()}") from None
 
+    def experiment(self, name: str) -> str:
+        """Returns the id of an experiment; "" if there is none."""
+        found = self.ask("experiments/search", {"max_results": 1000})["experiments"]
+        return next((str(each["experiment_id"]) for each in found if each["name"] == name), "")
+
     def runs(self, experiment: str = "Default", *, parent: str = "") -> list[dict[str, Any]]:
         """Returns the runs of an experiment, the oldest first: all, or those nested in a run."""
-        found = self.ask("experiments/get-by-name", experiment_name=experiment)["experiment"]
         asked = {
-            "experiment_ids": [found["experiment_id"]],
+            "experiment_ids": [self.experiment(experiment)],
             "order_by": ["attributes.start_time ASC"],
             "filter": f"tags.`mlflow.parentRunId` = '{parent}'" if parent else "",
         }

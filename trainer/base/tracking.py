@@ -1,12 +1,20 @@
 """Tracking: what a run logs to an MLflow server, where MLFLOW_TRACKING_URI is set.
 
-A server that is away costs no run: what cannot be logged is tried again, then reported once.
+A thread speaks with the server, and nothing waits for it. A server that is away costs no run: it is tried
+again for a minute, then reported once, and the rest is not logged.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import posixpath
+import queue
+import re
+import threading
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -15,53 +23,167 @@ from shardline.trainer.base import progress
 
 #: Environment variables, MLflow's own: the server, and the run that open-source KFP has made for a pipeline.
 URI_VARIABLE, RUN_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID"
-#: Tag with the name of Shardline's run, by which its other tasks, and a continued run, find the MLflow run.
-NAME_TAG = "shardline.run"
+#: Tags with the name of Shardline's run, by which its other tasks, and a continued run, find the MLflow run;
+#: and, MLflow's own, with the id of the run in which a run is nested.
+NAME_TAG, PARENT_TAG = "shardline.run", "mlflow.parentRunId"
+# Settings of MLflow's client, unless they are set: no output, and no retries of its own, which log lines.
+# https://mlflow.org/docs/latest/api_reference/python_api/mlflow.environment_variables.html
+_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+# Seconds for which a request is tried again, and then in which other runs of this process do not try.
+_PATIENCE_S, _PAUSE_S = 60.0, 300.0
+# Time from which a server is tried again, by its address.
+_away: dict[str, float] = {}
+# Held while a run is looked for, and made where there is none.
+_opening = threading.Lock()
+
+_Action = Callable[[Any], Any]
 
 
 class TrackedRun:
-    """A run of MLflow that this process logs to; no method raises, but for a mistake in the calling code.
+    """A run of MLflow that this process logs to, in a thread; no method raises, and `close` alone waits."""
 
-    Attributes:
-        id: Id of the run in MLflow.
-    """
+    def __init__(self, uri: str, connect: Callable[[], tuple[Any, str]]) -> None:
+        """Takes the address, and what returns a client and the id of the run; `open_run` makes one."""
+        self._uri, self._client, self._id = uri, None, ""
+        self._opened, self._lock = threading.Event(), threading.Lock()
+        self._closed = self._lost = self._refused = False
+        self._queue: queue.SimpleQueue[_Action | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, args=(connect,), name="tracking", daemon=True)
+        self._thread.start()
 
-    def __init__(self, client: Any, run_id: str) -> None:
-        """Takes an `mlflow.MlflowClient` and the id of a run; `open_run` makes one."""
-        self.id = run_id
-        self._client = client
+    @property
+    def id(self) -> str:
+        """Id of the run in MLflow, for which it waits, but not in `call`; "" if the server is away."""
+        self._opened.wait()
+        return self._id
 
     def parameters(self, values: Mapping[str, Any]) -> None:
-        """Logs parameters; MLflow keeps the first value of each."""
-        for name, value in values.items():
-            self.call(methodcaller("log_param", self.id, name, value))
+        """Logs parameters; MLflow keeps the first value of each, and of a long one the beginning."""
+        self._log("params", {name: str(value)[:6000] for name, value in values.items()})
 
     def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
-        """Logs metrics of a step, the number of an epoch from 1; 0 for those of the whole run."""
-        for name, value in values.items():
-            self.call(methodcaller("log_metric", self.id, name, value, step=step))
+        """Logs finite metrics of a step, an epoch from 1, once; 0 is for those of the whole run."""
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        self._log("metrics", finite, int(time.time() * 1000), step)
 
     def tags(self, values: Mapping[str, str]) -> None:
-        """Sets tags."""
-        for name, value in values.items():
-            self.call(methodcaller("set_tag", self.id, name, value))
+        """Sets tags; of a long one the beginning."""
+        self._log("tags", {name: str(value)[:8000] for name, value in values.items()})
 
     def file(self, path: Path, directory: str = "") -> None:
-        """Uploads a file, or a directory with all that is in it, below a directory of the run's artifacts."""
+        """Uploads, before `close` returns, a file or a whole directory to a directory of the artifacts."""
         upload = "log_artifacts" if path.is_dir() else "log_artifact"
-        self.call(methodcaller(upload, self.id, str(path), directory or None))
+        self.call(lambda client: getattr(client, upload)(self._id, str(path), directory or None))
 
-    def call(self, action: Callable[[Any], Any]) -> None:
+    def call(self, action: _Action) -> None:
         """Calls anything else with the client, as the methods above do, in the order of the calls."""
-        try:
-            action(self._client)
-        except Exception as error:  # MLflow raises its own, and those of requests
-            progress.report("tracking", f"warning: cannot log to MLflow: {' '.join(str(error).split())}")
+        if not self._lost:
+            self._queue.put(action)
 
-    def close(self, status: str = "") -> None:
+    def close(self, status: str = "", *, seconds: float = 30.0) -> None:
         """Waits until all is logged, or given up; ends the run as FINISHED, FAILED or KILLED, if named."""
         if status:
-            self.call(methodcaller("set_terminated", self.id, status))
+            self.call(lambda client: client.set_terminated(self._id, status))
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self._give_up(f"not done within {seconds:g} s")
+
+    def _log(self, kind: str, values: Mapping[str, Any], *more: int) -> None:
+        """Logs records in a batch; MLflow refuses a batch as a whole, and then each is logged alone."""
+
+        def log(client: Any) -> None:
+            from mlflow.entities import Metric, Param, RunTag
+
+            make = {"params": Param, "metrics": Metric, "tags": RunTag}[kind]
+            known = client.get_run(self._id).data.params if kind == "params" else {}
+            records = [make(key, values[name], *more) for name in values if (key := _key(name)) not in known]
+            # An epoch that was done again by a continued run, or a batch whose answer was lost.
+            history = client.get_metric_history(self._id, records[0].key) if any(more[1:]) and records else ()
+            if more[1:] and more[1] in [each.step for each in history]:
+                return
+            try:
+                client.log_batch(self._id, **{kind: records})
+            except Exception as error:
+                if _is_away(error) or len(records) == 1:
+                    raise
+                for record in records:
+                    self._attempt(methodcaller("log_batch", self._id, **{kind: [record]}))
+
+        self.call(log)
+
+    def _work(self, connect: Callable[[], tuple[Any, str]]) -> None:
+        """Opens the run, then does what is in the queue until its end."""
+
+        def open_first(_: Any) -> None:
+            with _opening:
+                self._client, self._id = connect()
+
+        try:
+            self._attempt(open_first)
+            self._opened.set()
+            self._lost |= not self._id  # it was refused
+            while not self._lost and (action := self._queue.get()):
+                self._attempt(action)
+        except Exception as error:  # MLflow raises its own, and those of requests
+            self._give_up(error)
+        self._opened.set()
+
+    def _attempt(self, action: _Action) -> None:
+        """Does an action, again while the server is away; a refusal is reported, the first time."""
+        began, pause = time.monotonic(), 0.5
+        while True:
+            try:
+                action(self._client)
+                return
+            except Exception as error:
+                if not _is_away(error):
+                    self._refuse(error)
+                    return
+                if time.monotonic() - began > _PATIENCE_S or self._lost:
+                    raise
+            time.sleep(pause := min(2 * pause, 10.0))
+
+    def _refuse(self, error: Exception) -> None:
+        if not self._refused:
+            _report(self._uri, error)
+        self._refused = True
+
+    def _give_up(self, error: object) -> None:
+        with self._lock:
+            if not self._lost:
+                _away[self._uri] = time.monotonic() + _PAUSE_S
+                waiting = self._queue.qsize() + bool(self._id) - self._closed
+                _report(self._uri, error, f"; {waiting} requests were not made")
+            self._lost = True
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether the server does not answer, or fails: the request may succeed later."""
+    code = getattr(getattr(error, "response", None), "status_code", 0)  # of requests, in an upload
+    status = getattr(error, "get_http_status_code", lambda: code)()
+    return status >= 500 or status in (408, 429)
+
+
+def _report(uri: str, error: object, rest: str = "") -> None:
+    """Reports an error in one line, without the password of an address."""
+    text = " ".join(str(error).rpartition("(Caused by ")[2].split())[:300]
+    line = f"warning: cannot log to MLflow at {uri}: {text}{rest}; the run goes on"
+    progress.report("tracking", re.sub(r"//[^/\s]*@", "//", line))
+
+
+def _key(name: str) -> str:
+    """Returns a name as MLflow takes it: letters, digits and "_-. /", and no path to elsewhere."""
+    key = re.sub(r"[^\w/. -]", "_", name)[:250]
+    is_path = posixpath.normpath(f"./{key}") == key and not key.startswith((".", "/"))
+    return key if is_path else f"_{key.replace('/', '_')}"[:250]
 
 
 def open_run(
@@ -75,25 +197,40 @@ def open_run(
         fresh: Whether to make a new one although there is one of this name.
         environ: Environment variables.
     """
-    if not environ.get(URI_VARIABLE):
+    uri = environ.get(URI_VARIABLE, "")
+    if not uri or _away.get(uri, 0.0) > time.monotonic():
         return None
+    for variable, value in _DEFAULTS.items():
+        os.environ.setdefault(variable, value)
     try:
-        from mlflow import MlflowClient
-
-        client = MlflowClient(environ[URI_VARIABLE])
-        own = environ.get(RUN_VARIABLE, "")
-        experiment = client.get_run(own).info.experiment_id if own else _experiment(client, environ)
-        run = own or ("" if fresh and not child else _find(client, experiment, name))
-        run = run or client.create_run(experiment, tags={NAME_TAG: name}, run_name=name).info.run_id
-        if child:
-            nested = {NAME_TAG: f"{name}/{child}", "mlflow.parentRunId": run}
-            run = ("" if fresh else _find(client, experiment, nested[NAME_TAG])) or client.create_run(
-                experiment, tags=nested, run_name=child
-            ).info.run_id
-    except Exception as error:  # not installed, or MLflow's own errors, and those of requests
-        progress.report("tracking", f"warning: cannot log to MLflow: {' '.join(str(error).split())}")
+        import mlflow  # noqa: F401  # here, where no other thread imports
+    except ImportError as error:
+        _away[uri] = math.inf
+        _report(uri, f"{error}: pip install 'shardline[mlflow]'")
         return None
-    return TrackedRun(client, run)
+    return TrackedRun(uri, partial(_open, uri, name, child, fresh, dict(environ)))
+
+
+def _open(uri: str, name: str, child: str, fresh: bool, environ: Mapping[str, str]) -> tuple[Any, str]:
+    """Returns a client, and the id of the run that `open_run` describes."""
+    from mlflow import MlflowClient
+    from mlflow.tracking.context.registry import resolve_tags
+
+    client = MlflowClient(uri)
+    own = environ.get(RUN_VARIABLE, "")
+    experiment = client.get_run(own).info.experiment_id if own else _experiment(client, environ)
+    tags = {**resolve_tags(), NAME_TAG: name}  # with user, program and git revision, as MLflow's own runs
+    if revision := environ.get("SHARDLINE_REVISION"):  # of the image, which has no git
+        tags["mlflow.source.git.commit"] = revision
+
+    def create(run_name: str) -> str:
+        return str(client.create_run(experiment, tags=tags, run_name=run_name).info.run_id)
+
+    run = own or ("" if fresh and not child else _find(client, experiment, name)) or create(name)
+    if child:
+        tags |= {NAME_TAG: f"{name}/{child}", PARENT_TAG: run}
+        run = ("" if fresh else _find(client, experiment, tags[NAME_TAG])) or create(child)
+    return client, run
 
 
 def _experiment(client: Any, environ: Mapping[str, str]) -> str:

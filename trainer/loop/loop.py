@@ -96,7 +96,7 @@ class Training:
         self._run = run
         self._model = model
         self._hooks = hooks
-        self._counters = counters
+        self.counters = counters
         self._preemption = preemption
         self._watchdog = run.watchdog
         model.stop_training = False
@@ -107,6 +107,7 @@ class Training:
         identity = Identity(settings.model, beginning.data, self.state.variables, fixed)
         self.checkpoints = Checkpoints.of(settings, run.checkpoints, identity, write=run.cluster.is_chief)
         resumed = self._restore(beginning)
+        self.resumed = resumed is not None
         host: Mapping[str, Any] = resumed.host if resumed else {"stop_training": False}
         at = self.position = resumed.position if resumed else beginning.position
         self.engine = make_engine(at)
@@ -266,7 +267,7 @@ class Training:
 
     def _steps(self, plan: RunPlan) -> bool:
         """Trains the rest of an epoch, or up to a limit; returns whether it is complete."""
-        settings, counters, sizes, done = self._run.settings, self._counters, plan.step_sizes, 0
+        settings, counters, sizes, done = self._run.settings, self.counters, plan.step_sizes, 0
         while done < len(sizes) and not self._stop_reason:
             at = self.position
             # Steps until the next limit or checkpoint.

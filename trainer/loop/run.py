@@ -299,9 +299,12 @@ def write_settings(run: DatasetRun, interface: Interface, record: Mapping[str, A
             "examples_per_update": plan.global_batch_size * settings.gradient_accumulation_steps,
             "steps_per_epoch": plan.steps,
             "shard_policy": policy._asdict(),
-            "versions": {
-                "python": platform.python_version(),
-                **{name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")},
-            },
+            "versions": versions(),
         },
     )
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that train."""
+    packages = {name: importlib.metadata.version(name) for name in ("tensorflow", "keras", "numpy")}
+    return {"python": platform.python_version(), **packages}
