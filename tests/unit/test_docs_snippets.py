@@ -41,6 +41,7 @@ PROGRAMS = {
     "export",
     "gcloud",
     "make",
+    "mlflow",
     "mkdir",
     "mpirun",
     "pip",
