@@ -122,12 +122,12 @@ def submit(
 
 
 def _join(platform: Platform, experiment: str, run: PlatformRun) -> dict[str, Any]:
-    from shardline.pipelines.remote.experiments import add_run
+    from shardline.pipelines.remote.submit import add_to_experiment
     from shardline.trainer.base.errors import PlatformError
 
     try:
         if experiment:
-            add_run(platform, experiment, run)
+            add_to_experiment(platform, experiment, run)
     except PlatformError as error:  # the run is there
         click.echo(f"warning: {error}; the run {run.job_id} goes on outside the experiment", err=True)
         experiment = ""

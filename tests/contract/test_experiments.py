@@ -15,7 +15,7 @@ from google.cloud.aiplatform_v1.types import Context, PipelineJob
 from google.rpc import code_pb2
 
 from shardline.pipelines.cli.main import main
-from shardline.pipelines.remote import experiments
+from shardline.pipelines.remote import submit as submission
 from tests.contract.conftest import enter
 from tests.contract.fake.pipeline_jobs import PipelineOutcome
 from tests.contract.fake.services import PROJECT, PROJECT_NUMBER
@@ -137,7 +137,7 @@ def test_the_platform_is_not_waited_for_without_end(
     fake: FakeVertex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.services.metadata.makes_runs = False
-    monkeypatch.setattr(experiments, "_CONTEXT_S", 0.1)
+    monkeypatch.setattr(submission, "_CONTEXT_S", 0.1)
 
     result = submit("--experiment", "digits")
 
