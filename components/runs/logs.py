@@ -12,7 +12,7 @@ from typing import cast
 
 from shardline.components.runs.causes import Failure, explain
 from shardline.components.runs.platform_run import PlatformRun, read_run
-from shardline.components.runs.record import FAILED, RUNNING, RunRecord, State, collect_results
+from shardline.components.runs.record import FAILED, RUNNING, SUCCEEDED, RunRecord, State, collect_results
 from shardline.components.vertex.client import Platform, call_api, list_all
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import PlatformError, SettingsError
@@ -162,6 +162,7 @@ def read_platform_record(platform: Platform, run: str, state: State | None = Non
         duration_s=found.seconds,
         error=found.error or None,
         parameters=found.parameters,
+        task_s={task.name: task.seconds or 0.0 for task in found.tasks if task.state == SUCCEEDED},
         explanation=explain(failure_of(platform, found)) if state == FAILED else None,
         **{**outcome, "links": {"run": found.link, **outcome["links"]}},
     )

@@ -90,6 +90,7 @@ class RunRecord:
         explanation: Explanation of the failure; None where the run has not failed.
         undelivered: Why a notification of the end did not arrive, by channel: webhook, topic.
         parameters: Parameters of the pipeline, on this machine with their defaults.
+        task_s: Seconds of each task that has succeeded on the platform, by name.
         facts: Facts that tasks have reported, by name; these and all that follow on this machine only.
         yaml: Path of the compiled pipeline.
         sha256: Its checksum, in hexadecimal.
@@ -118,6 +119,7 @@ class RunRecord:
     explanation: Explanation | None = None
     undelivered: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    task_s: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     yaml: str = ""
     sha256: str = ""

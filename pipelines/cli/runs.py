@@ -90,6 +90,7 @@ def submit(
     from shardline.pipelines.check.checks import check_run
     from shardline.pipelines.engines.engine import VertexRun
     from shardline.pipelines.remote import submit as submission
+    from shardline.pipelines.remote.cost import within_budget
 
     spec, template_uri, content = read_spec(pipeline)
     if continued:
@@ -97,6 +98,7 @@ def submit(
     check_labels(own := pairs(tags, "--tag", SettingsError, "KEY=VALUE"), " (from --tag)")
     parameters, warnings = check_run(spec, given or {}, settings=environment.file)
     proof = proofs.describe(content)
+    cost = within_budget(environment, spec, parameters, is_shown=how["dry_run"])
     request = submission.job_request(
         environment,
         spec,
@@ -109,7 +111,7 @@ def submit(
     for warning in warnings:
         click.echo(f"warning {warning.code} {warning.where}: {warning.why}; {warning.fix}", err=True)
     if how["dry_run"]:
-        lines = submission.summary(request, parameters, file=template_uri or pipeline, proof=proof)
+        lines = submission.summary(request, parameters, cost, file=template_uri or pipeline, proof=proof)
         lines += f"\nexperiment  {environment.experiment}" if environment.experiment else ""
         show(how["as_json"], request, lines, "nothing was sent; --json shows the whole request")
     else:

@@ -176,8 +176,26 @@ def test_dry_run_shows_in_some_lines_what_matters(fake: FakeVertex) -> None:
     assert lines["training"] == "chief 1 x n1-standard-8, workers 1 x n1-standard-8 (2 machines)"
     assert "has not run here, in runs" in lines["proof"]
     assert done.stdout.endswith("nothing was sent; --json shows the whole request\n")
+    assert lines["cost"].startswith("train ")
     assert len(done.stdout.splitlines()) <= 13
     assert fake.services.calls == []
+
+
+def test_a_budget_refuses_before_anything_is_sent(fake: FakeVertex) -> None:
+    given = ["source=images:gs://acme/photos", "champion_uri=gs://acme/c"]
+    Path("limited.toml").write_text("[budget]\nmax_cost = 50\n")
+    submit_retrain(*given)  # writes the file
+    command = ["submit", "retrain.yaml", *(f"-p{pair}" for pair in given), "--settings", "limited.toml"]
+
+    for more in ([], ["--dry-run"]):
+        done = shardline(*command, *more)
+        assert done.exit_code == 2, done.output
+        assert re.search(r'at most [\d.]+ USD.*set \[train\.job\] timeout = "\d+s"', done.stderr)
+    assert fake.services.calls == []
+
+    Path("limited.toml").write_text("[budget]\nmax_cost = 5000\n")
+    assert shardline(*command).exit_code == 0
+    assert len(fake.services.pipeline_jobs) == 1
 
 
 def test_a_file_is_sent_with_what_came_of_it_here(fake: FakeVertex) -> None:

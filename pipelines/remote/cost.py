@@ -1,0 +1,157 @@
+"""Cost of a run before it is submitted: list prices of its custom jobs, times their hours.
+
+prices.csv has Compute Engine's prices in USD, an hour or of disks a GB-month. Vertex AI adds a management fee
+for training, a share of the standard price on Spot VMs, too: https://cloud.google.com/vertex-ai/pricing
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardline.components.runs.record import SUCCEEDED, RunRecord
+from shardline.components.storage.listing import files_below
+from shardline.components.storage.remote_files import read_bytes
+from shardline.components.text import Rows
+from shardline.components.tune.study import parse_study, read_study
+from shardline.components.vertex.forms import seconds
+from shardline.components.vertex.payload import mapping_at, whole_number
+from shardline.pipelines.check.job import Job, Pool, jobs
+from shardline.pipelines.check.pipeline import Pipeline
+from shardline.pipelines.settings import Budget, Environment
+from shardline.pipelines.spec import RETRAIN, TUNE
+from shardline.pipelines.tables import read_table
+from shardline.trainer.base.deserialize import restore
+from shardline.trainer.base.errors import SettingsError, ShardlineError
+from shardline.trainer.base.files import parse_json
+
+TABLE = Path(__file__).with_name("prices.csv")
+#: A machine type has the price of its series for each vCPU or accelerator: n1-standard-8, a2-highgpu-4g.
+_SIZED = re.compile(r"(.+)-(\d+)g?")
+_LEFT_OUT = "discounts, taxes, storage, network and tasks without machine_type"
+#: What is not known.
+_NONE = math.nan
+_Rows = Mapping[tuple[str, str], Mapping[str, str]]
+
+
+class Part(NamedTuple):
+    """Machines, accelerators or disks: USD an hour, NaN where no price is known, and its date."""
+
+    name: str
+    rate: float
+    date: str = ""
+
+
+def within_budget(
+    environment: Environment, spec: Mapping[str, Any], given: Mapping[str, Any], *, is_shown: bool
+) -> Rows:
+    """Returns the rows of `estimate`, or none where they are neither shown nor compared with a [budget]."""
+    table = read_table(environment.file, "budget", Budget) if environment.file else {}
+    limit = Budget(**table).max_cost
+    return estimate(spec, given, environment.location, limit) if is_shown or limit is not None else ()
+
+
+def estimate(
+    spec: Mapping[str, Any],
+    given: Mapping[str, Any],
+    region: str,
+    max_cost: float | None,
+    table: Path = TABLE,
+) -> Rows:
+    """Returns rows about the cost of a run with the parameters `given`; none without custom jobs.
+
+    Raises SettingsError where it may cost more than `max_cost` in USD, or its cost is not known.
+    """
+    with table.open(newline="") as file:
+        rows = {(row["item"], row["market"]): row for row in csv.DictReader(file)}
+    pipeline = Pipeline(spec, given)
+    # Both branches of our own pipeline have the same training job.
+    is_ours = pipeline.name == RETRAIN
+    found = {job.task.name if is_ours else job.task.path: job for job in jobs(pipeline)}
+    names = {job.task.name for job in found.values()}
+    run, basis = _last_run(pipeline.value("history_uri"), pipeline.name, {"train"} if is_ours else names)
+    then = Pipeline(spec, run.parameters if run else given)
+    epochs, before = (whole_number(item.value("epochs")) or 1 for item in (pipeline, then))
+    parts, costs, measured = list[Part](), list[tuple[float, float, str, float]](), 0.0
+    for job in found.values():
+        name, (pools, together, times) = job.task.name, _scale(job, [*found.values()][-1].pools)
+        own = [part for pool in pools for part in _parts(pool, rows, region)]
+        own = own or [Part(f"the pools of {name}", _NONE)]
+        rate = together * sum(part.rate for part in own)
+        timeout_s = seconds(str(job.scheduling.get("timeout", "604800s"))) or _NONE
+        parts += own
+        costs.append((rate * times * timeout_s / 3600, rate, name, timeout_s))
+        scale = epochs / before if name == "train" else 1
+        measured += rate * scale * (run.task_s.get(name, 0) if run else _NONE) / 3600
+    most = sum(cost for cost, *_ in costs)
+    about = f"about {measured:.2f} USD, " if run else ""
+    rates = ", ".join(f"{name} {rate:.2f}" for _, rate, name, _ in costs)
+    text = f"{rates} USD an hour; {about}at most {most:.2f} USD by timeouts and retries"
+    if unknown := ", ".join(dict.fromkeys(part.name for part in parts if math.isnan(part.rate))):
+        text = f"no list price known for {unknown} in {region}"
+    date = min((part.date for part in parts if part.date), default="no date")
+    old = " (older than a year)" if date < str(datetime.date.today() - datetime.timedelta(365)) else ""
+    basis = f"list prices of {date}{old} or later in {region}, without {_LEFT_OUT}; {basis}"
+    if max_cost is not None and costs and not (measured if run else most) <= max_cost:
+        share, _, name, timeout_s = max(costs)
+        fitting = (max_cost - most + share) / share * timeout_s // 60 * 60
+        remedy = "take other machines or fewer epochs, or raise or remove it"
+        if not run and fitting > 0:
+            where = "[train.job] timeout" if name == "train" else f"the timeout of {name}"
+            remedy = f'set {where} = "{fitting:.0f}s" and compile again, or raise it'
+        raise SettingsError(f"[budget] max_cost is {max_cost:g} USD a run: {text} ({basis}); {remedy}")
+    return [("cost", text), ("cost is by", basis)] if costs else []
+
+
+def _scale(job: Job, trained: Sequence[Pool]) -> tuple[Sequence[Pool], int, int]:
+    """Returns a job's pools, `trained` for our own trials, and how often it runs: at once, one by one."""
+    attempts = 1 + (whole_number(mapping_at(job.task.spec, "retryPolicy").get("maxRetryCount")) or 0)
+    value = job.task.pipeline.value
+    if job.task.pipeline.name == TUNE and "study_spec" in job.content:
+        most = whole_number(value("max_trial_count")) or 0
+        study = read_study(parse_study(value("study")), max_trial_count=most)
+        rounds = math.ceil(study.max_trial_count / study.parallel_trial_count)
+        return trained, study.parallel_trial_count, rounds * attempts
+    together = (whole_number(value("preprocess_tasks")) or 0) if "for-loop" in job.task.path else 1
+    return job.pools if together else (), together, attempts
+
+
+def _parts(pool: Pool, rows: _Rows, region: str) -> Iterator[Part]:
+    """Yields the machines, disks and accelerators of a pool."""
+    sized = _SIZED.fullmatch(pool.machine_type)
+    is_whole = sized is None or (pool.machine_type, "standard") in rows
+    series, size = (pool.machine_type, 1) if is_whole or not sized else (sized[1], int(sized[2]))
+    disk = {"boot_disk_type": "pd-ssd", "boot_disk_size_gb": 100, **mapping_at(pool.spec, "disk_spec")}
+    months = (whole_number(disk["boot_disk_size_gb"]) or 0) / 730  # of hours
+    items = [(pool.machine_type, series, size), (disk["boot_disk_type"], disk["boot_disk_type"], months)]
+    kind = pool.machine.get("accelerator_type")
+    if kind and rows.get((series, "standard"), {}).get("unit") != "accelerator with its machine":
+        items.append((kind, kind, whole_number(pool.machine.get("accelerator_count")) or 0))
+    for name, item, count in items:
+        row = rows.get((item, "standard"), {})
+        standard, number = float(row.get(region) or _NONE), count * pool.replicas or _NONE
+        # Without a Spot price the standard price is the most that it can be.
+        price = float(rows.get((item, pool.job.strategy.lower()), {}).get(region) or standard)
+        fee = float(rows["management fee", "standard"].get(region) or _NONE)
+        yield Part(name or "a machine of the run", number * (price + fee * standard), row.get("date", ""))
+
+
+def _last_run(uri: Any, pipeline: str, tasks: set[str]) -> tuple[RunRecord | None, str]:
+    """Returns the last successful run of a pipeline that has run these tasks, and what was found."""
+    if not uri or not isinstance(uri, str):
+        return None, "no earlier run without history_uri"
+    try:
+        records = [item for item in files_below(f"{uri.rstrip('/')}/runs") if item.name.endswith("/run.json")]
+        for file in sorted(records, key=lambda file: int(file.version), reverse=True)[:20]:
+            content = parse_json(read_bytes(file.path), file.path, SettingsError)
+            run = restore(RunRecord, content, file.path, SettingsError)
+            if (run.state, run.pipeline) == (SUCCEEDED, pipeline) and tasks <= run.task_s.keys():
+                return run, f"hours as in {run.name}"
+    except (OSError, ShardlineError) as error:
+        return None, f"no earlier run read: {error}"
+    return None, f"no earlier run of these tasks in {uri}"
