@@ -212,7 +212,7 @@ def check_values(name: str, parameters: Mapping[str, Any], *, here: bool) -> Non
         gate.gate.for_labels(known)
     function = import_string(training.model)
     if here:
-        if os.path.exists(gate.champion_uri):
+        if os.path.exists(gate.champion_uri) or gate.champion_uri.startswith("models:/"):
             require_store(gate.champion_uri)
         plugins.check_reference(function, "model")
         if (run := parameters.get("continue_run", "")) and "/" not in run:

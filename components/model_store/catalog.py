@@ -191,9 +191,14 @@ def open_store(champion: str | os.PathLike[str]) -> Store:
     """Returns the model store at a path or URI; a bucket is used through the storage client.
 
     Where SHARDLINE_GCS_ROOT replaces the mount, a bucket is a directory there. Raises SettingsError when that
-    directory is missing, or a URI names no bucket.
+    directory is missing, or a URI names no bucket or is of MLflow's registry.
     """
     uri = os.fspath(champion)
+    if uri.startswith("models:/"):
+        raise SettingsError(
+            f"{uri} is MLflow's name of a model; give a directory or gs:// URI, which MLflow's "
+            "registry mirrors where MLFLOW_TRACKING_URI is set"
+        )
     if not uri.startswith(_BUCKET_PREFIXES):
         return DiskBackend(Path(uri))
     if os.environ.get(files.GCS_ROOT_VARIABLE):

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardline.components import model_store
 from shardline.components.html import page_path, relink_page
-from shardline.components.model_store import Export, catalog
+from shardline.components.model_store import Export, catalog, mlflow_registry
 from shardline.components.runs import tracked
 from shardline.components.validate.evaluate import Assessment, Examples, measure
 from shardline.components.validate.export import predictions
@@ -249,6 +249,7 @@ def validate_artifacts(
     ]
     page = page_path(report)
     files.write_text(page, relink_page((out / model_store.REPORT_FILE).read_text(), out, page.parent))
+    mlflow_registry.log_model(out, run)
     return blessed, evaluation.quality
 
 

@@ -269,7 +269,7 @@ def promote(directory: str, version: str, override: str, as_json: bool) -> None:
     """
     from shardline.components.model_store import champions
 
-    _tell(champions.promote(directory, version, override=override), as_json)
+    _tell(directory, champions.promote(directory, version, override=override), as_json)
 
 
 @champion.command()
@@ -286,7 +286,7 @@ def rollback(directory: str, version: str, as_json: bool) -> None:
     """Make the version that the champion replaced the champion again."""
     from shardline.components.model_store import champions
 
-    _tell(champions.rollback(directory, version), as_json)
+    _tell(directory, champions.rollback(directory, version), as_json)
 
 
 @champion.command()
@@ -311,9 +311,13 @@ def prune(directory: str, keep: int, as_json: bool) -> None:
     show(as_json, {"removed": removed}, *lines)
 
 
-def _tell(present: Version, as_json: bool) -> None:
+def _tell(directory: str, present: Version, as_json: bool) -> None:
+    from shardline.components.model_store.mlflow_registry import mirror_champion
+
     words = f"version {present.version} is the champion ({present.quality})"
     show(as_json, asdict(present), words)
+    with progress.sink(lambda event: click.echo(progress.render(event), err=True)):
+        mirror_champion(directory)
 
 
 def _row(item: Version, mark: str) -> tuple[str, ...]:
