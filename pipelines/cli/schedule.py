@@ -162,13 +162,8 @@ def delete(name: str, as_json: bool, environment: Environment) -> None:
     from shardline.pipelines.remote.schedules import ScheduleStep
 
     found = _find(environment, name, required=False)
-    _do(
-        environment,
-        name,
-        [ScheduleStep("DeleteSchedule", {"name": item["name"]}) for item in found],
-        "deleted",
-        as_json,
-    )
+    steps = [ScheduleStep("DeleteSchedule", {"name": item["name"]}) for item in found]
+    _do(environment, name, steps, "deleted", as_json)
 
 
 @schedule.command()

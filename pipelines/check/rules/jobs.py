@@ -225,29 +225,28 @@ def strategies(job: Job) -> Found:
         Fix: set base_output_directory, or pass the trainer a checkpoint directory
         Source: training/use-spot-vms.
     """
+    has_place = not is_surely_missing(job.spec, "base_output_directory") or _has_place(job)
+    if job.strategy == "SPOT" and not has_place:
+        yield "SL207", "SPOT replicas can be preempted, and the job has no directory for checkpoints"
+    if job.strategy != "FLEX_START":
+        return
     kinds = {
         (pool.machine_type, pool.accelerator_type, str(pool.machine.get("accelerator_count")))
         for pool in job.pools
     }
-    timeout = literal_string(job.scheduling.get("timeout"))
-    if job.strategy == "FLEX_START" and len(kinds) > 1:
+    if len(kinds) > 1:
         listing = ", ".join(f"{pool.index}: {pool.machine_type}" for pool in job.pools)
         yield (
             "SL204",
             f"the strategy is FLEX_START, and the pools have {len(kinds)} kinds of machine: {listing}",
         )
-    if job.strategy == "FLEX_START" and (seconds(timeout) or 0) > SEVEN_DAYS_S:
+    timeout = literal_string(job.scheduling.get("timeout"))
+    if (seconds(timeout) or 0) > SEVEN_DAYS_S:
         yield "SL206", f"the strategy is FLEX_START, and the timeout is {timeout}"
-    if (
-        job.strategy == "SPOT"
-        and is_surely_missing(job.spec, "base_output_directory")
-        and not _has_place(job)
-    ):
-        yield "SL207", "SPOT replicas can be preempted, and the job has no directory for checkpoints"
     for pool in job.pools:
         written = str(pool.machine.get("accelerator_type", ""))
         supported = "{{$" in written or set(_FLEX_START_GPUS) & set(pool.accelerator_type.split("_"))
-        if job.strategy == "FLEX_START" and not supported:
+        if not supported:
             yield (
                 "SL205",
                 f"the job is FLEX_START; worker pool {pool.index} has {pool.accelerator_type or 'no GPUs'}",
