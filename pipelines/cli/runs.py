@@ -111,8 +111,9 @@ def submit(
     for warning in warnings:
         click.echo(f"warning {warning.code} {warning.where}: {warning.why}; {warning.fix}", err=True)
     if how["dry_run"]:
-        lines = submission.summary(request, parameters, cost, file=template_uri or pipeline, proof=proof)
-        lines += f"\nexperiment  {environment.experiment}" if environment.experiment else ""
+        joins = f", in the experiment {environment.experiment}" if environment.experiment else ""
+        file = (template_uri or pipeline) + joins
+        lines = submission.summary(request, parameters, cost, file=file, proof=proof)
         show(how["as_json"], request, lines, "nothing was sent; --json shows the whole request")
     else:
         run = submission.submit(environment.platform, request)

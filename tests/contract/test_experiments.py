@@ -105,7 +105,7 @@ def test_the_experiment_of_the_environment_is_that_of_every_run(
 def test_dry_run_names_the_experiment_and_makes_none(fake: FakeVertex) -> None:
     result = submit("--experiment", "digits", "--dry-run")
 
-    assert "experiment  digits" in result.stdout.splitlines()
+    assert ", in the experiment digits" in result.stdout.splitlines()[0]
     assert fake.services.calls == []
 
 
