@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from shardline.components.vertex import forms
 from shardline.components.vertex.client import Platform, check_host
 from shardline.components.vertex.job import CustomJobSettings, TaskMachine
 from shardline.components.vertex.pools import Cluster, WorkerPool
-from shardline.pipelines.image.settings import ImageSettings
+from shardline.pipelines.image.settings import ImageSettings, without_tag
 from shardline.pipelines.tables import (
     PROJECT_SETTINGS,
     check_tables,
@@ -24,11 +24,13 @@ from shardline.pipelines.tables import (
     read_settings_file,
     read_table,
 )
-from shardline.trainer.base.deserialize import read_fields
+from shardline.trainer.base.deserialize import check_keys, read_fields
 from shardline.trainer.base.errors import SettingsError
 
 #: The tables of pools below [train], which override its keys.
 _POOLS = ("chief", "workers", "parameter_servers", "reduction_server", "evaluator")
+#: Keys of [[train.fallback]]: those of [train], and those that only alternatives have.
+_MACHINE, _PLACE = ("machine_type", "accelerator_type", "accelerator_count"), ("location", "cross_region")
 _OTHER_MACHINE = ("parameter_servers", "reduction_server")
 
 #: Default machines of the tasks other than training.
@@ -88,8 +90,9 @@ class Settings:
         """Accelerators of the machines that run the image, "1 NVIDIA_TESLA_T4" or "", by their table."""
         # A pool with its own image, such as the platform's Reduction Server, does not run this one.
         accelerators = {
-            f"train.{key}": pool.accelerators
-            for key, pool in vars(self.train.cluster).items()
+            f"train.{f'fallback {number}.' if number else ''}{key}": pool.accelerators
+            for number, job in enumerate((self.train, *self.train.fallback))
+            for key, pool in vars(job.cluster).items()
             if pool and not pool.image_uri and key != "reduction_server"
         }
         for name in _MACHINES:
@@ -124,7 +127,7 @@ def load(path: Path) -> Settings:
         if build := _read_image(path, content.get("image")):
             content["image"] = build.name
         if isinstance(content.get("image"), str):
-            content["image"] = _without_tag(content["image"])
+            content["image"] = without_tag(content["image"])
         tables = {name: content.pop(name) for name in _TABLES if name in content}
         check_tables(tables)
         own = read_fields(Settings, content, leave_out=(*_TABLES, "build"), also=_TABLES)
@@ -133,13 +136,6 @@ def load(path: Path) -> Settings:
         }
         machines: dict[str, Any] = {name: _read_machine(name, tables.get(name, {})) for name in _MACHINES}
         return Settings(**own, build=build, train=_read_job(tables.get("train", {})), **machines, **read)
-
-
-def _without_tag(image: str) -> str:
-    """Returns an image's name without the tag of NAME:TAG@DIGEST, which is for the next build."""
-    name, at, digest = image.partition("@")
-    path, slash, last = name.rpartition("/")
-    return f"{path}{slash}{last.partition(':')[0]}{at}{digest}" if at else image
 
 
 def load_image(path: Path) -> ImageSettings | None:
@@ -169,10 +165,24 @@ def _read_machine(name: str, table: dict[str, Any]) -> TaskMachine:
         return replace(TaskMachine() if "machine_type" in values else _MACHINES[name], **values)
 
 
-def _read_job(train: dict[str, Any]) -> CustomJobSettings:
-    tables = {name: train.pop(name) for name in (*_POOLS, "job") if name in train}
+def _read_alternative(name: str, table: Any, train: Mapping[str, Any]) -> CustomJobSettings:
+    """Reads a table [[train.fallback]], whose keys replace those of [train], its pools and its job."""
+    check_tables({name: table})
+    check_keys(table, (*_MACHINE, "strategy", "wait", *_PLACE), f"{name}.")
+    own = {key: table[key] for key in _MACHINE if key in table}
+    pools = {role: {**train[role], **own} for role in ("chief", "workers") if role in train}
+    job = {**train.get("job", {}), "wait": "", **{key: table[key] for key in table if key not in own}}
+    if job.get("strategy") != "FLEX_START":
+        job.pop("max_wait_duration", None)
+    with error_prefix(f"{name}: "):
+        return _read_job({**train, **own, **pools, "job": job}, leave_out=())
+
+
+def _read_job(train: Mapping[str, Any], leave_out: Sequence[str] = _PLACE) -> CustomJobSettings:
+    alternatives, train = train.get("fallback", []), {**train, "fallback": []}
+    tables = {name: train[name] for name in (*_POOLS, "job") if name in train}
     check_tables(tables, "train.")
-    shared = read_fields(WorkerPool, train, "train.", also=(*_POOLS, "job"), whole=False)
+    shared = read_fields(WorkerPool, train, "train.", also=(*_POOLS, "job", "fallback"), whole=False)
     if "replica_count" not in shared:
         raise SettingsError("train.replica_count is missing")
     total = shared.pop("replica_count")
@@ -186,9 +196,14 @@ def _read_job(train: dict[str, Any]) -> CustomJobSettings:
             if name in counts or name in tables
         }
     )
-    job = read_fields(CustomJobSettings, tables.get("job", {}), "train.job.", leave_out=("cluster",))
+    leave_out = ("cluster", "fallback", *leave_out)
+    job = read_fields(CustomJobSettings, tables.get("job", {}), "train.job.", leave_out=leave_out)
     with error_prefix("train.job."):
-        return CustomJobSettings(cluster=cluster, **job)
+        own = CustomJobSettings(cluster=cluster, **job)
+    if not isinstance(alternatives, list) or (own.wait and not alternatives and _PLACE[0] in leave_out):
+        raise SettingsError("train.fallback must be tables, [[train.fallback]], which train.job.wait needs")
+    read = [_read_alternative(f"train.fallback {n}", each, train) for n, each in enumerate(alternatives, 1)]
+    return replace(own, fallback=tuple(read))
 
 
 def _read_pool(name: str, table: dict[str, Any], shared: dict[str, Any], count: int | None) -> WorkerPool:

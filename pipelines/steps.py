@@ -109,6 +109,8 @@ def _single_replica_job(settings: Settings, machine: TaskMachine) -> CustomJobSe
         cluster=Cluster.of(pool),
         display_name="",
         strategy=CustomJobSettings.strategy,
+        wait="",
+        fallback=(),
         max_wait_duration=CustomJobSettings.max_wait_duration,
         timeout=machine.timeout,
         num_retries=0,

@@ -181,7 +181,10 @@ def failure_of(platform: Platform, run: PlatformRun) -> Failure:
         if any(map(_STATUS.search, messages)):
             break
         try:
-            job = call_api(f"read the job {_id(name)}", platform.jobs.get_custom_job, {"name": name})
+            # An alternative may have run in another location.
+            here = f"/locations/{platform.location}/" in name
+            jobs = (platform if here else Platform.of_resource(name, project=platform.project)).jobs
+            job = call_api(f"read the job {_id(name)}", jobs.get_custom_job, {"name": name})
             messages.append(str(job.error.message))
         except PlatformError as error:
             progress.report("vertex", str(error))

@@ -3,6 +3,7 @@
 KFP embeds the source text of a component's function alone, so it imports inside.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from kfp.dsl.base_component import BaseComponent
 
 from shardline.components.vertex.forms import check_labels, check_pasted_text
 from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.vertex.payload import FALLBACK_LAUNCHER
 from shardline.trainer.base.errors import SettingsError
 
 #: The executor input of a task, and the same of the launching task, escaped for a text inside its payload.
@@ -64,6 +66,11 @@ def custom_job(
     )
     specs = settings.cluster.specs(_container_of(component))
     job.component_spec.inputs["worker_pool_specs"].default = specs
+    if settings.fallback:  # our own launcher, which is in the component's image
+        launching = job.component_spec.implementation.container
+        launching.image = component.component_spec.implementation.container.image
+        launching.command = ["python3", "-u", "-m", FALLBACK_LAUNCHER]
+        launching.args += ["--fallback", json.dumps(settings.choices)]
 
     def task(**inputs: Any) -> dsl.PipelineTask:
         created = job(**inputs)

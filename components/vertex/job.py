@@ -42,7 +42,15 @@ _PASTED = {
     "base_output_directory": forms.BUCKET_PATH,
 }
 #: Fields that are not arguments of GCPC's component, or that the pipeline sets itself.
-_NOT_GCPC_ARGUMENTS = ("cluster", "display_name", "num_retries", "backoff_duration", "tags")
+_NOT_GCPC_ARGUMENTS = (
+    *("cluster", "display_name", "num_retries", "backoff_duration", "tags"),
+    *("wait", "location", "cross_region", "fallback"),
+)
+#: Fields whose values are of one region.
+_REGIONAL = (
+    *("network", "psc_interface_config", "encryption_spec_key_name"),
+    *("tensorboard", "persistent_resource_id"),
+)
 #: Placeholders that differ from run to run.
 _RUN_PLACEHOLDERS = tuple(f"{{{{$.pipeline_{name}}}}}" for name in ("job_name", "job_uuid", "task_uuid"))
 SEVEN_DAYS_S = 604_800.0
@@ -67,6 +75,7 @@ class CustomJobSettings:
         service_account: Account of the replicas; "" for the platform's own agent.
         base_output_directory: Root of AIP_MODEL_DIR and its siblings, the same in all attempts; "" for
             PIPELINE_ROOT/jobs/RUN.
+        fallback: The job on other machines, tried in turn where there are none: tables [[train.fallback]].
     """
 
     cluster: Cluster
@@ -87,6 +96,10 @@ class CustomJobSettings:
     persistent_resource_id: str = PERSISTENT_RESOURCE
     enable_web_access: bool = False
     tags: Mapping[str, str] = field(default_factory=dict)
+    wait: str = ""
+    location: str = ""
+    cross_region: bool = False
+    fallback: tuple[CustomJobSettings, ...] = ()
 
     def __post_init__(self) -> None:
         for name, form in _PASTED.items():
@@ -96,11 +109,26 @@ class CustomJobSettings:
         check_labels(self.tags)
         self._check_scheduling()
         self._check_connections()
+        if self.location:
+            self._check_location()
 
     @property
     def replica_count(self) -> int:
         """Replicas that train: the chief and the workers."""
         return self.cluster.replica_count
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        """The machines that the launcher tries in turn, its own first; empty without alternatives."""
+        return [
+            {
+                "name": f"{job.cluster.machines}, {job.strategy}{job.location and f' in {job.location}'}",
+                "machines": [spec.get("machine_spec") for spec in job.cluster.specs({})],
+                **{name: getattr(job, name) for name in ("strategy", "location", "wait")},
+            }
+            for job in (self, *self.fallback)
+            if self.fallback
+        ]
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -124,7 +152,7 @@ class CustomJobSettings:
     def _check_scheduling(self) -> None:
         if self.strategy not in STRATEGIES:
             raise SettingsError(f"strategy is one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
-        for name in ("timeout", "max_wait_duration"):
+        for name in ("timeout", "max_wait_duration", *(("wait",) if self.wait else ())):
             if seconds(getattr(self, name)) is None:
                 raise SettingsError(
                     f"{name} must be {forms.DURATION.description}, got {getattr(self, name)!r}"
@@ -169,6 +197,17 @@ class CustomJobSettings:
                 f"{self.base_output_directory!r}; add the run: "
                 f"{self.base_output_directory.rstrip('/')}/{{{{$.pipeline_job_name}}}}"
             )
+
+    def _check_location(self) -> None:
+        if not forms.LOCATION.fits(self.location):
+            raise SettingsError(f"location must be {forms.LOCATION.description}, got {self.location!r}")
+        if not self.cross_region:
+            raise SettingsError("location: reading data in another region needs cross_region = true")
+        own = {name: getattr(self, name) for name in _REGIONAL}
+        own["reservations"] = any(pool.reservation_affinity_key for pool in self.cluster.pools if pool)
+        for name, value in own.items():
+            if value and value != getattr(type(self), name, ""):
+                raise SettingsError(f"location: {name} of one region is set, too; leave out one of the two")
 
 
 def _check_nested_text(name: str, value: Any) -> None:

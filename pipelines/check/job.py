@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from shardline.components.vertex.payload import (
+    FALLBACK_LAUNCHER,
     JobSpec,
     PoolSpec,
     argv,
@@ -23,7 +24,7 @@ from shardline.components.vertex.payload import (
 )
 from shardline.pipelines.check.pipeline import PARAMETER, Pipeline, Task, as_text, without_unknown
 
-_LAUNCHERS = "google_cloud_pipeline_components.container."
+_LAUNCHERS = ("google_cloud_pipeline_components.container.", FALLBACK_LAUNCHER)
 _TYPES = ("CustomJob", "HyperparameterTuningJob")
 
 
@@ -55,7 +56,7 @@ def _written(value: Any, escapes: int, quoted: bool) -> str:
 def payload_of(container: Mapping[str, Any]) -> str:
     """Returns the --payload of a container that launches a custom job; "" for any other container."""
     args = list_at(container, "args")
-    launches = any(_LAUNCHERS in part for part in argv(container))
+    launches = any(part.startswith(_LAUNCHERS) for part in argv(container))
     if not launches or "--payload" not in args[:-1] or not set(_TYPES) & set(args):
         return ""
     return str(args[args.index("--payload") + 1])

@@ -320,6 +320,8 @@ def _show(found: PlatformRun) -> None:
     if rows:
         show_table([("TASK", "STATE", "DURATION", ""), *rows])
         click.echo()
+    for tried in (each for task in found.tasks for each in task.outputs.machines):
+        click.echo(f"machines: {tried['machines']}: {tried['ended'] or 'in use'}")
     click.echo(f"{found.job_id}: {found.state}{f' after {found.duration}' if found.duration else ''}")
     if found.error:
         click.echo(f"error: {found.error}")
@@ -337,5 +339,6 @@ def _page(found: RunRecord) -> Iterator[str]:
         last = found.explanation.lines
         rows = [*found.explanation.rows(), *rows]
         rows += [("" if number else "last lines", f"| {line}") for number, line in enumerate(last)]
+    rows += [("machines", f"{tried['machines']}: {tried['ended'] or 'in use'}") for tried in found.machines]
     for line in facts(rows).splitlines():
         yield f"  {line}"

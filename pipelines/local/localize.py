@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shardline.components.vertex.payload import list_at, mapping_at
+from shardline.components.vertex.payload import FALLBACK_LAUNCHER, list_at, mapping_at
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.engines.custom_job import EXECUTOR_INPUT_MARKER, LOCAL_PROJECT
 from shardline.pipelines.local.kfp_internals import (
@@ -33,10 +33,9 @@ from shardline.trainer.base.errors import PipelineError
 
 _GOOGLE = "google_cloud_pipeline_components.container"
 _GCPC = f"{_GOOGLE}.v1"
-_LAUNCHER = f"{_GCPC}.custom_job.launcher"
 #: Names of stubs, by the launcher's module that they replace.
 _STUBS = {
-    _LAUNCHER: "CustomJob",
+    **dict.fromkeys((f"{_GCPC}.custom_job.launcher", FALLBACK_LAUNCHER), "CustomJob"),
     f"{_GCPC}.hyperparameter_tuning_job.launcher": "HyperparameterTuningJob",
     f"{_GCPC}.model.upload_model.launcher": "UploadModel",
     f"{_GCPC}.endpoint.create_endpoint.launcher": "CreateEndpoint",
@@ -146,7 +145,7 @@ def has_custom_jobs(spec: dict[str, Any]) -> bool:
 
 
 def _is_custom_job(executor: Any) -> bool:
-    return _LAUNCHER in list_at(executor, "container", "command")
+    return stub_name(mapping_at(executor, "container")) == "CustomJob"
 
 
 def localize_value(value: Any, *, created: str = _EPOCH) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 import re
 import secrets
 import time
@@ -15,7 +16,7 @@ from shardline.components.runs.record import CANCELLED, SUCCEEDED
 from shardline.components.text import Rows, facts, truncate
 from shardline.components.vertex.client import Platform, call_api
 from shardline.components.vertex.forms import JOB_ID, check_labels
-from shardline.components.vertex.payload import literal_string, mapping_at, whole_number
+from shardline.components.vertex.payload import list_at, literal_string, mapping_at, whole_number
 from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.pipelines.check.job import Job, jobs
 from shardline.pipelines.check.pipeline import Pipeline
@@ -211,6 +212,7 @@ def summary(
         changed.append(f"{rest} others keep their defaults")
     account = job.get("serviceAccount") or "the project's default service account"
     launchers = {literal_string(item.task.container.get("image")) for item in custom_jobs}
+    launchers -= {pool.image for item in custom_jobs for pool in item.pools}  # our own launcher's
     images = [literal_string(executor.container.get("image")) for executor in pipeline.executors]
     images += [pool.image for item in custom_jobs for pool in item.pools]
     outputs = mapping_at(job, "runtimeConfig").get("gcsOutputDirectory")
@@ -240,7 +242,10 @@ def _machines(job: Job) -> str:
         if pool.accelerator_type:
             text += f" with {whole_number(pool.machine.get('accelerator_count'))} {pool.accelerator_type}"
         pools.append(text)
-    return f"{', '.join(pools)} ({total} {'machine' if total == 1 else 'machines'})"
+    args = list_at(job.task.container, "args")
+    choices = json.loads(args[args.index("--fallback") + 1])[1:] if "--fallback" in args else ()
+    then = "".join(f"; then {choice['name']}" for choice in choices)
+    return f"{', '.join(pools)} ({total} {'machine' if total == 1 else 'machines'}){then}"
 
 
 def new_job_id(name: str, now: datetime.datetime | None = None) -> str:

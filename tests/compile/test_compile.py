@@ -120,8 +120,8 @@ def test_every_example_that_is_commented_out_is_valid(tmp_path):
     enabled = re.sub(r"^# (?=\[|\w+ = )", "", text.replace(servers, ""), flags=re.MULTILINE)
     enabled = enabled.replace('affinity_type = ""', 'affinity_type = "SPECIFIC_RESERVATION"')
     enabled = re.sub(
-        r"^(emails|venv) = .*", "", enabled, flags=re.MULTILINE
-    )  # which exclude webhook and container
+        r"^(emails|venv|location) = .*", "", enabled, flags=re.MULTILINE
+    )  # which exclude webhook, container and network
     (tmp_path / "all.toml").write_text(enabled)
 
     found = settings.load(tmp_path / "all.toml").train
@@ -133,7 +133,7 @@ def test_every_example_that_is_commented_out_is_valid(tmp_path):
     assert tables == set(POOLS.values())
     assert found.psc_interface_config["network_attachment"].endswith("/mine")
     known = {item.name for kind in (WorkerPool, CustomJobSettings) for item in fields(kind)} - {"cluster"}
-    assert {name for name in known if f"{name} = " not in text} == {"psc_interface_config"}  # a table
+    assert {name for name in known if f"{name} = " not in text} == {"psc_interface_config", "fallback"}
 
 
 @pytest.fixture

@@ -12,7 +12,13 @@ from kfp import compiler, dsl
 
 from shardline.components.train.component import custom_job
 from shardline.components.vertex.job import CustomJobSettings
+from shardline.components.vertex.payload import FALLBACK_LAUNCHER
 from shardline.components.vertex.pools import REDUCTION_SERVER_IMAGE, Cluster, NfsMount, WorkerPool
+from shardline.pipelines.check.checks import check
+from shardline.pipelines.check.job import jobs
+from shardline.pipelines.check.pipeline import Pipeline
+from shardline.pipelines.local.localize import localize
+from shardline.pipelines.remote.submit import summary
 from shardline.trainer.base.errors import SettingsError
 from tests.helpers.payloads import payload, received
 
@@ -303,3 +309,49 @@ def test_what_the_platform_would_refuse_is_refused_here(make: Any, words: str) -
     with pytest.raises(SettingsError, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+SPOT = CustomJobSettings(cluster=Cluster.of(replace(GPU, replica_count=3)), strategy="SPOT", wait="1800s")
+ON_DEMAND = replace(SPOT, strategy="STANDARD", wait="")
+ELSEWHERE = replace(ON_DEMAND, cluster=Cluster.of(THREE), location="europe-west1", cross_region=True)
+
+
+def launching(spec: dict[str, Any]) -> dict[str, Any]:
+    (executor,) = spec["deploymentSpec"]["executors"].values()
+    return dict(executor["container"])
+
+
+def test_with_alternatives_the_task_launches_its_job_itself(tmp_path: Path) -> None:
+    plain = compiled(SPOT, tmp_path)
+    spec = compiled(replace(SPOT, fallback=(ON_DEMAND, ELSEWHERE)), tmp_path)
+
+    own, container = launching(plain), launching(spec)
+    assert container["image"] == "image:1"
+    assert container["command"] == ["python3", "-u", "-m", FALLBACK_LAUNCHER]
+    assert container["args"][:-2] == own["args"]
+    choices = json.loads(container["args"][-1])
+    assert [(choice["strategy"], choice["location"], choice["wait"]) for choice in choices] == [
+        ("SPOT", "", "1800s"),
+        ("STANDARD", "", ""),
+        ("STANDARD", "europe-west1", ""),
+    ]
+    assert choices[2]["machines"] == [{"machine_type": "n1-standard-8"}] * 2
+    # All else is as without them: retries, the payload, the outputs.
+    spec["deploymentSpec"] = plain["deploymentSpec"]
+    assert spec == plain
+
+
+def test_alternatives_are_a_custom_job_to_checks_summary_and_local_runs(tmp_path: Path) -> None:
+    spec = compiled(replace(SPOT, fallback=(ON_DEMAND, ELSEWHERE)), tmp_path)
+
+    (job,) = jobs(Pipeline(spec))
+    assert job.strategy == "SPOT"
+    assert [item.code for item in check(Pipeline(spec))] == [
+        item.code for item in check(Pipeline(compiled(SPOT, tmp_path)))
+    ]
+    assert "CustomJob" in launching(localize(spec))["command"]
+    request = {"parent": "projects/p/locations/l", "pipelineJob": {"pipelineSpec": spec}}
+    shown = summary(request, {}, (), file="toy.yaml", proof="none")
+    assert "image:1" in shown
+    machines = "n1-standard-8 with 2 NVIDIA_TESLA_T4"
+    assert f"then {machines}, STANDARD; then n1-standard-8, STANDARD in europe-west1" in shown

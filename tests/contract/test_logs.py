@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """Makes a run "toy-1" whose training failed with the message, or that succeeded without one."""
     told = {"message": "", "undelivered": ""}
     training: list[str] = []
+    before: list[dict[str, Any]] = []
 
     def train(job: object) -> Outcome:
         return Outcome(code_pb2.INTERNAL, told["message"]) if told["message"] else Outcome()
@@ -74,7 +75,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     def run(job: PipelineJob) -> PipelineOutcome:
         failed = bool(told["message"])
         group = State.FAILED if failed else State.SUCCEEDED
-        resources = json.dumps({"resources": [{"resourceUri": f"https://x/v1/{training[0]}"}]})
+        resources = json.dumps({"resources": [*before, {"resourceUri": f"https://x/v1/{training[0]}"}]})
         trained = detail(
             4,
             "train",
@@ -106,8 +107,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         monkeypatch.setenv("VERTEX_PROJECT", PROJECT)
         monkeypatch.setenv("VERTEX_LOCATION", LOCATION)
 
-        def begin(message: str = "", undelivered: str = "") -> Run:
+        def begin(message: str = "", undelivered: str = "", tried: Sequence[Any] = ()) -> Run:
             told.update(message=message, undelivered=undelivered)
+            before[:] = tried
             jobs = JobServiceClient(client_options=OPTIONS)
             content = {"display_name": "train", "job_spec": {"worker_pool_specs": [POOL]}}
             training.append(jobs.create_custom_job(parent=PARENT, custom_job=content).name)
@@ -329,3 +331,16 @@ def test_a_run_that_cannot_be_read_is_recorded_with_what_is_known(
     assert "cannot read the run toy-1: permission aiplatform.pipelineJobs.get" in capsys.readouterr().out
     record = json.loads((tmp_path / "runs" / "toy-1" / "run.json").read_text())
     assert record["explanation"]["error"] == "The DAG failed"
+
+
+def test_machines_that_were_tried_are_shown_and_in_the_record(start: Callable[..., Run]) -> None:
+    labels = {"machines": "n1-standard-8, SPOT", "location": LOCATION}
+    why = "Resources are insufficient in region: europe-west4"
+    start(tried=[{"resourceUri": "", "labels": labels, "error": {"message": why}}, {"labels": labels}])
+
+    for command in ("status", "explain"):
+        shown = CliRunner().invoke(main, [command, "toy-1"])
+        assert f"n1-standard-8, SPOT: {why}" in shown.output
+        assert "n1-standard-8, SPOT: in use" in shown.output
+    record = json.loads(CliRunner().invoke(main, ["explain", "toy-1", "--json"]).stdout)
+    assert record["machines"] == [{**labels, "ended": why}, {**labels, "ended": ""}]

@@ -23,6 +23,7 @@ from tests.contract.fake.api import LOCATION
 DEDICATED = f"9.{LOCATION}-123456.prediction.vertexai.goog"
 #: The platform's names, which the fakes have.
 HOSTS = (
+    "europe-west1-aiplatform.googleapis.com",
     *(f"{LOCATION}-aiplatform.googleapis.com", f"{LOCATION}-kfp.pkg.dev", DEDICATED),
     *(
         f"{service}.googleapis.com"

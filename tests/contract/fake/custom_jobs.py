@@ -22,10 +22,12 @@ class CustomJobs:
 
     Attributes:
         jobs: Jobs by name, as they were received, with their state.
+        is_pending: Whether a job waits for its machines until it is cancelled.
     """
 
     def __init__(self, run: Callable[[CustomJob], Outcome], number: Callable[[], int]) -> None:
         self.jobs: dict[str, CustomJob] = {}
+        self.is_pending: Callable[[CustomJob], bool] = lambda job: False
         self._run = run
         self._number = number
         self._ended: dict[str, threading.Event] = {}
@@ -39,6 +41,9 @@ class CustomJobs:
         job.create_time = now()
         self.jobs[job.name] = job
         self._ended[job.name] = threading.Event()
+        if self.is_pending(job):
+            job.state = JobState.JOB_STATE_PENDING
+            return job
         threading.Thread(target=self._execute, args=(job,), daemon=True).start()
         return job
 
@@ -63,7 +68,8 @@ class CustomJobs:
 
     def get_custom_job(self, request: job_service.GetCustomJobRequest) -> CustomJob:
         job = find(self.jobs, request.name)
-        self._ended[job.name].wait(_PATIENCE_S)
+        if job.state == JobState.JOB_STATE_RUNNING:
+            self._ended[job.name].wait(_PATIENCE_S)
         return job
 
     def list_custom_jobs(self, request: job_service.ListCustomJobsRequest) -> Any:

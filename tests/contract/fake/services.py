@@ -130,6 +130,10 @@ class FakeServices:
         """
         return self._pipelines.ended(name, timeout_s)
 
+    def let_wait(self, is_pending: Callable[[CustomJob], bool]) -> None:
+        """Lets new custom jobs of a kind wait for their machines, until they are cancelled."""
+        self._custom_jobs.is_pending = is_pending
+
     def keep_custom_job(self, job: CustomJob) -> None:
         """Keeps a custom job that has ended, as the platform keeps those of a pipeline's tasks."""
         self._custom_jobs.keep(job, f"projects/{PROJECT_NUMBER}/locations/{LOCATION}")

@@ -1,0 +1,140 @@
+"""Launcher of a job with alternatives of machines, like GCPC's; --fallback is `CustomJobSettings.choices`.
+
+gcp_resources lists the choices that were tried, the one in use last; those before it have an error. A
+restarted launcher continues with the last. No job begins before the one before it has ended: both write the
+same checkpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardline.components.runs.causes import is_shortage
+from shardline.components.vertex.client import Platform, call_api
+from shardline.components.vertex.forms import seconds
+from shardline.components.vertex.payload import read_payload
+from shardline.trainer.base import files
+from shardline.trainer.base.errors import PlatformError
+from shardline.trainer.base.progress import exit_on_error, report
+from shardline.trainer.cluster.cluster import ACCELERATORS_VARIABLE
+
+#: Seconds between two reads of a job, and the exit code after a failed one: those of GCPC's launcher.
+POLL_S, _EXIT_FAILED = 20.0, 13
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a job on the first of its choices of machines that the platform has."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    for option in ("--type", "--project", "--location", "--payload", "--gcp_resources", "--fallback"):
+        parser.add_argument(option, required=True)
+    options = parser.parse_args(argv)
+    with exit_on_error("train"):
+        from google_cloud_pipeline_components.container.v1.custom_job import remote_runner
+
+        job = read_payload(remote_runner.insert_system_labels_into_payload(options.payload))
+        path, choices = Path(options.gcp_resources), json.loads(options.fallback)
+        tried = files.read_json(path, PlatformError)["resources"] if path.is_file() else []
+        while not (tried and _succeeds(tried, choices[len(tried) - 1], path)):
+            if len(tried) == len(choices):
+                ends = "; ".join(
+                    f"{each['labels']['machines']}: {each['error']['message']}" for each in tried
+                )
+                raise PlatformError(f"no choice of machines was there: {ends}; submit it again later")
+            # SIGTERM waits until the new job is known, which it cancels.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            choice = choices[len(tried)]
+            platform = Platform(options.project, choice["location"] or options.location)
+            tried.append(_create(platform, _on_machines(job, choice), choice["name"]))
+            _save(tried, path)
+
+
+def _save(tried: list[dict[str, Any]], path: Path, error: str = "") -> None:
+    if error:
+        tried[-1]["error"] = {"message": error}
+    if "error" in tried[-1]:
+        report("train", f"{tried[-1]['labels']['machines']}: {tried[-1]['error']['message']}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_json(path, {"resources": tried})
+
+
+def _on_machines(job: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the job on the machines of a choice."""
+    spec = copy.deepcopy(job["job_spec"])
+    for pool, machine in zip(spec["worker_pool_specs"], choice["machines"], strict=True):
+        if machine:  # None for an empty slot
+            env = pool["container_spec"].get("env", ())
+            env = [variable for variable in env if variable["name"] != ACCELERATORS_VARIABLE]
+            if kind := machine.get("accelerator_type"):
+                found = f"{machine['accelerator_count']} {kind}"
+                env.append({"name": ACCELERATORS_VARIABLE, "value": found})
+            pool["machine_spec"], pool["container_spec"]["env"] = machine, env
+    spec["scheduling"]["strategy"] = choice["strategy"]
+    if choice["strategy"] != "FLEX_START":  # the API refuses it with any other
+        spec["scheduling"].pop("max_wait_duration", None)
+    return {**job, "job_spec": spec}
+
+
+def _create(platform: Platform, job: Mapping[str, Any], machines: str) -> dict[str, Any]:
+    """Creates a job; returns its resource, with an error where the platform has no such machines."""
+    labels = {"machines": machines, "location": platform.location}
+    resource = {"resourceType": "CustomJob", "resourceUri": "", "labels": labels}
+    request, create = {"parent": platform.parent, "custom_job": job}, platform.jobs.create_custom_job
+    try:
+        name = call_api("create the training job", create, request, repeatable=False).name
+    except PlatformError as error:
+        if not is_shortage(error.line):
+            raise
+        return resource | {"error": {"message": error.line}}
+    return resource | {"resourceUri": f"https://{platform.host}/v1/{name}"}
+
+
+def _succeeds(tried: list[dict[str, Any]], choice: Mapping[str, Any], path: Path) -> bool:
+    """Waits for the end of the last job; returns whether it has succeeded, or the next one is due.
+
+    Exits as GCPC's launcher does where it has failed for another reason than its machines.
+    """
+    from google_cloud_pipeline_components.container.utils.execution_context import ExecutionContext
+
+    last, name = tried[-1], tried[-1]["resourceUri"].partition("/v1/")[2]
+    if not name:
+        return False
+    jobs, request, limit = Platform.of_resource(name).jobs, {"name": name}, seconds(choice["wait"])
+    since, state = 0.0, ""
+
+    def cancel() -> None:
+        call_api("cancel the training job", jobs.cancel_custom_job, request)
+
+    with ExecutionContext(on_cancel=cancel):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        while state not in ("SUCCEEDED", "FAILED", "CANCELLED", "PAUSED", "EXPIRED"):
+            time.sleep(POLL_S if state else 0.0)
+            job = call_api("read the training job", jobs.get_custom_job, request, watching=True)
+            state = job.state.name.removeprefix("JOB_STATE_")
+            if state not in ("QUEUED", "PENDING"):
+                since = 0.0
+            elif not since:  # after a preemption it waits anew
+                since = time.time() if job.start_time else job.create_time.timestamp()
+            if "error" not in last and limit is not None and since and time.time() - since > limit:
+                _save(tried, path, f"not there after {limit:,.0f} s")
+            if "error" in last and state in ("QUEUED", "PENDING", "RUNNING"):
+                cancel()
+    message = " ".join(job.error.message.split()) or state.lower()
+    preempted = choice["strategy"] == "SPOT" and "preempt" in message.lower()
+    if "error" not in last and (state == "EXPIRED" or is_shortage(message) or preempted):
+        _save(tried, path, message)
+    elif "error" not in last and state != "SUCCEEDED":
+        print(f"the training job {name} ended as {state}: {message}", file=sys.stderr)
+        raise SystemExit(_EXIT_FAILED)
+    return state == "SUCCEEDED"
+
+
+if __name__ == "__main__":
+    main()
