@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +18,10 @@ from typing import Any, NamedTuple
 from shardline.components.runs.record import SUCCEEDED, RunRecord
 from shardline.components.storage.listing import files_below
 from shardline.components.storage.remote_files import read_bytes
-from shardline.components.text import Rows
+from shardline.components.text import Rows, truncate
 from shardline.components.tune.study import parse_study, read_study
 from shardline.components.vertex.forms import seconds
-from shardline.components.vertex.payload import mapping_at, whole_number
+from shardline.components.vertex.payload import list_at, mapping_at, whole_number
 from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.settings import Budget, Environment
@@ -34,13 +35,11 @@ TABLE = Path(__file__).with_name("prices.csv")
 #: A machine type has the price of its series for each vCPU or accelerator: n1-standard-8, a2-highgpu-4g.
 _SIZED = re.compile(r"(.+)-(\d+)g?")
 _LEFT_OUT = "discounts, taxes, storage, network and tasks without machine_type"
-#: What is not known.
-_NONE = math.nan
 _Rows = Mapping[tuple[str, str], Mapping[str, str]]
 
 
 class Part(NamedTuple):
-    """Machines, accelerators or disks: USD an hour, NaN where no price is known, and its date."""
+    """Machines, accelerators or disks: USD an hour, infinite where no price is known, and its date."""
 
     name: str
     rate: float
@@ -77,29 +76,28 @@ def estimate(
     run, basis = _last_run(pipeline.value("history_uri"), pipeline.name, {"train"} if is_ours else names)
     then = Pipeline(spec, run.parameters if run else given)
     epochs, before = (whole_number(item.value("epochs")) or 1 for item in (pipeline, then))
+    trained = next((job.pools for job in found.values() if job.task.name == "train"), ())
     parts, costs, measured = list[Part](), list[tuple[float, float, str, float]](), 0.0
     for job in found.values():
-        name, (pools, together, times) = job.task.name, _scale(job, [*found.values()][-1].pools)
-        own = [part for pool in pools for part in _parts(pool, rows, region)]
-        own = own or [Part(f"the pools of {name}", _NONE)]
-        rate = together * sum(part.rate for part in own)
-        timeout_s = seconds(str(job.scheduling.get("timeout", "604800s"))) or _NONE
+        name, (pools, together, times) = job.task.name, _scale(job, trained)
+        rate, own = max(_priced(choice, rows) for choice in _choices(job, pools, region))
+        timeout_s = seconds(str(job.scheduling.get("timeout", "604800s"))) or math.inf
         parts += own
-        costs.append((rate * times * timeout_s / 3600, rate, name, timeout_s))
-        scale = epochs / before if name == "train" else 1
-        measured += rate * scale * (run.task_s.get(name, 0) if run else _NONE) / 3600
+        costs.append((rate * together * times * timeout_s / 3600, rate * together, name, timeout_s))
+        hours = run.task_s.get(name, 0) / 3600 if run else 0
+        measured += rate * together * hours * (epochs / before if name == "train" else 1)
     most = sum(cost for cost, *_ in costs)
     about = f"about {measured:.2f} USD, " if run else ""
     rates = ", ".join(f"{name} {rate:.2f}" for _, rate, name, _ in costs)
     text = f"{rates} USD an hour; {about}at most {most:.2f} USD by timeouts and retries"
-    if unknown := ", ".join(dict.fromkeys(part.name for part in parts if math.isnan(part.rate))):
-        text = f"no list price known for {unknown} in {region}"
+    if unknown := ", ".join(dict.fromkeys(part.name for part in parts if part.rate == math.inf)):
+        text = f"no list price known for {unknown}"
     date = min((part.date for part in parts if part.date), default="no date")
     old = " (older than a year)" if date < str(datetime.date.today() - datetime.timedelta(365)) else ""
     basis = f"list prices of {date}{old} or later in {region}, without {_LEFT_OUT}; {basis}"
-    if max_cost is not None and costs and not (measured if run else most) <= max_cost:
+    if max_cost is not None and costs and (unknown or (measured if run else most) > max_cost):
         share, _, name, timeout_s = max(costs)
-        fitting = (max_cost - most + share) / share * timeout_s // 60 * 60
+        fitting = 0 if unknown else (max_cost - most + share) / share * timeout_s // 60 * 60
         remedy = "take other machines or fewer epochs, or raise or remove it"
         if not run and fitting > 0:
             where = "[train.job] timeout" if name == "train" else f"the timeout of {name}"
@@ -118,10 +116,28 @@ def _scale(job: Job, trained: Sequence[Pool]) -> tuple[Sequence[Pool], int, int]
         rounds = math.ceil(study.max_trial_count / study.parallel_trial_count)
         return trained, study.parallel_trial_count, rounds * attempts
     together = (whole_number(value("preprocess_tasks")) or 0) if "for-loop" in job.task.path else 1
-    return job.pools if together else (), together, attempts
+    return job.pools if together else (), together or 1, attempts
 
 
-def _parts(pool: Pool, rows: _Rows, region: str) -> Iterator[Part]:
+def _choices(job: Job, pools: Sequence[Pool], region: str) -> Iterator[tuple[Sequence[Pool], str, str]]:
+    """Yields pools, strategy and region of a job, then those that our own launcher may take instead."""
+    yield pools, job.strategy, region
+    args = list_at(job.task.container, "args")
+    for choice in json.loads(args[args.index("--fallback") + 1])[1:] if "--fallback" in args else ():
+        specs = [{**pool.spec, "machine_spec": choice["machines"][pool.index]} for pool in pools]
+        others = [Pool(spec, pool.index, job) for spec, pool in zip(specs, pools, strict=True)]
+        yield others, choice["strategy"], choice["location"] or region
+
+
+def _priced(choice: tuple[Sequence[Pool], str, str], rows: _Rows) -> tuple[float, list[Part]]:
+    """Returns USD an hour, infinite where a price is not known, and the parts of one choice of pools."""
+    pools, strategy, region = choice
+    parts = [part for pool in pools for part in _parts(pool, rows, region, strategy)]
+    parts = parts or [Part("machines that are known at run time only", math.inf)]
+    return sum(part.rate for part in parts), parts
+
+
+def _parts(pool: Pool, rows: _Rows, region: str, strategy: str) -> Iterator[Part]:
     """Yields the machines, disks and accelerators of a pool."""
     sized = _SIZED.fullmatch(pool.machine_type)
     is_whole = sized is None or (pool.machine_type, "standard") in rows
@@ -134,11 +150,12 @@ def _parts(pool: Pool, rows: _Rows, region: str) -> Iterator[Part]:
         items.append((kind, kind, whole_number(pool.machine.get("accelerator_count")) or 0))
     for name, item, count in items:
         row = rows.get((item, "standard"), {})
-        standard, number = float(row.get(region) or _NONE), count * pool.replicas or _NONE
+        standard, number = float(row.get(region) or math.inf), count * pool.replicas or math.inf
         # Without a Spot price the standard price is the most that it can be.
-        price = float(rows.get((item, pool.job.strategy.lower()), {}).get(region) or standard)
-        fee = float(rows["management fee", "standard"].get(region) or _NONE)
-        yield Part(name or "a machine of the run", number * (price + fee * standard), row.get("date", ""))
+        price = float(rows.get((item, strategy.lower()), {}).get(region) or standard)
+        fee = float(rows["management fee", "standard"].get(region) or math.inf)
+        rate = number * (price + fee * standard)
+        yield Part(f"{name or 'a machine of the run'} in {region}", rate, row.get("date", ""))
 
 
 def _last_run(uri: Any, pipeline: str, tasks: set[str]) -> tuple[RunRecord | None, str]:
@@ -153,5 +170,5 @@ def _last_run(uri: Any, pipeline: str, tasks: set[str]) -> tuple[RunRecord | Non
             if (run.state, run.pipeline) == (SUCCEEDED, pipeline) and tasks <= run.task_s.keys():
                 return run, f"hours as in {run.name}"
     except (OSError, ShardlineError) as error:
-        return None, f"no earlier run read: {error}"
+        return None, f"no earlier run read: {truncate(error, 160)}"
     return None, f"no earlier run of these tasks in {uri}"

@@ -198,6 +198,14 @@ def test_a_budget_refuses_before_anything_is_sent(fake: FakeVertex) -> None:
     assert len(fake.services.pipeline_jobs) == 1
 
 
+def test_the_record_of_a_run_has_the_seconds_of_the_tasks_that_ran(fake: FakeVertex) -> None:
+    assert submit("--job-id", "toy-1", "--wait").exit_code == 0
+
+    seconds = json.loads(shardline("explain", "toy-1", "--json").stdout)["task_s"]
+    assert seconds["for-loop-3.part"] == 75.0
+    assert "preprocess" not in seconds  # taken from the cache
+
+
 def test_a_file_is_sent_with_what_came_of_it_here(fake: FakeVertex) -> None:
     """A run directory as `shardline run` leaves it, of this very file."""
     done = submit("--proven")

@@ -13,7 +13,10 @@ import pytest
 
 from shardline.components.runs.record import RunRecord
 from shardline.pipelines.remote.cost import TABLE, estimate
+from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base.errors import SettingsError
+
+TUNE = Path(__file__).parents[2] / "compiled" / "tune.yaml"
 
 #: Exact in binary: a vCPU 0.5, on Spot 0.25, an accelerator 2, a machine of the a2 series 4 each, a disk 7.3.
 ROWS = """item,unit,market,here,there,date,source
@@ -112,20 +115,24 @@ def test_every_retry_may_run_until_the_timeout(table: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "region", "missing"),
     [
-        (pool("n4-standard-8"), "here", "n4-standard-8"),
-        (pool("n1-standard-8", accelerator_type="NVIDIA_B200", accelerator_count=8), "here", "NVIDIA_B200"),
-        (pool("n1-standard-8"), "there", "n1-standard-8, pd-ssd"),
-        (pool("n1-standard-8"), "mars-east1", "n1-standard-8, pd-ssd"),
-        ({**pool("n1-standard-8"), "disk_spec": {"boot_disk_type": "pd-x"}}, "here", "pd-x"),
-        (pool("n1-standard-8", "{{$.outputs.replicas}}"), "here", "n1-standard-8, pd-ssd"),
-        (pool(""), "here", "a machine of the run"),
+        (pool("n4-standard-8"), "here", "n4-standard-8 in here"),
+        (
+            pool("n1-standard-8", accelerator_type="NVIDIA_B200", accelerator_count=8),
+            "here",
+            "NVIDIA_B200 in here",
+        ),
+        (pool("n1-standard-8"), "there", "n1-standard-8 in there, pd-ssd in there"),
+        (pool("n1-standard-8"), "mars-east1", "n1-standard-8 in mars-east1, pd-ssd in mars-east1"),
+        ({**pool("n1-standard-8"), "disk_spec": {"boot_disk_type": "pd-x"}}, "here", "pd-x in here"),
+        (pool("n1-standard-8", "{{$.outputs.replicas}}"), "here", "n1-standard-8 in here, pd-ssd in here"),
+        (pool(""), "here", "a machine of the run in here"),
     ],
 )
 def test_what_has_no_price_is_named_and_never_free(
     table: Path, found: dict[str, Any], region: str, missing: str
 ) -> None:
     (_, text), _ = estimate(spec(found), {}, region, None, table)
-    assert text == f"no list price known for {missing} in {region}"
+    assert text == f"no list price known for {missing}"
 
     with pytest.raises(SettingsError, match=f"no list price known for {missing}"):
         estimate(spec(found), {}, region, 1e9, table)
@@ -167,6 +174,53 @@ def test_a_damaged_history_costs_no_estimate(table: Path, tmp_path: Path) -> Non
 
     assert text.startswith("train 7.50 USD an hour; at most")
     assert "no earlier run read: " in basis
+
+
+def test_the_dearest_choice_of_machines_counts(table: Path) -> None:
+    """The choices are those of `CustomJobSettings.choices`, the job's own first."""
+    job = spec(pool("n1-standard-8", **T4), timeout="3600s", strategy="SPOT")
+    container = job["deploymentSpec"]["executors"]["exec-train"]["container"]
+    machines = [
+        ({"machine_type": "n1-standard-8", **T4}, "SPOT", ""),
+        ({"machine_type": "n1-standard-8", **T4}, "STANDARD", ""),
+        ({"machine_type": "n1-standard-8"}, "STANDARD", ""),
+    ]
+    keys = ("machines", "strategy", "location")
+
+    def cost(*choices: tuple[Any, ...]) -> str:
+        found = [dict(zip(keys, ([machine], *rest), strict=True)) for machine, *rest in choices]
+        own = {**container, "args": [*container["args"], "--fallback", json.dumps(found)]}
+        job["deploymentSpec"]["executors"]["exec-train"]["container"] = own
+        return estimate(job, {}, "here", None, table)[0][1]
+
+    assert cost(*machines).startswith("train 13.50 USD an hour")
+    elsewhere = ({"machine_type": "n1-standard-8"}, "STANDARD", "there")
+    assert cost(*machines, elsewhere) == "no list price known for n1-standard-8 in there, pd-ssd in there"
+
+
+def test_a_job_in_a_loop_has_no_known_cost(table: Path, tmp_path: Path) -> None:
+    job = spec(pool("n1-standard-8"), timeout="3600s")
+    tasks = job["root"]["dag"]["tasks"]
+    loop = {"componentRef": {"name": "comp-for-loop-1"}, "taskInfo": {"name": "for-loop-1"}}
+    job["components"]["comp-for-loop-1"] = {"dag": {"tasks": {"train": tasks.pop("train")}}}
+    tasks["for-loop-1"] = loop
+    write_run(tmp_path, "old")
+
+    for given in ({}, {"history_uri": str(tmp_path)}):
+        (_, text), _ = estimate(job, given, "here", None, table)
+        assert text == "no list price known for machines that are known at run time only"
+        with pytest.raises(SettingsError, match="known at run time only"):
+            estimate(job, given, "here", 1e9, table)
+
+
+def test_all_trials_of_a_study_count() -> None:
+    (_, text), _ = estimate(load_pipeline(TUNE), {}, "us-central1", None)
+
+    trial = 2 * (8 * 0.04749975 + 100 * 0.17 / 730) * 1.15
+    # 8 trials, 2 at the same time; the training that follows is tried three times.
+    most = 168 * (trial * 2 * 4 + trial * 3)
+    assert text.startswith(f"hyperparameter-tuning-job {2 * trial:.2f}, train {trial:.2f} USD an hour")
+    assert f"at most {most:.2f} USD" in text
 
 
 def test_a_budget_names_the_timeout_that_fits(table: Path) -> None:
