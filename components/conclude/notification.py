@@ -111,7 +111,7 @@ def webhook_url(secret: str, environ: Mapping[str, str] = os.environ) -> str:
         PlatformError: When Secret Manager refuses, or is not reached.
         SettingsError: When the secret holds no URL.
     """
-    url = read_secret(secret) if secret else environ.get(WEBHOOK_VARIABLE, "").strip()
+    url = read_secret(secret, _OUTAGE_S) if secret else environ.get(WEBHOOK_VARIABLE, "").strip()
     if url and not re.fullmatch(r"https://\S+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/\S*)?", url):
         raise SettingsError(
             f"{secret or WEBHOOK_VARIABLE} does not hold a URL that begins with https:// (http:// is for "

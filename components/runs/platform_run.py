@@ -21,6 +21,8 @@ from shardline.trainer.base.errors import SettingsError
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 
+#: Seconds of an outage that does not end the watching of a run.
+_OUTAGE_S = 900.0
 _NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)/pipelineJobs/([^/]+)")
 _CUSTOM_JOB = re.compile(r"projects/[^/\s\"]+/locations/[^/\s\"]+/customJobs/(\d+)")
 
@@ -159,8 +161,8 @@ def read_run(platform: Platform, run: str, *, watching: bool = False) -> Platfor
             when it has not been reached for some time.
     """
     request = {"name": resource_name(platform, run)}
-    doing = f"read the run {run.rpartition('/')[2]}"
-    return run_of(call_api(doing, platform.pipelines.get_pipeline_job, request, watching=watching), platform)
+    doing, outage_s = f"read the run {run.rpartition('/')[2]}", _OUTAGE_S if watching else 0.0
+    return run_of(call_api(doing, platform.pipelines.get_pipeline_job, request, outage_s=outage_s), platform)
 
 
 def latest_runs(platform: Platform, limit: int, condition: str = "") -> list[PlatformRun]:

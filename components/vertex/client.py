@@ -32,8 +32,8 @@ T = TypeVar("T")
 _TIMEOUT_S = 30.0
 #: Retries where the service is not reached: there is no network.
 _MAX_UNREACHED_RETRIES = 3
-#: Seconds of retries where a service is busy; while a run is watched, also where it is not reached.
-_RETRY_S, _WATCH_RETRY_S = 60.0, 900.0
+#: Seconds of retries where a service is busy.
+_RETRY_S = 60.0
 
 #: Environment variable: hosts other than Google's that may receive a token: HOST,HOST:PORT.
 HOSTS_VARIABLE = "SHARDLINE_ALLOWED_HOSTS"
@@ -136,7 +136,7 @@ def call_api(
     request: Any,
     *,
     repeatable: bool = True,
-    watching: bool = False,
+    outage_s: float = 0.0,
     read_existing: Callable[[], T] | None = None,
     timeout_s: float = 0.0,
 ) -> T:
@@ -148,7 +148,7 @@ def call_api(
         request: Its request, a message or a dictionary.
         repeatable: Whether the call is retried when it may have been executed. Otherwise it is retried only
             where the platform has done nothing (429, or 401 with an old token).
-        watching: Whether the call polls something that takes long: retries last 15 minutes.
+        outage_s: Seconds of retries, for one that nobody waits for; 0 for the default of `retry_policy`.
         read_existing: For a call that creates something under our own id: reads what an earlier attempt has
             created whose response was lost.
         timeout_s: Timeout of one attempt in seconds; 0 for the default of 30.
@@ -162,8 +162,7 @@ def call_api(
     transport = getattr(getattr(method, "__self__", None), "transport", None)
     failed: list[Exception] = []
     credentials = getattr(transport, "_credentials", None)
-    outage = _WATCH_RETRY_S if watching else 0.0
-    retry = retry_policy(action, credentials, failed=failed, repeatable=repeatable, outage_s=outage)
+    retry = retry_policy(action, credentials, failed=failed, repeatable=repeatable, outage_s=outage_s)
     timeout = ConstantTimeout(timeout_s or _TIMEOUT_S)  # type: ignore[no-untyped-call]
     with platform_errors(action):
         try:
@@ -235,7 +234,7 @@ def wait_for_operation(action: str, operation: Any, limit_s: float) -> Any:
             ) from None
 
 
-def read_secret(name: str) -> str:
+def read_secret(name: str, outage_s: float = 0.0) -> str:
     """Returns the text of a secret in Secret Manager, without space around it; no error shows it.
 
     `name` is a `forms.SECRET`. Raises PlatformError when Secret Manager refuses, or is not reached.
@@ -244,7 +243,8 @@ def read_secret(name: str) -> str:
 
     with platform_errors("sign in to Google Cloud"):
         client = SecretManagerServiceClient()
-    answer = call_api(f"read the secret {name}", client.access_secret_version, {"name": name})
+    read = client.access_secret_version
+    answer = call_api(f"read the secret {name}", read, {"name": name}, outage_s=outage_s)
     return str(answer.payload.data.decode()).strip()
 
 
