@@ -133,7 +133,7 @@ class PairedTest:
         p = np.array([mid_p(*counts, 0.5) for counts in zip(fewest, discordant, strict=True)])
         # Tango's statistic of a lead of -within: where it is 1.96, the loss is within it beyond doubt.
         lead, missed = -self.within, np.arange(discordant[-1] + 1)[:, None]
-        b = (2 * n + discordant - 2 * missed) * lead - discordant
+        b = (2 * n - discordant + 2 * missed) * lead - discordant
         c = missed * lead * (1 - lead)
         share = (np.sqrt(np.maximum(b**2 + 8 * n * c, 0)) - b) / (4 * n)
         deviation = np.sqrt(np.maximum(n * (2 * share + lead * (1 - lead)), 1e-99))
