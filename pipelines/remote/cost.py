@@ -21,7 +21,7 @@ from shardline.components.storage.remote_files import read_bytes
 from shardline.components.text import Rows, truncate
 from shardline.components.tune.study import parse_study, read_study
 from shardline.components.vertex.forms import seconds
-from shardline.components.vertex.payload import list_at, mapping_at, whole_number
+from shardline.components.vertex.payload import list_at, literal_string, mapping_at, whole_number
 from shardline.pipelines.check.job import Job, Pool, jobs
 from shardline.pipelines.check.pipeline import Pipeline
 from shardline.pipelines.settings import Budget, Environment
@@ -39,9 +39,10 @@ _Rows = Mapping[tuple[str, str], Mapping[str, str]]
 
 
 class Part(NamedTuple):
-    """Machines, accelerators or disks: USD an hour, infinite where no price is known, and its date."""
+    """Machines, accelerators or disks in a region: USD an hour, infinite where no price is known."""
 
     name: str
+    region: str
     rate: float
     date: str = ""
 
@@ -56,54 +57,56 @@ def within_budget(
 
 
 def estimate(
-    spec: Mapping[str, Any],
-    given: Mapping[str, Any],
-    region: str,
-    max_cost: float | None,
-    table: Path = TABLE,
+    spec: Mapping[str, Any], given: Mapping[str, Any], region: str, limit: float | None, table: Path = TABLE
 ) -> Rows:
     """Returns rows about the cost of a run with the parameters `given`; none without custom jobs.
 
-    Raises SettingsError where it may cost more than `max_cost` in USD, or its cost is not known.
+    Raises SettingsError where it may cost more than `limit` in USD, or its cost is not known.
     """
     with table.open(newline="") as file:
         rows = {(row["item"], row["market"]): row for row in csv.DictReader(file)}
     pipeline = Pipeline(spec, given)
-    # Both branches of our own pipeline have the same training job.
+    # Both branches of our own pipeline have the same training job, and one of them runs.
     is_ours = pipeline.name == RETRAIN
     found = {job.task.name if is_ours else job.task.path: job for job in jobs(pipeline)}
-    names = {job.task.name for job in found.values()}
-    run, basis = _last_run(pipeline.value("history_uri"), pipeline.name, {"train"} if is_ours else names)
+    needed = {"train"} if is_ours else {job.task.name for job in found.values()}
+    run, basis = _last_run(pipeline.value("history_uri"), pipeline.name, needed)
     then = Pipeline(spec, run.parameters if run else given)
     epochs, before = (whole_number(item.value("epochs")) or 1 for item in (pipeline, then))
     trained = next((job.pools for job in found.values() if job.task.name == "train"), ())
     parts, costs, measured = list[Part](), list[tuple[float, float, str, float]](), 0.0
     for job in found.values():
         name, (pools, together, times) = job.task.name, _scale(job, trained)
-        rate, own = max(_priced(choice, rows) for choice in _choices(job, pools, region))
+        each, own = max(_choices(job, pools, region, rows))
+        parts, rate = parts + own, each * together
         timeout_s = seconds(str(job.scheduling.get("timeout", "604800s"))) or math.inf
-        parts += own
-        costs.append((rate * together * times * timeout_s / 3600, rate * together, name, timeout_s))
+        costs.append((rate * times * timeout_s / 3600, rate, name, timeout_s))
         hours = run.task_s.get(name, 0) / 3600 if run else 0
-        measured += rate * together * hours * (epochs / before if name == "train" else 1)
+        measured += rate * hours * (epochs / before if name == "train" else 1)
     most = sum(cost for cost, *_ in costs)
     about = f"about {measured:.2f} USD, " if run else ""
     rates = ", ".join(f"{name} {rate:.2f}" for _, rate, name, _ in costs)
     text = f"{rates} USD an hour; {about}at most {most:.2f} USD by timeouts and retries"
-    if unknown := ", ".join(dict.fromkeys(part.name for part in parts if part.rate == math.inf)):
-        text = f"no list price known for {unknown}"
+    if unknown := [f"{part.name} in {part.region}" for part in parts if part.rate == math.inf]:
+        text = f"no list price known for {', '.join(dict.fromkeys(unknown))}"
     date = min((part.date for part in parts if part.date), default="no date")
     old = " (older than a year)" if date < str(datetime.date.today() - datetime.timedelta(365)) else ""
-    basis = f"list prices of {date}{old} or later in {region}, without {_LEFT_OUT}; {basis}"
-    if max_cost is not None and costs and (unknown or (measured if run else most) > max_cost):
-        share, _, name, timeout_s = max(costs)
-        fitting = 0 if unknown else (max_cost - most + share) / share * timeout_s // 60 * 60
-        remedy = "take other machines or fewer epochs, or raise or remove it"
-        if not run and fitting > 0:
-            where = "[train.job] timeout" if name == "train" else f"the timeout of {name}"
-            remedy = f'set {where} = "{fitting:.0f}s" and compile again, or raise it'
-        raise SettingsError(f"[budget] max_cost is {max_cost:g} USD a run: {text} ({basis}); {remedy}")
+    places = " and ".join(dict.fromkeys(part.region for part in parts))
+    basis = f"list prices of {date}{old} or later in {places}, without {_LEFT_OUT}; {basis}"
+    if limit is not None and costs and (unknown or (measured if run else most) > limit):
+        remedy = "take other machines or fewer epochs" if unknown or run else _shorter(costs, limit)
+        raise SettingsError(
+            f"[budget] max_cost is {limit:g} USD a run: {text} ({basis}); {remedy}, or raise it"
+        )
     return [("cost", text), ("cost is by", basis)] if costs else []
+
+
+def _shorter(costs: list[tuple[float, float, str, float]], limit: float) -> str:
+    """Returns the timeout of the dearest job with which all stay within a limit."""
+    share, _, name, timeout_s = max(costs)
+    fitting = (limit - sum(cost for cost, *_ in costs) + share) / share * timeout_s // 60 * 60
+    where = "[train.job] timeout" if name == "train" else f"the timeout of {name}"
+    return f'set {where} = "{fitting:.0f}s" and compile' if fitting > 0 else "take cheaper machines"
 
 
 def _scale(job: Job, trained: Sequence[Pool]) -> tuple[Sequence[Pool], int, int]:
@@ -119,43 +122,37 @@ def _scale(job: Job, trained: Sequence[Pool]) -> tuple[Sequence[Pool], int, int]
     return job.pools if together else (), together or 1, attempts
 
 
-def _choices(job: Job, pools: Sequence[Pool], region: str) -> Iterator[tuple[Sequence[Pool], str, str]]:
-    """Yields pools, strategy and region of a job, then those that our own launcher may take instead."""
-    yield pools, job.strategy, region
-    args = list_at(job.task.container, "args")
-    for choice in json.loads(args[args.index("--fallback") + 1])[1:] if "--fallback" in args else ():
-        specs = [{**pool.spec, "machine_spec": choice["machines"][pool.index]} for pool in pools]
-        others = [Pool(spec, pool.index, job) for spec, pool in zip(specs, pools, strict=True)]
-        yield others, choice["strategy"], choice["location"] or region
+def _choices(job: Job, pools: Sequence[Pool], region: str, rows: _Rows) -> Iterator[tuple[float, list[Part]]]:
+    """Yields USD an hour and parts of a job, then on the machines that our own launcher takes instead."""
+    args, own = list_at(job.task.container, "args"), {pool.index: pool.machine for pool in pools}
+    others = json.loads(args[args.index("--fallback") + 1])[1:] if "--fallback" in args else []
+    for choice in ({"machines": own, "strategy": job.strategy, "location": region}, *others):
+        where = choice["strategy"].lower(), choice["location"] or region, rows
+        parts = [part for pool in pools for part in _parts(pool, choice["machines"][pool.index], *where)]
+        parts = parts or [Part("machines that are known at run time only", region, math.inf)]
+        yield sum(part.rate for part in parts), parts
 
 
-def _priced(choice: tuple[Sequence[Pool], str, str], rows: _Rows) -> tuple[float, list[Part]]:
-    """Returns USD an hour, infinite where a price is not known, and the parts of one choice of pools."""
-    pools, strategy, region = choice
-    parts = [part for pool in pools for part in _parts(pool, rows, region, strategy)]
-    parts = parts or [Part("machines that are known at run time only", math.inf)]
-    return sum(part.rate for part in parts), parts
-
-
-def _parts(pool: Pool, rows: _Rows, region: str, strategy: str) -> Iterator[Part]:
+def _parts(pool: Pool, machine: Mapping[str, Any], market: str, region: str, rows: _Rows) -> Iterator[Part]:
     """Yields the machines, disks and accelerators of a pool."""
-    sized = _SIZED.fullmatch(pool.machine_type)
-    is_whole = sized is None or (pool.machine_type, "standard") in rows
-    series, size = (pool.machine_type, 1) if is_whole or not sized else (sized[1], int(sized[2]))
+    machine_type = literal_string(machine.get("machine_type"))
+    sized = None if (machine_type, "standard") in rows else _SIZED.fullmatch(machine_type)
+    series, size = (sized[1], int(sized[2])) if sized else (machine_type, 1)
     disk = {"boot_disk_type": "pd-ssd", "boot_disk_size_gb": 100, **mapping_at(pool.spec, "disk_spec")}
     months = (whole_number(disk["boot_disk_size_gb"]) or 0) / 730  # of hours
-    items = [(pool.machine_type, series, size), (disk["boot_disk_type"], disk["boot_disk_type"], months)]
-    kind = pool.machine.get("accelerator_type")
+    items = [(machine_type, series, size), (disk["boot_disk_type"], disk["boot_disk_type"], months)]
+    kind = machine.get("accelerator_type")
     if kind and rows.get((series, "standard"), {}).get("unit") != "accelerator with its machine":
-        items.append((kind, kind, whole_number(pool.machine.get("accelerator_count")) or 0))
+        items.append((kind, kind, whole_number(machine.get("accelerator_count")) or 0))
     for name, item, count in items:
         row = rows.get((item, "standard"), {})
         standard, number = float(row.get(region) or math.inf), count * pool.replicas or math.inf
         # Without a Spot price the standard price is the most that it can be.
-        price = float(rows.get((item, strategy.lower()), {}).get(region) or standard)
+        price = float(rows.get((item, market), {}).get(region) or standard)
         fee = float(rows["management fee", "standard"].get(region) or math.inf)
-        rate = number * (price + fee * standard)
-        yield Part(f"{name or 'a machine of the run'} in {region}", rate, row.get("date", ""))
+        yield Part(
+            name or "a machine of the run", region, number * (price + fee * standard), row.get("date", "")
+        )
 
 
 def _last_run(uri: Any, pipeline: str, tasks: set[str]) -> tuple[RunRecord | None, str]:

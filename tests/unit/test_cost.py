@@ -13,6 +13,7 @@ import pytest
 
 from shardline.components.runs.record import RunRecord
 from shardline.pipelines.remote.cost import TABLE, estimate
+from shardline.pipelines.settings import load
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base.errors import SettingsError
 
@@ -176,26 +177,35 @@ def test_a_damaged_history_costs_no_estimate(table: Path, tmp_path: Path) -> Non
     assert "no earlier run read: " in basis
 
 
-def test_the_dearest_choice_of_machines_counts(table: Path) -> None:
-    """The choices are those of `CustomJobSettings.choices`, the job's own first."""
-    job = spec(pool("n1-standard-8", **T4), timeout="3600s", strategy="SPOT")
-    container = job["deploymentSpec"]["executors"]["exec-train"]["container"]
-    machines = [
-        ({"machine_type": "n1-standard-8", **T4}, "SPOT", ""),
-        ({"machine_type": "n1-standard-8", **T4}, "STANDARD", ""),
-        ({"machine_type": "n1-standard-8"}, "STANDARD", ""),
-    ]
-    keys = ("machines", "strategy", "location")
+def test_the_dearest_choice_of_machines_counts(table: Path, tmp_path: Path) -> None:
+    train = """image = "i"
+[train]
+replica_count = 1
+machine_type = "n1-standard-8"
+accelerator_type = "NVIDIA_TESLA_T4"
+accelerator_count = 2
+[train.job]
+strategy = "SPOT"
+wait = "600s"
+[[train.fallback]]
+strategy = "STANDARD"
+wait = "600s"
+[[train.fallback]]
+accelerator_type = ""
+accelerator_count = 0
+"""
+    elsewhere = '[[train.fallback]]\nlocation = "us-west1"\ncross_region = true\n'
 
-    def cost(*choices: tuple[Any, ...]) -> str:
-        found = [dict(zip(keys, ([machine], *rest), strict=True)) for machine, *rest in choices]
-        own = {**container, "args": [*container["args"], "--fallback", json.dumps(found)]}
-        job["deploymentSpec"]["executors"]["exec-train"]["container"] = own
+    def cost(settings: str) -> str:
+        (tmp_path / "s.toml").write_text(settings)
+        choices = load(tmp_path / "s.toml").train.choices
+        job = spec(pool("n1-standard-8", **T4), timeout="3600s", strategy="SPOT")
+        container = job["deploymentSpec"]["executors"]["exec-train"]["container"]
+        container["args"] += ["--fallback", json.dumps(choices)]
         return estimate(job, {}, "here", None, table)[0][1]
 
-    assert cost(*machines).startswith("train 13.50 USD an hour")
-    elsewhere = ({"machine_type": "n1-standard-8"}, "STANDARD", "there")
-    assert cost(*machines, elsewhere) == "no list price known for n1-standard-8 in there, pd-ssd in there"
+    assert cost(train).startswith("train 13.50 USD an hour")
+    assert "no list price known for n1-standard-8 in us-west1" in cost(train + 'wait = "600s"\n' + elsewhere)
 
 
 def test_a_job_in_a_loop_has_no_known_cost(table: Path, tmp_path: Path) -> None:
@@ -208,7 +218,7 @@ def test_a_job_in_a_loop_has_no_known_cost(table: Path, tmp_path: Path) -> None:
 
     for given in ({}, {"history_uri": str(tmp_path)}):
         (_, text), _ = estimate(job, given, "here", None, table)
-        assert text == "no list price known for machines that are known at run time only"
+        assert text == "no list price known for machines that are known at run time only in here"
         with pytest.raises(SettingsError, match="known at run time only"):
             estimate(job, given, "here", 1e9, table)
 
