@@ -41,42 +41,33 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         job = read_payload(remote_runner.insert_system_labels_into_payload(options.payload))
         path, choices = Path(options.gcp_resources), json.loads(options.fallback)
+        path.parent.mkdir(parents=True, exist_ok=True)
         tried = files.read_json(path, PlatformError)["resources"] if path.is_file() else []
         while not (tried and _succeeds(tried, choices[len(tried) - 1], path)):
+            ends = "".join(f"{each['labels']['machines']}: {each['error']['message']}; " for each in tried)
             if len(tried) == len(choices):
-                ends = "; ".join(
-                    f"{each['labels']['machines']}: {each['error']['message']}" for each in tried
-                )
-                raise PlatformError(f"no choice of machines was there: {ends}; submit it again later")
+                raise PlatformError(f"no choice of machines was there: {ends}submit it again later")
+            choice = choices[len(tried)]
+            report("train", f"{ends}next: {choice['name']}")
             # SIGTERM waits until the new job is known, which it cancels.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            choice = choices[len(tried)]
             platform = Platform(options.project, choice["location"] or options.location)
-            tried.append(_create(platform, _on_machines(job, choice), choice["name"]))
-            _save(tried, path)
+            tried.append(_create(platform, on_machines(job, choice), choice["name"]))
+            files.write_json(path, {"resources": tried})
 
 
-def _save(tried: list[dict[str, Any]], path: Path, error: str = "") -> None:
-    if error:
-        tried[-1]["error"] = {"message": error}
-    if "error" in tried[-1]:
-        report("train", f"{tried[-1]['labels']['machines']}: {tried[-1]['error']['message']}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(path, {"resources": tried})
-
-
-def _on_machines(job: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the job on the machines of a choice."""
+def on_machines(job: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a payload with the machines of a choice."""
     spec = copy.deepcopy(job["job_spec"])
     for pool, machine in zip(spec["worker_pool_specs"], choice["machines"], strict=True):
         if machine:  # None for an empty slot
-            env = pool["container_spec"].get("env", ())
-            env = [variable for variable in env if variable["name"] != ACCELERATORS_VARIABLE]
+            container = pool.setdefault("container_spec", {})
+            env = [item for item in container.get("env", ()) if item["name"] != ACCELERATORS_VARIABLE]
             if kind := machine.get("accelerator_type"):
                 found = f"{machine['accelerator_count']} {kind}"
                 env.append({"name": ACCELERATORS_VARIABLE, "value": found})
-            pool["machine_spec"], pool["container_spec"]["env"] = machine, env
-    spec["scheduling"]["strategy"] = choice["strategy"]
+            pool["machine_spec"], container["env"] = machine, env
+    spec["scheduling"] = {**spec.get("scheduling", {}), "strategy": choice["strategy"]}
     if choice["strategy"] != "FLEX_START":  # the API refuses it with any other
         spec["scheduling"].pop("max_wait_duration", None)
     return {**job, "job_spec": spec}
@@ -116,20 +107,22 @@ def _succeeds(tried: list[dict[str, Any]], choice: Mapping[str, Any], path: Path
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         while state not in ("SUCCEEDED", "FAILED", "CANCELLED", "PAUSED", "EXPIRED"):
             time.sleep(POLL_S if state else 0.0)
-            job = call_api("read the training job", jobs.get_custom_job, request, watching=True)
+            job = call_api("read the training job", jobs.get_custom_job, request, outage_s=900.0)
             state = job.state.name.removeprefix("JOB_STATE_")
             if state not in ("QUEUED", "PENDING"):
                 since = 0.0
             elif not since:  # after a preemption it waits anew
                 since = time.time() if job.start_time else job.create_time.timestamp()
             if "error" not in last and limit is not None and since and time.time() - since > limit:
-                _save(tried, path, f"not there after {limit:,.0f} s")
+                last["error"] = {"message": f"not there after {limit:,.0f} s"}
+                files.write_json(path, {"resources": tried})
             if "error" in last and state in ("QUEUED", "PENDING", "RUNNING"):
                 cancel()
     message = " ".join(job.error.message.split()) or state.lower()
     preempted = choice["strategy"] == "SPOT" and "preempt" in message.lower()
     if "error" not in last and (state == "EXPIRED" or is_shortage(message) or preempted):
-        _save(tried, path, message)
+        last["error"] = {"message": message}
+        files.write_json(path, {"resources": tried})
     elif "error" not in last and state != "SUCCEEDED":
         print(f"the training job {name} ended as {state}: {message}", file=sys.stderr)
         raise SystemExit(_EXIT_FAILED)

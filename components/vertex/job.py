@@ -122,11 +122,14 @@ class CustomJobSettings:
         """The machines that the launcher tries in turn, its own first; empty without alternatives."""
         return [
             {
-                "name": f"{job.cluster.machines}, {job.strategy}{job.location and f' in {job.location}'}",
+                "name": ", ".join(
+                    filter(None, (pool.machine_type, pool.accelerators, job.strategy, job.location))
+                ),
                 "machines": [spec.get("machine_spec") for spec in job.cluster.specs({})],
                 **{name: getattr(job, name) for name in ("strategy", "location", "wait")},
             }
             for job in (self, *self.fallback)
+            for pool in [job.cluster.workers or job.cluster.chief]
             if self.fallback
         ]
 

@@ -225,13 +225,6 @@ class Cluster:
         return self.chief.replica_count + (self.workers.replica_count if self.workers else 0)
 
     @property
-    def machines(self) -> str:
-        """Machines of the replicas that train, for people: "n1-standard-8 with 1 NVIDIA_TESLA_T4"."""
-        pools = (self.chief, self.workers or self.chief)
-        names = (f"{pool.machine_type} with {pool.accelerators}".removesuffix(" with ") for pool in pools)
-        return " and ".join(dict.fromkeys(names))
-
-    @property
     def pools(self) -> tuple[WorkerPool | None, ...]:
         """The pools by index, None for an empty slot, without empty slots at the end."""
         server = self.parameter_servers or self.reduction_server

@@ -20,7 +20,7 @@ from shardline.trainer.base.errors import PipelineError
 
 def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]:
     """Returns what is wrong with a pipeline, and with its schedule; errors first."""
-    custom_jobs = jobs(pipeline)
+    custom_jobs = [each for job in jobs(pipeline) for _, each in job.choices]
     found = apply(
         {
             Pipeline: [pipeline],
@@ -33,7 +33,8 @@ def check(pipeline: Pipeline, schedule: Schedule | None = None) -> list[Finding]
         }
     )
     return sorted(
-        found, key=lambda finding: (finding.severity is not Severity.ERROR, finding.code, finding.why)
+        dict.fromkeys(found),
+        key=lambda finding: (finding.severity is not Severity.ERROR, finding.code, finding.why),
     )
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from shardline.components.train.launcher import on_machines
 from shardline.components.vertex.payload import (
     FALLBACK_LAUNCHER,
     JobSpec,
@@ -117,6 +118,15 @@ class Job(JobSpec):
         """The worker pools before the launcher drops any; None for those that it drops."""
         written = list_at(JobSpec(self.written).spec, "worker_pool_specs")
         return [pool if without_empty([pool]) else None for pool in written]
+
+    @cached_property
+    def choices(self) -> list[tuple[Mapping[str, str], Job]]:
+        """The machines that are tried in turn, as the launcher takes them, and the job on them."""
+        args = list_at(self.task.container, "args")
+        if "--fallback" not in args:
+            return [({"name": "", "location": ""}, self)]
+        found = json.loads(args[args.index("--fallback") + 1])
+        return [(each, replace(self, content=on_machines(self.content, each))) for each in found]
 
     @property
     def has_parameter_servers(self) -> bool:

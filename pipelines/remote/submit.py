@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import datetime
-import json
 import re
 import secrets
 import time
@@ -16,7 +15,7 @@ from shardline.components.runs.record import CANCELLED, SUCCEEDED
 from shardline.components.text import Rows, facts, truncate
 from shardline.components.vertex.client import Platform, call_api
 from shardline.components.vertex.forms import JOB_ID, check_labels
-from shardline.components.vertex.payload import list_at, literal_string, mapping_at, whole_number
+from shardline.components.vertex.payload import literal_string, mapping_at, whole_number
 from shardline.components.vertex.refusals import RefusalKind, refusal_kind
 from shardline.pipelines.check.job import Job, jobs
 from shardline.pipelines.check.pipeline import Pipeline
@@ -242,9 +241,7 @@ def _machines(job: Job) -> str:
         if pool.accelerator_type:
             text += f" with {whole_number(pool.machine.get('accelerator_count'))} {pool.accelerator_type}"
         pools.append(text)
-    args = list_at(job.task.container, "args")
-    choices = json.loads(args[args.index("--fallback") + 1])[1:] if "--fallback" in args else ()
-    then = "".join(f"; then {choice['name']}" for choice in choices)
+    then = "".join(f"; then {choice['name']}" for choice, _ in job.choices[1:])
     return f"{', '.join(pools)} ({total} {'machine' if total == 1 else 'machines'}){then}"
 
 

@@ -353,5 +353,5 @@ def test_alternatives_are_a_custom_job_to_checks_summary_and_local_runs(tmp_path
     request = {"parent": "projects/p/locations/l", "pipelineJob": {"pipelineSpec": spec}}
     shown = summary(request, {}, (), file="toy.yaml", proof="none")
     assert "image:1" in shown
-    machines = "n1-standard-8 with 2 NVIDIA_TESLA_T4"
-    assert f"then {machines}, STANDARD; then n1-standard-8, STANDARD in europe-west1" in shown
+    machines = "n1-standard-8, 2 NVIDIA_TESLA_T4"
+    assert f"then {machines}, STANDARD; then n1-standard-8, STANDARD, europe-west1" in shown

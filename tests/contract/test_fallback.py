@@ -197,8 +197,8 @@ def test_when_nothing_is_there_one_line_names_each_choice_and_why(
 
     assert done.returncode == EXIT_PLATFORM
     (line,) = [line for line in done.stderr.splitlines() if "train: error:" in line]
-    assert "n1-standard-8 with 1 NVIDIA_TESLA_T4, SPOT: not there after 0 s" in line
-    assert f"n1-standard-8 with 1 NVIDIA_TESLA_T4, STANDARD: {STOCKOUT}" in line
+    assert "n1-standard-8, 1 NVIDIA_TESLA_T4, SPOT: not there after 0 s" in line
+    assert f"n1-standard-8, 1 NVIDIA_TESLA_T4, STANDARD: {STOCKOUT}" in line
 
 
 @pytest.fixture

@@ -142,13 +142,13 @@ def test_alternatives_take_over_what_they_do_not_say(tmp_path):
     assert [(choice["name"], choice["location"], choice["wait"]) for choice in train.choices] == [
         (f"{OWN}, SPOT", "", "1800s"),
         (f"{OWN}, STANDARD", "", ""),
-        ("g2-standard-12 with 2 NVIDIA_L4, FLEX_START", "", "60s"),
-        (f"{OWN}, SPOT in europe-west1", "europe-west1", ""),
+        ("g2-standard-12, 2 NVIDIA_L4, FLEX_START", "", "60s"),
+        (f"{OWN}, SPOT, europe-west1", "europe-west1", ""),
     ]
     assert train.fallback[1].cluster.chief.boot_disk_size_gb == 200
 
 
-OWN = "n1-highmem-8 with 1 NVIDIA_TESLA_T4 and n1-standard-8 with 1 NVIDIA_TESLA_T4"
+OWN = "n1-standard-8, 1 NVIDIA_TESLA_T4"
 
 
 @pytest.mark.parametrize(
