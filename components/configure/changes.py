@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -253,7 +254,7 @@ def _track(
     known = f"{content.digest} ({content.text})" if content else "not known without a history"
     tags = {"source": result.source, "source fingerprint": known, "not default": ", ".join(changed), **why}
     continues = Path(continued.rstrip("/").removesuffix("/checkpoints")).name
-    tracked.log(run, tags, continues=continues, parameters=settings)
+    tracked.log(run, methodcaller("parameters", settings), methodcaller("tags", tags), continues=continues)
     return result
 
 

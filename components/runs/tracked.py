@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from pathlib import Path
+from operator import methodcaller
 from typing import Any
 
 from shardline.components.runs.record import FAILED, SUCCEEDED, RunRecord
@@ -17,7 +17,7 @@ from shardline.components.vertex.client import read_secret
 from shardline.components.vertex.forms import SECRET, Form
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError, ShardlineError
-from shardline.trainer.base.tracking import NAME_TAG, URI_VARIABLE, open_run
+from shardline.trainer.base.tracking import NAME_TAG, URI_VARIABLE, TrackedRun, open_run
 from shardline.trainer.data.manifest import Manifest
 
 #: Environment variables: the token, MLflow's own, and the name of the secret that holds it.
@@ -59,27 +59,15 @@ def sign_in(environ: MutableMapping[str, str] = os.environ) -> None:
             progress.report("tracking", f"warning: no token for MLflow: {error.line}")
 
 
-def log(
-    name: str,
-    tags: Mapping[str, Any],
-    *,
-    continues: str = "",
-    parameters: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, float | None] | None = None,
-    files: Iterable[Path] = (),
-    status: str = "",
-) -> None:
+def log(name: str, *actions: Callable[[TrackedRun], Any], continues: str = "", status: str = "") -> None:
     """Logs to the MLflow run of a pipeline's run, that of the run that it `continues`; `status` ends it."""
     sign_in()
     if run := open_run(continues or name):
         if continues:
             run.call(lambda client: client.update_run(run.id, status="RUNNING"))
-            tags = {**dict.fromkeys(_END, ""), NAME_TAG: name, "continues": continues, **tags}
-        run.parameters(parameters or {})
-        run.metrics({key: value for key, value in (metrics or {}).items() if value is not None})
-        run.tags(tags)
-        for path in files:
-            run.file(path)
+            run.tags({**dict.fromkeys(_END, ""), NAME_TAG: name, "continues": continues})
+        for action in actions:
+            action(run)
         run.close(status)
 
 
@@ -87,29 +75,29 @@ def end(name: str, record: RunRecord) -> None:
     """Ends the MLflow run of a pipeline's run, with the explanation of a failure, and links."""
     tags = dict(record.explanation.rows()) if record.explanation else {}
     links = "".join(f"\n\n[{key}]({link})" for key, link in record.links.items())
+    tags["mlflow.note.content"] = record.headline() + links
     status = {SUCCEEDED: "FINISHED", FAILED: "FAILED"}.get(record.state, "KILLED")
-    log(name, {**tags, "mlflow.note.content": record.headline() + links}, status=status)
+    log(name, methodcaller("tags", tags), status=status)
 
 
 def log_dataset(name: str, manifest: Manifest, draw_card: Callable[[], str]) -> None:
     """Logs a dataset as input of the MLflow run of a pipeline's run, with its card, an HTML page."""
-    sign_in()
-    if run := open_run(name):
+
+    def action(run: TrackedRun) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        columns = [{"name": item.name, "type": item.dtype, "required": True} for item in manifest.features]
-        records = {f"{split}_records": part.records for split, part in manifest.splits.items()}
+        columns = [{"name": item.name, "type": item.dtype} for item in manifest.features]
+        records = {key: split.records for key, split in manifest.splits.items()}
         dataset = Dataset(
-            name=manifest.source[:500],
-            digest=manifest.fingerprint.removeprefix("sha256:")[:36],  # MLflow takes no more
-            source_type="local",
-            source=json.dumps({"uri": manifest.source}),
-            schema=json.dumps({"mlflow_colspec": columns}),
-            profile=json.dumps(
-                {"num_rows": manifest.records, **records, "fingerprint": manifest.fingerprint}
-            ),
+            manifest.source[:500],
+            manifest.fingerprint.removeprefix("sha256:")[:36],  # MLflow takes no more
+            "local",
+            json.dumps({"uri": manifest.source}),
+            json.dumps({"mlflow_colspec": columns}),
+            json.dumps({"num_rows": manifest.records, **records, "fingerprint": manifest.fingerprint}),
         )
         inputs = [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])]
         run.call(lambda client: client.log_inputs(run.id, inputs))
         run.call(lambda client: client.log_text(run.id, draw_card(), "dataset_card.html"))
-        run.close()
+
+    log(name, action)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,6 @@ from shardline.trainer.models.saving import load_model, read_recorded_heads
 _MAX_MATRIX_BYTES = 64 * 1024
 # Points of each class's curve, approximately, for the same reason.
 _CURVE_POINTS = 30
-# Uploaded to MLflow; the report links to the card next to it.
-_TRACKED_FILES = (
-    *(model_store.REPORT_FILE, model_store.CARD_FILE, model_store.CARD_TEXT_FILE),
-    *(model_store.EVALUATION_FILE, model_store.BLESSING_FILE),
-)
 # Intervals over fewer groups are wide.
 _FEW_GROUPS = 10
 
@@ -227,16 +223,15 @@ def validate_artifacts(
     exported.framework = "tensorflow"
     exported.metadata.update(blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint)
     _log_metrics(evaluation, metrics, confusion)
-    verdict = outcome.blessing
+    tags = {"verdict": ("not blessed", "blessed")[blessed], "reason": outcome.blessing.explain()}
+    tags["blocked by"] = ", ".join(outcome.blessing.blocked_by)
     tracked.log(
         run,
-        {
-            "verdict": ("not blessed", "blessed")[blessed],
-            "reason": verdict.explain(),
-            "blocked by": ", ".join(verdict.blocked_by),
-        },
-        metrics={f"{evaluation.split}/{name}": value for name, value in evaluation.metrics.items()},
-        files=[out / name for name in _TRACKED_FILES],
+        methodcaller("tags", tags),
+        methodcaller(
+            "metrics", {f"{evaluation.split}/{key}": each for key, each in evaluation.metrics.items()}
+        ),
+        *(methodcaller("file", path) for kind in ("html", "md", "json") for path in out.glob(f"*.{kind}")),
     )
     curves = [curve for part in evaluation.each for curve in part.roc]
     # KFP 2.17's own methods for slices fail: they never create the attribute that they use.
