@@ -103,7 +103,7 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def run(settings: TrainSettings, pipeline: str = "") -> dict[str, float]:
+def run(settings: TrainSettings, pipeline: str | None = "") -> dict[str, float]:
     """Runs `train.train` after preparing the process: signals, memory and the import of TensorFlow."""
     cluster = read_cluster(os.environ)  # raises its errors before TensorFlow is loaded
     # Before NumPy and TensorFlow start threads, which must not receive the signal.

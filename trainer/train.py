@@ -44,12 +44,12 @@ _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mix
 
 
 def train(
-    settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption, pipeline: str = ""
+    settings: TrainSettings, environ: Mapping[str, str], preemption: Preemption, pipeline: str | None = ""
 ) -> Logs:
     """Takes part in a training run, in this process's role in the environment (TF_CONFIG, AIP_*).
 
-    `pipeline` is the name of the pipeline's run, "" for none. Returns the metrics of the last epoch, the same
-    on every replica that trains; empty on any other.
+    `pipeline` is the name of the pipeline's run, "" for none, None to log nothing. Returns the metrics of the
+    last epoch, the same on every replica that trains; empty on any other.
     """
     cluster = read_cluster(environ)
     strategies.announce(cluster, environ)
@@ -85,7 +85,7 @@ def train(
             manifest=manifest,
             scratch=Path(stack.enter_context(scratch)) if scratch else None,
         )
-        tracking = stack.enter_context(Tracking(environ, pipeline))
+        tracking = stack.enter_context(Tracking({} if pipeline is None else environ, pipeline or ""))
         with _explain_errors(run):
             if cluster.role == "evaluator":
                 _evaluate(run)

@@ -10,6 +10,7 @@ from typing import Any
 
 from kfp import dsl
 
+from shardline.components.runs import tracked
 from shardline.components.train.settings import TrainingSettings
 from shardline.trainer import task
 from shardline.trainer.base.deserialize import read
@@ -39,6 +40,7 @@ def run(
             split = manifests.load(Path(dataset.path)).splits.get("train")
             share = split.records // read_cluster(os.environ).num_workers if split else 0
             default = max(1, min(TrainSettings.per_replica_batch_size, share))
+        tracked.sign_in()
         metrics = task.run(
             settings.trainer_settings(dataset=dataset.path, model_dir=model.path, default_batch_size=default),
             pipeline,

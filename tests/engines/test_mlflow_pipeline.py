@@ -72,6 +72,9 @@ def test_a_run_shows_what_people_compare(mlflow_server: MlflowServer, digits: di
     assert tags["reason"].startswith("First champion, accuracy")
     metrics = pairs(shown, "metrics")
     assert metrics["test/accuracy"] == pytest.approx(record["metrics"]["accuracy"])
+    # The chief, in a network of its own, has logged while it trained; the rehearsal is no run.
+    assert [step for step, _ in mlflow_server.history(run_id, "val_accuracy")] == [1, 2]
+    assert len(mlflow_server.runs("digits")) == 1
     (dataset,) = shown["inputs"]["dataset_inputs"]
     assert dataset["dataset"]["name"] == "digits"
     assert f"sha256:{dataset['dataset']['digest']}" == record["facts"]["dataset"][: 7 + 36]

@@ -6,11 +6,13 @@ again for a minute, then reported once, and the rest is not logged.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import posixpath
 import queue
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +20,7 @@ from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from shardline.trainer.base import progress
 
@@ -26,6 +29,9 @@ URI_VARIABLE, RUN_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID"
 #: Tags with the name of Shardline's run, by which its other tasks, and a continued run, find the MLflow run;
 #: and, MLflow's own, with the id of the run in which a run is nested.
 NAME_TAG, PARENT_TAG = "shardline.run", "mlflow.parentRunId"
+#: Environment variable with the path of a Unix socket that passes on connections to the server: of a replica
+#: whose job has no network.
+SOCKET_VARIABLE = "SHARDLINE_TRACKING_SOCKET"
 # Settings of MLflow's client, unless they are set: no output, and no retries of its own, which log lines.
 # https://mlflow.org/docs/latest/api_reference/python_api/mlflow.environment_variables.html
 _DEFAULTS = {
@@ -204,11 +210,46 @@ def open_run(
         os.environ.setdefault(variable, value)
     try:
         import mlflow  # noqa: F401  # here, where no other thread imports
+
+        if path := environ.get(SOCKET_VARIABLE):
+            _connect_through(path, server_address(uri))
     except ImportError as error:
         _away[uri] = math.inf
         _report(uri, f"{error}: pip install 'shardline[mlflow]'")
         return None
     return TrackedRun(uri, partial(_open, uri, name, child, fresh, dict(environ)))
+
+
+def server_address(uri: str) -> tuple[str, int]:
+    """Returns the host and port of a server; no host where an address names none."""
+    try:
+        url = urlsplit(uri)
+        return url.hostname or "", url.port or {"https": 443}.get(url.scheme, 80)
+    except ValueError:  # a port that is no number
+        return "", 0
+
+
+@functools.cache
+def _connect_through(path: str, server: tuple[str, int]) -> None:
+    """Lets this process connect to the server by the Unix socket of the process that has a network."""
+    from urllib3.util import connection
+
+    usual = connection.create_connection
+
+    def connect(address: tuple[str, int], timeout: Any = None, *others: Any, **more: Any) -> socket.socket:
+        if address != server:
+            return usual(address, timeout, *others, **more)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(20.0)
+            client.connect(path)
+            descriptors = socket.recv_fds(client, 1, 1)[1]
+        if not descriptors:
+            raise ConnectionRefusedError(f"{address[0]}:{address[1]} is not reached")
+        passed = socket.socket(fileno=descriptors[0])
+        passed.settimeout(timeout)
+        return passed
+
+    connection.create_connection = connect
 
 
 def _open(uri: str, name: str, child: str, fresh: bool, environ: Mapping[str, str]) -> tuple[Any, str]:

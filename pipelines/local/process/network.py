@@ -13,7 +13,9 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 from shardline.pipelines.local.process import namespace, processes
 from shardline.trainer.base import progress
@@ -90,6 +92,29 @@ def job_network(
                 f"{ports}): their clients read and write files as you; close them with a firewall ({hint})",
             )
         yield reserved, ()
+
+
+@contextlib.contextmanager
+def pass_connections(path: Path, server: tuple[str, int]) -> Iterator[None]:
+    """Passes connections to a server, no other, through a Unix socket into networks with loopback only."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # the end of the context
+            while True:
+                client, _ = listener.accept()
+                with client, contextlib.suppress(OSError), socket.create_connection(server, 10.0) as made:
+                    socket.send_fds(client, [b"."], [made.fileno()])
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        with contextlib.suppress(OSError):  # a path that is too long: the server is not reached
+            listener.bind(str(path))
+            listener.listen()
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
 
 
 def isolation_unavailable() -> str:
