@@ -92,7 +92,8 @@ def estimate(
     date = min((part.date for part in parts if part.date), default="no date")
     old = " (older than a year)" if date < str(datetime.date.today() - datetime.timedelta(365)) else ""
     places = " and ".join(dict.fromkeys(part.region for part in parts))
-    basis = f"list prices of {date}{old} or later in {places}, without {_LEFT_OUT}; {basis}"
+    spot = ", of Spot as on that day" if any(job.strategy == "SPOT" for job in found.values()) else ""
+    basis = f"list prices of {date}{old} or later in {places}{spot}, without {_LEFT_OUT}; {basis}"
     if limit is not None and costs and (unknown or (measured if run else most) > limit):
         remedy = "take other machines or fewer epochs" if unknown or run else _shorter(costs, limit)
         raise SettingsError(

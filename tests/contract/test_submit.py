@@ -193,6 +193,11 @@ def test_a_budget_refuses_before_anything_is_sent(fake: FakeVertex) -> None:
         assert re.search(r'at most [\d.]+ USD.*set \[train\.job\] timeout = "\d+s"', done.stderr)
     assert fake.services.calls == []
 
+    Path("limited.toml").write_text("[budget]\nmax_costs = 50\n")
+    done = shardline(*command)
+    assert "unknown key budget.max_costs; did you mean budget.max_cost?" in done.stderr
+    assert fake.services.calls == []
+
     Path("limited.toml").write_text("[budget]\nmax_cost = 5000\n")
     assert shardline(*command).exit_code == 0
     assert len(fake.services.pipeline_jobs) == 1

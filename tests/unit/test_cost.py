@@ -269,6 +269,12 @@ def test_old_prices_say_so(table: Path) -> None:
     assert "list prices of 2020-01-01 (older than a year) or later" in basis
 
 
+def test_spot_prices_are_those_of_a_day(table: Path) -> None:
+    for strategy in ("SPOT", "STANDARD"):
+        _, (_, basis) = estimate(spec(pool("n1-standard-8"), strategy=strategy), {}, "here", None, table)
+        assert ("of Spot as on that day" in basis) is (strategy == "SPOT")
+
+
 def test_each_price_of_the_table_is_positive_and_says_where_and_when_it_was_listed() -> None:
     with TABLE.open(newline="") as file:
         rows = list(csv.DictReader(file))
