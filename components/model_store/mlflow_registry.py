@@ -11,6 +11,7 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ from shardline.trainer.base.progress import report
 
 #: Tags: the store of a registered model, the version that a registered one is, the export that a model is.
 STORE_TAG, VERSION_TAG, EXPORT_TAG = "shardline.champion_uri", "shardline.version", "shardline.export"
+_UPLOAD_S = 3600.0
+
+
+def log_model(exported: Path, name: str) -> None:
+    """Uploads an export as the model of a run, with signature, input example and requirements."""
+    if run := tracking.open_run(name):
+        run.call(lambda client: _upload(client, exported, run.id))
+        run.close(seconds=_UPLOAD_S)
 
 
 def mirror_champion(champion_uri: str) -> None:
@@ -32,23 +41,21 @@ def mirror_champion(champion_uri: str) -> None:
     MLflow moves an alias without compare-and-swap. So the catalog, which decides, is read again after each
     move until both agree: of concurrent publishers, the one that moves it last also reads last.
     """
-    if not (server := os.environ.get(tracking.URI_VARIABLE)):
-        return
-    tracked.sign_in()
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # seconds; MLflow's own 7 take minutes
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    try:
-        from mlflow import MlflowClient
+    result = "MLflow's registry does not follow the champion, until its next change"
 
-        client, moved = MlflowClient(server), ""
-        name = _registered_model(client, champion_uri)
+    def mirror(client: Any) -> None:
+        nonlocal result
+        name, moved = _registered_model(client, champion_uri), ""
         while (version := champions.require_current(champion_uri)).version != moved:
             number, moved = _registered_version(client, name, champion_uri, version), version.version
             client.set_registered_model_alias(name, "champion", number)
-        report("register", f"{moved} is {name}@champion in MLflow's registry, its version {number}")
-    except Exception as error:  # not installed, or MLflow's own errors, and those of requests
-        cause = f"MLflow's registry does not show the champion: {' '.join(str(error).split())}"
-        report("register", f"warning: {cause}; it stands, and its next change repairs the registry")
+        result = f"{moved} is {name}@champion in MLflow's registry, its version {number}"
+
+    tracked.sign_in()
+    if registry := tracking.open_run(""):
+        registry.call(mirror)
+        registry.close(seconds=_UPLOAD_S)
+        report("register", result)
 
 
 def registered_name(location: str) -> str:
@@ -80,10 +87,9 @@ def _registered_version(client: Any, name: str, champion_uri: str, version: Vers
             with champions.fetched(champion_uri, version) as exported:
                 model = _upload(client, exported, run.id if run else "")
             client.set_terminated(model.source_run_id)
-        source, tags = f"models:/{model.model_id}", {VERSION_TAG: version.version}
-        added = client.create_model_version(
-            *(name, source, model.source_run_id, tags), model_id=model.model_id, await_creation_for=0
-        )
+        described = {"model_id": model.model_id, "tags": {VERSION_TAG: version.version}}
+        source, waiting = f"models:/{model.model_id}", {"await_creation_for": 0}
+        added = client.create_model_version(name, source, model.source_run_id, **described, **waiting)
         found = client.search_model_versions(wanted)
     number = min(int(item.version) for item in found)
     if added and int(added.version) != number:  # a concurrent process was faster
@@ -91,14 +97,6 @@ def _registered_version(client: Any, name: str, champion_uri: str, version: Vers
     for key in ("quality", "fingerprint", "verdict", "override"):
         client.set_model_version_tag(name, str(number), key, getattr(version, key))
     return str(number)
-
-
-def log_model(exported: Path, run: str) -> None:
-    """Uploads an export as the model of a run, with signature, input example and requirements."""
-    tracked.sign_in()
-    if opened := tracking.open_run(run):
-        opened.call(lambda client: _upload(client, exported, opened.id))
-        opened.close()
 
 
 def _find(client: Any, export: Export, run_id: str = "") -> Any:
@@ -140,38 +138,31 @@ def model_files(export: Export, mlflow_version: str) -> dict[str, str]:
     Source: https://mlflow.org/docs/latest/ml/model/#storage-format
     """
     golden, versions = export.golden or {}, {"mlflow": mlflow_version, **export.versions}
-    rows, signature = golden.get("instances", []), golden.get("signature_name", "serving_default")
-    schemas = {
-        side: [_tensor(*item) for item in export.signatures.get(signature, {}).get(side, {}).items()]
-        for side in ("inputs", "outputs")
-    }
+    rows, key = golden.get("instances", []), golden.get("signature_name", "serving_default")
+    sides = {"inputs": {}, "outputs": {}, **export.signatures.get(key, {})}
+    tensors = {side: [_tensor(*item) for item in specs.items()] for side, specs in sides.items()}
+    example: Any = {name: [row[name] for row in rows if name in row] for name in sides["inputs"]}
     info = {"artifact_path": "input_example.json", "type": "ndarray"}
     if "image" in export.inputs:
-        schemas["inputs"] = [{"type": "binary", "name": "images"}]
-        example: Any = {"columns": ["images"], "data": [[row["b64"]] for row in rows]}
+        tensors["inputs"] = [{"type": "binary", "name": "images"}]
+        example = {"columns": ["images"], "data": [[row["b64"]] for row in rows]}
         info |= {"type": "dataframe", "pandas_orient": "split"}
-    else:
-        example = {item["name"]: [row[item["name"]] for row in rows] for item in schemas["inputs"]}
     saved = {"saved_model_dir": SAVED_MODEL, "meta_graph_tags": ["serve"], "model_type": "tf1-estimator"}
     python = {"python_version": versions.get("python"), "env": {"virtualenv": "python_env.yaml"}}
+    loader = {"loader_module": "mlflow.tensorflow", **python}
     model = {
-        "flavors": {
-            "tensorflow": {**saved, "signature_def_key": signature},
-            "python_function": {**python, "loader_module": "mlflow.tensorflow"},
-        },
-        "signature": {k: json.dumps(item) for k, item in schemas.items()} if schemas["inputs"] else None,
+        "flavors": {"tensorflow": {**saved, "signature_def_key": key}, "python_function": loader},
+        "signature": {side: json.dumps(item) for side, item in tensors.items()} if sides["inputs"] else None,
         "saved_input_example_info": info if rows else None,
-        "model_size_bytes": export.bytes,
-        "mlflow_version": mlflow_version,
+        **{"model_size_bytes": export.bytes, "mlflow_version": mlflow_version},
     }
-    needed = [f"{name}=={versions[name]}\n" for name in ("mlflow", "tensorflow", "keras") if name in versions]
     environment = {"python": versions.get("python"), "dependencies": ["-r requirements.txt"]}
     contents = {"MLmodel": model, "python_env.yaml": environment, "input_example.json": example}
+    needed = [f"{name}=={versions[name]}\n" for name in ("mlflow", "tensorflow", "keras") if name in versions]
     # MLflow reads YAML, which contains JSON.
-    return {"requirements.txt": "".join(needed)} | {k: json.dumps(item) for k, item in contents.items()}
+    return {"requirements.txt": "".join(needed)} | {name: json.dumps(item) for name, item in contents.items()}
 
 
-def _tensor(name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    shape = [-1 if size is None else size for size in spec["shape"]]
-    dtype = "object" if spec["dtype"] == "string" else spec["dtype"]
+def _tensor(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    dtype, shape = spec["dtype"].replace("string", "object"), [size or -1 for size in spec["shape"]]
     return {"type": "tensor", "name": name, "tensor-spec": {"dtype": dtype, "shape": shape}}

@@ -198,7 +198,7 @@ def open_run(
     """Returns the MLflow run of a Shardline run, which is made where there is none; None without a server.
 
     Args:
-        name: Name of Shardline's run; the same name finds the same run again.
+        name: Name of Shardline's run; the same name finds the same run again; "" is no run, for `call` alone.
         child: Name of a run that is nested in it, such as "trial 3"; "" for the run itself.
         fresh: Whether to make a new one although there is one of this name.
         environ: Environment variables.
@@ -258,6 +258,8 @@ def _open(uri: str, name: str, child: str, fresh: bool, environ: Mapping[str, st
     from mlflow.tracking.context.registry import resolve_tags
 
     client = MlflowClient(uri)
+    if not name:
+        return client, "none"
     own = environ.get(RUN_VARIABLE, "")
     experiment = client.get_run(own).info.experiment_id if own else _experiment(client, environ)
     tags = {**resolve_tags(), NAME_TAG: name}  # with user, program and git revision, as MLflow's own runs
