@@ -85,6 +85,9 @@ def test_a_run_shows_what_people_compare(mlflow_server: MlflowServer, digits: di
     assert json.loads(mlflow_server.artifact(run_id, "blessing.json"))["blessed"] is True
     assert "<svg" in mlflow_server.artifact(run_id, "dataset_card.html")
     assert "retrain succeeded: blessed" in tags["mlflow.note.content"]
+    (model,) = shown["outputs"]["model_outputs"]
+    champion = mlflow_server.ask("registered-models/alias", name="digits", alias="champion")["model_version"]
+    assert (champion["run_id"], champion["source"]) == (run_id, f"models:/{model['model_id']}")
 
 
 def test_a_run_without_changes_ends_with_its_verdict(

@@ -114,7 +114,7 @@ def test_mlflow_loads_a_run_s_model_and_the_champion_without_shardline(
     ]
 
 
-def test_mlflow_loads_a_model_of_texts_and_numbers_with_gaps(server: MlflowServer, tmp_path: Path) -> None:
+def test_mlflow_loads_a_model_of_texts_and_numbers(server: MlflowServer, tmp_path: Path) -> None:
     from shardline.components.validate.export.export import export_model, take_samples
     from tests.helpers.datasets import write_labelled
     from tests.helpers.label_models import list_of_outputs
@@ -128,31 +128,31 @@ def test_mlflow_loads_a_model_of_texts_and_numbers_with_gaps(server: MlflowServe
 
 
 def test_the_alias_follows_the_store(server: MlflowServer, tmp_path: Path) -> None:
-    store = _store(tmp_path, "digits")
+    store = _store(tmp_path, "mirrored")
     first = publish_next(write_export(tmp_path / "1", weights=b"1"), store)
     mirror_champion(str(store))
     exported = judge_again(write_export(tmp_path / "2", weights=b"2"), store)
     (exported / "export.json").write_text('{"fingerprint": "sha256:def"}')
     register_model(exported, "accuracy 0.98", str(store), "job-2")
     second = champions.require_current(store)
-    assert _champion(server, "digits") == second.version != first.version
+    assert _champion(server, "mirrored") == second.version != first.version
 
     command = CliRunner().invoke(champion, ["rollback", str(store), "--json"])
     assert (command.exit_code, json.loads(command.stdout)["version"]) == (0, first.version)
-    assert _champion(server, "digits") == first.version
+    assert _champion(server, "mirrored") == first.version
 
     # What the gate blocks is not there, until it is promoted with a reason.
     blocked = write_export(tmp_path / "3", blessed=False, weights=b"3")
     with pytest.raises(ModelError, match="not blessed"):
         register_model(blocked, "accuracy 0.5", str(store), "job-3")
-    assert _champion(server, "digits") == first.version
+    assert _champion(server, "mirrored") == first.version
     measured = {"fingerprint": "sha256:abc", "split": "test", "examples": 9, "metrics": {"accuracy": 0.5}}
     (blocked / "evaluation.json").write_text(json.dumps(measured))
     command = CliRunner().invoke(champion, ["promote", str(store), f"{blocked}/", "--override", "the law"])
     assert command.exit_code == 0, command.output
     third = champions.require_current(store)
-    assert _champion(server, "digits") == third.version
-    found = _versions(server, "digits")
+    assert _champion(server, "mirrored") == third.version
+    found = _versions(server, "mirrored")
     assert [tags["shardline.version"] for tags in found] == [each.version for each in (first, second, third)]
     assert [tags["override"] for tags in found] == ["", "", "the law"]
 
