@@ -23,7 +23,7 @@ from shardline.trainer.data.manifest import Manifest
 #: Environment variables: the token, MLflow's own, and the name of the secret that holds it.
 TOKEN_VARIABLE, SECRET_VARIABLE = "MLFLOW_TRACKING_TOKEN", "SHARDLINE_MLFLOW_TOKEN_SECRET"
 #: Tags of an end, which no longer hold when the run goes on.
-_END = ("failed step", "exit", "error", "likely cause", "next step", "verdict", "reason", "blocked by")
+_END = {"failed step", "exit", "error", "likely cause", "next step", "verdict", "reason", "blocked by"}
 _URI = Form(r"https?://[^@/\s]+(/[^@\s]*)?", "http(s)://HOST[:PORT][/PATH]; a token's secret is token_secret")
 
 
@@ -64,18 +64,26 @@ def log(name: str, *actions: Callable[[TrackedRun], Any], continues: str = "", s
     sign_in()
     if run := open_run(continues or name):
         if continues:
-            run.call(lambda client: client.update_run(run.id, status="RUNNING"))
-            run.tags({**dict.fromkeys(_END, ""), NAME_TAG: name, "continues": continues})
+            run.call(lambda client: _reopen(client, run.id))
+            run.tags({NAME_TAG: name, "continues": continues})
         for action in actions:
             action(run)
         run.close(status)
 
 
+def _reopen(client: Any, run_id: str) -> None:
+    client.update_run(run_id, status="RUNNING")
+    for key in _END & client.get_run(run_id).data.tags.keys():
+        client.delete_tag(run_id, key)
+
+
 def end(name: str, record: RunRecord) -> None:
     """Ends the MLflow run of a pipeline's run, with the explanation of a failure, and links."""
     tags = dict(record.explanation.rows()) if record.explanation else {}
-    links = "".join(f"\n\n[{key}]({link})" for key, link in record.links.items())
-    tags["mlflow.note.content"] = record.headline() + links
+    links = [
+        f"[{key}]({link})" if "https:" in link else f"{key}: {link}" for key, link in record.links.items()
+    ]
+    tags["mlflow.note.content"] = "\n\n".join([record.headline(), *links])
     status = {SUCCEEDED: "FINISHED", FAILED: "FAILED"}.get(record.state, "KILLED")
     log(name, methodcaller("tags", tags), status=status)
 

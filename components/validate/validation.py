@@ -224,7 +224,8 @@ def validate_artifacts(
     exported.metadata.update(blessed=blessed, quality=evaluation.quality, fingerprint=evaluation.fingerprint)
     _log_metrics(evaluation, metrics, confusion)
     tags = {"verdict": ("not blessed", "blessed")[blessed], "reason": outcome.blessing.explain()}
-    tags["blocked by"] = ", ".join(outcome.blessing.blocked_by)
+    if outcome.blessing.blocked_by:
+        tags["blocked by"] = ", ".join(outcome.blessing.blocked_by)
     tracked.log(
         run,
         methodcaller("tags", tags),
