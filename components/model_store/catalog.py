@@ -196,8 +196,7 @@ def open_store(champion: str | os.PathLike[str]) -> Store:
     uri = os.fspath(champion)
     if uri.startswith("models:/"):
         raise SettingsError(
-            f"{uri} is MLflow's name of a model; give a directory or gs:// URI, which MLflow's "
-            "registry mirrors where MLFLOW_TRACKING_URI is set"
+            f"{uri}: MLflow's registry is a copy of a model store; give its directory or gs:// URI"
         )
     if not uri.startswith(_BUCKET_PREFIXES):
         return DiskBackend(Path(uri))

@@ -70,9 +70,7 @@ def _registered_model(client: Any, champion_uri: str) -> str:
     with contextlib.suppress(Exception):  # it is there; else the next line fails
         client.create_registered_model(name, {STORE_TAG: location})
     if (owner := client.get_registered_model(name).tags.get(STORE_TAG)) != location:
-        raise ModelError(
-            f"{name} is of {owner or 'others'}; rename it, or set its tag {STORE_TAG}={location}"
-        )
+        raise ModelError(f"{name} is of {owner or 'others'}; rename it, or set {STORE_TAG}={location}")
     return name
 
 
@@ -87,9 +85,8 @@ def _registered_version(client: Any, name: str, champion_uri: str, version: Vers
             with champions.fetched(champion_uri, version) as exported:
                 model = _upload(client, exported, run.id if run else "")
             client.set_terminated(model.source_run_id)
-        described = {"model_id": model.model_id, "tags": {VERSION_TAG: version.version}}
-        source, waiting = f"models:/{model.model_id}", {"await_creation_for": 0}
-        added = client.create_model_version(name, source, model.source_run_id, **described, **waiting)
+        keys = {"tags": {VERSION_TAG: version.version}, "model_id": model.model_id}
+        added = client.create_model_version(name, f"models:/{model.model_id}", model.source_run_id, **keys)
         found = client.search_model_versions(wanted)
     number = min(int(item.version) for item in found)
     if added and int(added.version) != number:  # a concurrent process was faster
@@ -133,9 +130,7 @@ def model_files(export: Export, mlflow_version: str) -> dict[str, str]:
     """Returns the files, by name, that make a model of MLflow of the directory of a SavedModel.
 
     Encoded images are bytes, which MLflow has in columns only; all else are tensors, texts of dtype object.
-    "tf1-estimator" is what it calls a SavedModel that it asks by a signature.
-
-    Source: https://mlflow.org/docs/latest/ml/model/#storage-format
+    It calls a SavedModel with signatures tf1-estimator: https://mlflow.org/docs/latest/ml/model/#storage-format
     """
     golden, versions = export.golden or {}, {"mlflow": mlflow_version, **export.versions}
     rows, key = golden.get("instances", []), golden.get("signature_name", "serving_default")

@@ -96,5 +96,8 @@ def test_without_a_server_nothing_is_logged_or_said(
 
 
 def test_a_name_of_mlflow_is_no_model_store() -> None:
-    with pytest.raises(SettingsError, match="models:/digits is MLflow's name of a model; give a directory"):
+    with pytest.raises(
+        SettingsError,
+        match="models:/digits: MLflow's registry is a copy of a model store; give its directory",
+    ):
         open_store("models:/digits")
