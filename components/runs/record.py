@@ -288,12 +288,14 @@ class TaskOutputs:
     @property
     def machines(self) -> tuple[Mapping[str, str], ...]:
         """The machines that the launcher of a job with alternatives has tried, from its gcp_resources."""
-        content = json.loads(str(self.parameters.get("gcp_resources") or "{}"))
-        return tuple(
-            {**item["labels"], "ended": str(mapping_at(item, "error").get("message", ""))}
-            for item in list_at(content, "resources")
-            if "machines" in mapping_at(item, "labels")
-        )
+        with contextlib.suppress(ValueError):  # of another program's
+            tried = list_at(json.loads(str(self.parameters.get("gcp_resources"))), "resources")
+            return tuple(
+                {**item["labels"], "ended": str(mapping_at(item, "error").get("message", ""))}
+                for item in tried
+                if "machines" in mapping_at(item, "labels")
+            )
+        return ()
 
 
 def collect_results(tasks: Iterable[TaskOutputs]) -> dict[str, Any]:

@@ -46,11 +46,6 @@ _NOT_GCPC_ARGUMENTS = (
     *("cluster", "display_name", "num_retries", "backoff_duration", "tags"),
     *("wait", "location", "cross_region", "fallback"),
 )
-#: Fields whose values are of one region.
-_REGIONAL = (
-    *("network", "psc_interface_config", "encryption_spec_key_name"),
-    *("tensorboard", "persistent_resource_id"),
-)
 #: Placeholders that differ from run to run.
 _RUN_PLACEHOLDERS = tuple(f"{{{{$.pipeline_{name}}}}}" for name in ("job_name", "job_uuid", "task_uuid"))
 SEVEN_DAYS_S = 604_800.0
@@ -206,10 +201,11 @@ class CustomJobSettings:
             raise SettingsError(f"location must be {forms.LOCATION.description}, got {self.location!r}")
         if not self.cross_region:
             raise SettingsError("location: reading data in another region needs cross_region = true")
-        own = {name: getattr(self, name) for name in _REGIONAL}
-        own["reservations"] = any(pool.reservation_affinity_key for pool in self.cluster.pools if pool)
-        for name, value in own.items():
-            if value and value != getattr(type(self), name, ""):
+        reserved = any(pool.reservation_affinity_key for pool in self.cluster.pools if pool)
+        own = {**vars(self), "reservation_affinity_key": reserved}
+        named = "network psc_interface_config encryption_spec_key_name tensorboard persistent_resource_id"
+        for name in (*named.split(), "reservation_affinity_key"):
+            if own[name] and own[name] != getattr(type(self), name, ""):
                 raise SettingsError(f"location: {name} of one region is set, too; leave out one of the two")
 
 

@@ -16,6 +16,7 @@ import pytest
 from google.cloud.aiplatform_v1.types import CustomJob, JobState, Scheduling
 from google.rpc import code_pb2
 
+from shardline.components.runs.causes import Failure, explain
 from shardline.components.vertex.job import CustomJobSettings
 from shardline.components.vertex.pools import Cluster, WorkerPool
 from shardline.trainer.base.errors import EXIT_PLATFORM
@@ -197,6 +198,7 @@ def test_when_nothing_is_there_one_line_names_each_choice_and_why(
 
     assert done.returncode == EXIT_PLATFORM
     (line,) = [line for line in done.stderr.splitlines() if "train: error:" in line]
+    assert "no such machine free" in explain(Failure(error=line, is_own_message=True)).cause
     assert "n1-standard-8, 1 NVIDIA_TESLA_T4, SPOT: not there after 0 s" in line
     assert f"n1-standard-8, 1 NVIDIA_TESLA_T4, STANDARD: {STOCKOUT}" in line
 
