@@ -16,6 +16,7 @@ from shardline.pipelines.remote.cost import TABLE, estimate
 from shardline.pipelines.settings import load
 from shardline.pipelines.spec import load_pipeline
 from shardline.trainer.base.errors import SettingsError
+from tests.helpers.fake_storage import fake_storage
 
 TUNE = Path(__file__).parents[2] / "compiled" / "tune.yaml"
 
@@ -164,6 +165,19 @@ def test_hours_are_those_of_the_last_run_that_has_trained_for_the_epochs_of_this
     assert estimate(job, {**given, "epochs": 5}, "here", 15.0, table)
     with pytest.raises(SettingsError, match=r"about 30\.00 USD.*take other machines or fewer epochs"):
         estimate(job, given, "here", 29.99, table)
+
+
+def test_a_history_in_a_bucket_that_is_not_mounted_is_read(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, "old")
+    content = (tmp_path / "runs" / "old" / "run.json").read_bytes()
+    given = {"history_uri": "gs://acme/history"}
+    with fake_storage("acme", {"history/runs/old/run.json": content, "history/latest.json": b"{}"}) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        _, (_, basis) = estimate(spec(pool("n1-standard-8")), given, "here", None, table)
+
+    assert basis.endswith("hours as in old")
 
 
 def test_a_damaged_history_costs_no_estimate(table: Path, tmp_path: Path) -> None:
