@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +16,13 @@ import keras
 import numpy as np
 import pytest
 
+from shardline.components.tune.study import plan
 from shardline.trainer.base import tracking
 from shardline.trainer.base.errors import EXIT_RESTART, SettingsError
 from shardline.trainer.base.tracking import open_run
 from tests.helpers import mlflow_server as servers
 from tests.helpers import programs, replicas
+from tests.helpers.datasets import write_dataset
 from tests.helpers.fitting import classes, classifier, fitted
 from tests.helpers.jobs import eventually
 from tests.helpers.mlflow_server import MlflowServer, pairs
@@ -25,6 +30,7 @@ from tests.helpers.mlflow_server import MlflowServer, pairs
 pytestmark = pytest.mark.timeout(180)
 
 EPOCHS = [1, 2, 3, 4]
+SHARDLINE = str(Path(sys.executable).with_name("shardline"))
 
 
 @pytest.fixture
@@ -163,7 +169,23 @@ def test_a_training_that_fails_says_so(
         fitted(classifier, classes(), epochs=2, callbacks=[Failing(failure)])
     (run,) = mlflow_server.runs(experiment)
     assert (status(run), steps(mlflow_server, run, "loss")) == (expected, [1])
-    assert ("too dark" in pairs(run, "tags").get("error", "")) == (expected == "FAILED")
+    assert str(failure) in pairs(run, "tags")["error"]
+
+
+def test_a_failed_training_that_goes_on_is_no_longer_failed(
+    mlflow_server: MlflowServer, experiment: str, tmp_path: Path
+) -> None:
+    failing = Failing(ValueError("too dark"))
+    with pytest.raises(SettingsError):
+        fitted(classifier, classes(), epochs=2, callbacks=[failing], checkpoint_dir=tmp_path)
+    fitted(classifier, classes(), epochs=3, checkpoint_dir=tmp_path)
+    run, second = mlflow_server.runs(experiment)
+    assert (status(run), pairs(run, "tags")["error"], steps(mlflow_server, run, "loss")) == (
+        "FINISHED",
+        "",
+        [1, 2, 3],
+    )
+    assert '"setting": "epochs"' in pairs(second, "tags")["changes"]
 
 
 def test_a_server_that_is_lost_costs_no_run(
@@ -260,3 +282,59 @@ def test_of_two_workers_the_chief_logs(mlflow_server: MlflowServer, experiment: 
     assert (status(run), pairs(run, "params")["replicas"]) == ("FINISHED", "2")
     assert steps(mlflow_server, run, "loss") == EPOCHS
     assert os.environ["MLFLOW_EXPERIMENT_NAME"] == experiment
+
+
+def test_replicas_with_a_network_of_their_own_reach_the_server_and_files_are_kept(
+    mlflow_server: MlflowServer, experiment: str, tmp_path: Path
+) -> None:
+    write_dataset(tmp_path / "data", records={"train": 32, "validation": 8, "test": 8})
+    command = [SHARDLINE, "train", "data", "out", "--replicas", "2", "--", "--epochs", "2"]
+    done = subprocess.run(
+        [*command, "--per-replica-batch-size", "4"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cannot log" not in done.stdout
+    (run,) = mlflow_server.runs(experiment)
+    assert (status(run), run["info"]["run_name"]) == ("FINISHED", str(tmp_path / "out"))
+    assert steps(mlflow_server, run, "val_loss") == [1, 2]
+    run_id = run["info"]["run_id"]
+    names = ["history.csv", "metrics.json", "settings.json"]
+    assert mlflow_server.artifacts(run_id, "training") == [f"training/{name}" for name in names]
+    for name in names:
+        kept = (tmp_path / "out" / name).read_bytes().decode()
+        assert mlflow_server.artifact(run_id, f"training/{name}") == kept
+
+
+def test_trials_are_nested_in_the_run_of_their_pipeline(
+    mlflow_server: MlflowServer, experiment: str, tmp_path: Path
+) -> None:
+    write_dataset(tmp_path / "data", records={"train": 32, "validation": 8, "test": 8})
+    rates = {"name": "learning_rate", "type": "double", "min": 0.1, "max": 0.3}
+    planned = plan(
+        json.dumps({"metric": "val_loss", "goal": "minimize", "parameter": [rates]}),
+        [{"container_spec": {"image_uri": "image:1"}}],
+        dataset=str(tmp_path / "data"),
+        training={"model": "mnist_cnn", "epochs": 1, "per_replica_batch_size": 8},
+        base_output_directory="",
+        labels={},
+        max_trial_count=2,
+        pipeline="tune-1",
+    )
+    (container,) = [pool["container_spec"] for pool in json.loads(planned.worker_pool_specs)]
+    for trial in ("1", "2"):
+        environ = {
+            "CLOUD_ML_TRIAL_ID": trial,
+            "AIP_MODEL_DIR": str(tmp_path / trial),
+            "CLOUD_ML_HP_METRIC_FILE": str(tmp_path / f"{trial}.metrics"),
+        }
+        command = [*container["command"][1:], *container["args"], f"--learning_rate=0.{trial}"]
+        code, output = finish(replicas.start_one(command, None, environ))
+        assert code == 0, output
+
+    run, *trials = mlflow_server.runs(experiment)
+    assert (run["info"]["run_name"], status(run)) == ("tune-1", "RUNNING")
+    assert trials == mlflow_server.runs(experiment, parent=run["info"]["run_id"])
+    shown = [
+        (each["info"]["run_name"], status(each), pairs(each, "params")["learning_rate"]) for each in trials
+    ]
+    assert shown == [("trial 1", "FINISHED", "0.1"), ("trial 2", "FINISHED", "0.2")]

@@ -57,7 +57,7 @@ class TrackedRun:
     def __init__(self, uri: str, connect: Callable[[], tuple[Any, str]]) -> None:
         """Takes the address, and what returns a client and the id of the run; `open_run` makes one."""
         self._uri, self._client, self._id = uri, None, ""
-        self._opened, self._lock = threading.Event(), threading.Lock()
+        self._opened = threading.Event()
         self._closed = self._lost = self._refused = False
         self._queue: queue.SimpleQueue[_Action | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, args=(connect,), name="tracking", daemon=True)
@@ -151,24 +151,19 @@ class TrackedRun:
                 return
             except Exception as error:
                 if not _is_away(error):
-                    self._refuse(error)
+                    if not self._refused:
+                        _report(self._uri, error)
+                    self._refused = True
                     return
                 if time.monotonic() - began > _PATIENCE_S or self._lost:
                     raise
             time.sleep(pause := min(2 * pause, 10.0))
 
-    def _refuse(self, error: Exception) -> None:
-        if not self._refused:
-            _report(self._uri, error)
-        self._refused = True
-
     def _give_up(self, error: object) -> None:
-        with self._lock:
-            if not self._lost:
-                _away[self._uri] = time.monotonic() + _PAUSE_S
-                waiting = self._queue.qsize() + bool(self._id) - self._closed
-                _report(self._uri, error, f"; {waiting} requests were not made")
-            self._lost = True
+        if not self._lost:
+            self._lost, _away[self._uri] = True, time.monotonic() + _PAUSE_S
+            waiting = self._queue.qsize() + bool(self._id) - self._closed
+            _report(self._uri, error, f"; {waiting} requests were not made")
 
 
 def _is_away(error: Exception) -> bool:

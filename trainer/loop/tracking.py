@@ -21,6 +21,8 @@ from shardline.trainer.loop.loop import Training
 from shardline.trainer.loop.run import TrainingRun, versions
 from shardline.trainer.loop.step import Logs
 
+_EMPTY: Any = ("", (), [], {})
+
 
 class Tracking(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """Logs settings, metrics by epoch and the end of a training, the end of the context. For the chief."""
@@ -51,34 +53,28 @@ class Tracking(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
         }
         if resumed:
             tags["resumed_after_step"] = str(self._counters.steps)
+            tags["changes"] = json.dumps(training.state.record["changes"], default=str)
             tracked.call(lambda client: self._begin_attempt(client, tracked.id, tags))
         else:
             tracked.tags(tags)
-        values = asdict(run.settings)
+        more = {"replicas": run.replicas, "steps_per_epoch": run.steps_per_epoch}
+        values = asdict(run.settings) | more | {"learning_rates": training.state.record["learning_rates"]}
         values |= {f"hparams.{key}": value for key, value in values.pop("hparams").items()}
-        values |= {
-            "learning_rates": training.state.record["learning_rates"],
-            "replicas": run.replicas,
-            "steps_per_epoch": run.steps_per_epoch,
-        }
         prefix = "training." if self._pipeline and not self._trial else ""  # beside the pipeline's parameters
-        texts = {
-            key: value if isinstance(value, str) else json.dumps(value, default=str)
-            for key, value in values.items()
-        }
-        tracked.parameters(
-            {prefix + key: text for key, text in texts.items() if text not in ("", "[]", "{}")}
-        )
+        tracked.parameters({prefix + key: value for key, value in values.items() if value not in _EMPTY})
 
     def _begin_attempt(self, client: Any, parent: str, tags: Mapping[str, str]) -> None:
         """Makes the child of a training that goes on; earlier attempts that have not ended were killed."""
-        experiment = client.get_run(parent).info.experiment_id
+        continued = client.get_run(parent)
+        experiment = continued.info.experiment_id
         wanted = f"tags.`{tracking.PARENT_TAG}` = '{parent}' AND attributes.run_name LIKE 'attempt %'"
         before = client.search_runs([experiment], wanted, max_results=1000)
         for run in before:
             if run.info.status == "RUNNING":
                 client.set_terminated(run.info.run_id, "KILLED")
         client.update_run(parent, status="RUNNING")
+        if "error" in continued.data.tags:
+            client.set_tag(parent, "error", "")
         tags = {**tags, tracking.PARENT_TAG: parent}
         made = client.create_run(experiment, tags=tags, run_name=f"attempt {len(before) + 2}")
         self._attempt = made.info.run_id
@@ -113,8 +109,8 @@ class Tracking(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no 
         status = (
             "FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
         )
-        if isinstance(error, Exception):
-            self._run.tags({"error": plugins.describe(error)})
         self._run.call(lambda client: self._attempt and client.set_terminated(self._attempt, status))
         owned = self._trial or not (self._pipeline or self._environ.get(tracking.RUN_VARIABLE))
+        if owned and error is not None:
+            self._run.tags({"error": plugins.describe(error)})
         self._run.close(status if owned else "")
