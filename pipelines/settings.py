@@ -201,7 +201,7 @@ def _read_job(train: Mapping[str, Any], leave_out: Sequence[str] = _PLACE) -> Cu
     with error_prefix("train.job."):
         own = CustomJobSettings(cluster=cluster, **job)
     if not isinstance(alternatives, list) or (own.wait and not alternatives and _PLACE[0] in leave_out):
-        raise SettingsError("train.fallback must be tables, [[train.fallback]], which train.job.wait needs")
+        raise SettingsError("train.fallback must be tables, [[train.fallback]]; train.job.wait needs one")
     read = [_read_alternative(f"train.fallback {n}", each, train) for n, each in enumerate(alternatives, 1)]
     return replace(own, fallback=tuple(read))
 
