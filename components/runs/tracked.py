@@ -17,14 +17,16 @@ from shardline.components.vertex.client import read_secret
 from shardline.components.vertex.forms import SECRET, Form
 from shardline.trainer.base import progress
 from shardline.trainer.base.errors import SettingsError, ShardlineError
-from shardline.trainer.base.tracking import NAME_TAG, URI_VARIABLE, TrackedRun, open_run
+from shardline.trainer.base.tracking import NAME_TAG, RUN_VARIABLE, URI_VARIABLE, TrackedRun, open_run
 from shardline.trainer.data.manifest import Manifest
 
 #: Environment variables: the token, MLflow's own, and the name of the secret that holds it.
 TOKEN_VARIABLE, SECRET_VARIABLE = "MLFLOW_TRACKING_TOKEN", "SHARDLINE_MLFLOW_TOKEN_SECRET"
 #: Tags of an end, which no longer hold when the run goes on.
 _END = {"failed step", "exit", "error", "likely cause", "next step", "verdict", "reason", "blocked by"}
-_URI = Form(r"https?://[^@/\s]+(/[^@\s]*)?", "http(s)://HOST[:PORT][/PATH]; a token's secret is token_secret")
+_URI = Form(
+    r"https?://[^@/?#\s]+(/[^@?#\s]*)?", "http(s)://HOST[:PORT][/PATH]; a token's secret is token_secret"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ def log(name: str, *actions: Callable[[TrackedRun], Any], continues: str = "", s
             run.tags({NAME_TAG: name, "continues": continues})
         for action in actions:
             action(run)
-        run.close(status)
+        run.close("" if os.environ.get(RUN_VARIABLE) else status)  # who made that run ends it
 
 
 def _reopen(client: Any, run_id: str) -> None:

@@ -88,6 +88,7 @@ def test_without_the_table_nothing_is_said_of_a_server() -> None:
         ({"mlflow_uri": "sqlite:///runs.db"}, "mlflow_uri must be http"),
         ({"mlflow_uri": "https://"}, "mlflow_uri must be http"),
         ({"experiment": "digits"}, "mlflow_uri must be http"),
+        ({"mlflow_uri": "https://mlflow.corp/?token=hunter2"}, "mlflow_uri must be http"),
         ({"mlflow_uri": "https://mlflow.corp", "token_secret": "hunter2"}, "token_secret must be projects/"),
     ],
 )

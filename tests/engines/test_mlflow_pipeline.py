@@ -182,6 +182,8 @@ def test_the_run_that_mlflow_was_given_is_the_one(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MLFLOW_RUN_ID", made["run"]["info"]["run_id"])
     tracked.log("retrain-c", methodcaller("tags", {"verdict": "blessed"}))
+    tracked.end("retrain-c", RunRecord(name="c", pipeline="retrain", state="succeeded"))
 
     (shown,) = mlflow_server.runs("given")
+    assert shown["info"]["status"] == "RUNNING"  # who made it ends it
     assert pairs(shown, "tags")["verdict"] == "blessed"
