@@ -76,6 +76,21 @@ assert not {"mlflow", "requests"} & set(sys.modules)
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
+def test_a_training_without_the_variable_has_no_thread_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+
+    from tests.helpers.fitting import classes, classifier, fitted
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    names: set[str] = set()
+    seen = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: names.update(each.name for each in threading.enumerate())
+    )
+    fitted(classifier, classes(), epochs=1, callbacks=[seen])
+    assert "tracking" not in names
+    assert "MainThread" in names
+
+
 def test_a_server_that_is_away_is_tried_again_and_reported_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
