@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from shardline.components.runs.record import RUN_VARIABLE
 from shardline.trainer.base import tracking
 from shardline.trainer.base.tracking import open_run
 from tests.helpers.replicas import ROOT, free_ports
@@ -107,6 +109,19 @@ def test_a_server_that_is_away_is_tried_again_and_reported_once(
     assert "Connection refused" in line
     assert "3 requests were not made" in line
     assert "secret" not in line
+
+
+def test_other_processes_of_a_run_here_do_not_try_a_server_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
+    uri = f"http://127.0.0.1:{free_ports(1)[0]}"
+    log(uri, seconds=0.8)
+    assert "Connection refused" in capfd.readouterr().out
+    monkeypatch.setattr(tracking, "_away", {})  # as in another process
+    assert log(uri) == "not opened"
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path / "another"))
+    assert log(uri, seconds=0.1) != "not opened"
 
 
 def test_a_server_that_is_back_in_time_is_found(

@@ -6,10 +6,10 @@ again for a minute, then reported once, and the rest is not logged.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
-import posixpath
 import queue
 import re
 import socket
@@ -41,8 +41,12 @@ _DEFAULTS = {
     "MLFLOW_LOGGING_LEVEL": "ERROR",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-# Seconds for which a request is tried again, and then in which other runs of this process do not try.
+# Seconds for which a request is tried again, and then in which nobody tries: in this process, and in
+# the others of a run on this machine, which see the time of a file in its directory.
 _PATIENCE_S, _PAUSE_S = 60.0, 300.0
+_DIRECTORY_VARIABLE, _AWAY_FILE = "SHARDLINE_RUN", ".mlflow-away"
+# What MLflow takes in no name.
+_OTHER = re.compile(r"[^\w/. -]")
 # Time from which a server is tried again, by its address.
 _away: dict[str, float] = {}
 # Held while a run is looked for, and made where there is none.
@@ -59,6 +63,7 @@ class TrackedRun:
         self._uri, self._client, self._id = uri, None, ""
         self._opened = threading.Event()
         self._closed = self._lost = self._refused = False
+        self._error: object = ""  # the last one of a server that is away
         self._queue: queue.SimpleQueue[_Action | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, args=(connect,), name="tracking", daemon=True)
         self._thread.start()
@@ -100,7 +105,7 @@ class TrackedRun:
         self._queue.put(None)
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._give_up(f"not done within {seconds:g} s")
+            self._give_up(f"{self._error or 'it is slow'}, not done within {seconds:g} s")
 
     def _log(self, kind: str, values: Mapping[str, Any], *more: int) -> None:
         """Logs records in a batch; MLflow refuses a batch as a whole, and then each is logged alone."""
@@ -110,7 +115,11 @@ class TrackedRun:
 
             make = {"params": Param, "metrics": Metric, "tags": RunTag}[kind]
             known = client.get_run(self._id).data.params if kind == "params" else {}
-            records = [make(key, values[name], *more) for name in values if (key := _key(name)) not in known]
+            records = [
+                make(key, values[name], *more)
+                for name in values
+                if (key := _OTHER.sub("_", name)[:250]) not in known
+            ]
             # An epoch that was done again by a continued run, or a batch whose answer was lost.
             history = client.get_metric_history(self._id, records[0].key) if any(more[1:]) and records else ()
             if more[1:] and more[1] in [each.step for each in history]:
@@ -155,6 +164,7 @@ class TrackedRun:
                         _report(self._uri, error)
                     self._refused = True
                     return
+                self._error = error
                 if time.monotonic() - began > _PATIENCE_S or self._lost:
                     raise
             time.sleep(pause := min(2 * pause, 10.0))
@@ -162,6 +172,9 @@ class TrackedRun:
     def _give_up(self, error: object) -> None:
         if not self._lost:
             self._lost, _away[self._uri] = True, time.monotonic() + _PAUSE_S
+            if directory := os.environ.get(_DIRECTORY_VARIABLE):
+                with contextlib.suppress(OSError):
+                    Path(directory, _AWAY_FILE).touch()
             waiting = self._queue.qsize() + bool(self._id) - self._closed
             _report(self._uri, error, f"; {waiting} requests were not made")
 
@@ -180,13 +193,6 @@ def _report(uri: str, error: object, rest: str = "") -> None:
     progress.report("tracking", re.sub(r"//[^/\s]*@", "//", line))
 
 
-def _key(name: str) -> str:
-    """Returns a name as MLflow takes it: letters, digits and "_-. /", and no path to elsewhere."""
-    key = re.sub(r"[^\w/. -]", "_", name)[:250]
-    is_path = posixpath.normpath(f"./{key}") == key and not key.startswith((".", "/"))
-    return key if is_path else f"_{key.replace('/', '_')}"[:250]
-
-
 def open_run(
     name: str, *, child: str = "", fresh: bool = False, environ: Mapping[str, str] = os.environ
 ) -> TrackedRun | None:
@@ -201,6 +207,10 @@ def open_run(
     uri = environ.get(URI_VARIABLE, "")
     if not uri or _away.get(uri, 0.0) > time.monotonic():
         return None
+    if directory := os.environ.get(_DIRECTORY_VARIABLE):
+        with contextlib.suppress(OSError):  # there is no such file
+            if time.time() - Path(directory, _AWAY_FILE).stat().st_mtime < _PAUSE_S:
+                return None
     for variable, value in _DEFAULTS.items():
         os.environ.setdefault(variable, value)
     try:
