@@ -82,8 +82,6 @@ class Settings:
             raise SettingsError(
                 "notify.emails takes the place of the task that ends a run in MLflow, [tracking]"
             )
-        tracked = replace(self.train, cluster=self.train.cluster.with_env(self.tracking.environment))
-        object.__setattr__(self, "train", tracked)
 
     @property
     def accelerators(self) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Common steps of both pipelines, and their common parameters."""
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -71,7 +70,14 @@ def make_pipeline(
 
 def component_factory(settings: Settings) -> Callable[..., Any]:
     """Returns a function that makes a component of a function; the image has KFP: tasks install nothing."""
-    return functools.partial(dsl.component, base_image=settings.image, install_kfp_package=False)
+
+    def make(function: Callable[..., Any]) -> Any:
+        component = dsl.component(function, base_image=settings.image, install_kfp_package=False)
+        # It is passed on to all pools of a custom job.
+        component.component_spec.implementation.container.env = settings.tracking.environment
+        return component
+
+    return make
 
 
 def on_machine(settings: Settings, machine: TaskMachine) -> Callable[..., Any]:
@@ -81,31 +87,21 @@ def on_machine(settings: Settings, machine: TaskMachine) -> Callable[..., Any]:
     """
     component = component_factory(settings)
     if not machine.machine_type:
-        return lambda function: (
-            lambda **inputs: _with_environment(settings, machine.apply(component(function)(**inputs)))
-        )
-    job = _single_replica_job(settings, machine)
+        return lambda function: lambda **inputs: machine.apply(component(function)(**inputs))
+    job = _single_replica_job(settings.train, machine)
     return lambda function: lambda **inputs: machine.schedule(custom_job(component(function), job)(**inputs))
 
 
-def _with_environment(settings: Settings, task: dsl.PipelineTask) -> dsl.PipelineTask:
-    """Gives a task with its own container the environment of all; returns the task."""
-    for name, value in settings.tracking.environment.items():
-        task.set_env_variable(name, value)
-    return task
-
-
-def _single_replica_job(settings: Settings, machine: TaskMachine) -> CustomJobSettings:
+def _single_replica_job(job: CustomJobSettings, machine: TaskMachine) -> CustomJobSettings:
     """Returns the custom job of one replica that runs a task, in the network of the training job."""
     pool = WorkerPool(
         machine_type=machine.machine_type,
         accelerator_type=machine.accelerator_type,
         accelerator_count=machine.accelerator_count,
         boot_disk_size_gb=machine.disk or WorkerPool.boot_disk_size_gb,
-        env=settings.tracking.environment,
     )
     return replace(
-        settings.train,
+        job,
         cluster=Cluster.of(pool),
         display_name="",
         strategy=CustomJobSettings.strategy,
@@ -157,7 +153,7 @@ def exit_task(settings: Settings, history_uri: Any) -> Any:
         from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
 
         return VertexNotificationEmailOp(recipients=list(settings.notify.emails))
-    concluded = component_factory(settings)(conclude)(
+    return component_factory(settings)(conclude)(
         job_resource_name=dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
         project=PROJECT,
         notify_when=settings.notify.when,
@@ -166,7 +162,6 @@ def exit_task(settings: Settings, history_uri: Any) -> Any:
         topic=settings.notify.topic,
         **run_arguments(history_uri),
     ).set_caching_options(False)
-    return _with_environment(settings, concluded)
 
 
 def train_and_register_pipeline(settings: Settings, name: str) -> Any:

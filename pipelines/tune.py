@@ -75,11 +75,12 @@ def tune(  # noqa: D417  # the fields are explained in their dataclasses
             gate=configured["gate"],
             **run_arguments(""),
         )
+        replica = {"image_uri": settings.image, "env": settings.tracking.environment}
         planned = component(plan_study)(
             study=study,
             max_trial_count=max_trial_count,
             trial_epochs=trial_epochs,
-            worker_pool_specs=settings.train.cluster.specs({"image_uri": settings.image}),
+            worker_pool_specs=settings.train.cluster.specs(replica),
             job_labels={"component": "tune", "pipeline": TUNE, **settings.train.tags},
             dataset=dataset,
             training=configured["training"],

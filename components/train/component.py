@@ -91,6 +91,6 @@ def _container_of(component: BaseComponent) -> dict[str, Any]:
             "the platform replaces; split the text in two"
         )
     inputs = {_EXECUTOR_INPUT: _ESCAPED_EXECUTOR_INPUT}
-    return {"image_uri": container.image} | {
+    return {"image_uri": container.image, "env": container.env or {}} | {
         key: [inputs.get(part, part) for part in both] for key, both in parts.items()
     }

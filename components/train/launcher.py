@@ -33,8 +33,8 @@ POLL_S, _EXIT_FAILED = 20.0, 13
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a job on the first of its choices of machines that the platform has."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    for option in ("--type", "--project", "--location", "--payload", "--gcp_resources", "--fallback"):
-        parser.add_argument(option, required=True)
+    for option in ("type", "project", "location", "payload", "gcp_resources", "fallback"):
+        parser.add_argument(f"--{option}", required=True)
     options = parser.parse_args(argv)
     with exit_on_error("train"):
         from google_cloud_pipeline_components.container.v1.custom_job import remote_runner
@@ -109,10 +109,8 @@ def _succeeds(tried: list[dict[str, Any]], choice: Mapping[str, Any], path: Path
             time.sleep(POLL_S if state else 0.0)
             job = call_api("read the training job", jobs.get_custom_job, request, outage_s=900.0)
             state = job.state.name.removeprefix("JOB_STATE_")
-            if state not in ("QUEUED", "PENDING"):
-                since = 0.0
-            elif not since:  # after a preemption it waits anew
-                since = time.time() if job.start_time else job.create_time.timestamp()
+            # After a preemption it waits anew.
+            since = (since or time.time()) if state in ("QUEUED", "PENDING") else 0.0
             if "error" not in last and limit is not None and since and time.time() - since > limit:
                 last["error"] = {"message": f"not there after {limit:,.0f} s"}
                 files.write_json(path, {"resources": tried})

@@ -114,19 +114,15 @@ class CustomJobSettings:
 
     @property
     def choices(self) -> list[dict[str, Any]]:
-        """The machines that the launcher tries in turn, its own first; empty without alternatives."""
-        return [
-            {
-                "name": ", ".join(
-                    filter(None, (pool.machine_type, pool.accelerators, job.strategy, job.location))
-                ),
-                "machines": [spec.get("machine_spec") for spec in job.cluster.specs({})],
-                **{name: getattr(job, name) for name in ("strategy", "location", "wait")},
-            }
-            for job in (self, *self.fallback)
-            for pool in [job.cluster.workers or job.cluster.chief]
-            if self.fallback
-        ]
+        """The machines that the launcher of a job with alternatives tries in turn, its own first."""
+        found = []
+        for job in (self, *self.fallback):
+            pool = job.cluster.workers or job.cluster.chief
+            parts = pool.machine_type, pool.accelerators, job.strategy, job.location
+            machines = [spec.get("machine_spec") for spec in job.cluster.specs({})]
+            own = {name: getattr(job, name) for name in ("strategy", "location", "wait")}
+            found.append({"name": ", ".join(filter(None, parts)), "machines": machines, **own})
+        return found
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -203,7 +199,7 @@ class CustomJobSettings:
             raise SettingsError("location: reading data in another region needs cross_region = true")
         reserved = any(pool.reservation_affinity_key for pool in self.cluster.pools if pool)
         own = {**vars(self), "reservation_affinity_key": reserved}
-        named = "network psc_interface_config encryption_spec_key_name tensorboard persistent_resource_id"
+        named = "psc_interface_config encryption_spec_key_name tensorboard persistent_resource_id"
         for name in (*named.split(), "reservation_affinity_key"):
             if own[name] and own[name] != getattr(type(self), name, ""):
                 raise SettingsError(f"location: {name} of one region is set, too; leave out one of the two")

@@ -118,14 +118,16 @@ class WorkerPool:
     def spec(self, container: Mapping[str, Any], reduction_servers: int = 0) -> dict[str, Any]:
         """Returns the platform's WorkerPoolSpec.
 
-        `container` has image_uri, and command and args where they are not the image's own. Environment
-        variables tell the trainer its accelerators and the job's number of `reduction_servers`.
+        `container` has image_uri, command and args where they are not the image's own, and env by name, which
+        overrides the pool's. Variables tell the trainer its accelerators and the job's number of
+        `reduction_servers`.
         """
         own = {
             ACCELERATORS_VARIABLE: self.accelerators,
             REDUCTION_SERVERS_VARIABLE: str(reduction_servers or ""),
         }
-        variables = {**self.env, **{name: value for name, value in own.items() if value}}
+        shared = container.get("env", {})
+        variables = {**self.env, **shared, **{name: value for name, value in own.items() if value}}
         env = [{"name": name, "value": value} for name, value in variables.items()]
         pool: dict[str, Any] = {"container_spec": {**container, "env": env}}
         for path, name in _PATHS.items():
@@ -213,11 +215,6 @@ class Cluster:
             chief=replace(pool, replica_count=1),
             workers=replace(pool, replica_count=rest) if rest else None,
         )
-
-    def with_env(self, env: Mapping[str, str]) -> Cluster:
-        """Returns the cluster with these environment variables in all pools, whatever their own are."""
-        pools = {name: pool and replace(pool, env={**pool.env, **env}) for name, pool in vars(self).items()}
-        return replace(self, **pools)
 
     @property
     def replica_count(self) -> int:

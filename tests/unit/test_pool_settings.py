@@ -160,7 +160,11 @@ OWN = "n1-standard-8, 1 NVIDIA_TESLA_T4"
         ('wait = "60s"', 'wait = "1 h"', "train.fallback 2: .*wait must be seconds"),
         ('wait = "60s"', "replica_count = 2", "unknown key train.fallback 2.replica_count"),
         ("[train.job]", '[train.job]\nlocation = "europe-west1"', "unknown key train.job.location"),
-        ("[train.job]", '[train.job]\nnetwork = "projects/1/global/networks/n"', "3: .*location: network"),
+        (
+            "[train.job]",
+            '[train.job]\npsc_interface_config = {network_attachment = "a"}',
+            "3: .*location: psc_interface_config",
+        ),
         ("[train.job]", '[train.job]\ntensorboard = "projects/p/locations/l/tensorboards/1"', "tensorboard"),
         ("[[train.fallback]]", "[train.fallback]", "train.fallback must be tables"),
     ],
@@ -176,6 +180,12 @@ def test_an_alternative_that_cannot_be_is_refused(tmp_path, old, new, message):
 def test_a_wait_needs_something_to_try_next(tmp_path):
     with pytest.raises(SettingsError, match=r"train\.job\.wait"):
         load(tmp_path, BASE + '[train.job]\nwait = "60s"\n')
+
+
+def test_a_network_is_global_and_goes_with_another_region(tmp_path):
+    network = "projects/1/global/networks/n"
+    train = load(tmp_path, FALLBACK.replace("[train.job]", f'[train.job]\nnetwork = "{network}"'))
+    assert [job.network for job in train.fallback] == [network] * 3
 
 
 def test_the_image_has_cuda_where_only_an_alternative_has_gpus(tmp_path):

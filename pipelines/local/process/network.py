@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -98,23 +99,17 @@ def job_network(
 def pass_connections(path: Path, server: tuple[str, int]) -> Iterator[None]:
     """Passes connections to a server, no other, through a Unix socket into networks with loopback only."""
 
-    def serve() -> None:
-        with contextlib.suppress(OSError):  # the end of the context
-            while True:
-                client, _ = listener.accept()
-                with client, contextlib.suppress(OSError), socket.create_connection(server, 10.0) as made:
-                    socket.send_fds(client, [b"."], [made.fileno()])
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError), socket.create_connection(server, 10.0) as made:
+                socket.send_fds(self.request, [b"."], [made.fileno()])
 
-    with socket.socket(socket.AF_UNIX) as listener:
+    with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # a path that is too long: the server is not reached
-            listener.bind(str(path))
-            listener.listen()
-        threading.Thread(target=serve, daemon=True).start()
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
+            listener = held.enter_context(socketserver.UnixStreamServer(str(path), Handler))
+            threading.Thread(target=listener.serve_forever, args=(0.05,), daemon=True).start()
+            held.callback(listener.shutdown)
+        yield
 
 
 def isolation_unavailable() -> str:
