@@ -70,9 +70,8 @@ def train(
     own = peer_config(requested, data, len(tf.config.list_physical_devices("GPU")))
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(join_cluster(settings, cluster, name, own))
-        scratch = None
-        if not cluster.is_chief:
-            scratch = tempfile.TemporaryDirectory(prefix=f"shardline-{cluster.name}-")
+        prefix = f"shardline-{cluster.name}-"
+        scratch = None if cluster.is_chief else tempfile.TemporaryDirectory(prefix=prefix)
         run = DatasetRun(
             settings=settings,
             cluster=cluster,
@@ -85,13 +84,13 @@ def train(
             manifest=manifest,
             scratch=Path(stack.enter_context(scratch)) if scratch else None,
         )
-        tracking = stack.enter_context(Tracking({} if pipeline is None else environ, pipeline or ""))
         with _explain_errors(run):
             if cluster.role == "evaluator":
                 _evaluate(run)
                 return {}
             stack.enter_context(run.watchdog)
-            logs = _train(run, preemption, tracking)
+            tracking = Tracking({} if pipeline is None else environ, pipeline or "")
+            logs = _train(run, preemption, stack.enter_context(tracking))
         # A peer that ends early would look lost to those that still write.
         run.collectives.barrier()
         if name == "multi_worker_mirrored":
@@ -158,10 +157,7 @@ def _train(run: DatasetRun, preemption: Preemption, tracking: Tracking) -> Logs:
     alive = evaluator.Evaluations(run.dirs.checkpoints).chief_alive(training.position.steps)
     with alive if settings.evaluator and chief else contextlib.nullcontext():
         training.run()
-        _finish(run, model, training)
-        tracking.files(
-            *(run.dirs.model / name for name in (SETTINGS_FILE, HISTORY_FILE, saving.METRICS_FILE))
-        )
+        _finish(run, model, training, tracking)
     return training.logs
 
 
@@ -221,7 +217,7 @@ def _assemble(
     return model, frozen, interface
 
 
-def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
+def _finish(run: DatasetRun, model: keras.Model, training: Training, tracking: Tracking) -> None:
     """Saves the model and, on the chief, its metrics. A collective; only the chief's copy is kept."""
     position, logs, checkpoints = training.position, training.logs, training.checkpoints
     checkpoints.check_writer()
@@ -236,5 +232,7 @@ def _finish(run: DatasetRun, model: keras.Model, training: Training) -> None:
         if not_finite := [name for name, value in metrics.items() if value is None]:
             progress.report("train", f"warning: {', '.join(not_finite)} of the model is not finite")
         files.write_json(run.dirs.model / saving.METRICS_FILE, metrics)
+        tracked = SETTINGS_FILE, HISTORY_FILE, saving.METRICS_FILE
+        tracking.files(*(run.dirs.model / name for name in tracked))
         progress.fact("model", str(run.dirs.model / saving.MODEL_FILE))
         progress.fact("TensorBoard logs", str(run.dirs.logs))

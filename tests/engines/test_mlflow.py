@@ -79,7 +79,7 @@ def test_what_mlflow_refuses_is_shortened_or_left_out(
     environ = {"MLFLOW_TRACKING_URI": mlflow_server.uri, "MLFLOW_EXPERIMENT_NAME": "refused"}
     run = open_run("refused", environ=environ)
     assert run
-    run.parameters({"long": "x" * 9000, "a:b/../c?": 1, "/etc": 2, "": 3, "kept": "first"})
+    run.parameters({"long": "x" * 9000, "a:b/c?": 1, "kept": "first"})
     run.parameters({"kept": "second", "new": 4})
     run.metrics({"loss": float("nan"), "accuracy": 0.5, "rate": float("inf")}, 1)
     run.metrics({"accuracy": 0.6}, 1)
@@ -93,13 +93,7 @@ def test_what_mlflow_refuses_is_shortened_or_left_out(
     (shown,) = mlflow_server.runs("refused")
     parameters = pairs(shown, "params")
     assert parameters.pop("long") == "x" * 6000
-    assert sorted(parameters.items()) == [
-        ("_", "3"),
-        ("__etc", "2"),
-        ("_a_b_.._c_", "1"),
-        ("kept", "first"),
-        ("new", "4"),
-    ]
+    assert parameters == {"a_b/c_": "1", "kept": "first", "new": "4"}
     assert mlflow_server.history(run.id, "accuracy") == [(1, 0.5)]
     assert list(pairs(shown, "metrics")) == ["accuracy"]
     tags = pairs(shown, "tags")
