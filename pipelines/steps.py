@@ -182,10 +182,7 @@ def train_and_register_pipeline(settings: Settings, name: str) -> Any:
         """Trains on a dataset, validates the exported model, and registers it if it is blessed."""
         job_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
         trained = train_op(
-            dataset=dataset,
-            training=training,
-            base_output_directory=base_output_directory,
-            job_name=job_name,
+            dataset=dataset, training=training, base_output_directory=base_output_directory, job_name=job_name
         )
         validated = export_validate_op(
             dataset=dataset, model=trained.outputs["model"], gate=gate, job_name=job_name

@@ -139,11 +139,7 @@ def roles(job: Job) -> Found:
     if evaluators and evaluators.replicas > 1:
         yield "SL125", f"worker pool 3 has {evaluators.replica_count} evaluators"
     mounted = [str(pool.index) for pool in job.pools if list_at(pool.spec, "nfs_mounts")]
-    if (
-        mounted
-        and is_surely_missing(job.spec, "network")
-        and is_surely_missing(job.spec, "psc_interface_config")
-    ):
+    if mounted and all(is_surely_missing(job.spec, key) for key in ("network", "psc_interface_config")):
         yield "SL130", f"worker pool {', '.join(mounted)} mounts NFS, and the job has no network"
 
 

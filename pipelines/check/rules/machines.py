@@ -206,13 +206,6 @@ def resources_of_tasks(executor: Executor) -> Found:
 
 #: Gigabytes of the units of an amount of memory, such as "32G".
 _GIGABYTES = {
-    "": 1e-9,
-    "K": 1e-6,
-    "M": 1e-3,
-    "G": 1.0,
-    "T": 1e3,
-    "Ki": 1.024e-6,
-    "Mi": 1.0486e-3,
-    "Gi": 1.0737,
-    "Ti": 1099.5,
+    **{unit: 1000.0**power / 1e9 for power, unit in enumerate(("", "K", "M", "G", "T"))},
+    **{f"{unit}i": 1024.0**power / 1e9 for power, unit in enumerate("KMGT", 1)},
 }
